@@ -1,0 +1,71 @@
+"""The sharding law: which named dimension is split over which axis, and what a rank keeps.
+
+A local size is the global size over the axis size and must divide. The planner's estimate and the
+layers' constructors both ask this module, so a plan and the run it describes cannot disagree.
+
+Contraction law (Megatron, arXiv 1909.08053, section 3): a matrix product that contracts over a
+dimension split over an axis leaves partial sums, which an all-reduce over that axis completes.
+
+>>> local_range(12, parts=4, index=1)
+range(3, 6)
+>>> split_parts((8, 4, 4), parts=2, index=1)      # a fused q|k|v of 8, 4 and 4 rows
+(range(4, 8), range(10, 12), range(14, 16))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+AXIS_OF_DIM = {
+    "batch": "dp",
+    "seq": "cp",
+    "heads": "tp",
+    "kv_heads": "tp",
+    "ffn": "tp",
+    "vocab": "tp",
+    "layers": "pp",
+}
+
+
+def divisors(number: int) -> list[int]:
+    small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
+    return sorted({*small, *(number // k for k in small)})
+
+
+def local_size(size: int, *, parts: int) -> int:
+    """size / parts, which must be whole; raises ValueError naming the legal ways to split."""
+    if size % parts:
+        legal = ", ".join(map(str, divisors(size)))
+        raise ValueError(f"{size} is not divisible by {parts} (use one of {legal})")
+    return size // parts
+
+
+def local_range(size: int, *, parts: int, index: int) -> range:
+    """The contiguous block of `range(size)` that part `index` keeps."""
+    step = local_size(size, parts=parts)
+    return range(index * step, (index + 1) * step)
+
+
+def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range, ...]:
+    """Blocks kept of a dimension that fuses several parts, each of which is split by itself."""
+    blocks, offset = [], 0
+    for size in sizes:
+        own = local_range(size, parts=parts, index=index)
+        blocks.append(range(own.start + offset, own.stop + offset))
+        offset += size
+    return tuple(blocks)
+
+
+def padded_vocab(vocab: int, *, tp: int, divisor: int = 128) -> int:
+    """The smallest multiple of divisor x tp that holds the vocabulary (Megatron's rule).
+
+    >>> [padded_vocab(50257, tp=t) for t in (1, 2, 8)]
+    [50304, 50432, 51200]
+    """
+    multiple = divisor * tp
+    return -(-vocab // multiple) * multiple
+
+
+def reduced_axes(contracted: Iterable[str]) -> tuple[str, ...]:
+    """Axes over which a product contracting over these dimensions must be all-reduced."""
+    return tuple(dict.fromkeys(AXIS_OF_DIM[dim] for dim in contracted if dim in AXIS_OF_DIM))

@@ -1,0 +1,51 @@
+"""The only place where bytes, seconds and FLOP/s meet their prefixes.
+
+Everywhere else bytes are ints, seconds floats, rates per second in base units.
+
+>>> gib(80), bytes_text(16_777_216), seconds_text(0.0421)
+(85899345920, '16.0 MiB', '42.1 ms')
+"""
+
+from __future__ import annotations
+
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+
+def gib(amount: float) -> int:
+    return round(amount * 2**30)
+
+
+def bytes_text(amount: float) -> str:
+    """`16777216` -> `16.0 MiB`: binary prefixes, one decimal."""
+    for prefix in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1024 or prefix == "TiB":
+            return f"{amount:.0f} B" if prefix == "B" else f"{amount:,.1f} {prefix}"
+        amount /= 1024
+    raise AssertionError("unreachable")
+
+
+def seconds_text(seconds: float) -> str:
+    """`0.0421` -> `42.1 ms`; minutes and hours beyond 120 s."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.1f} ms"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def count_text(amount: float) -> str:
+    """`8_300_000_000` -> `8.3B`: the field's short form for parameters and tokens."""
+    for bound, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(amount) >= bound:
+            return f"{amount / bound:.4g}{suffix}"
+    return f"{amount:.4g}"
+
+
+def rate_text(per_second: float) -> str:
+    """`312e12` -> `312.0 TFLOP/s`."""
+    for bound, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G")):
+        if per_second >= bound:
+            return f"{per_second / bound:.1f} {prefix}FLOP/s"
+    return f"{per_second / 1e6:.1f} MFLOP/s"
