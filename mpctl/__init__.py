@@ -1,3 +1,3 @@
-"""Parallel topology planning and launching of transformer training: what is planned is what runs."""
+"""Plan a parallel layout of transformer training and launch it: what is planned is what runs."""
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
 """Errors that a user can act on: each issue names the value, its bound and a way out.
 
-    MpctlError                 exit code 1 unless a subclass says otherwise
-    |- InputError              exit code 2: carries every Issue found, not the first one
-    '- RunFailed               exit code 1: a worker died or a bench did not finish
+MpctlError                 exit code 1 unless a subclass says otherwise
+|- InputError              exit code 2: carries every Issue found, not the first one
+'- RunFailed               exit code 1: a worker died or a bench did not finish
 """
 
 from __future__ import annotations

@@ -1,0 +1,98 @@
+"""What one rank of each stage holds: parameters, gradients, optimizer state, activations.
+
+States are exact counts of the operator table: parameters in the training dtype, gradients in the
+reduction dtype, AdamW's two float32 moments and, when parameters are 16-bit, a float32 master copy
+(2 + 4 + 4 + 8 bytes a parameter in bf16). ZeRO 1, 2, 3 divides optimizer, gradients, parameters
+by dp.
+
+Activations per layer, 16-bit, dropout on (Korthikanti et al., arXiv 2205.05198, table 2), in units
+of sbh: no tp 34 + 5as/h; tp 10 + 24/t + 5as/(ht); with sequence parallelism all over t; selective
+recomputation and flash attention drop the 5as/h term; full recomputation keeps 2. A wider dtype
+scales them. A first stage holds min(p, m) micro batches under 1F1B, all m under GPipe. Heads,
+temporaries and allocator slack are not counted: the total is a lower bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpctl.estimate.communication import local_parameters
+from mpctl.families.table import OperatorTable
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.stages import Span
+from mpctl.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes on one rank of a pipeline stage."""
+
+    stage: int
+    parameters: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return states + self.activation_bytes
+
+
+def stage_memory(
+    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
+) -> list[StageMemory]:
+    """One entry a stage; the heaviest decides whether the job fits."""
+    return [_one_stage(job, model, table, spans, stage) for stage, spans in enumerate(stages)]
+
+
+def _one_stage(
+    job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], stage: int
+) -> StageMemory:
+    training, dp, zero = job.training, job.sizes["dp"], job.parallel.zero
+    count = local_parameters(job, table, spans, stage=stage)
+    width = DTYPE_BYTES[training.dtype]
+    moments = 2 * max(4, width)
+    master = 4 if width < 4 else 0
+    layers = sum(stop - start for start, stop in spans)
+    held = micro_batches_in_flight(job, stage)
+    return StageMemory(
+        stage=stage,
+        parameters=count,
+        parameter_bytes=_shared(count * width, dp, zero >= 3),
+        gradient_bytes=_shared(count * DTYPE_BYTES[training.reduced_dtype], dp, zero >= 2),
+        optimizer_bytes=_shared(count * (moments + master), dp, zero >= 1),
+        activation_bytes=round(layers * held * layer_activation_bytes(job, model)),
+    )
+
+
+def _shared(amount: int, dp: int, is_shared: bool) -> int:
+    return -(-amount // dp) if is_shared else amount
+
+
+def micro_batches_in_flight(job: JobSpec, stage: int) -> float:
+    """Micro batches whose activations a stage holds at once."""
+    p, m, v = job.parallel.pp, job.num_microbatches, job.parallel.vpp
+    if job.parallel.schedule == "gpipe":
+        return m
+    if v > 1:  # arXiv 2205.05198, section 4.2.3: the first stage holds 1 + (p-1)/(pv) of p
+        return min(m, (p - stage) + (p - 1) / v)
+    return min(m, p - stage)
+
+
+def layer_activation_bytes(job: JobSpec, model: Model) -> float:
+    """Saved activations of one layer for one micro batch, bytes on one rank."""
+    training, tp = job.training, job.parallel.tp
+    seq = model.seq_length / job.parallel.cp
+    sbh = training.micro_batch_size * seq * model.hidden
+    scale = DTYPE_BYTES[training.dtype] / 2
+    split = tp if job.parallel.sequence_parallel else 1
+    if training.recompute == "full":
+        return 2 * sbh * scale / split
+    scores = 0.0
+    holds_scores = model.attention == "unfused" or training.attention_dropout > 0
+    if holds_scores and training.recompute == "none":
+        scores = 5 * model.heads * model.seq_length / model.hidden / tp
+    return sbh * scale * (10 / split + 24 / tp + scores)

@@ -1,0 +1,154 @@
+"""Rules about ranks: the world, the order of axes, nodes, the pipeline, tensor modes, ZeRO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isqrt
+
+from mpctl.axes import AXIS_NAMES
+from mpctl.rules.check import Check, listed, nearest
+from mpctl.sharding import divisors
+from mpctl.spec.job import JobSpec
+from mpctl.stages import Span, UnevenLayersError, stage_layers
+from mpctl.topology import Topology
+
+
+def find_topology(job: JobSpec) -> Topology | None:
+    """The job's topology, or None when the world or the order is not legal."""
+    sizes = job.sizes
+    if sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"] != job.world_size:
+        return None
+    try:
+        return Topology.of(sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node)
+    except ValueError:
+        return None
+
+
+def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
+    """Layers of every stage and chunk; raises UnevenLayersError."""
+    p = job.parallel
+    return stage_layers(
+        layers, pp=p.pp, vpp=p.vpp, first=p.first_stage_layers, last=p.last_stage_layers,
+        embedding_is_layer=p.embedding_is_layer, loss_is_layer=p.loss_is_layer,
+    )  # fmt: skip
+
+
+def world_rules(job: JobSpec) -> Iterator[Check]:
+    p, world = job.parallel, job.world_size
+    inner = p.tp * p.cp * p.pp
+    cluster = f"{job.cluster.nodes} nodes x {job.cluster.gpus_per_node} GPUs = {world} ranks"
+    layout = f"tp {p.tp} x cp {p.cp} x pp {p.pp}"
+    if world % inner:
+        hint = _world_hint(job, inner)
+        message = f"{layout} = {inner} does not divide {cluster}"
+        yield Check("world-size", "error", "parallel", message, hint)
+    elif p.dp is not None and inner * p.dp != world:
+        message = f"dp {p.dp} x {layout} = {inner * p.dp} ranks, but the cluster has {cluster}"
+        yield Check("world-size", "error", "parallel.dp", message, f"use dp {world // inner}")
+    else:
+        message = f"dp {world // inner} x {layout} fills {cluster}"
+        yield Check("world-size", "ok", "parallel", message)
+
+
+def _world_hint(job: JobSpec, inner: int) -> str:
+    ways = []
+    sizes, world = job.sizes, job.world_size
+    for axis in ("tp", "pp", "cp"):
+        rest = inner // sizes[axis]
+        legal = [k for k in divisors(world) if world % (rest * k) == 0]
+        near = nearest(legal, sizes[axis])
+        if near and sizes[axis] > 1:
+            ways.append(f"{axis} {listed(near)}")
+    per_node = job.cluster.gpus_per_node or 1
+    nodes = [n for n in range(1, inner + 1) if n * per_node % inner == 0][:1]
+    ways += [f"a multiple of {n} nodes" for n in nodes]
+    if not ways[: -len(nodes) or None]:  # no single axis can mend it
+        ways.insert(0, f"tp x cp x pp of {listed(divisors(world))}")
+    return "use " + "; or ".join(ways)
+
+
+def order_rules(job: JobSpec) -> Iterator[Check]:
+    p = job.parallel
+    try:
+        Topology.of(job.sizes, order=p.order)
+    except ValueError as error:
+        hint = f"use each of {', '.join(AXIS_NAMES)} once, fastest first, as in tp-cp-dp-pp"
+        yield Check("axis-order", "error", "parallel.order", str(error), hint)
+
+
+def node_rules(job: JobSpec) -> Iterator[Check]:
+    """A TP group all-reduces four times a block: it must stay on the links inside a node."""
+    topology = find_topology(job)
+    if topology is None or job.parallel.tp == 1:
+        return
+    shown, count = topology.straddling("tp")
+    rule, where = "tp-within-node", "parallel.tp"
+    if not count:
+        yield Check(rule, "ok", where, "every tensor-parallel group stays on one node")
+        return
+    per_node = topology.gpus_per_node
+    named = " ".join(f"[{', '.join(map(str, group))}]" for group in shown)
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    noun = (
+        "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
+    )
+    message = f"{count} {noun} node of {per_node} GPUs: {named}{more}"
+    allowed = job.parallel.allow_tp_across_nodes
+    fits = [k for k in divisors(per_node) if job.world_size % (k * job.parallel.pp) == 0]
+    hint = f"use tp {listed(fits)} with tp first in parallel.order"
+    if not allowed:
+        hint += ", or --allow-tp-across-nodes to do it on purpose"
+    yield Check(rule, "warning" if allowed else "error", where, message, hint)
+
+
+def pipeline_rules(job: JobSpec) -> Iterator[Check]:
+    p, m = job.parallel, job.num_microbatches
+    if p.vpp > 1 and p.pp == 1:
+        yield Check("vpp-needs-pp", "error", "parallel.vpp",
+                    f"{p.vpp} chunks a stage need a pipeline, and pp is 1",
+                    "use pp 2 or more, or vpp 1")  # fmt: skip
+    if p.vpp > 1 and p.pp > 1 and m % p.pp:
+        yield Check("microbatches-fill-pipeline", "error", "training.global_batch_size",
+                    f"{m} micro batches do not divide over {p.pp} interleaved stages",
+                    f"use a global batch of a multiple of {p.pp} micro batches")  # fmt: skip
+    if job.model is None:
+        return
+    for where, layers in (("model.layers", job.model.layers),
+                          ("model.decoder_layers", job.model.decoder_layers)):  # fmt: skip
+        if layers is not None:
+            yield _stage_check(job, where, layers)
+
+
+def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
+    try:
+        stages = job_stages(job, layers)
+    except UnevenLayersError as error:
+        return Check("layers-per-stage", "error", where, str(error), error.hint)
+    counts = sorted({sum(stop - start for start, stop in spans) for spans in stages})
+    if counts[0] < 1:
+        return Check("layers-per-stage", "error", where, f"{layers} layers leave a stage empty",
+                     "use fewer stages or more layers")  # fmt: skip
+    chunks = f" in {job.parallel.vpp} chunks" if job.parallel.vpp > 1 else ""
+    return Check("layers-per-stage", "ok", where,
+                 f"{layers} layers: {listed(counts)} a stage{chunks}")  # fmt: skip
+
+
+def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
+    """2D needs a square of ranks (arXiv 2104.05343), 3D a cube (2105.14450)."""
+    mode, tp = job.parallel.tensor_mode, job.parallel.tp
+    roots = range(1, isqrt(max(tp, 4096)) + 1)
+    if mode == "2d" and isqrt(tp) ** 2 != tp:
+        legal, shape = [k * k for k in roots if k * k <= 4 * tp], "a square"
+    elif mode == "3d" and not any(k**3 == tp for k in roots):
+        legal, shape = [k**3 for k in roots if k**3 <= 8 * tp], "a cube"
+    else:
+        return
+    yield Check("tensor-mode", "error", "parallel.tp",
+                f"{tp} ranks are not {shape}, which tensor_mode {mode} needs",
+                f"use tp {listed(legal)}")  # fmt: skip
+
+
+def zero_rules(job: JobSpec) -> Iterator[Check]:
+    if job.parallel.zero and job.sizes["dp"] == 1:
+        yield Check("zero-needs-dp", "warning", "parallel.zero",
+                    f"ZeRO {job.parallel.zero} shares nothing when dp is 1")  # fmt: skip

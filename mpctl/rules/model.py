@@ -1,0 +1,123 @@
+"""Rules about the model: heads, widths, sequence, batches, precision, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.rules.check import Check, divides, listed, nearest
+from mpctl.sharding import divisors, padded_vocab
+from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text
+
+
+def model_rules(job: JobSpec) -> Iterator[Check]:
+    model = job.model
+    if model is None:
+        return
+    if (model.family == "t5") != (model.decoder_layers is not None):
+        verb = "needs" if model.family == "t5" else "does not take"
+        yield Check("decoder-layers", "error", "model.decoder_layers",
+                    f"family {model.family} {verb} decoder_layers")  # fmt: skip
+    if model.position == "learned" and model.max_positions < model.seq_length:
+        yield Check("max-positions", "error", "model.max_positions",
+                    f"{model.max_positions} positions are fewer than the sequence's "
+                    f"{model.seq_length}", f"use at least {model.seq_length}")  # fmt: skip
+
+
+def head_rules(job: JobSpec) -> Iterator[Check]:
+    model, tp = job.model, job.parallel.tp
+    if model is None:
+        return
+    if model.head_dim is None:
+        yield divides("heads-divide-hidden", "model.heads", model.hidden, model.heads, "hidden",
+                       "give model.head_dim, or use "
+                       + listed(nearest(divisors(model.hidden), model.heads)))  # fmt: skip
+    yield divides("tp-divides-heads", "parallel.tp", model.heads, tp, "attention heads")
+    kv, heads = model.kv_heads, model.heads
+    if heads % kv:
+        yield divides("kv-heads-divide-heads", "model.kv_heads", heads, kv, "attention heads")
+    if kv % tp and tp % kv:
+        legal = [k for k in divisors(heads) if kv % k == 0 or k % kv == 0]
+        yield Check("tp-divides-kv-heads", "error", "parallel.tp",
+                    f"{tp} neither divides {kv} kv heads nor is a multiple of them",
+                    f"use {listed(legal)}")  # fmt: skip
+    elif kv % tp:
+        yield Check("tp-divides-kv-heads", "warning", "parallel.tp",
+                    f"each of {kv} kv heads is copied to {tp // kv} ranks")  # fmt: skip
+
+
+def width_rules(job: JobSpec) -> Iterator[Check]:
+    model, tp = job.model, job.parallel.tp
+    if model is None:
+        return
+    yield divides("tp-divides-ffn", "parallel.tp", model.ffn, tp, "ffn columns")
+    padded = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
+    exact = padded == model.vocab
+    each = f"{padded // tp} rows a rank"
+    message = f"{padded} tokens, {each}" if exact else (
+        f"{model.vocab} tokens are padded to {padded} "
+        f"({model.vocab_divisor} x tp {tp}), {each}; padding never enters the loss"
+    )  # fmt: skip
+    yield Check("vocab-padding", "ok", "model.vocab", message)
+
+
+def sequence_rules(job: JobSpec) -> Iterator[Check]:
+    p, model = job.parallel, job.model
+    if p.sequence_parallel and p.tp == 1:
+        yield Check("sequence-parallel-needs-tp", "error", "parallel.sequence_parallel",
+                    "sequence parallelism splits over tp, and tp is 1",
+                    "use tp 2 or more, or turn it off")  # fmt: skip
+    if model is None:
+        return
+    seq = model.seq_length
+    if p.cp > 1:
+        ways = f"use a sequence that is a multiple of {2 * p.cp} (two blocks a rank)"
+        yield divides("cp-divides-sequence", "parallel.cp", seq, 2 * p.cp, "tokens", ways)
+    if p.sequence_parallel and p.tp > 1:
+        ways = f"use a sequence that is a multiple of {p.tp * p.cp}"
+        yield divides(
+            "tp-divides-sequence", "parallel.tp", seq // p.cp, p.tp, "tokens of a rank", ways
+        )
+
+
+def batch_rules(job: JobSpec) -> Iterator[Check]:
+    t, dp = job.training, job.sizes["dp"]
+    batch, per_pass = t.global_batch_size or 1, t.micro_batch_size * dp
+    rule, where = "batch-divides", "training.global_batch_size"
+    product = f"micro batch {t.micro_batch_size} x dp {dp} = {per_pass}"
+    if batch % per_pass:
+        down, up = batch // per_pass * per_pass, -(-batch // per_pass) * per_pass
+        legal = [k for k in divisors(batch) if batch % (k * dp) == 0]
+        ways = [f"use a global batch of {listed(sorted({down or up, up}))}"]
+        ways += [f"micro batch {listed(legal)}"] if legal else []
+        message = f"{batch} samples do not divide by {product}"
+        yield Check(rule, "error", where, message, "; or ".join(ways))
+    else:
+        message = f"{batch} samples = {product} x {batch // per_pass} micro batches"
+        yield Check(rule, "ok", where, message)
+
+
+def dtype_rules(job: JobSpec) -> Iterator[Check]:
+    device, dtype = job.cluster.device, job.training.dtype
+    if device is not None and dtype not in device.peak_flops:
+        known = ", ".join(device.peak_flops)
+        yield Check("dtype-on-device", "warning", "training.dtype",
+                    f"{device.name} has no {dtype} rate in its preset, so no time is estimated",
+                    f"known: {known}")  # fmt: skip
+
+
+def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
+    """Whether the heaviest stage's counted bytes fit its device; they are a lower bound."""
+
+    device = job.cluster.device
+    if device is None:
+        return None
+    need, have = bytes_text(heaviest_bytes), bytes_text(device.memory_bytes)
+    rule, where = "memory-fits", "parallel"
+    if heaviest_bytes > device.memory_bytes:
+        over = bytes_text(heaviest_bytes - device.memory_bytes)
+        return Check(rule, "warning", where,
+                     f"stage {stage} needs at least {need} a rank, {over} above the {have} of "
+                     f"{device.name}",
+                     "raise tp, pp or zero, or training.recompute full")  # fmt: skip
+    return Check(rule, "ok", where, f"stage {stage}, the heaviest, holds {need} of {have}")

@@ -1,0 +1,86 @@
+"""One job: everything that a plan is computed from and the only thing that a worker reads.
+
+`complete` fills what follows from the rest (dp, ranks a node, global batch), so that a resolved job
+holds no blanks; it never decides whether the job is legal: that is validate.py.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mpctl.spec.base import Count, Positive, Probability, Table
+from mpctl.spec.cluster import Cluster
+from mpctl.spec.model import Model
+from mpctl.spec.parallel import Parallel
+from mpctl.spec.training import Training
+
+
+class Data(Table):
+    corpus: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None, description="files, folders, or python-stdlib: prepared into the run directory"
+    )
+    path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
+    tokenizer: str | None = Field(None, description="an existing tokenizer.json")
+    validation_fraction: Probability = Field(0.02, description="share of documents held back")
+    max_bytes: Count | None = Field(None, description="use at most this much text of the corpus")
+
+
+class Launch(Table):
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: what the cluster's device says, else cuda when present"
+    )
+    threads_per_rank: Count | None = Field(None, description="cores / ranks when absent")
+    timeout_seconds: Positive = Field(
+        300.0, description="longest that a rank waits for its peers in one collective"
+    )
+    stop_seconds: Positive = Field(
+        60.0, description="time that ranks get to finish their step and save when asked to stop"
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = Field(
+        0, description="fresh torchruns after a failure, each resuming from the last checkpoint"
+    )
+
+
+class JobSpec(Table):
+    name: str | None = None
+    description: str | None = None
+    source: str | None = None
+    cluster: Cluster = Field(default_factory=Cluster)
+    model: Model | None = None
+    parallel: Parallel = Field(default_factory=Parallel)
+    training: Training = Field(default_factory=Training)
+    data: Data = Field(default_factory=Data)
+    launch: Launch = Field(default_factory=Launch)
+
+    @property
+    def world_size(self) -> int:
+        return self.cluster.nodes * (self.cluster.gpus_per_node or 1)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Size of every axis; dp as given, else as many replicas as the world holds."""
+        p = self.parallel
+        inner = p.tp * p.cp * p.pp
+        return {"tp": p.tp, "cp": p.cp, "dp": p.dp or max(1, self.world_size // inner), "pp": p.pp}
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro batches a pipeline runs in one step (gradient accumulation)."""
+        t, per_pass = self.training, self.training.micro_batch_size * self.sizes["dp"]
+        return max(1, (t.global_batch_size or per_pass) // per_pass)
+
+
+def complete(job: JobSpec) -> JobSpec:
+    """The job with dp, ranks a node and global batch filled in where they were left open."""
+    p, cluster, training = job.parallel, job.cluster, job.training
+    if cluster.gpus_per_node is None:
+        needed = p.tp * p.cp * p.pp * (p.dp or 1)
+        cluster = cluster.model_copy(update={"gpus_per_node": -(-needed // cluster.nodes)})
+    job = job.model_copy(update={"cluster": cluster})
+    parallel = p.model_copy(update={"dp": job.sizes["dp"]})
+    if training.global_batch_size is None:
+        batch = training.micro_batch_size * job.sizes["dp"]
+        training = training.model_copy(update={"global_batch_size": batch})
+    return job.model_copy(update={"parallel": parallel, "training": training})

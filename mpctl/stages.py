@@ -1,0 +1,88 @@
+"""Which layers a pipeline stage and its chunks hold.
+
+Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chunk v // pp of stage
+v % pp (interleaving, arXiv 2104.04473 section 2.2). First and last stage may be given their own
+counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer.
+
+>>> stage_layers(24, pp=4, vpp=2)[1]          # stage 1: a block of the front, one of the back
+[(3, 6), (15, 18)]
+>>> stage_layers(30, pp=4, embedding_is_layer=True, loss_is_layer=True)
+[[(0, 7)], [(7, 15)], [(15, 23)], [(23, 30)]]
+"""
+
+from __future__ import annotations
+
+Span = tuple[int, int]
+
+
+class UnevenLayersError(ValueError):
+    """The layers cannot be cut as asked; `hint` says what would be possible."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def stage_layers(
+    layers: int, *, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None,
+    embedding_is_layer: bool = False, loss_is_layer: bool = False,
+) -> list[list[Span]]:  # fmt: skip
+    """Half-open spans of layers, `[stage][chunk]`; raises UnevenLayersError."""
+    counts = _counts(layers, pp, vpp, first, last, embedding_is_layer, loss_is_layer)
+    stages: list[list[Span]] = [[] for _ in range(pp)]
+    start = 0
+    for virtual, count in enumerate(counts):
+        stages[virtual % pp].append((start, start + count))
+        start += count
+    return stages
+
+
+def _counts(
+    layers: int, pp: int, vpp: int, first: int | None, last: int | None,
+    embedding_is_layer: bool, loss_is_layer: bool,
+) -> list[int]:  # fmt: skip
+    """Layers of each virtual stage, in the order in which a sample meets them."""
+    blocks = pp * vpp
+    if first is None and last is None:
+        total = layers + embedding_is_layer + loss_is_layer
+        if total % blocks:
+            raise _uneven(layers, total - layers, pp, vpp)
+        counts = [total // blocks] * blocks
+        counts[0] -= embedding_is_layer
+        counts[-1] -= loss_is_layer
+        return counts
+    return _with_ends(layers, pp, vpp, first, last)
+
+
+def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:
+    given = [count for count in (first, last) if count is not None]
+    inner, rest = pp - len(given), layers - sum(given)
+    if rest < 0 or (inner == 0 and rest) or (inner and rest % (inner * vpp)):
+        raise UnevenLayersError(
+            f"{layers} layers less {sum(given)} of the end stages leave {rest} for {inner} stages"
+            + (f" of {vpp} chunks" if vpp > 1 else ""),
+            "choose parallel.first_stage_layers and last_stage_layers so that the rest divides",
+        )
+    if any(count % vpp for count in given):
+        raise UnevenLayersError(
+            f"an end stage of {' and '.join(map(str, given))} layers has no {vpp} equal chunks",
+            f"use multiples of {vpp}",
+        )
+    middle = [rest // (inner * vpp)] * inner if inner else []
+    head = [] if first is None else [first // vpp]
+    tail = [] if last is None else [last // vpp]
+    return [*head, *middle, *tail] * vpp
+
+
+def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
+    blocks, total = pp * vpp, layers + extra
+    legal = [k for k in range(1, total + 1) if total % k == 0 and k % vpp == 0]
+    counted = f"{layers} layers" + (f" and {extra} counted as such" if extra else "")
+    cut = f"{pp} stages" + (f" x {vpp} chunks" if vpp > 1 else "")
+    near = layers // blocks * blocks
+    sizes = ", ".join(str(k // vpp) for k in legal) or "none with this vpp"
+    return UnevenLayersError(
+        f"{counted} do not divide over {cut}",
+        f"use pp {sizes}; or {near or blocks} or {near + blocks} layers; or give "
+        "parallel.first_stage_layers and last_stage_layers",
+    )
