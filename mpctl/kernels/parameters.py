@@ -1,0 +1,140 @@
+"""Parameters that know which part of the whole they are, and weights that do not depend on t.
+
+A shard keeps some blocks of one dimension of the full parameter, or all of it (replicated). The
+initial value of an element is a function of (seed, full parameter name, its global coordinates),
+so the shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master
+weight is drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
+
+Rows 2 and 5 of a [6, 4] weight, a fused pair of parts split over t=3, rank 2:
+>>> Shard((6, 4), dim=0, blocks=(range(2, 3), range(5, 6))).local_shape
+(2, 4)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.kernels import noise
+
+# Elements drawn at a time, some 20 bytes each in temporaries: 20 MiB.
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Init:
+    """The law of the initial value; std counts for `normal` only."""
+
+    kind: Literal["normal", "zeros", "ones"]
+    std: float = 0.0
+
+
+ZEROS, ONES = Init("zeros"), Init("ones")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part kept of a parameter of full size `shape`: `blocks` along `dim`; None: all of it."""
+
+    shape: tuple[int, ...]
+    dim: int | None = None
+    blocks: tuple[range, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.dim is None and self.blocks:
+            raise ValueError(f"blocks {self.blocks} need a dim to lie along (dim is None)")
+        if self.dim is not None and any(block.stop > self.shape[self.dim] for block in self.blocks):
+            raise ValueError(f"blocks {self.blocks} leave dim {self.dim} of {self.shape}")
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        kept = sum(map(len, self.blocks))
+        return tuple(kept if d == self.dim else size for d, size in enumerate(self.shape))
+
+    def index(self, dim: int) -> Tensor:
+        """Global coordinates along `dim` of the local elements, in local order."""
+        spans = self.blocks if dim == self.dim else (range(self.shape[dim]),)
+        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
+
+    def take(self, full: Tensor) -> Tensor:
+        """This shard's part of a full tensor (a copy where it is split)."""
+        if self.dim is None:
+            return full
+        return full.index_select(self.dim, self.index(self.dim).to(full.device))
+
+
+def assemble(shards: Sequence[Shard], pieces: Sequence[Tensor]) -> Tensor:
+    """The full tensor from every rank's piece: the inverse of `Shard.take`."""
+    first = shards[0]
+    if first.dim is None:
+        return pieces[0]
+    full = pieces[0].new_empty(first.shape)
+    for shard, piece in zip(shards, pieces, strict=True):
+        full.index_copy_(first.dim, shard.index(first.dim).to(full.device), piece)
+    return full
+
+
+def shard_parameter(
+    shard: Shard,
+    *,
+    init: Init,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Parameter:
+    """An uninitialised parameter of the local shape that carries `.shard` and `.init`."""
+    parameter = nn.Parameter(torch.empty(shard.local_shape, dtype=dtype, device=device))
+    parameter.shard = shard  # type: ignore[attr-defined]
+    parameter.init = init  # type: ignore[attr-defined]
+    return parameter
+
+
+def shard_of(parameter: Tensor) -> Shard:
+    """The shard of a parameter; one made elsewhere counts as replicated."""
+    shard: Shard | None = getattr(parameter, "shard", None)
+    return Shard(tuple(parameter.shape)) if shard is None else shard
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether other ranks of the group hold other elements of it."""
+    shard = shard_of(parameter)
+    return shard.local_shape != shard.shape
+
+
+def full_numel(parameter: Tensor) -> int:
+    """Elements of the whole parameter, over all ranks of the group."""
+    return math.prod(shard_of(parameter).shape)
+
+
+@torch.no_grad()
+def initialise(module: nn.Module, seed: int, *, prefix: str = "") -> None:
+    """Fill every parameter by its Init; `prefix` + name is what names a weight to the seed.
+
+    A pipeline stage passes the prefix, or numbers its layers globally, so that names do not depend
+    on the layout. Raises ValueError at a parameter that carries no Init.
+    """
+    for name, parameter in module.named_parameters(prefix=prefix):
+        init: Init | None = getattr(parameter, "init", None)
+        if init is None:
+            raise ValueError(f"parameter {name} carries no Init (make it with shard_parameter)")
+        if init.kind == "normal":
+            fill_normal(parameter, shard_of(parameter), noise.site_key(seed, "weights", name), init)
+        else:
+            parameter.fill_(1.0 if init.kind == "ones" else 0.0)
+
+
+def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
+    """N(0, std^2) at the shard's global coordinates, in chunks along the first dimension."""
+    last = len(shard.shape) - 1
+    coordinates = [
+        shard.index(d).to(local.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
+    ]
+    rows = max(1, _CHUNK // max(1, math.prod(shard.local_shape[1:])))
+    for start in range(0, len(local), rows):
+        chunk = [coordinates[0][start : start + rows], *coordinates[1:]]
+        drawn = noise.normal(key, chunk, dtype=torch.float64).mul_(init.std)
+        local[start : start + rows].copy_(drawn)

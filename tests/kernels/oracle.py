@@ -1,0 +1,129 @@
+"""Plain torch oracles and helpers: the unsharded layer written again from its full weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.parameters import Shard, assemble, shard_of
+
+EXACT = 1e-10
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    """Float64 test data, the same on every rank."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def grouped(rank: int, size: int, log: list[Collective] | None = None) -> Group:
+    return Group(rank, size, record=None if log is None else log.append)
+
+
+def logged(log: list[Collective]) -> list[tuple[str, str, int, str]]:
+    return [(c.kind, c.axis, c.bytes, c.dtype) for c in log]
+
+
+def fill(module: nn.Module, seed: int = 3) -> None:
+    """Every parameter, biases and norms too, from full random tensors cut by its shard."""
+    for number, (_, parameter) in enumerate(sorted(module.named_parameters())):
+        shard = shard_of(parameter)
+        with torch.no_grad():
+            parameter.copy_(shard.take(numbers(*shard.shape, seed=seed + number) * 0.3))
+
+
+def gradients(module: nn.Module) -> dict[str, tuple[Tensor, list[int], int, list[list[int]]]]:
+    """Gradients with the shard as plain values, to be sent from a rank."""
+    result = {}
+    for name, parameter in module.named_parameters():
+        shard = shard_of(parameter)
+        dim = -1 if shard.dim is None else shard.dim
+        blocks = [[block.start, block.stop] for block in shard.blocks]
+        assert parameter.grad is not None, name
+        result[name] = (parameter.grad, list(shard.shape), dim, blocks)
+    return result
+
+
+def whole(pieces: list[tuple[Tensor, list[int], int, list[list[int]]]]) -> Tensor:
+    """One gradient assembled from the ranks; replicated ones must agree."""
+    shards = [
+        Shard(tuple(shape), None if dim < 0 else dim, tuple(range(*b) for b in blocks))
+        for _, shape, dim, blocks in pieces
+    ]
+    tensors = [piece[0] for piece in pieces]
+    if shards[0].dim is None:
+        for other in tensors[1:]:
+            close(other, tensors[0])
+    return assemble(shards, tensors)
+
+
+def close(actual: Tensor, expected: Tensor, bound: float = EXACT) -> None:
+    assert actual.shape == expected.shape
+    assert torch.isfinite(actual).all()
+    difference = (actual - expected).abs().max().item()
+    assert difference <= bound, f"max abs difference {difference:.3e} > {bound}"
+
+
+def heads_of(x: Tensor, d: int) -> Tensor:
+    b, s, n = x.shape
+    return x.reshape(b, s, n // d, d).permute(0, 2, 1, 3)
+
+
+def attention(
+    w: dict[str, Tensor], x: Tensor, d: int, causal: bool, mask: Tensor | None = None
+) -> Tensor:
+    """Textbook attention with full weights; mask multiplies the probabilities."""
+    columns = w["output.weight"].shape[1]
+    rest = (w["qkv.weight"].shape[0] - columns) // 2
+    fused = x @ w["qkv.weight"].T + w["qkv.bias"]
+    q = heads_of(fused[..., :columns], d)
+    k = heads_of(fused[..., columns : columns + rest], d)
+    v = heads_of(fused[..., columns + rest :], d)
+    index = torch.arange(q.shape[1]) // (q.shape[1] // k.shape[1])
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k[:, index]) / d**0.5
+    if causal:
+        s = x.shape[1]
+        scores = scores + torch.full((s, s), -torch.inf, dtype=x.dtype).triu(1)
+    exponentials = (scores - scores.amax(-1, keepdim=True)).exp()
+    probabilities = exponentials / exponentials.sum(-1, keepdim=True)
+    if mask is not None:
+        probabilities = probabilities * mask
+    context = torch.einsum("bhqk,bhkd->bqhd", probabilities, v[:, index])
+    return context.flatten(2) @ w["output.weight"].T + w["output.bias"]
+
+
+def mlp(w: dict[str, Tensor], x: Tensor, approximate: str = "none") -> Tensor:
+    inner = F.gelu(x @ w["up.weight"].T + w["up.bias"], approximate=approximate)
+    return inner @ w["down.weight"].T + w["down.bias"]
+
+
+def norm(w: Tensor, b: Tensor, x: Tensor, eps: float = 1e-5) -> Tensor:
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w + b
+
+
+def saved_bytes(work: Callable[[], Tensor]) -> int:
+    """What autograd keeps for the backward of `work`."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = work()  # alive until the sum is taken, so that no address is used twice
+    kept = sum(storages.values())
+    del result
+    return kept
+
+
+def below(w: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): t for key, t in w.items() if key.startswith(f"{name}.")}
+
+
+def copies(module: nn.Module) -> dict[str, Tensor]:
+    """A tp=1 module's weights as fresh leaves for the oracle."""
+    return {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}

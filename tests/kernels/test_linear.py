@@ -1,0 +1,155 @@
+"""Split linear layers against x @ W.T + b: outputs and every gradient, t = 1, 2, 4."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
+from tests.kernels.oracle import EXACT, close, fill, gradients, grouped, logged, numbers, whole
+from tests.ranks import run_ranks
+
+B, S, I, O = 2, 5, 12, 24  # noqa: E741
+COLUMNS = {
+    "plain": {},
+    "gather": {"gather_output": True},
+    "stride": {"stride": 3},
+    "stride and gather": {"stride": 3, "gather_output": True},
+    "parts and gather": {"parts": [16, 4, 4], "gather_output": True},
+    "no bias": {"bias": False, "gather_output": True},
+    "skip bias": {"skip_bias_add": True},
+}
+ROWS = {
+    "plain": {},
+    "whole input": {"input_is_parallel": False},
+    "no bias": {"bias": False},
+    "skip bias": {"skip_bias_add": True},
+}
+
+
+def _run(module: torch.nn.Module, x: Tensor, grad: Tensor) -> list:
+    fill(module)
+    x.requires_grad_()
+    y = module(x)
+    if isinstance(y, tuple):
+        y, bias = y
+        assert bias is module.bias
+        y = y + bias
+    y.backward(grad)
+    return [y.detach(), x.grad, gradients(module)]
+
+
+def _columns(rank: int, size: int) -> dict:
+    group, results = grouped(rank, size), {}
+    for name, options in COLUMNS.items():
+        layer = ColumnParallelLinear(I, O, group=group, dtype=torch.float64, **options)
+        grad = numbers(B, S, O, seed=9)
+        if not options.get("gather_output"):
+            shard = layer.weight.shard
+            grad = grad.index_select(-1, shard.index(0))
+        results[name] = _run(layer, numbers(B, S, I, seed=8), grad)
+    return results
+
+
+def _rows(rank: int, size: int) -> dict:
+    group, results = grouped(rank, size), {}
+    for name, options in ROWS.items():
+        layer = RowParallelLinear(I, O, group=group, dtype=torch.float64, **options)
+        x = numbers(B, S, I, seed=8)
+        if options.get("input_is_parallel", True):
+            x = x.index_select(-1, layer.weight.shard.index(1))
+        results[name] = _run(layer, x, numbers(B, S, O, seed=9))
+    return results
+
+
+def _expected(bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, dx, dw, db of the whole layer by its textbook formulas, without autograd."""
+    x, grad = numbers(B, S, I, seed=8), numbers(B, S, O, seed=9)
+    names = ["bias", "weight"] if bias else ["weight"]  # fill() goes by sorted names
+    w = numbers(O, I, seed=3 + names.index("weight")) * 0.3
+    b = numbers(O, seed=3) * 0.3 if bias else torch.zeros(O, dtype=torch.float64)
+    flat = grad.reshape(-1, O)
+    return x @ w.T + b, grad @ w, flat.T @ x.reshape(-1, I), flat.sum(0)
+
+
+def _sized(work, size: int) -> list:
+    return [work(0, 1)] if size == 1 else run_ranks(work, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_column_parallel(size: int) -> None:
+    results = _sized(_columns, size)
+    for name, options in COLUMNS.items():
+        y, dx, dw, db = _expected(options.get("bias", True))
+        for rank, result in enumerate(results):
+            group = Group(rank, size)
+            kept = ColumnParallelLinear(I, O, group=group, **options).weight.shard.index(0)
+            gathered = options.get("gather_output")
+            close(result[name][0], y if gathered else y.index_select(-1, kept))
+            close(result[name][1], dx)
+        close(whole([result[name][2]["weight"] for result in results]), dw)
+        if options.get("bias", True):
+            close(whole([result[name][2]["bias"] for result in results]), db)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_row_parallel(size: int) -> None:
+    results = _sized(_rows, size)
+    for name, options in ROWS.items():
+        y, dx, dw, db = _expected(options.get("bias", True))
+        split = options.get("input_is_parallel", True)
+        inputs = [result[name][1] for result in results]
+        close(torch.cat(inputs, -1) if split else inputs[-1], dx)
+        for result in results:
+            close(result[name][0], y)
+        close(whole([result[name][2]["weight"] for result in results]), dw)
+        if options.get("bias", True):
+            close(whole([result[name][2]["bias"] for result in results]), db)
+
+
+def _recorded(rank: int, size: int) -> list:
+    log: list[Collective] = []
+    group = grouped(rank, size, log)
+    column = ColumnParallelLinear(I, O, group=group)
+    row = RowParallelLinear(O, I, group=group)
+    fill(column)
+    fill(row)
+    x = torch.ones(B, S, I, requires_grad=True)
+    y = row(column(x))
+    forward = len(log)
+    y.sum().backward()
+    return [forward, logged(log)]
+
+
+def test_column_then_row_costs_one_all_reduce_each_way() -> None:
+    for forward, log in run_ranks(_recorded, 2):
+        assert forward == 1
+        assert log == [("all_reduce", "tp", B * S * I * 4, "float32")] * 2
+
+
+def test_bad_sizes_name_value_bound_and_way_out() -> None:
+    group = Group(0, 5)
+    with pytest.raises(ValueError, match=r"24 is not divisible by 5 \(use one of 1, 2, 3"):
+        ColumnParallelLinear(I, O, group=group)
+    with pytest.raises(ValueError, match="12 is not divisible by 5"):
+        RowParallelLinear(I, O, group=group)
+    with pytest.raises(ValueError, match="8 is not divisible by 5"):
+        ColumnParallelLinear(I, O, group=group, stride=3)
+    with pytest.raises(ValueError, match="must sum to 24"):
+        ColumnParallelLinear(I, O, group=Group(), parts=[8, 8])
+    with pytest.raises(ValueError, match="gather_output and skip_bias_add"):
+        ColumnParallelLinear(I, O, group=Group(), gather_output=True, skip_bias_add=True)
+
+
+def test_repr_tells_local_and_full_sizes() -> None:
+    column = ColumnParallelLinear(I, O, group=Group(1, 2), stride=3)
+    assert repr(column) == ("ColumnParallelLinear(12 -> 12 of 24, parts=(8, 8, 8), bias=True, t=2)")
+    row = RowParallelLinear(I, O, group=Group(1, 2), bias=False)
+    assert repr(row) == "RowParallelLinear(6 of 12 -> 24, bias=False, t=2)"
+
+
+def test_the_bound_can_fail() -> None:
+    with pytest.raises(AssertionError, match="max abs difference"):
+        close(torch.ones(1), torch.ones(1, dtype=torch.float64) + 2 * EXACT)
