@@ -1,0 +1,192 @@
+"""The manifest of prepared data, data.json: what lies in the directory and how it came about.
+
+It is written last and whole, so a directory holds prepared data if and only if it holds a
+data.json that agrees with the files beside it: sizes always, sha256 on demand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpctl.data.indexed import IndexedDataset
+from mpctl.errors import InputError, Issue
+
+SCHEMA = "mpctl.data/1"
+MANIFEST = "data.json"
+SPLITS = ("train", "validation")
+TOKENIZER = "tokenizer.json"
+FILES = ("train.bin", "train.idx", "validation.bin", "validation.idx", TOKENIZER)
+LONGEST_MANIFEST = 2**20
+AGAIN = "run `mpctl data prepare` with --overwrite"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileRecord:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return cls(path.stat().st_size, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One of `train` and `validation`: sizes in documents and tokens, end-of-text included."""
+
+    prefix: Path
+    documents: int
+    tokens: int
+
+    def open(self) -> IndexedDataset:
+        return IndexedDataset(self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A directory of prepared data. `settings` are the arguments that made it.
+
+    vocab_size is the size the model gets; tokenizer_vocab_size, what the tokenizer uses of it.
+    """
+
+    path: Path
+    sources: tuple[str, ...]
+    settings: Mapping[str, Any]
+    corpus: Mapping[str, int]  # files, documents, bytes
+    train: Split
+    validation: Split
+    vocab_size: int
+    tokenizer_vocab_size: int
+    end_of_text_id: int
+    dtype: str
+    files: Mapping[str, FileRecord]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / TOKENIZER
+
+    @property
+    def tokenizer_sha256(self) -> str:
+        return self.files[TOKENIZER].sha256
+
+    def as_dict(self) -> dict[str, Any]:
+        """The manifest: schema mpctl.data/1; no paths but those of the settings, no dates."""
+        splits = {"train": self.train, "validation": self.validation}
+        return {
+            "schema": SCHEMA,
+            "sources": list(self.sources),
+            "settings": dict(self.settings),
+            "corpus": dict(self.corpus),
+            "splits": {
+                name: {"documents": split.documents, "tokens": split.tokens}
+                for name, split in splits.items()
+            },
+            "vocab_size": self.vocab_size,
+            "tokenizer_vocab_size": self.tokenizer_vocab_size,
+            "end_of_text_id": self.end_of_text_id,
+            "dtype": self.dtype,
+            "tokenizer_sha256": self.tokenizer_sha256,
+            "files": {
+                name: {"bytes": file.bytes, "sha256": file.sha256}
+                for name, file in self.files.items()
+            },
+        }
+
+
+def open_prepared(out: Path, *, hashes: bool = False) -> Prepared:
+    """The prepared data in `out`; InputError names every file that differs from the manifest.
+
+    Sizes, indices and counts are always checked; sha256 (about 1 s a GB) with hashes=True.
+    """
+    path = out / MANIFEST
+    if not path.is_file():
+        hint = "prepare it first: `mpctl data prepare`"
+        raise InputError.of("data-not-prepared", str(out), f"holds no {MANIFEST}", hint)
+    try:
+        prepared = _parse(out, path)
+    except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
+        message = f"damaged manifest: {type(error).__name__}: {error}"
+        raise InputError.of("data-manifest", str(path), message, AGAIN) from None
+    issues = [issue for name in FILES for issue in _differences(prepared, name, hashes)]
+    if not issues:
+        issues = [issue for name in SPLITS for issue in _split_differences(prepared, name)]
+    if issues:
+        raise InputError(issues)
+    return prepared
+
+
+def _parse(out: Path, path: Path) -> Prepared:
+    if path.stat().st_size > LONGEST_MANIFEST:
+        raise ValueError(f"longer than {LONGEST_MANIFEST} bytes")
+    read = json.loads(path.read_text(encoding="utf-8"))
+    if read["schema"] != SCHEMA:
+        raise ValueError(f"schema {read['schema']!r}, expected {SCHEMA!r}")
+    train, validation = (
+        Split(out / name, _count(read["splits"][name], "documents"), _tokens(read, name))
+        for name in SPLITS
+    )
+    prepared = Prepared(
+        path=out,
+        sources=tuple(str(source) for source in read["sources"]),
+        settings=dict(read["settings"]),
+        corpus={name: _count(read["corpus"], name) for name in ("files", "documents", "bytes")},
+        train=train,
+        validation=validation,
+        vocab_size=_count(read, "vocab_size"),
+        tokenizer_vocab_size=_count(read, "tokenizer_vocab_size"),
+        end_of_text_id=_count(read, "end_of_text_id"),
+        dtype=str(read["dtype"]),
+        files={name: _file(read["files"][name]) for name in FILES},
+    )
+    if prepared.tokenizer_sha256 != read["tokenizer_sha256"]:
+        raise ValueError(f"two different hashes for {TOKENIZER}")
+    return prepared
+
+
+def _tokens(read: Any, name: str) -> int:
+    return _count(read["splits"][name], "tokens")
+
+
+def _count(mapping: Any, name: str) -> int:
+    value = mapping[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} is {value!r}, expected a count")
+    return value
+
+
+def _file(record: Any) -> FileRecord:
+    return FileRecord(_count(record, "bytes"), str(record["sha256"]))
+
+
+def _differences(prepared: Prepared, name: str, hashes: bool) -> list[Issue]:
+    path, expected = prepared.path / name, prepared.files[name]
+    if not path.is_file():
+        return [Issue("data-file", str(path), "missing, but in the manifest", AGAIN)]
+    size = path.stat().st_size
+    if size != expected.bytes:
+        message = f"found {size} bytes, the manifest says {expected.bytes}"
+        return [Issue("data-file", str(path), message, AGAIN)]
+    if hashes and FileRecord.of(path) != expected:
+        return [Issue("data-file", str(path), "its sha256 differs from the manifest's", AGAIN)]
+    return []
+
+
+def _split_differences(prepared: Prepared, name: str) -> list[Issue]:
+    split: Split = getattr(prepared, name)
+    try:
+        dataset = split.open()
+    except InputError as error:
+        return list(error.issues)
+    found = (len(dataset), dataset.tokens, dataset.dtype.name)
+    expected = (split.documents, split.tokens, prepared.dtype)
+    if found == expected:
+        return []
+    message = f"found {found} documents, tokens and type, the manifest says {expected}"
+    return [Issue("data-file", str(split.prefix), message, AGAIN)]

@@ -1,0 +1,200 @@
+"""From text to a directory to train on: tokens of two splits, the tokenizer, and a manifest.
+
+Files move into OUT at the end, data.json last (workplace.py), so an interrupted run leaves nothing
+that looks prepared. Texts are streamed, once to count them, once to train the tokenizer (on the
+training split alone), once to encode: memory holds a batch. No date, no host and no path but those
+given go in: same input, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpctl.data.corpus import find_documents, read_documents
+from mpctl.data.encode import write_splits
+from mpctl.data.indexed import token_dtype
+from mpctl.data.manifest import (
+    FILES,
+    MANIFEST,
+    SPLITS,
+    TOKENIZER,
+    FileRecord,
+    Prepared,
+    Split,
+    open_prepared,
+)
+from mpctl.data.split import validates
+from mpctl.data.tokenizer import (
+    Progress,
+    end_of_text_id,
+    load_tokenizer,
+    train_tokenizer,
+    vocabulary_size,
+)
+from mpctl.data.workplace import publish, workplace
+from mpctl.errors import InputError, Issue
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+__all__ = ["Prepared", "open_prepared", "prepare"]
+
+
+def prepare(
+    *,
+    sources: Sequence[str | Path],
+    out: Path,
+    vocab_size: int,
+    tokenizer: Path | None = None,
+    validation_fraction: float = 0.02,
+    max_bytes: int | None = None,
+    seed: int = 1234,
+    on_progress: Progress | None = None,
+    overwrite: bool = False,
+) -> Prepared:
+    """Write OUT/{train,validation}.{bin,idx}, OUT/tokenizer.json and OUT/data.json.
+
+    Every document ends with end-of-text. `on_progress(stage, done, total)` hears of `read`
+    (files), `train tokenizer` and `encode` (documents). `overwrite` replaces these six files and
+    touches no other. InputError for bad settings, an unusable corpus or tokenizer, a held OUT.
+    """
+    path = None if tokenizer is None else str(tokenizer)
+    settings = _Settings(vocab_size, path, validation_fraction, max_bytes, seed)
+    settings.check()
+    given = None if tokenizer is None else _given(tokenizer, vocab_size)
+    report: Progress = on_progress or (lambda stage, done, total: None)
+    dtype = token_dtype(vocab_size)
+    with workplace(out, overwrite=overwrite) as work:
+        paths = find_documents(sources, max_bytes=max_bytes)
+        _check_outside(out, paths)
+        corpus = _read(paths, report)
+        held_out = validates(corpus.documents, validation_fraction, seed)
+        model = given or _train(corpus, held_out, vocab_size, report)
+        _save_tokenizer(model, tokenizer, work / TOKENIZER)
+        train, validation = write_splits(
+            corpus.texts(), model, held_out, work, dtype=dtype, on_progress=report
+        )
+        prepared = Prepared(
+            path=out,
+            sources=tuple(map(str, sources)),
+            settings=asdict(settings),
+            corpus=corpus.summary,
+            train=Split(out / SPLITS[0], len(train), train.tokens),
+            validation=Split(out / SPLITS[1], len(validation), validation.tokens),
+            vocab_size=vocab_size,
+            tokenizer_vocab_size=vocabulary_size(model),
+            end_of_text_id=end_of_text_id(model),
+            dtype=dtype.name,
+            files={name: FileRecord.of(work / name) for name in FILES},
+        )
+        (work / MANIFEST).write_text(json.dumps(prepared.as_dict(), indent=2) + "\n")
+        publish(work, out, FILES, last=MANIFEST)
+    return open_prepared(out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    vocab_size: int
+    tokenizer: str | None
+    validation_fraction: float
+    max_bytes: int | None
+    seed: int
+
+    def check(self) -> None:
+        rows = (
+            ("vocab_size", 0 < self.vocab_size < 2**31, "from 257 to 2^31 - 1"),
+            ("validation_fraction", 0 < self.validation_fraction < 1, "above 0 and below 1"),
+            ("max_bytes", self.max_bytes is None or self.max_bytes > 0, "above 0, or none"),
+            ("seed", 0 <= self.seed < 2**64, "from 0 to 2^64 - 1"),
+        )
+        issues = [
+            Issue("data-setting", f"data.{name}", f"{getattr(self, name)!r} is out of range", hint)
+            for name, fine, hint in rows
+            if not fine
+        ]
+        if issues:
+            raise InputError(issues)
+
+
+@dataclass(frozen=True, slots=True)
+class _Corpus:
+    paths: list[Path]
+    documents: int
+
+    @property
+    def summary(self) -> dict[str, int]:
+        size = sum(path.stat().st_size for path in self.paths)
+        return {"files": len(self.paths), "documents": self.documents, "bytes": size}
+
+    def texts(self) -> Iterator[str]:
+        """The documents; InputError when they are not those that were counted."""
+        count = 0
+        for count, text in enumerate(read_documents(self.paths), start=1):
+            if count <= self.documents:
+                yield text
+        if count != self.documents:
+            message = f"{count} documents now, {self.documents} a moment ago"
+            raise InputError.of("corpus-changed", "data.sources", message, "keep the files still")
+
+
+def _given(path: Path, vocab_size: int) -> Tokenizer:
+    tokenizer = load_tokenizer(path)
+    end_of_text_id(tokenizer)
+    size = vocabulary_size(tokenizer)
+    if size > vocab_size:
+        message = f"{path} has {size} entries, data.vocab_size is {vocab_size}"
+        hint = f"use a vocabulary size of {size} or more"
+        raise InputError.of("tokenizer-too-large", "data.tokenizer", message, hint)
+    return tokenizer
+
+
+def _check_outside(out: Path, paths: list[Path]) -> None:
+    """What an earlier run wrote must not come back as text."""
+    inside = [path for path in paths if path.resolve().is_relative_to(out.resolve())]
+    if inside:
+        message = f"holds {inside[0].name}, which the sources take for text"
+        hint = "choose a directory outside the sources"
+        raise InputError.of("data-out", str(out), message, hint)
+
+
+def _read(paths: list[Path], report: Progress) -> _Corpus:
+    """Count the documents; InputError for every bad file, or for fewer than two documents."""
+    issues: list[Issue] = []
+    documents = 0
+    for done, path in enumerate(paths, start=1):
+        try:
+            documents += sum(1 for _ in read_documents([path]))
+        except InputError as error:
+            issues.extend(error.issues)
+        report("read", done, len(paths))
+    if issues:
+        raise InputError(issues)
+    if documents < 2:
+        message = f"found {documents} documents, need 2: one to train on and one to validate"
+        hint = "add files, or cut the text into the lines of a .jsonl file"
+        raise InputError.of("corpus-too-small", "data.sources", message, hint)
+    return _Corpus(paths, documents)
+
+
+def _train(
+    corpus: _Corpus, held_out: NDArray[np.bool_], vocab_size: int, report: Progress
+) -> Tokenizer:
+    texts = compress(corpus.texts(), ~held_out)
+    total = int((~held_out).sum())
+    return train_tokenizer(texts, vocab_size=vocab_size, total=total, on_progress=report)
+
+
+def _save_tokenizer(model: Tokenizer, given: Path | None, path: Path) -> None:
+    if given is None:
+        path.write_text(model.to_str(pretty=True), encoding="utf-8")
+    else:
+        shutil.copyfile(given, path)  # to the byte: its hash says which tokenizer it is

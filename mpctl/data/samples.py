@@ -1,0 +1,120 @@
+"""Samples of fixed length from documents of any length: pack, shuffle, shard. All of it follows
+from (seed, epoch, number), nothing from the layout, so that every layout trains on the same data.
+
+An epoch puts the documents in a shuffled order, end to end, T tokens in all, and cuts
+floor((T - 1) / s) samples of s + 1 tokens that overlap by one: inputs are [:-1], targets [1:].
+By hand: T = 10, s = 4 gives samples of tokens 0..4 and 4..8; token 9 waits for another epoch.
+Rank r of dp takes, in micro batch j of step k, the b samples from k*G + j*dp*b + r*b on.
+Permutations are stable sorts of Philox's raw 64-bit words (Salmon et al. 2011), keyed by
+(seed, epoch): NumPy promises that stream for good, but not that of Generator.permutation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpctl.data.indexed import IndexedDataset
+from mpctl.errors import InputError
+
+EPOCHS_KEPT = 2
+
+
+def sample_numbers(
+    *,
+    step: int,
+    micro_batch: int,
+    micro_batch_size: int,
+    dp_rank: int,
+    dp_size: int,
+    global_batch_size: int,
+) -> range:
+    """Global numbers of the samples of one micro batch on one data-parallel rank; step from 0.
+
+    By hand: G = 8, dp = 2, b = 2: in step 0, rank 1 takes 2, 3 and then 6, 7.
+    """
+    per_micro_batch = dp_size * micro_batch_size
+    if global_batch_size % per_micro_batch:
+        raise ValueError(f"{global_batch_size} samples in micro batches of {per_micro_batch}")
+    if not (0 <= dp_rank < dp_size and 0 <= micro_batch < global_batch_size // per_micro_batch):
+        raise ValueError(f"rank {dp_rank} of {dp_size}, micro batch {micro_batch}: out of range")
+    first = step * global_batch_size + micro_batch * per_micro_batch + dp_rank * micro_batch_size
+    return range(first, first + micro_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    documents: NDArray[np.int64]  # [documents], in this epoch's order
+    bounds: NDArray[np.int64]  # [documents + 1], where they begin and end, end to end
+    samples: NDArray[np.int64]  # [samples], which cut each number stands for
+
+
+class PackedSamples:
+    """Samples of `seq_length` + 1 tokens of a dataset, epoch after epoch without end.
+
+    InputError when the dataset is too small for one sample. Not safe for threads.
+    """
+
+    def __init__(
+        self, dataset: IndexedDataset, seq_length: int, seed: int, shuffle: bool = True
+    ) -> None:
+        assert seq_length > 0 and 0 <= seed < 2**64, f"seq_length {seq_length}, seed {seed}"
+        if dataset.tokens < seq_length + 1:
+            raise InputError.of(
+                "samples-too-few-tokens",
+                str(dataset.prefix),
+                f"{dataset.tokens} tokens do not fill one sample of {seq_length} + 1",
+                f"use a sequence length below {dataset.tokens}, or prepare more text",
+            )
+        self.dataset = dataset
+        self.seq_length = seq_length
+        self.seed = seed
+        self.shuffle = shuffle
+        self.samples_per_epoch = (dataset.tokens - 1) // seq_length
+        self._epochs: dict[int, _Epoch] = {}
+
+    def sample(self, number: int) -> NDArray[np.int64]:
+        """Sample `number` >= 0 of the endless sequence: token ids, int64 [s + 1]."""
+        if number < 0:
+            raise IndexError(f"sample {number}")
+        epoch_number, i = divmod(number, self.samples_per_epoch)
+        epoch = self._epoch(epoch_number)
+        return self._tokens(epoch, int(epoch.samples[i]) * self.seq_length)
+
+    def batch(self, numbers: Iterable[int]) -> NDArray[np.int64]:
+        """The samples of these numbers, int64 [b, s + 1]."""
+        return np.stack([self.sample(number) for number in numbers])
+
+    def _tokens(self, epoch: _Epoch, position: int) -> NDArray[np.int64]:
+        """The s + 1 tokens of the epoch from `position` on, across document ends."""
+        stop = position + self.seq_length + 1
+        place = int(np.searchsorted(epoch.bounds, position, side="right")) - 1
+        pieces: list[NDArray[np.int64]] = []
+        while position < stop:
+            begin, end = int(epoch.bounds[place]), min(stop, int(epoch.bounds[place + 1]))
+            document = int(epoch.documents[place])
+            pieces.append(self.dataset.document(document, position - begin, end - begin))
+            position, place = end, place + 1
+        return np.concatenate(pieces).astype(np.int64)
+
+    def _epoch(self, number: int) -> _Epoch:
+        """Tables of an epoch; the last two stay, as a batch may straddle the border."""
+        epoch = self._epochs.pop(number, None) or self._make_epoch(number)
+        self._epochs[number] = epoch
+        while len(self._epochs) > EPOCHS_KEPT:
+            del self._epochs[next(iter(self._epochs))]
+        return epoch
+
+    def _make_epoch(self, number: int) -> _Epoch:
+        lengths = self.dataset.document_lengths
+        documents = np.arange(len(lengths))
+        samples = np.arange(self.samples_per_epoch)
+        if self.shuffle:
+            words = np.random.Philox(key=np.array([self.seed, number], np.uint64))
+            documents = np.argsort(words.random_raw(len(documents)), kind="stable")
+            samples = np.argsort(words.random_raw(len(samples)), kind="stable")
+        bounds = np.concatenate(([0], np.cumsum(lengths[documents])))
+        return _Epoch(documents, bounds, samples)

@@ -1,0 +1,115 @@
+"""Byte-level BPE: any bytes in, no unknown token, one end-of-text token between documents.
+
+Byte-pair encoding is Sennrich et al., arXiv 1508.07909; on bytes, with the regular expression
+that keeps words apart, Radford et al. 2019 (GPT-2). The `tokenizers` library does the work. The
+alphabet is all 256 bytes, so a vocabulary of 257 is that and `<|endoftext|>`, without merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpctl.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"
+# What others call it: Llama 3; T5 and Llama 2; many small ones.
+END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+SMALLEST_VOCABULARY = 257
+
+Progress = Callable[[str, int, int], None]
+"""Called as (stage, done, total): total is 0 when it is not known."""
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    total: int = 0,
+    on_progress: Progress | None = None,
+) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` entries, the same for the same texts.
+
+    `total` is the number of texts, for the progress calls alone. A small corpus may yield fewer
+    entries. InputError for a vocabulary below 257.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    if vocab_size < SMALLEST_VOCABULARY:
+        message = f"{vocab_size} entries do not hold the 256 bytes and {END_OF_TEXT}"
+        hint = f"use {SMALLEST_VOCABULARY} or more"
+        raise InputError.of("vocab-too-small", "data.vocab_size", message, hint)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_counted(texts, total, on_progress), trainer)
+    return _plain(tokenizer)
+
+
+def _counted(texts: Iterable[str], total: int, on_progress: Progress | None) -> Iterator[str]:
+    for done, text in enumerate(texts, start=1):
+        yield text
+        if on_progress is not None:
+            on_progress("train tokenizer", done, total)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, without its truncation and padding; or InputError."""
+    from tokenizers import Tokenizer
+
+    hint = "give a tokenizer.json as the tokenizers library saves it"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"not readable: {error}"
+        raise InputError.of("tokenizer-unreadable", str(path), message, hint) from None
+    try:
+        return _plain(Tokenizer.from_str(text))
+    except Exception as error:  # the library raises bare Exception
+        message = f"not a tokenizer: {error}"
+        raise InputError.of("tokenizer-damaged", str(path), message, hint) from None
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
+    """Every text whole, and `<|endoftext|>` inside a text spelled out: it must not end it."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def vocabulary_size(tokenizer: Tokenizer) -> int:
+    """One more than the largest id, added tokens included: ids may leave gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def end_of_text_id(tokenizer: Tokenizer) -> int:
+    """The id that ends a document; InputError when the vocabulary knows no such token."""
+    for name in END_OF_TEXT_NAMES:
+        token = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    message = f"the vocabulary holds none of {', '.join(END_OF_TEXT_NAMES)}"
+    hint = f"add {END_OF_TEXT} as a special token"
+    raise InputError.of("tokenizer-end-of-text", "data.tokenizer", message, hint)
+
+
+def encode(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The ids of each text, without end-of-text; InputError where the tokenizer knows no way."""
+    try:
+        encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    except Exception as error:  # the library raises bare Exception
+        hint = "use a byte-level tokenizer, or one with an unknown token"
+        message = f"cannot encode the corpus: {error}"
+        raise InputError.of("tokenizer-encode", "data.tokenizer", message, hint) from None
+    return [encoding.ids for encoding in encodings]

@@ -1,0 +1,324 @@
+"""Prepared data is whole and repeatable, or it is not there."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpctl.data.corpus import find_documents, read_documents
+from mpctl.data.manifest import FILES
+from mpctl.data.prepare import open_prepared, prepare
+from mpctl.data.samples import PackedSamples
+from mpctl.data.tokenizer import load_tokenizer
+from mpctl.errors import InputError
+
+ALL = sorted([*FILES, "data.json"])
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("corpus")
+    for i in range(60):
+        text = f"Document {i} counts {' '.join(str(i * k) for k in range(40))}.\n"
+        (root / f"{i}.txt").write_text(text)
+    (root / "end.txt").write_text("spelled <|endoftext|> here\n")
+    return root
+
+
+def make(corpus: Path, out: Path, **changes):
+    arguments = {"sources": [corpus], "vocab_size": 300, "validation_fraction": 0.1}
+    return prepare(**(arguments | {"out": out} | changes))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def issues_of(call) -> dict[str, str]:
+    with pytest.raises(InputError) as caught:
+        call()
+    assert all(issue.hint for issue in caught.value.issues)
+    return {issue.rule: str(issue) for issue in caught.value.issues}
+
+
+def test_python_stdlib(tmp_path):
+    calls = []
+    prepared = prepare(
+        sources=["python-stdlib"],
+        out=tmp_path / "a" / "data",
+        vocab_size=512,
+        max_bytes=300_000,
+        on_progress=lambda *call: calls.append(call),
+    )
+    assert sorted(path.name for path in prepared.path.iterdir()) == ALL
+    assert prepared == open_prepared(prepared.path, hashes=True)
+    assert 0 < prepared.corpus["bytes"] <= 300_000
+    assert prepared.train.documents + prepared.validation.documents == prepared.corpus["documents"]
+    assert prepared.train.tokens > 30_000
+    assert PackedSamples(prepared.train.open(), 128, seed=1).sample(0).max() < 512
+    stages = list(dict.fromkeys(stage for stage, _, _ in calls))
+    assert stages == ["read", "train tokenizer", "encode"]
+    for stage in stages:
+        done = [(done, total) for name, done, total in calls if name == stage]
+        assert all(a < b for a, b in pairwise(done))
+        assert done[-1][0] == done[-1][1]
+
+
+def test_every_document_comes_back_with_its_end(tmp_path, corpus):
+    prepared = make(corpus, tmp_path / "data")
+    tokenizer = load_tokenizer(prepared.tokenizer_path)
+    found = []
+    for split in (prepared.train, prepared.validation):
+        data = split.open()
+        assert (len(data), data.tokens) == (split.documents, split.tokens)
+        for i in range(len(data)):
+            *ids, end = data.document(i).tolist()
+            assert end == prepared.end_of_text_id
+            assert end not in ids
+            found.append(tokenizer.decode(ids))
+    assert sorted(found) == sorted(read_documents(find_documents([corpus])))
+    assert prepared.validation.documents > 1
+
+
+def test_same_input_same_bytes(tmp_path, corpus):
+    make(corpus, tmp_path / "one")
+    make(corpus, tmp_path / "two")
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    make(corpus, tmp_path / "other", seed=1)
+    assert contents(tmp_path / "other")["train.bin"] != contents(tmp_path / "one")["train.bin"]
+
+
+def test_manifest_says_what_is_there(tmp_path, corpus):
+    prepared = make(corpus, tmp_path / "data")
+    manifest = json.loads((tmp_path / "data" / "data.json").read_text())
+    assert manifest["schema"] == "mpctl.data/1"
+    assert manifest == prepared.as_dict()
+    assert manifest["sources"] == [str(corpus)]
+    assert manifest["corpus"]["documents"] == 61
+    assert manifest["settings"] == {
+        "vocab_size": 300,
+        "tokenizer": None,
+        "validation_fraction": 0.1,
+        "max_bytes": None,
+        "seed": 1234,
+    }
+    sizes = {name: len(data) for name, data in contents(tmp_path / "data").items()}
+    assert {name: file["bytes"] for name, file in manifest["files"].items()} == {
+        name: sizes[name] for name in FILES
+    }
+
+
+def test_a_given_tokenizer_is_kept_to_the_byte(tmp_path, corpus):
+    first = make(corpus, tmp_path / "one")
+    path = tmp_path / "given.json"
+    path.write_text(first.tokenizer_path.read_text() + "  \n")
+    second = make(corpus, tmp_path / "two", tokenizer=path, vocab_size=70_000)
+    assert second.tokenizer_path.read_bytes() == path.read_bytes()
+    assert (second.dtype, second.vocab_size, second.tokenizer_vocab_size) == ("int32", 70_000, 300)
+    one, two = first.train.open(), second.train.open()
+    assert all((one.document(i) == two.document(i)).all() for i in range(len(one)))
+    issues = issues_of(lambda: make(corpus, tmp_path / "three", tokenizer=path, vocab_size=299))
+    assert "has 300 entries, data.vocab_size is 299" in issues["tokenizer-too-large"]
+    assert not (tmp_path / "three").exists()
+
+
+def test_jsonl_lines_are_split_as_documents(tmp_path):
+    lines = [json.dumps({"text": f"line {i} " * 20}) for i in range(30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    prepared = make(tmp_path / "a.jsonl", tmp_path / "data")
+    assert prepared.corpus == {
+        "files": 1,
+        "documents": 30,
+        "bytes": (tmp_path / "a.jsonl").stat().st_size,
+    }
+    assert prepared.train.documents + prepared.validation.documents == 30
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, "no text found"),
+        ({"a.txt": "alone " * 500}, "found 1 documents, need 2"),
+        ({"a.txt": " \n", "b.txt": "\t"}, "found 0 documents"),
+        ({"a.txt": "x", "b.txt": "y"}, "need at least 256"),
+        ({"a.jsonl": "nope\n", "b.jsonl": "[]\n"}, "b.jsonl:1"),
+    ],
+)
+def test_unusable_corpus_leaves_nothing(tmp_path, files, found):
+    (tmp_path / "in").mkdir()
+    for name, text in files.items():
+        (tmp_path / "in" / name).write_text(text)
+    assert found in "".join(issues_of(lambda: make(tmp_path / "in", tmp_path / "data")).values())
+    assert not (tmp_path / "data").exists()
+
+
+def test_all_bad_settings_at_once(tmp_path, corpus):
+    bad = {"validation_fraction": 1.0, "max_bytes": 0, "seed": -1, "vocab_size": 0}
+    with pytest.raises(InputError) as caught:
+        make(corpus, tmp_path / "data", **bad)
+    wheres = {issue.where.removeprefix("data.") for issue in caught.value.issues}
+    assert wheres == set(bad)
+
+
+@pytest.mark.parametrize("stage", ["read", "train tokenizer", "encode"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_interruption_leaves_nothing(tmp_path, corpus, stage, error):
+    def stop(name: str, done: int, total: int) -> None:
+        if name == stage:
+            raise error
+
+    with pytest.raises(error):
+        make(corpus, tmp_path / "data", on_progress=stop)
+    assert not (tmp_path / "data").exists()
+    prepared = make(corpus, tmp_path / "data")
+    before = contents(tmp_path / "data")
+    with pytest.raises(error):
+        make(corpus, tmp_path / "data", on_progress=stop, overwrite=True, seed=1)
+    assert contents(tmp_path / "data") == before
+    assert open_prepared(tmp_path / "data", hashes=True) == prepared
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mpctl.data.prepare import prepare
+
+def progress(stage, done, total):
+    if stage == "encode":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+prepare(sources=[sys.argv[1]], out=Path(sys.argv[2]), vocab_size=300, on_progress=progress)
+"""
+
+
+def test_a_killed_run_does_not_look_prepared(tmp_path, corpus):
+    out = tmp_path / "data"
+    command = [sys.executable, "-c", KILLED, str(corpus), str(out)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
+    assert (out / ".preparing").is_dir()
+    assert "holds no data.json" in issues_of(lambda: open_prepared(out))["data-not-prepared"]
+    make(corpus, out)
+    assert sorted(path.name for path in out.iterdir()) == ALL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_stopped_between_old_and_new(tmp_path, corpus, monkeypatch, name):
+    out, move = make(corpus, tmp_path / "data").path, Path.replace
+
+    def replace(path: Path, target: Path) -> Path:
+        if target == out / name:
+            raise KeyboardInterrupt
+        return move(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        make(corpus, out, overwrite=True, seed=1)
+    assert "data-not-prepared" in issues_of(lambda: open_prepared(out))
+
+
+def test_an_occupied_directory_is_refused_and_its_own_files_are_kept(tmp_path, corpus):
+    out = tmp_path / "data"
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
+    assert "already holds thesis.tex" in issues_of(lambda: make(corpus, out))["data-occupied"]
+    assert contents(out) == {"thesis.tex": b"years of work"}
+    make(corpus, out, overwrite=True)
+    assert (out / "thesis.tex").read_text() == "years of work"
+    assert "already holds data.json" in issues_of(lambda: make(corpus, out))["data-occupied"]
+    assert open_prepared(make(corpus, out, overwrite=True, seed=2).path).settings["seed"] == 2
+
+
+def test_earlier_output_is_no_source(tmp_path):
+    for i in range(9):
+        (tmp_path / f"{i}.txt").write_text(f"text {i} " * 50)
+    out = make(tmp_path, tmp_path / "data").path
+    issues = issues_of(lambda: make(tmp_path, out, overwrite=True))
+    assert "outside the sources" in issues["data-out"]
+    assert open_prepared(out).corpus["files"] == 9
+
+
+def test_a_file_or_a_busy_directory_as_out(tmp_path, corpus):
+    (tmp_path / "file").write_text("x")
+    assert "not usable" in issues_of(lambda: make(corpus, tmp_path / "file"))["data-out"]
+    refused = {}
+
+    def second(stage: str, done: int, total: int) -> None:
+        if not refused:
+            refused.update(issues_of(lambda: make(corpus, tmp_path / "data", overwrite=True)))
+
+    make(corpus, tmp_path / "data", on_progress=second)
+    assert "another process" in refused["data-busy"]
+
+
+def test_a_corpus_that_changes_meanwhile(tmp_path):
+    (tmp_path / "in").mkdir()
+    for i in range(9):
+        (tmp_path / "in" / f"{i}.txt").write_text(f"text {i} " * 50)
+
+    def change(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("read", total):
+            (tmp_path / "in" / "3.txt").write_text(" ")
+
+    call = lambda: make(tmp_path / "in", tmp_path / "data", on_progress=change)  # noqa: E731
+    assert "8 documents now, 9 a moment ago" in issues_of(call)["corpus-changed"]
+
+
+@pytest.fixture
+def whole(tmp_path, corpus) -> Path:
+    return make(corpus, tmp_path / "data").path
+
+
+def test_open_names_every_file_that_differs(whole):
+    (whole / "train.bin").unlink()
+    (whole / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError) as caught:
+        open_prepared(whole)
+    wheres = [Path(issue.where).name for issue in caught.value.issues]
+    assert wheres == ["train.bin", "tokenizer.json"]
+
+
+def test_hashes_find_what_sizes_do_not(whole):
+    tokens = np.fromfile(whole / "train.bin", "<u2")
+    tokens[5] ^= 1
+    tokens.tofile(whole / "train.bin")
+    open_prepared(whole)
+    issues = issues_of(lambda: open_prepared(whole, hashes=True))
+    assert "train.bin: its sha256 differs" in issues["data-file"]
+
+
+def test_pairs_swapped_behind_the_manifest(whole):
+    manifest = json.loads((whole / "data.json").read_text())
+    manifest["splits"]["train"]["tokens"] += 1
+    (whole / "data.json").write_text(json.dumps(manifest))
+    assert "the manifest says" in issues_of(lambda: open_prepared(whole))["data-file"]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda manifest: [],
+        lambda manifest: manifest | {"schema": "mpctl.data/2"},
+        lambda manifest: manifest | {"files": {}},
+        lambda manifest: manifest | {"vocab_size": "300"},
+        lambda manifest: manifest | {"vocab_size": -1},
+        lambda manifest: manifest | {"splits": None},
+        lambda manifest: manifest | {"tokenizer_sha256": "0"},
+    ],
+)
+def test_damaged_manifests(whole, edit):
+    manifest = json.loads((whole / "data.json").read_text())
+    (whole / "data.json").write_text(json.dumps(edit(manifest)))
+    assert "damaged manifest" in issues_of(lambda: open_prepared(whole))["data-manifest"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "x" * 2_000_000, "\x00"])
+def test_manifests_that_are_none(whole, text):
+    (whole / "data.json").write_text(text)
+    assert "damaged manifest" in issues_of(lambda: open_prepared(whole))["data-manifest"]

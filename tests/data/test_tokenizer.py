@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from mpctl.data.tokenizer import (
+    encode,
+    end_of_text_id,
+    load_tokenizer,
+    train_tokenizer,
+    vocabulary_size,
+)
+from mpctl.errors import InputError
+
+TEXTS = [f"def function_{i}(value):\n    return value + {i}\n" for i in range(50)]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Tokenizer:
+    return train_tokenizer(TEXTS, vocab_size=300)
+
+
+def save(tmp_path: Path, tokenizer: Tokenizer, **changes) -> Path:
+    content = json.loads(tokenizer.to_str()) | changes
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_training_merges_and_is_deterministic(trained):
+    assert trained.to_str() == train_tokenizer(iter(TEXTS), vocab_size=300).to_str()
+    assert vocabulary_size(trained) == 300
+    assert len(encode(trained, [TEXTS[0]])[0]) < len(TEXTS[0]) / 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text())
+def test_any_text_comes_back_and_none_holds_end_of_text(trained, text):
+    (ids,) = encode(trained, [text])
+    assert trained.decode(ids, skip_special_tokens=False) == text
+    assert end_of_text_id(trained) not in ids
+
+
+def test_end_of_text_spelled_in_a_document_does_not_end_it(trained):
+    (ids,) = encode(trained, ["a<|endoftext|>b"])
+    assert end_of_text_id(trained) not in ids
+    assert trained.decode(ids) == "a<|endoftext|>b"
+
+
+def test_progress_counts_texts():
+    calls = []
+    train_tokenizer(TEXTS, vocab_size=260, total=50, on_progress=lambda *call: calls.append(call))
+    assert calls == [("train tokenizer", i, 50) for i in range(1, 51)]
+
+
+def test_smallest_vocabulary():
+    assert vocabulary_size(train_tokenizer(TEXTS, vocab_size=257)) == 257
+    with pytest.raises(InputError, match=r"256 entries do not hold .* \(use 257 or more\)"):
+        train_tokenizer(TEXTS, vocab_size=256)
+
+
+def test_saved_truncation_and_padding_do_not_cut_documents(tmp_path, trained):
+    limits = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    loaded = load_tokenizer(save(tmp_path, trained, truncation=limits))
+    assert encode(loaded, [TEXTS[0]]) == encode(trained, [TEXTS[0]])
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"model": {}}', "\x00"])
+def test_what_is_no_tokenizer(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=r"tokenizer\.json: not a tokenizer") as caught:
+        load_tokenizer(path)
+    assert caught.value.issues[0].hint
+
+
+def test_missing_and_undecodable_files(tmp_path):
+    (tmp_path / "b").write_bytes(b"\xff\xfe")
+    for name in ("a", "b"):
+        with pytest.raises(InputError, match="not readable"):
+            load_tokenizer(tmp_path / name)
+
+
+def test_other_names_of_end_of_text_and_none(tmp_path):
+    vocabulary = {"[UNK]": 0, "x": 7}
+    path = save(tmp_path, Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]")))
+    with pytest.raises(InputError, match=r"holds none of <\|endoftext\|>"):
+        end_of_text_id(load_tokenizer(path))
+    path = save(tmp_path, Tokenizer(models.WordLevel(vocabulary | {"</s>": 3}, unk_token="[UNK]")))
+    assert end_of_text_id(load_tokenizer(path)) == 3
+    assert vocabulary_size(load_tokenizer(path)) == 8
+
+
+def test_a_tokenizer_that_cannot_encode():
+    with pytest.raises(InputError, match="cannot encode the corpus"):
+        encode(Tokenizer(models.WordLevel({"x": 0}, unk_token="[UNK]")), ["y"])
