@@ -6,7 +6,9 @@ cannot be known without a legal layout is None.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.estimate.communication import BlockTraffic, Message, block_traffic, step_messages
@@ -19,6 +21,7 @@ from mpctl.rules.check import Check
 from mpctl.rules.layout import find_topology, job_stages
 from mpctl.rules.model import memory_check
 from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_partial
 from mpctl.stages import Span
 from mpctl.topology import Topology
 from mpctl.validate import check_job
@@ -60,6 +63,17 @@ class Plan:
         if self.errors or self.topology is None:
             raise InputError([check.issue for check in self.errors])
         return self.topology
+
+
+def load_plan(source: str | None, overrides: Mapping[str, Any] | None = None) -> Plan:
+    """The legal plan of a job by path or preset name; raises InputError with every issue at once,
+    those of the schema and those of the rules that can still be asked."""
+    loaded = load_partial(source, overrides)
+    checks = check_job(loaded.job, loaded.doubtful) if loaded.job else []
+    errors = [check.issue for check in checks if check.status == "error"]
+    if loaded.issues or errors or loaded.job is None:
+        raise InputError([*loaded.issues, *errors])
+    return make_plan(loaded.job)
 
 
 def make_plan(job: JobSpec) -> Plan:

@@ -24,9 +24,15 @@ class UnevenLayersError(ValueError):
 
 
 def stage_layers(
-    layers: int, *, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None,
-    embedding_is_layer: bool = False, loss_is_layer: bool = False,
-) -> list[list[Span]]:  # fmt: skip
+    layers: int,
+    *,
+    pp: int,
+    vpp: int = 1,
+    first: int | None = None,
+    last: int | None = None,
+    embedding_is_layer: bool = False,
+    loss_is_layer: bool = False,
+) -> list[list[Span]]:
     """Half-open spans of layers, `[stage][chunk]`; raises UnevenLayersError."""
     counts = _counts(layers, pp, vpp, first, last, embedding_is_layer, loss_is_layer)
     stages: list[list[Span]] = [[] for _ in range(pp)]
@@ -38,9 +44,14 @@ def stage_layers(
 
 
 def _counts(
-    layers: int, pp: int, vpp: int, first: int | None, last: int | None,
-    embedding_is_layer: bool, loss_is_layer: bool,
-) -> list[int]:  # fmt: skip
+    layers: int,
+    pp: int,
+    vpp: int,
+    first: int | None,
+    last: int | None,
+    embedding_is_layer: bool,
+    loss_is_layer: bool,
+) -> list[int]:
     """Layers of each virtual stage, in the order in which a sample meets them."""
     blocks = pp * vpp
     if first is None and last is None:

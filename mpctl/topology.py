@@ -40,9 +40,13 @@ class Topology:
 
     @classmethod
     def of(
-        cls, sizes: Mapping[str, int], *, order: str = DEFAULT_ORDER,
-        gpus_per_node: int | None = None, split_stage: int | None = None,
-    ) -> Topology:  # fmt: skip
+        cls,
+        sizes: Mapping[str, int],
+        *,
+        order: str = DEFAULT_ORDER,
+        gpus_per_node: int | None = None,
+        split_stage: int | None = None,
+    ) -> Topology:
         """Raises ValueError when the order is not one of the axes."""
         full = {axis: sizes.get(axis, 1) for axis in AXIS_NAMES}
         world = prod(full.values())

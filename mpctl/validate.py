@@ -15,22 +15,27 @@ from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 
 Rule = Callable[[JobSpec], Iterator[Check]]
-RULES: tuple[Rule, ...] = (
-    layout.world_rules,
-    layout.order_rules,
-    layout.node_rules,
-    layout.pipeline_rules,
-    layout.tensor_mode_rules,
-    layout.zero_rules,
-    model.model_rules,
-    model.head_rules,
-    model.width_rules,
-    model.sequence_rules,
-    model.batch_rules,
-    model.dtype_rules,
+LAYOUT, SHAPE, BATCH = {"cluster", "parallel"}, {"parallel", "model"}, {"parallel", "training"}
+RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it reads
+    (layout.world_rules, LAYOUT),
+    (layout.order_rules, LAYOUT),
+    (layout.node_rules, LAYOUT),
+    (layout.pipeline_rules, SHAPE | BATCH),
+    (layout.tensor_mode_rules, LAYOUT),
+    (layout.zero_rules, LAYOUT),
+    (model.model_rules, SHAPE),
+    (model.head_rules, SHAPE),
+    (model.width_rules, SHAPE),
+    (model.sequence_rules, SHAPE),
+    (model.batch_rules, LAYOUT | BATCH),
+    (model.dtype_rules, {"cluster", "training"}),
 )
 
 
-def check_job(job: JobSpec) -> list[Check]:
-    """Every rule's answer, in the order in which people read a layout."""
-    return [check for rule in RULES for check in rule(job)]
+def check_job(job: JobSpec, doubtful: frozenset[str] = frozenset()) -> list[Check]:
+    """Every rule's answer, in the order in which people read a layout.
+
+    Rules that read a doubtful table are not asked: their answer would be about a default.
+    """
+    asked = [rule for rule, tables in RULES if not tables & doubtful]
+    return [check for rule in asked for check in rule(job)]

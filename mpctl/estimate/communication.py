@@ -6,7 +6,8 @@ all-reduces once forward and once backward, 4Φ; a block holds two: 8Φ (arXiv 1
 A ring sends 2(t-1)/t of each message from every rank.
 
 Loss: three all-reduces of one float32 a token (maximum, target logit, sum of exponentials), never
-the logits. Gradients: one all-reduce of a rank's parameters over dp, once a step.
+the logits. Gradients: one all-reduce of a rank's parameters over dp, once a step. Besides, once a
+step: the square of the gradient's norm over tp, and a status over the world (loss, stop, memory).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from mpctl.units import DTYPE_BYTES
 
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
 LOSS_BYTES = 4  # each in float32
+STATUS_BYTES = 8  # float64: the gradient norm's square; a step's status, a slot a rank
+STATUS_FIXED = 2  # of which loss and stop are not a rank's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,11 @@ def step_messages(
         tokens = job.training.micro_batch_size * model.seq_length // job.parallel.cp
         count = m * LOSS_ALL_REDUCES
         messages.append(Message("tp", "all_reduce", "loss", tokens * LOSS_BYTES, count))
+    if job.parallel.tp > 1:
+        messages.append(Message("tp", "all_reduce", "gradient norm", STATUS_BYTES, 1))
+    if job.world_size > 1:
+        slots = STATUS_FIXED + job.world_size
+        messages.append(Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1))
     if job.sizes["dp"] > 1:
         local = local_parameters(job, table, spans, stage=stage)
         size = local * DTYPE_BYTES[job.training.reduced_dtype]

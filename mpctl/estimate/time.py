@@ -57,14 +57,21 @@ def find_step_time(
 
 
 def _stage_time(
-    job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], stage: int,
-    topology: Topology, rate: float,
-) -> StepTime | str:  # fmt: skip
+    job: JobSpec,
+    model: Model,
+    table: OperatorTable,
+    spans: list[Span],
+    stage: int,
+    topology: Topology,
+    rate: float,
+) -> StepTime | str:
     flops = step_flops(job, model, table, spans, stage=stage)
     compute = flops / rate
     bubble = compute * (job.parallel.pp - 1) / (job.parallel.vpp * job.num_microbatches)
     seconds = {"tp": 0.0, "dp": 0.0}
     for message in step_messages(job, model, table, spans, stage=stage):
+        if message.axis not in seconds:
+            continue
         crosses = topology.straddling(message.axis)[1] > 0
         link = job.cluster.inter_node if crosses else job.cluster.intra_node
         if link is None:

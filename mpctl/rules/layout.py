@@ -28,9 +28,14 @@ def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
     """Layers of every stage and chunk; raises UnevenLayersError."""
     p = job.parallel
     return stage_layers(
-        layers, pp=p.pp, vpp=p.vpp, first=p.first_stage_layers, last=p.last_stage_layers,
-        embedding_is_layer=p.embedding_is_layer, loss_is_layer=p.loss_is_layer,
-    )  # fmt: skip
+        layers,
+        pp=p.pp,
+        vpp=p.vpp,
+        first=p.first_stage_layers,
+        last=p.last_stage_layers,
+        embedding_is_layer=p.embedding_is_layer,
+        loss_is_layer=p.loss_is_layer,
+    )
 
 
 def world_rules(job: JobSpec) -> Iterator[Check]:
@@ -104,17 +109,27 @@ def node_rules(job: JobSpec) -> Iterator[Check]:
 def pipeline_rules(job: JobSpec) -> Iterator[Check]:
     p, m = job.parallel, job.num_microbatches
     if p.vpp > 1 and p.pp == 1:
-        yield Check("vpp-needs-pp", "error", "parallel.vpp",
-                    f"{p.vpp} chunks a stage need a pipeline, and pp is 1",
-                    "use pp 2 or more, or vpp 1")  # fmt: skip
+        yield Check(
+            "vpp-needs-pp",
+            "error",
+            "parallel.vpp",
+            f"{p.vpp} chunks a stage need a pipeline, and pp is 1",
+            "use pp 2 or more, or vpp 1",
+        )
     if p.vpp > 1 and p.pp > 1 and m % p.pp:
-        yield Check("microbatches-fill-pipeline", "error", "training.global_batch_size",
-                    f"{m} micro batches do not divide over {p.pp} interleaved stages",
-                    f"use a global batch of a multiple of {p.pp} micro batches")  # fmt: skip
+        yield Check(
+            "microbatches-fill-pipeline",
+            "error",
+            "training.global_batch_size",
+            f"{m} micro batches do not divide over {p.pp} interleaved stages",
+            f"use a global batch of a multiple of {p.pp} micro batches",
+        )
     if job.model is None:
         return
-    for where, layers in (("model.layers", job.model.layers),
-                          ("model.decoder_layers", job.model.decoder_layers)):  # fmt: skip
+    for where, layers in (
+        ("model.layers", job.model.layers),
+        ("model.decoder_layers", job.model.decoder_layers),
+    ):
         if layers is not None:
             yield _stage_check(job, where, layers)
 
@@ -126,11 +141,17 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
         return Check("layers-per-stage", "error", where, str(error), error.hint)
     counts = sorted({sum(stop - start for start, stop in spans) for spans in stages})
     if counts[0] < 1:
-        return Check("layers-per-stage", "error", where, f"{layers} layers leave a stage empty",
-                     "use fewer stages or more layers")  # fmt: skip
+        return Check(
+            "layers-per-stage",
+            "error",
+            where,
+            f"{layers} layers leave a stage empty",
+            "use fewer stages or more layers",
+        )
     chunks = f" in {job.parallel.vpp} chunks" if job.parallel.vpp > 1 else ""
-    return Check("layers-per-stage", "ok", where,
-                 f"{layers} layers: {listed(counts)} a stage{chunks}")  # fmt: skip
+    return Check(
+        "layers-per-stage", "ok", where, f"{layers} layers: {listed(counts)} a stage{chunks}"
+    )
 
 
 def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
@@ -143,12 +164,20 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
         legal, shape = [k**3 for k in roots if k**3 <= 8 * tp], "a cube"
     else:
         return
-    yield Check("tensor-mode", "error", "parallel.tp",
-                f"{tp} ranks are not {shape}, which tensor_mode {mode} needs",
-                f"use tp {listed(legal)}")  # fmt: skip
+    yield Check(
+        "tensor-mode",
+        "error",
+        "parallel.tp",
+        f"{tp} ranks are not {shape}, which tensor_mode {mode} needs",
+        f"use tp {listed(legal)}",
+    )
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:
     if job.parallel.zero and job.sizes["dp"] == 1:
-        yield Check("zero-needs-dp", "warning", "parallel.zero",
-                    f"ZeRO {job.parallel.zero} shares nothing when dp is 1")  # fmt: skip
+        yield Check(
+            "zero-needs-dp",
+            "warning",
+            "parallel.zero",
+            f"ZeRO {job.parallel.zero} shares nothing when dp is 1",
+        )

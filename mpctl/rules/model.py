@@ -16,12 +16,20 @@ def model_rules(job: JobSpec) -> Iterator[Check]:
         return
     if (model.family == "t5") != (model.decoder_layers is not None):
         verb = "needs" if model.family == "t5" else "does not take"
-        yield Check("decoder-layers", "error", "model.decoder_layers",
-                    f"family {model.family} {verb} decoder_layers")  # fmt: skip
+        yield Check(
+            "decoder-layers",
+            "error",
+            "model.decoder_layers",
+            f"family {model.family} {verb} decoder_layers",
+        )
     if model.position == "learned" and model.max_positions < model.seq_length:
-        yield Check("max-positions", "error", "model.max_positions",
-                    f"{model.max_positions} positions are fewer than the sequence's "
-                    f"{model.seq_length}", f"use at least {model.seq_length}")  # fmt: skip
+        yield Check(
+            "max-positions",
+            "error",
+            "model.max_positions",
+            f"{model.max_positions} positions are fewer than the sequence's {model.seq_length}",
+            f"use at least {model.seq_length}",
+        )
 
 
 def head_rules(job: JobSpec) -> Iterator[Check]:
@@ -29,21 +37,34 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
     if model is None:
         return
     if model.head_dim is None:
-        yield divides("heads-divide-hidden", "model.heads", model.hidden, model.heads, "hidden",
-                       "give model.head_dim, or use "
-                       + listed(nearest(divisors(model.hidden), model.heads)))  # fmt: skip
+        yield divides(
+            "heads-divide-hidden",
+            "model.heads",
+            model.hidden,
+            model.heads,
+            "hidden",
+            "give model.head_dim, or use " + listed(nearest(divisors(model.hidden), model.heads)),
+        )
     yield divides("tp-divides-heads", "parallel.tp", model.heads, tp, "attention heads")
     kv, heads = model.kv_heads, model.heads
     if heads % kv:
         yield divides("kv-heads-divide-heads", "model.kv_heads", heads, kv, "attention heads")
     if kv % tp and tp % kv:
         legal = [k for k in divisors(heads) if kv % k == 0 or k % kv == 0]
-        yield Check("tp-divides-kv-heads", "error", "parallel.tp",
-                    f"{tp} neither divides {kv} kv heads nor is a multiple of them",
-                    f"use {listed(legal)}")  # fmt: skip
+        yield Check(
+            "tp-divides-kv-heads",
+            "error",
+            "parallel.tp",
+            f"{tp} neither divides {kv} kv heads nor is a multiple of them",
+            f"use {listed(legal)}",
+        )
     elif kv % tp:
-        yield Check("tp-divides-kv-heads", "warning", "parallel.tp",
-                    f"each of {kv} kv heads is copied to {tp // kv} ranks")  # fmt: skip
+        yield Check(
+            "tp-divides-kv-heads",
+            "warning",
+            "parallel.tp",
+            f"each of {kv} kv heads is copied to {tp // kv} ranks",
+        )
 
 
 def width_rules(job: JobSpec) -> Iterator[Check]:
@@ -54,19 +75,27 @@ def width_rules(job: JobSpec) -> Iterator[Check]:
     padded = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     exact = padded == model.vocab
     each = f"{padded // tp} rows a rank"
-    message = f"{padded} tokens, {each}" if exact else (
-        f"{model.vocab} tokens are padded to {padded} "
-        f"({model.vocab_divisor} x tp {tp}), {each}; padding never enters the loss"
-    )  # fmt: skip
+    message = (
+        f"{padded} tokens, {each}"
+        if exact
+        else (
+            f"{model.vocab} tokens are padded to {padded} "
+            f"({model.vocab_divisor} x tp {tp}), {each}; padding never enters the loss"
+        )
+    )
     yield Check("vocab-padding", "ok", "model.vocab", message)
 
 
 def sequence_rules(job: JobSpec) -> Iterator[Check]:
     p, model = job.parallel, job.model
     if p.sequence_parallel and p.tp == 1:
-        yield Check("sequence-parallel-needs-tp", "error", "parallel.sequence_parallel",
-                    "sequence parallelism splits over tp, and tp is 1",
-                    "use tp 2 or more, or turn it off")  # fmt: skip
+        yield Check(
+            "sequence-parallel-needs-tp",
+            "error",
+            "parallel.sequence_parallel",
+            "sequence parallelism splits over tp, and tp is 1",
+            "use tp 2 or more, or turn it off",
+        )
     if model is None:
         return
     seq = model.seq_length
@@ -101,9 +130,13 @@ def dtype_rules(job: JobSpec) -> Iterator[Check]:
     device, dtype = job.cluster.device, job.training.dtype
     if device is not None and dtype not in device.peak_flops:
         known = ", ".join(device.peak_flops)
-        yield Check("dtype-on-device", "warning", "training.dtype",
-                    f"{device.name} has no {dtype} rate in its preset, so no time is estimated",
-                    f"known: {known}")  # fmt: skip
+        yield Check(
+            "dtype-on-device",
+            "warning",
+            "training.dtype",
+            f"{device.name} has no {dtype} rate in its preset, so no time is estimated",
+            f"known: {known}",
+        )
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
@@ -116,8 +149,11 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
     rule, where = "memory-fits", "parallel"
     if heaviest_bytes > device.memory_bytes:
         over = bytes_text(heaviest_bytes - device.memory_bytes)
-        return Check(rule, "warning", where,
-                     f"stage {stage} needs at least {need} a rank, {over} above the {have} of "
-                     f"{device.name}",
-                     "raise tp, pp or zero, or training.recompute full")  # fmt: skip
+        return Check(
+            rule,
+            "warning",
+            where,
+            f"stage {stage} needs at least {need} a rank, {over} above the {have} of {device.name}",
+            "raise tp, pp or zero, or training.recompute full",
+        )
     return Check(rule, "ok", where, f"stage {stage}, the heaviest, holds {need} of {have}")

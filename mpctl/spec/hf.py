@@ -24,12 +24,24 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt2": {"family": "gpt", "activation": "gelu_tanh", "tied_embeddings": True},
-    "llama": {"family": "gpt", "activation": "swiglu", "norm": "rmsnorm", "position": "rotary",
-              "bias": False, "tied_embeddings": False},
+    "llama": {
+        "family": "gpt",
+        "activation": "swiglu",
+        "norm": "rmsnorm",
+        "position": "rotary",
+        "bias": False,
+        "tied_embeddings": False,
+    },
     "bert": {"family": "bert"},
-    "t5": {"family": "t5", "activation": "relu", "norm": "rmsnorm", "position": "relative",
-           "bias": False, "seq_length": 512},
-}  # fmt: skip
+    "t5": {
+        "family": "t5",
+        "activation": "relu",
+        "norm": "rmsnorm",
+        "position": "relative",
+        "bias": False,
+        "seq_length": 512,
+    },
+}
 FAMILIES["mistral"] = FAMILIES["llama"]
 
 
@@ -45,9 +57,11 @@ def shape_from_hf(path: Path) -> dict[str, Any]:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if kind not in FAMILIES:
         raise InputError.of(
-            "unknown-model-type", "model.hf_config", f"model_type {kind!r} in {file} is not known",
+            "unknown-model-type",
+            "model.hf_config",
+            f"model_type {kind!r} in {file} is not known",
             f"known: {', '.join(FAMILIES)}; or give the [model] keys themselves",
-        )  # fmt: skip
+        )
     shape: dict[str, Any] = {**FAMILIES[kind], "source": str(file)}
     for ours, theirs in NAMES.items():
         value = next((config[name] for name in theirs if config.get(name) is not None), None)

@@ -41,6 +41,9 @@ class Launch(Table):
     max_restarts: Annotated[int, Field(ge=0)] = Field(
         0, description="fresh torchruns after a failure, each resuming from the last checkpoint"
     )
+    predicted_step_seconds: Positive | None = Field(
+        None, description="filled in by the launcher from its plan, to stand beside the measured"
+    )
 
 
 class JobSpec(Table):

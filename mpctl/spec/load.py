@@ -11,6 +11,7 @@ import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +26,87 @@ Raw = dict[str, Any]
 PRESET_TABLES: dict[str, Kind] = {"cluster": "clusters", "model": "models"}
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What could be read: the job without its bad keys, every issue, and the tables whose values
+    are therefore in doubt (a default stands where something illegal was written)."""
+
+    job: JobSpec | None
+    issues: tuple[Issue, ...] = ()
+    doubtful: frozenset[str] = frozenset()
+
+
 def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> JobSpec:
     """Resolve a job. source: a path, a preset's name, or None for an empty job.
 
     overrides: dotted settings to values, `{"parallel.tp": 2, "model": "gpt2"}`.
     Raises InputError carrying all issues.
     """
+    return _get_job(load_partial(source, overrides))
+
+
+def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> Loaded:
+    """As load_job, but issues are returned beside what could be read in spite of them."""
     raw = read_source(source) if source else {}
-    return job_from_raw(raw, overrides or {})
+    return partial_from_raw(raw, overrides or {})
 
 
 def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
+    return _get_job(partial_from_raw(raw, overrides))
+
+
+def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> Loaded:
     raw = {key: _as_table(key, value) for key, value in raw.items()}
     for where, value in overrides.items():
         _assign(raw, where, value)
     issues: list[Issue] = []
-    return complete(parse(_expand(raw, issues), issues))
-
-
-def parse(raw: Raw, issues: Iterable[Issue] = ()) -> JobSpec:
-    """The strict model of a fully expanded job; raises with `issues` and its own together."""
-    found = list(issues)
+    raw = _expand(raw, issues)
+    in_doubt = {issue.where.split(".")[0] for issue in issues}
     try:
-        job = JobSpec.model_validate(raw)
+        return Loaded(complete(parse(raw)), tuple(issues), frozenset(in_doubt))
+    except _SchemaError as error:
+        issues += error.issues
+        in_doubt |= {str(loc[0]) for kind, loc in error.places if kind != "extra_forbidden"}
+        return Loaded(_salvage(raw, error), tuple(issues), frozenset(in_doubt))
+
+
+def _get_job(loaded: Loaded) -> JobSpec:
+    if loaded.issues or loaded.job is None:
+        raise InputError(loaded.issues)
+    return loaded.job
+
+
+class _SchemaError(InputError):
+    """Keys that the schema refuses, and where they stand."""
+
+    def __init__(self, error: ValidationError) -> None:
+        super().__init__(_issues_of(error))
+        details = error.errors(include_url=False)
+        self.places = [(detail["type"], detail["loc"]) for detail in details]
+
+
+def parse(raw: Raw) -> JobSpec:
+    """The strict model of a fully expanded job; raises InputError."""
+    try:
+        return JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise InputError([*found, *_issues_of(error)]) from None
-    if found:
-        raise InputError(found)
-    return job
+        raise _SchemaError(error) from None
+
+
+def _salvage(raw: Raw, error: _SchemaError) -> JobSpec | None:
+    """The job without the refused keys, so that its rules can still be asked."""
+    kept = _copy(raw)
+    for kind, loc in error.places:
+        path = loc[:1] if kind == "missing" else loc  # a table that lacks a key is left out
+        table = kept
+        for key in path[:-1]:
+            table = table.get(key, {}) if isinstance(table, dict) else {}
+        if isinstance(table, dict):
+            table.pop(path[-1], None)
+    try:
+        return complete(parse(kept))
+    except InputError:
+        return None
 
 
 def read_source(source: str) -> Raw:
@@ -65,9 +119,11 @@ def read_source(source: str) -> Raw:
         names = preset_names("jobs")
         near = difflib.get_close_matches(source, names, n=3) or names
         raise InputError.of(
-            "no-such-job", "JOB", f"{source!r} is neither a file nor a job preset",
+            "no-such-job",
+            "JOB",
+            f"{source!r} is neither a file nor a job preset",
             f"presets: {', '.join(near)}",
-        )  # fmt: skip
+        )
     return found
 
 
@@ -93,8 +149,12 @@ def parse_settings(settings: Iterable[str]) -> Raw:
     for setting in settings:
         where, equals, text = setting.partition("=")
         if not equals or not where:
-            raise InputError.of("bad-set", "--set", f"{setting!r} is not KEY=VALUE",
-                                "for example --set parallel.tp=2")  # fmt: skip
+            raise InputError.of(
+                "bad-set",
+                "--set",
+                f"{setting!r} is not KEY=VALUE",
+                "for example --set parallel.tp=2",
+            )
         try:
             parsed[where.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

@@ -39,7 +39,9 @@ def get_preset(kind: Kind, name: str, *, where: str) -> dict[str, Any]:
         names = preset_names(kind)
         near = difflib.get_close_matches(name, names, n=3) or names
         raise InputError.of(
-            "unknown-preset", where, f"no {kind[:-1]} preset is called {name!r}",
+            "unknown-preset",
+            where,
+            f"no {kind[:-1]} preset is called {name!r}",
             f"use {', '.join(near)}; `mpctl presets` lists all",
-        )  # fmt: skip
+        )
     return found

@@ -19,8 +19,8 @@ LOGITS: Dims = ("batch", "seq", "vocab")
 BLOCK = (
     Product("attention.qkv", "attention", HIDDEN, ("hidden", "heads"), HEADS),
     Product("attention.output", "attention", HEADS, ("heads", "hidden"), HIDDEN),
-    Product("mlp.input", "mlp", HIDDEN, ("hidden", "ffn"), FFN),
-    Product("mlp.output", "mlp", FFN, ("ffn", "hidden"), HIDDEN),
+    Product("mlp.up", "mlp", HIDDEN, ("hidden", "ffn"), FFN),
+    Product("mlp.down", "mlp", FFN, ("ffn", "hidden"), HIDDEN),
 )
 LOOKUP = Product("embedding.word", "embedding", LOGITS, ("vocab", "hidden"), HIDDEN, False, True)
 HEAD = Product("head", "head", HIDDEN, ("vocab", "hidden"), LOGITS)
@@ -75,6 +75,6 @@ def _block_weights(model: Model) -> tuple[Weight, ...]:
         *_linear("attention.qkv", ("heads", fused), hidden, model),
         *_linear("attention.output", hidden, ("heads", width), model),
         *_norm("mlp_norm", model),
-        *_linear("mlp.input", ("ffn", inner), hidden, model),
-        *_linear("mlp.output", hidden, ("ffn", model.ffn), model),
+        *_linear("mlp.up", ("ffn", inner), hidden, model),
+        *_linear("mlp.down", hidden, ("ffn", model.ffn), model),
     )

@@ -1,0 +1,5 @@
+"""`python -m mpctl`."""
+
+from mpctl.cli.entry import main
+
+main()

@@ -1,0 +1,82 @@
+"""The `mpctl` command: finds the subcommand, runs it, turns errors into words and exit codes.
+
+A subcommand's module is imported only when it is typed, so that `mpctl plan` never pays for
+`mpctl launch`. Exit codes: 0 done, 1 the run failed, 2 bad input, 128 + n on signal n.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from mpctl import __version__
+from mpctl.errors import InputError, Issue, MpctlError
+
+COMMANDS = ("plan", "launch", "bench", "data", "presets", "schema")
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands live in `mpctl.cli.NAME` as `app`."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = typer.main.get_command(import_module(f"mpctl.cli.{cmd_name}").app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(cls=LazyGroup, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mpctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def mpctl(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Plan a parallel layout of transformer training, launch it, hold the plan against the run."""
+
+
+def main() -> None:
+    """Entry point; never shows a traceback for bad input."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    wants_json = "--json" in arguments
+    try:
+        return app(args=arguments, standalone_mode=False, prog_name="mpctl") or 0
+    except MpctlError as error:
+        issues = error.issues if isinstance(error, InputError) else ()
+        return _report(issues or [Issue("run-failed", "mpctl", str(error))], wants_json, error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `mpctl plan | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not a usage error of the command line
+            raise
+        where = getattr(error, "option_name", None) or "command line"
+        return _report([Issue("usage", str(where), error.format_message())], wants_json, None)
+
+
+def _report(issues: Any, wants_json: bool, error: MpctlError | None) -> int:
+    from mpctl.render.errors import print_issues
+
+    print_issues(list(issues), wants_json=wants_json)
+    return error.exit_code if error else 2

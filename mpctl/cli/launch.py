@@ -1,0 +1,122 @@
+"""`mpctl launch`: run a job on exactly the layout that `mpctl plan` shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mpctl.cli.options import JobSource, with_job
+
+if TYPE_CHECKING:
+    from mpctl.launch.plan import LaunchPlan
+    from mpctl.launch.rundir import RunDir
+    from mpctl.plan import Plan
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+@with_job
+def launch(
+    job: JobSource,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run writes; a fresh runs/NAME when absent.")
+    ] = None,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None,
+        typer.Option(help="cpu rehearses any layout on this machine's cores.", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show exactly what would run; start nothing.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --run-dir.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The run's summary as JSON on stdout.")
+    ] = False,
+) -> None:
+    """Train: prepare the data, spawn the ranks, watch them, leave nothing behind."""
+    plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
+    prepared = _check(plan, run)
+    if dry_run:
+        _print_dry_run(prepared, as_json=as_json)
+        return
+    from mpctl.launch.account import summarise, write_summary
+    from mpctl.launch.start import start
+    from mpctl.launch.supervise import run_launch
+    from mpctl.render.errors import print_warnings
+    from mpctl.render.json import print_json
+    from mpctl.render.run import RunView, print_failure, print_summary
+    from mpctl.render.tasks import TaskBar
+
+    print_warnings(list(prepared.warnings))
+    with TaskBar() as bar:
+        start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
+    launched = prepared.job
+    with RunView(launched.training.steps, launched.launch.predicted_step_seconds) as view:
+        outcome = run_launch(prepared, view.record, view.event)
+    summary = summarise(plan, prepared, outcome)
+    write_summary(prepared.run, summary)
+    if outcome.failure is not None:
+        print_failure(outcome.failure)
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(summary, str(run.path))
+    raise typer.Exit(outcome.exit_code)
+
+
+def _resolve(
+    job: JobSource, run_dir: Path | None, device: str | None, *, resume: bool, overwrite: bool
+) -> tuple[Plan, RunDir]:
+    """The plan and the run directory; a resumed run brings its own job."""
+    from mpctl.errors import InputError
+    from mpctl.launch.rundir import RunDir, free_run_dir
+
+    if resume and overwrite:
+        raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other")
+    more = {} if device is None else {"launch.device": device}
+    if resume:
+        if run_dir is None:
+            raise InputError.of("usage", "--resume", "which run?", "give --run-dir")
+        source = job.source or str(run_dir / "job.json")
+        return JobSource(source, job.overrides).plan(more), RunDir(run_dir)
+    plan = job.plan(more)
+    run = RunDir(run_dir) if run_dir else free_run_dir(plan.job.name or "run")
+    return plan, run
+
+
+def _check(plan: Plan, run: RunDir) -> LaunchPlan:
+    """Every reason not to start, at once; else what to start."""
+    from mpctl.errors import InputError
+    from mpctl.launch.machine import this_machine
+    from mpctl.launch.plan import plan_launch
+    from mpctl.launch.preflight import check_launch, launch_warnings
+
+    machine = this_machine()
+    issues = check_launch(plan, machine)
+    if issues:
+        raise InputError(issues)
+    warnings = (*(c.message for c in plan.warnings), *launch_warnings(plan.job, machine))
+    return plan_launch(plan, run, machine, warnings=warnings)
+
+
+def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:
+    from mpctl.launch.plan import free_port
+    from mpctl.render.json import print_json
+
+    port = free_port()
+    if as_json:
+        print_json({"schema": "mpctl.launch/1", "command": prepared.command(port),
+                    "env": prepared.env, "run_dir": str(prepared.run.path),
+                    "world_size": prepared.world_size,
+                    "job": prepared.job.model_dump(mode="json")})  # fmt: skip
+        return
+    print(f"# writes {', '.join(prepared.files)} and the run's records to {prepared.run.path}/")
+    print(prepared.text(port))

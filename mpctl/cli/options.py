@@ -1,0 +1,124 @@
+"""Every option that names a setting of a job, held once and shared by the commands.
+
+Flags are for what people vary; `--set parallel.order=...` reaches the rest.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from mpctl.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """`--micro-batch-size` and the setting that it overrides."""
+
+    option: str
+    setting: str
+    type: Any
+    help: str
+
+    @property
+    def name(self) -> str:
+        return self.option.removeprefix("--").split("/")[0].replace("-", "_")
+
+
+FLAGS = (
+    Flag("--nodes", "cluster.nodes", int, "Hosts in the cluster."),
+    Flag("--gpus-per-node", "cluster.gpus_per_node", int, "Ranks on each host."),
+    Flag("--cluster", "cluster", str, "Cluster preset."),
+    Flag("--model", "model", str, "Model preset."),
+    Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
+    Flag("--pp", "parallel.pp", int, "Pipeline stages."),
+    Flag("--dp", "parallel.dp", int, "Data-parallel size; derived when absent."),
+    Flag("--cp", "parallel.cp", int, "Context-parallel size."),
+    Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual stages) a pipeline rank."),
+    Flag("--order", "parallel.order", str, "Axes, fastest over ranks first: tp-cp-dp-pp."),
+    Flag(
+        "--sequence-parallel/--no-sequence-parallel",
+        "parallel.sequence_parallel",
+        bool,
+        "Split the sequence over tp between the tensor-parallel regions.",
+    ),
+    Flag("--zero", "parallel.zero", int, "ZeRO stage, 0 to 3."),
+    Flag(
+        "--allow-tp-across-nodes/--no-allow-tp-across-nodes",
+        "parallel.allow_tp_across_nodes",
+        bool,
+        "Accept tensor-parallel groups that leave their node.",
+    ),
+    Flag("--micro-batch-size", "training.micro_batch_size", int, "Samples a rank takes at once."),
+    Flag("--global-batch-size", "training.global_batch_size", int, "Samples of one step."),
+    Flag("--recompute", "training.recompute", str, "none, selective or full."),
+    Flag("--dtype", "training.dtype", str, "fp32, bf16, fp16, ..."),
+    Flag("--steps", "training.steps", int, "Steps to train."),
+    Flag("--seed", "training.seed", int, "Weights, data order and dropout follow from it."),
+)
+
+
+@dataclass(frozen=True)
+class JobSource:
+    """What was typed: a job's name or path and the settings laid over it."""
+
+    source: str | None
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+    def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
+        """The legal plan; the settings of `more` win over everything typed."""
+        from mpctl.plan import load_plan
+
+        return load_plan(self.source, {**self.overrides, **(more or {})})
+
+
+def with_job(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the argument JOB, every flag and --set; it receives them as `job`."""
+
+    @wraps(command)
+    def wrapper(**values: Any) -> None:
+        overrides = {f.setting: v for f in FLAGS if (v := values.pop(f.name)) is not None}
+        settings = values.pop("set_") or []
+        if settings:
+            from mpctl.spec.load import parse_settings
+
+            overrides.update(parse_settings(settings))
+        command(JobSource(values.pop("job"), overrides), **values)
+
+    own = list(inspect.signature(command).parameters.values())[1:]
+    hints = get_type_hints(command, include_extras=True)
+    own = [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
+    parameters = [_job_argument(), *own, *map(_flag_parameter, FLAGS), _set_parameter()]
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
+
+
+def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+
+
+def _job_argument() -> inspect.Parameter:
+    text = "A job file (TOML) or a job preset's name; `mpctl presets` lists them."
+    return _keyword("job", Annotated[str | None, typer.Argument(metavar="JOB", help=text)])
+
+
+def _flag_parameter(flag: Flag) -> inspect.Parameter:
+    option = typer.Option(flag.option, help=flag.help, show_default=False, rich_help_panel="Job")
+    return _keyword(flag.name, Annotated[flag.type | None, option])
+
+
+def _set_parameter() -> inspect.Parameter:
+    option = typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel="Job",
+        help="Any other setting of the job, e.g. parallel.vpp=2; may be repeated.",
+    )
+    return _keyword("set_", Annotated[list[str] | None, option])

@@ -1,0 +1,1 @@
+"""From a legal plan to running ranks: check, prepare, spawn, watch, account."""

@@ -1,0 +1,91 @@
+"""The account of a run, RUN/summary.json: how it ended, what was reached, plan beside run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from statistics import median
+from typing import Any
+
+from mpctl.estimate.communication import Message
+from mpctl.launch.plan import LaunchPlan
+from mpctl.launch.rundir import RunDir
+from mpctl.launch.supervise import Outcome
+from mpctl.plan import Plan
+from mpctl.topology import Topology
+
+WARM_UP_STEPS = 2
+
+
+def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any]:
+    """Schema mpctl.run/1."""
+    records = list(launch.run.records())
+    steady = records[WARM_UP_STEPS:] or records
+    validated = [r for r in records if "validation_loss" in r]
+    last = records[-1] if records else {}
+    return {
+        "schema": "mpctl.run/1",
+        "status": outcome.status,
+        "steps": last.get("step", 0),
+        "final_loss": last.get("loss"),
+        "validation_loss": validated[-1]["validation_loss"] if validated else None,
+        "first_validation_loss": validated[0]["validation_loss"] if validated else None,
+        "tokens": last.get("tokens", 0),
+        "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
+        "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
+        "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
+        "world_size": launch.world_size,
+        "sizes": launch.job.sizes,
+        "attempts": outcome.attempts,
+        "signal": outcome.signal,
+        "failure": None if outcome.failure is None else _failure(outcome),
+        "plan_beside_run": _comparison(plan, launch),
+        "command": shlex.join([sys.executable, "-m", "mpctl", *sys.argv[1:]]),
+    }
+
+
+def write_summary(run: RunDir, summary: dict[str, Any]) -> None:
+    path = run.path / "summary.json"
+    path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+
+
+def _failure(outcome: Outcome) -> dict[str, Any]:
+    failure = outcome.failure
+    assert failure is not None
+    return {"rank": failure.rank, "coords": failure.coords, "error": failure.error,
+            "doing": failure.doing, "log": failure.log,
+            "last_lines": list(failure.last_lines)}  # fmt: skip
+
+
+def _comparison(plan: Plan, launch: LaunchPlan) -> list[dict[str, Any]]:
+    """For every rank that finished: parameters and bytes of a step, planned and measured."""
+    topology, estimate = plan.topology, plan.estimate
+    if topology is None or estimate is None or not estimate.memory:
+        return []
+    return [_rank_comparison(account, topology, plan) for account in launch.run.documents("ranks")]
+
+
+def _rank_comparison(account: dict[str, Any], topology: Topology, plan: Plan) -> dict[str, Any]:
+    assert plan.estimate is not None
+    stage = topology.coords(account["rank"])["pp"]
+    planned = planned_traffic(plan.estimate.messages[stage])
+    parameters = plan.estimate.memory[stage].parameters
+    agrees = planned == account["step_traffic"] and parameters == account["parameters"]
+    return {
+        "rank": account["rank"],
+        "agrees": agrees,
+        "parameters": {"planned": parameters, "measured": account["parameters"]},
+        "step_traffic": {"planned": planned, "measured": account["step_traffic"]},
+        "peak_memory_bytes": account["peak_memory_bytes"],
+    }
+
+
+def planned_traffic(messages: tuple[Message, ...]) -> dict[str, dict[str, int]]:
+    """A stage's messages in the form in which a rank counts them."""
+    traffic: dict[str, dict[str, int]] = {}
+    for message in messages:
+        entry = traffic.setdefault(f"{message.axis} {message.kind}", {"count": 0, "bytes": 0})
+        entry["count"] += message.count
+        entry["bytes"] += message.count * message.bytes
+    return dict(sorted(traffic.items()))

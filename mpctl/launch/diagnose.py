@@ -1,0 +1,98 @@
+"""Which rank ended a run, and why, out of what every rank left behind.
+
+A rank that fails by an exception leaves a record that says whether it is only an echo of a lost
+peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. Ranks
+that torchrun itself terminated afterwards (SIGTERM) are never the cause.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from mpctl.launch.rundir import RunDir
+from mpctl.spec.job import JobSpec
+from mpctl.topology import Topology
+
+LAST_LINES = 15
+ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.S)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The rank that failed first, where it sits, what it did, and the end of its log."""
+
+    rank: int | None
+    coords: dict[str, int]
+    error: str
+    doing: str
+    log: str
+    last_lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.rank is None:
+            return f"{self.error} ({self.log})"
+        place = ", ".join(f"{axis} {index}" for axis, index in self.coords.items())
+        return f"rank {self.rank} ({place}) failed at {self.doing}: {self.error}"
+
+
+def find_failure(run: RunDir, job: JobSpec, world_size: int) -> Failure:
+    """The most likely cause: a real error, else a silent death, else the first echo."""
+    records = sorted(run.documents("failures"), key=lambda record: record["time"])
+    causes = [record for record in records if not record["is_echo"]]
+    if causes:
+        return _recorded(run, causes[0])
+    done = {int(document["rank"]) for document in run.documents("ranks")}
+    known = done | {int(record["rank"]) for record in records}
+    codes = _exit_codes(run)
+    silent = [rank for rank in range(world_size) if rank not in known]
+    killed = [rank for rank in silent if codes.get(rank) not in (None, -signal.SIGTERM)]
+    if killed or (silent and records):
+        rank = (killed or silent)[0]
+        step = f"step {run.last_step() + 1}"
+        return _failure(run, rank, _coords(job, rank), _ending(codes.get(rank)), step)
+    if records:
+        return _recorded(run, records[0])
+    log = run.path / "logs" / "torchrun.log"
+    return Failure(None, {}, "torchrun ended before its workers", "start", str(log), _tail(log))
+
+
+def _recorded(run: RunDir, record: dict[str, Any]) -> Failure:
+    return _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
+
+
+def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
+    log = run.log(rank)
+    return Failure(rank, coords, error, doing, str(log), _tail(log))
+
+
+def _coords(job: JobSpec, rank: int) -> dict[str, int]:
+    return Topology.of(job.sizes, order=job.parallel.order).coords(rank)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "ended without a word"
+    if code >= 0:
+        return f"ended with exit code {code} without a word"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = str(-code)
+    hint = ", often the kernel short of memory" if -code == signal.SIGKILL else ""
+    return f"killed by signal {-code} ({name}{hint})"
+
+
+def _exit_codes(run: RunDir) -> dict[int, int]:
+    """What torchrun's last summary says of each rank that did not end well."""
+    log = run.path / "logs" / "torchrun.log"
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    return {int(rank): int(code) for rank, code in ENTRY.findall(text.rpartition("FAILED")[2])}
+
+
+def _tail(log: Any) -> tuple[str, ...]:
+    if not log.exists():
+        return ()
+    return tuple(log.read_text("utf-8", errors="replace").splitlines()[-LAST_LINES:])

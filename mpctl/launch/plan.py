@@ -1,0 +1,95 @@
+"""JobSpec -> LaunchPlan: the exact command, environment and files, computed without side effects.
+
+`--dry-run` prints it; the supervisor runs it. torchrun gets static rendezvous (exact ranks) and no
+restarts of its own: restarted workers reuse the old attempt's store and hang (pytorch#135712), so
+the supervisor starts a fresh torchrun for every attempt.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpctl.document import plan_document
+from mpctl.launch.machine import Machine
+from mpctl.launch.preflight import chosen_device
+from mpctl.launch.rundir import RunDir
+from mpctl.plan import Plan
+from mpctl.spec.job import JobSpec
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """argv without a port: each attempt takes a free one, so that `command` names it."""
+
+    job: JobSpec
+    run: RunDir
+    world_size: int
+    env: dict[str, str]
+    files: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def command(self, port: int) -> list[str]:
+        return [
+            sys.executable, "-m", "torch.distributed.run",
+            "--nnodes=1", "--node-rank=0", f"--nproc-per-node={self.world_size}",
+            "--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}",
+            "--max-restarts=0", "-m", "mpctl.runtime.worker", str(self.run.path.resolve()),
+        ]  # fmt: skip
+
+    def text(self, port: int) -> str:
+        """What would run, as a shell would take it."""
+        env = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
+        return " \\\n  ".join([*env, shlex.join(self.command(port))])
+
+
+def plan_launch(
+    plan: Plan, run: RunDir, machine: Machine, *, warnings: tuple[str, ...] = ()
+) -> LaunchPlan:
+    """The launch of a legal plan on this machine."""
+    job = resolved(plan, machine)
+    topology = plan.require_legal()
+    document = plan_document(plan, topology, kinds=None, ranks=False)
+    files = {
+        "job.json": job.model_dump_json(indent=1) + "\n",
+        "plan.json": json.dumps(document) + "\n",
+    }
+    env = {
+        "OMP_NUM_THREADS": str(job.launch.threads_per_rank),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONSAFEPATH": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+    }
+    if job.launch.device == "cpu":
+        env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    return LaunchPlan(job, run, job.world_size, env, files, warnings)
+
+
+def resolved(plan: Plan, machine: Machine) -> JobSpec:
+    """The job with its device, threads, data folder and prediction filled in."""
+    job = plan.job
+    device = chosen_device(job, machine)
+    threads = job.launch.threads_per_rank or max(1, machine.cores // job.world_size)
+    predicted = plan.estimate.step_seconds if plan.estimate else None
+    launch = job.launch.model_copy(
+        update={
+            "device": device,
+            "threads_per_rank": threads,
+            "predicted_step_seconds": predicted,
+        }
+    )
+    path = None if job.data.path is None else str(Path(job.data.path).resolve())
+    data = job.data.model_copy(update={"path": path})
+    return job.model_copy(update={"launch": launch, "data": data})
+
+
+def free_port() -> int:
+    """A port that nothing listens on now; a clash before torchrun binds it costs one attempt."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

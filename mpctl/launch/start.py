@@ -1,0 +1,42 @@
+"""The effects before the first rank: the run directory, its files, the prepared data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mpctl.launch.plan import LaunchPlan
+
+Progress = Callable[[str, int, int], None]
+
+
+def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress) -> None:
+    """Write what the workers read. Raises InputError when the directory is occupied or the corpus
+    cannot be prepared; then nothing of the run has been started."""
+    run = plan.run
+    if overwrite:
+        run.clear()
+    elif not resume:
+        run.require_free()
+    run.path.mkdir(parents=True, exist_ok=True)
+    for name, text in plan.files.items():
+        (run.path / name).write_text(text, "utf-8")
+    prepare_data(plan, on_progress)
+
+
+def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:
+    """The job's corpus, into RUN/data, unless it is there or the job names prepared data."""
+    from mpctl.data.manifest import MANIFEST
+    from mpctl.data.prepare import prepare
+
+    data, model = plan.job.data, plan.job.model
+    out = plan.run.path / "data"
+    if data.path is not None or (out / MANIFEST).exists():
+        return
+    assert model is not None and data.corpus is not None
+    prepare(
+        sources=data.corpus, out=out, vocab_size=model.vocab,
+        tokenizer=None if data.tokenizer is None else Path(data.tokenizer),
+        validation_fraction=data.validation_fraction, max_bytes=data.max_bytes,
+        seed=plan.job.training.seed, on_progress=on_progress,
+    )  # fmt: skip

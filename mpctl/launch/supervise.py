@@ -1,0 +1,175 @@
+"""Run a LaunchPlan and watch it: records out, a stop in, and no process left behind.
+
+One torchrun an attempt, in a session of its own so that Ctrl-C reaches only us. A first SIGINT,
+SIGTERM or SIGHUP asks the ranks to finish their step and save (a file that rank 0's step looks
+for); a second one, or `stop_seconds` without an end, kills the tree. If we are killed ourselves the
+kernel kills torchrun, and with it the workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import psutil
+
+from mpctl.launch.diagnose import Failure, find_failure
+from mpctl.launch.plan import LaunchPlan, free_port
+
+POLL_SECONDS = 0.05
+PR_SET_PDEATHSIG = 1
+OnRecord = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended; signal is the one that stopped it."""
+
+    status: Literal["finished", "stopped", "failed"]
+    attempts: int
+    signal: int | None = None
+    failure: Failure | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.status == "stopped":
+            return 128 + (self.signal or signal.SIGINT)
+        return 0 if self.status == "finished" else 1
+
+
+@dataclass
+class StopRequests:
+    """Signals that asked for a stop, in order of arrival."""
+
+    received: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def listening(self) -> Iterator[StopRequests]:
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {name: signal.signal(name, self._take) for name in names}
+        try:
+            yield self
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+
+    def _take(self, number: int, frame: Any) -> None:
+        self.received.append(number)
+
+
+def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: Callable[[str], None]) -> Outcome:
+    """Run to the end, over as many attempts as the job allows."""
+    run, attempts = plan.run, plan.job.launch.max_restarts + 1
+    with StopRequests().listening() as stops:
+        for attempt in range(1, attempts + 1):
+            run.begin_attempt(from_step=run.last_checkpoint())
+            code = _attempt(plan, stops, on_record, on_event)
+            finished = run.last_step() >= plan.job.training.steps and code == 0
+            if finished:
+                return Outcome("finished", attempt)
+            if stops.received:
+                return Outcome("stopped", attempt, stops.received[0])
+            failure = find_failure(run, plan.job, plan.world_size)
+            if attempt == attempts:
+                return Outcome("failed", attempt, failure=failure)
+            on_event(f"{failure}; starting again from step {run.last_checkpoint()}")
+    raise AssertionError("unreachable")
+
+
+def _attempt(
+    plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: Callable[[str], None]
+) -> int:
+    """One torchrun from start to end; returns its exit code."""
+    logs = plan.run.path / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "torchrun.log").open("ab") as log:
+        process = _spawn(plan, log)
+        reader = RecordReader(plan.run.metrics)
+        try:
+            while process.poll() is None:
+                reader.deliver(on_record)
+                if stops.received and not _may_go_on(plan, stops, reader, on_event):
+                    break
+                time.sleep(POLL_SECONDS)
+        finally:
+            kill_tree(process)
+        reader.deliver(on_record)
+    return process.wait()
+
+
+def _spawn(plan: LaunchPlan, log: BinaryIO) -> subprocess.Popen[bytes]:
+    command = plan.command(free_port())
+    return subprocess.Popen(
+        command, env={**os.environ, **plan.env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True, preexec_fn=_die_with_us if sys.platform == "linux" else None,
+    )  # fmt: skip
+
+
+def _die_with_us() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _may_go_on(
+    plan: LaunchPlan, stops: StopRequests, reader: RecordReader, on_event: Callable[[str], None]
+) -> bool:
+    """After a stop was asked for: whether the ranks still have time to finish their step."""
+    if len(stops.received) > 1 or not reader.delivered:
+        return False  # asked twice, or nothing was trained that could be lost
+    if reader.deadline is None:
+        plan.run.stop.touch()
+        reader.deadline = time.monotonic() + plan.job.launch.stop_seconds
+        name = signal.Signals(stops.received[0]).name
+        on_event(f"{name}: finishing this step and saving; once more to stop at once")
+    return time.monotonic() < reader.deadline
+
+
+@dataclass
+class RecordReader:
+    """Follows metrics.jsonl; hands out each complete line once."""
+
+    path: Path
+    offset: int = 0
+    delivered: int = 0
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        self.offset = self.path.stat().st_size if self.path.exists() else 0
+
+    def deliver(self, on_record: OnRecord) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as stream:
+            stream.seek(self.offset)
+            for line in stream:
+                if not line.endswith(b"\n"):
+                    break
+                self.offset += len(line)
+                self.delivered += 1
+                on_record(json.loads(line))
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """End a process and everything it started; nothing happens when all have ended."""
+    try:
+        tree = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        tree = []
+    if process.poll() is None:
+        process.kill()
+    for child in tree:
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(tree, timeout=10)
+    process.wait()

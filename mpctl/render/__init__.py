@@ -1,0 +1,1 @@
+"""Everything that people look at; rich is imported here and nowhere else."""

@@ -1,0 +1,12 @@
+"""One JSON document on stdout, and nothing else there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+
+def print_json(document: Any) -> None:
+    json.dump(document, sys.stdout)
+    print()

@@ -1,0 +1,298 @@
+"""The plan as people read it: nodes as boxes, GPUs coloured by tensor-parallel group, tables.
+
+Colour is never the only carrier: each GPU's cell names its rank, and its tp group by a letter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.axes import GROUP_KINDS
+from mpctl.document import axis_sizes, rank_entry
+from mpctl.estimate.time import StepTime
+from mpctl.plan import Plan
+from mpctl.topology import Topology
+from mpctl.units import bytes_text, count_text, rate_text, seconds_text
+
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
+SHOWN_NODES, SHOWN_GROUPS, GPUS_A_ROW = 8, 8, 8
+
+
+def print_plan(
+    plan: Plan,
+    topology: Topology,
+    *,
+    kinds: tuple[str, ...] | None,
+    ranks: bool,
+    svg: Path | None = None,
+) -> None:
+    """The whole plan on stdout; `svg` writes the same picture to a file."""
+    parts = list(_plan_parts(plan, topology, kinds, ranks))
+    Console(highlight=False).print(*parts, sep="\n")
+    if svg is not None:
+        with Path(os.devnull).open("w") as nowhere:
+            canvas = Console(record=True, width=108, highlight=False, file=nowhere)
+            canvas.print(*parts, sep="\n")
+        svg.write_text(canvas.export_svg(title="mpctl plan"), "utf-8")
+
+
+def _plan_parts(
+    plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool
+) -> Iterator[RenderableType]:
+    yield _headline(plan, topology)
+    yield _layout(plan, topology)
+    yield _groups(topology, tuple(GROUP_KINDS) if kinds is None else kinds, kinds is not None)
+    if ranks:
+        yield _ranks(plan, topology)
+    if plan.estimate is not None:
+        yield _communication(plan, topology)
+        yield from _costs(plan)
+    yield _checks(plan)
+
+
+def _headline(plan: Plan, topology: Topology) -> Text:
+    device = plan.job.cluster.device
+    where = f" of {device.name}" if device else ""
+    text = Text.assemble(
+        (f"{topology.world_size} ranks", "bold"),
+        f" on {topology.nodes} x {topology.gpus_per_node} GPUs{where}: ",
+        (axis_sizes(topology.sizes.items()), "bold"),
+        (f"   order {'-'.join(topology.order)}", "dim"),
+    )
+    if plan.job.model is not None:
+        model, estimate = plan.job.model, plan.estimate
+        count = estimate.parameters if estimate else None
+        size = f", {count_text(count)} parameters" if count else ""
+        text.append(f"\n{model.name or model.family}{size}: {model.layers} layers, ")
+        text.append(f"hidden {model.hidden}, heads {model.heads}, sequence {model.seq_length}")
+    return text
+
+
+def _layout(plan: Plan, topology: Topology) -> RenderableType:
+    shown = range(min(topology.nodes, SHOWN_NODES))
+    boxes = [_node(plan, topology, node) for node in shown]
+    hidden = topology.nodes - len(shown)
+    more = [Text(f"... and {hidden} more nodes alike", style="dim")] if hidden else []
+    legend = Text(
+        "a cell: rank and tp group; below it its dp (d), pp (p) and cp (c) place", style="dim"
+    )
+    return Group(Columns(boxes, padding=(0, 1)), *more, legend)
+
+
+def _node(plan: Plan, topology: Topology, node: int) -> Panel:
+    grid = Table.grid(padding=(0, 1))
+    first = node * topology.gpus_per_node
+    ranks = range(first, min(first + topology.gpus_per_node, topology.world_size))
+    wide = min(len(ranks), 4 if len(ranks) <= 8 else GPUS_A_ROW)
+    for start in range(0, len(ranks), wide):
+        grid.add_row(*(_cell(topology, rank) for rank in ranks[start : start + wide]))
+    title = f"node {node}" + (f" · {_stage_span(plan, topology, ranks)}" if plan.stages else "")
+    return Panel(grid, title=title, border_style="dim", expand=False)
+
+
+def _stage_span(plan: Plan, topology: Topology, ranks: range) -> str:
+    """The layers that a node holds, from its lowest to its highest stage."""
+    assert plan.stages is not None
+    held = {topology.coords(rank)["pp"] for rank in (ranks[0], ranks[-1])}
+    spans = [span for stage in range(min(held), max(held) + 1) for span in plan.stages[stage]]
+    return f"layers {min(s[0] for s in spans)}-{max(s[1] for s in spans) - 1}"
+
+
+def _cell(topology: Topology, rank: int) -> Text:
+    coords = topology.coords(rank)
+    group = tp_group_number(topology, rank)
+    colour = COLOURS[group % len(COLOURS)]
+    place = f"d{coords['dp']} p{coords['pp']}"
+    if topology.sizes["cp"] > 1:
+        place += f" c{coords['cp']}"
+    return Text.assemble(
+        (f" {rank:>4} {_letters(group)} ", f"black on {colour}"), "\n", (f" {place}", "dim")
+    )
+
+
+def tp_group_number(topology: Topology, rank: int) -> int:
+    """Where the rank's tp group comes in the list of tp groups."""
+    first = topology.group(rank, "tp")[0]
+    stride, size = topology.strides["tp"], topology.sizes["tp"]
+    return first // (stride * size) * stride + first % stride
+
+
+def _letters(number: int) -> str:
+    """0 -> a, 25 -> z, 26 -> aa."""
+    word = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        word = chr(ord("a") + letter) + word
+    return word
+
+
+def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+    )
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left")
+    return table
+
+
+def _groups(topology: Topology, kinds: tuple[str, ...], whole: bool) -> RenderableType:
+    if not kinds:
+        return Text("")
+    table = _table("\nRank groups", "group", "count", "size", "members", right=("count", "size"))
+    for kind in kinds:
+        groups = topology.kind_groups(kind)
+        shown = groups if whole else groups[:SHOWN_GROUPS]
+        members = " ".join(_members(group) for group in shown)
+        more = f" ... {len(groups) - len(shown)} more" if len(groups) > len(shown) else ""
+        size = len(groups[0])
+        table.add_row(kind, str(len(groups)), str(size), members + more)
+    return table
+
+
+def _members(group: Any, limit: int = 16) -> str:
+    shown = ",".join(map(str, group[:limit]))
+    return f"[{shown},...]".replace(" ", "") if len(group) > limit else f"[{shown}]"
+
+
+def _ranks(plan: Plan, topology: Topology) -> Table:
+    axes = [axis for axis in topology.order if topology.sizes[axis] > 1]
+    table = _table("\nRanks", "rank", "node", "local", *axes, "layers", right=("rank", "node"))
+    for rank in range(topology.world_size):
+        entry = rank_entry(plan, topology, rank)
+        places = (str(entry["coords"][axis]) for axis in axes)
+        table.add_row(
+            str(rank),
+            str(entry["node"]),
+            str(entry["local_rank"]),
+            *places,
+            _layers(entry.get("layers", [])),
+        )
+    return table
+
+
+def _layers(spans: list[list[int]]) -> str:
+    return " ".join(f"{start}-{stop - 1}" for start, stop in spans)
+
+
+def _communication(plan: Plan, topology: Topology) -> RenderableType:
+    assert plan.estimate is not None
+    block = plan.estimate.block
+    table = _table(
+        f"\nTensor-parallel traffic of one block and micro batch "
+        f"(Φ = {bytes_text(block.phi_bytes)})",
+        "parallel layer",
+        "all-reduces",
+        "volume",
+        "bytes",
+        right=("all-reduces", "volume", "bytes"),
+    )
+    for name, part in block.parts.items():
+        table.add_row(
+            name, str(part.all_reduces), f"{part.volume_phi} Φ", bytes_text(part.volume_bytes)
+        )
+    table.add_row(
+        "block",
+        str(block.all_reduces),
+        f"{block.volume_phi} Φ",
+        bytes_text(block.volume_bytes),
+        style="bold",
+    )
+    note = Text(
+        f"each rank of a ring of {topology.sizes['tp']} sends "
+        f"{bytes_text(block.ring_bytes_per_rank)} of it",
+        style="dim",
+    )
+    return Group(table, note)
+
+
+def _costs(plan: Plan) -> Iterator[RenderableType]:
+    estimate = plan.estimate
+    assert estimate is not None
+    if estimate.memory:
+        table = _table(
+            "\nMemory of one rank, by stage (a lower bound)",
+            "stage",
+            "layers",
+            "parameters",
+            "weights",
+            "gradients",
+            "optimizer",
+            "activations",
+            "total",
+            right=("parameters", "weights", "gradients", "optimizer", "activations", "total"),
+        )
+        for stage in estimate.memory[:32]:
+            spans = plan.stages[stage.stage] if plan.stages else ()
+            sizes = (
+                stage.parameter_bytes,
+                stage.gradient_bytes,
+                stage.optimizer_bytes,
+                stage.activation_bytes,
+                stage.total_bytes,
+            )
+            table.add_row(
+                str(stage.stage),
+                _layers([list(s) for s in spans]),
+                count_text(stage.parameters),
+                *map(bytes_text, sizes),
+            )
+        yield table
+    yield _time(estimate.time)
+
+
+def _time(time: StepTime | str) -> Text:
+    if isinstance(time, str):
+        return Text(f"\nStep time: not estimated, {time}", style="dim")
+    parts = (("compute", time.compute), ("bubble", time.bubble), ("tp", time.tp), ("dp", time.dp))
+    shown = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
+    return Text.assemble(
+        ("\nStep time, at least ", "bold"),
+        (seconds_text(time.total), "bold"),
+        f": {shown}",
+        (f"   ({rate_text(time.flops_per_rank / time.total)} a rank, nothing overlapped)", "dim"),
+    )
+
+
+def _checks(plan: Plan) -> Table:
+    table = _table("\nChecks", "", "rule", "answer")
+    for check in plan.checks:
+        mark, style = MARKS[check.status]
+        answer = check.message + (f" → {check.hint}" if check.hint else "")
+        table.add_row(Text(mark, style=style), check.rule, answer)
+    return table
+
+
+def print_rank(document: dict[str, Any]) -> None:
+    """One rank: place, layers, and the groups that it is in."""
+    console = Console(highlight=False)
+    coords = ", ".join(f"{axis} {index}" for axis, index in document["coords"].items())
+    console.print(
+        Text.assemble(
+            (f"rank {document['rank']}", "bold"),
+            f" of {document['world_size']}: node ",
+            f"{document['node']}, local rank {document['local_rank']}; {coords}",
+        )
+    )
+    if "layers" in document:
+        console.print(f"layers {_layers(document['layers'])}")
+    table = _table("", "group", "size", "members", right=("size",))
+    for kind, group in document["groups"].items():
+        table.add_row(kind, str(len(group)), _members(group, 64))
+    console.print(table)

@@ -1,0 +1,120 @@
+"""A run as people watch it: a bar with loss, speed and time left; then its account.
+
+On a terminal one line moves; elsewhere a line is printed every tenth of the way. All on stderr:
+stdout is for the result.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.units import bytes_text, count_text, seconds_text
+
+
+class RunView:
+    """Shows the records of a run as they come."""
+
+    def __init__(self, steps: int, predicted: float | None) -> None:
+        self.steps, self.predicted = steps, predicted
+        self.console = Console(stderr=True, highlight=False)
+        self.validation: float | None = None
+        self.bar = Progress(
+            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24),
+            TextColumn("{task.fields[figures]}"), TimeRemainingColumn(),
+            console=self.console, disable=not self.console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("", total=steps, figures="starting")
+
+    def __enter__(self) -> RunView:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.bar.stop()
+
+    def record(self, record: dict[str, Any]) -> None:
+        self.validation = record.get("validation_loss", self.validation)
+        figures = step_figures(record, self.validation, self.predicted)
+        self.bar.update(self.task, completed=record["step"], figures=figures)
+        due = record["step"] % max(1, self.steps // 10) == 0 or "validation_loss" in record
+        if not self.console.is_terminal and (due or record["step"] in (1, self.steps)):
+            self.console.print(f"step {record['step']}/{self.steps}  {figures}")
+
+    def event(self, message: str) -> None:
+        self.console.print(Text.assemble(("! ", "bold yellow"), message))
+
+
+def step_figures(record: dict[str, Any], validation: float | None, predicted: float | None) -> str:
+    """`loss 5.31 · val 5.40 · 4,812 tokens/s · 851 ms (floor 745 ms)`."""
+    parts = [f"loss {record['loss']:.3f}"]
+    if validation is not None:
+        parts.append(f"val {validation:.3f}")
+    parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    floor = f" (predicted ≥ {seconds_text(predicted)})" if predicted else ""
+    parts.append(seconds_text(record["step_seconds"]) + floor)
+    return " · ".join(parts)
+
+
+def print_summary(summary: dict[str, Any], run_dir: str) -> None:
+    """The account of a run, on stdout."""
+    console = Console(highlight=False)
+    style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
+    table = Table.grid(padding=(0, 2))
+    for name, value in _rows(summary):
+        table.add_row(Text(name, style="dim"), value)
+    status = summary["status"]
+    console.print(Text.assemble((status, style[status]), f" after {summary['steps']} steps"))
+    console.print(table)
+    console.print(Text.assemble(("run directory  ", "dim"), run_dir))
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = [("loss", _number(summary["final_loss"]))]
+    if summary["validation_loss"] is not None:
+        first = _number(summary["first_validation_loss"])
+        rows.append(("validation loss", f"{first} → {_number(summary['validation_loss'])}"))
+    if summary["step_seconds"] is not None:
+        predicted = summary["predicted_step_seconds"]
+        beside = f", predicted at least {seconds_text(predicted)}" if predicted else ""
+        rows.append(("step time", f"{seconds_text(summary['step_seconds'])} (median){beside}"))
+        rows.append(("tokens/s", f"{summary['tokens_per_second']:,.0f}"))
+        rows.append(("tokens", count_text(summary["tokens"])))
+    compared = summary["plan_beside_run"]
+    if compared:
+        rows.append(("plan = run", _agreement(compared)))
+        peak = max(rank["peak_memory_bytes"] for rank in compared)
+        rows.append(("peak memory", f"{bytes_text(peak)} on the fullest rank"))
+    return rows
+
+
+def _agreement(compared: list[dict[str, Any]]) -> str:
+    differing = [str(rank["rank"]) for rank in compared if not rank["agrees"]]
+    if differing:
+        return f"ranks {', '.join(differing)} differ from the plan: see plan_beside_run"
+    sent = sum(entry["bytes"] for entry in compared[0]["step_traffic"]["measured"].values())
+    return (
+        f"parameters and collectives of {len(compared)} ranks are as planned, byte by byte "
+        f"({bytes_text(sent)} a step on rank 0)"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"
+
+
+def print_failure(failure: Any) -> None:
+    """Rank, coordinates, error and the last lines of its log, on stderr."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("✗ ", "bold red"), str(failure)))
+    for line in failure.last_lines:
+        console.print(Text(f"  │ {line}", style="dim"))
+    console.print(Text.assemble(("  → ", "cyan"), f"whole log: {failure.log}"))

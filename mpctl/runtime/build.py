@@ -1,0 +1,85 @@
+"""From a job and a rank to everything that trains: process group, mesh, model, optimizer, data."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from mpctl.families.gpt.module import GPT
+from mpctl.kernels.parameters import initialise
+from mpctl.runtime import checkpoint
+from mpctl.runtime.batches import Batches
+from mpctl.runtime.mesh import build_mesh
+from mpctl.runtime.optimizer import TORCH_DTYPES, GradientBuffer, Optimizer
+from mpctl.runtime.traffic import Traffic
+from mpctl.runtime.train import Trainer
+from mpctl.spec.job import JobSpec
+from mpctl.topology import Topology
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def build_trainer(
+    run_dir: Path, job: JobSpec, topology: Topology, *, rank: int, local_rank: int,
+    stop_asked: Callable[[], bool],
+) -> Trainer:  # fmt: skip
+    """Called by every rank; resumes from the newest complete checkpoint where there is one."""
+    assert job.model is not None
+    torch.set_num_threads(job.launch.threads_per_rank or 1)
+    device = _device(job.launch.device, local_rank)
+    _join(job, rank, topology.world_size, device)
+    traffic = Traffic()
+    mesh = build_mesh(topology, rank, device, record=traffic.record)
+    dtype = TORCH_DTYPES[job.training.dtype]
+    model = GPT(job.model, job.training, group=mesh.tp, dtype=dtype, device=device)
+    initialise(model, job.training.seed)
+    buffer = GradientBuffer(model.parameters(), TORCH_DTYPES[job.training.reduced_dtype])
+    trainer = Trainer(
+        job=job, mesh=mesh, model=model, buffer=buffer,
+        optimizer=Optimizer(buffer, job.training),
+        batches=Batches(job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, device=device),
+        checkpoints=run_dir / "checkpoints", stop_asked=stop_asked,
+        peak_memory=_memory_reader(device), traffic=traffic,
+    )  # fmt: skip
+    complete = checkpoint.checkpoints(trainer.checkpoints)
+    if complete:
+        trainer.resume(complete[-1][1])
+    return trainer
+
+
+def _device(kind: str, local_rank: int) -> torch.device:
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def _join(job: JobSpec, rank: int, world_size: int, device: torch.device) -> None:
+    """The default process group; a world of one rank needs none."""
+    if world_size == 1:
+        return
+    dist.init_process_group(
+        BACKENDS[device.type], rank=rank, world_size=world_size,
+        timeout=timedelta(seconds=job.launch.timeout_seconds),
+        device_id=device if device.type == "cuda" else None,
+    )  # fmt: skip
+
+
+def _memory_reader(device: torch.device) -> Callable[[], int]:
+    """Peak bytes: what the allocator handed out on a GPU, what the process held on a CPU."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB on Linux
+    return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def stop_watch(run_dir: Path) -> Callable[[], bool]:
+    """Whether the supervisor asked for a stop: one look at a file a step."""
+    path = run_dir / "stop"
+    return path.exists

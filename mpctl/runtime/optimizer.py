@@ -1,0 +1,149 @@
+"""Gradients in one flat buffer, the norm of the whole model, AdamW, and the learning rate.
+
+Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
+arXiv 1710.03740); gradients are accumulated and reduced in the reduction dtype. The norm counts
+each parameter of the model once: shards are summed over tp, replicas are counted on one rank only.
+AdamW: arXiv 1711.05101; norms and biases are not decayed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.kernels.group import Group
+from mpctl.kernels.parameters import is_sharded
+from mpctl.spec.training import Training
+
+TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def learning_rate(training: Training, step: int) -> float:
+    """Linear warm-up, then half a cosine down to the minimum; `step` counts from 0."""
+    peak, low = training.learning_rate, training.min_learning_rate
+    if step < training.warmup_steps:
+        return peak * (step + 1) / training.warmup_steps
+    span = max(1, training.steps - training.warmup_steps)
+    progress = min(1.0, (step - training.warmup_steps) / span)
+    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
+
+
+class GradientBuffer:
+    """Every gradient of a rank as one tensor: split parameters first, replicated ones after.
+
+    A micro batch adds to it; `reduce` sums it over dp once a step, in one message.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+        held = list(parameters)
+        self.parameters = sorted(held, key=lambda p: not is_sharded(p))
+        total = sum(p.numel() for p in held)
+        self.flat = torch.zeros(total, dtype=dtype, device=held[0].device)
+        self.split = sum(p.numel() for p in held if is_sharded(p))
+        self.views = self._make_views()
+
+    def _make_views(self) -> list[Tensor]:
+        views, start = [], 0
+        for parameter in self.parameters:
+            view = self.flat[start : start + parameter.numel()].view_as(parameter)
+            start += parameter.numel()
+            views.append(view)
+            if parameter.dtype == self.flat.dtype:
+                parameter.grad = view  # autograd adds to it in place
+            else:
+                parameter.register_post_accumulate_grad_hook(_adder(view))
+        return views
+
+    def zero(self) -> None:
+        self.flat.zero_()
+
+    def reduce(self, dp: Group) -> None:
+        """Sum over the data-parallel group; losses were divided by the global token count."""
+        dp.all_reduce(self.flat)
+
+    def norm(self, tp: Group) -> float:
+        """L2 norm of the whole model's gradient, each parameter once."""
+        own = torch.linalg.vector_norm(self.flat[: self.split], dtype=torch.float64).square()
+        both = torch.linalg.vector_norm(self.flat[self.split :], dtype=torch.float64).square()
+        return float((tp.all_reduce(own) + both).sqrt())
+
+    def clip(self, norm: float, bound: float) -> None:
+        """Scale so that the norm is at most `bound`; 0 means no bound."""
+        if 0 < bound < norm:
+            self.flat.mul_(bound / norm)
+
+
+def _adder(view: Tensor):  # type: ignore[no-untyped-def]
+    def add(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        view.add_(parameter.grad)
+        parameter.grad = None
+
+    return add
+
+
+class Optimizer:
+    """AdamW over float32 (or float64) values: the parameters themselves, or their masters."""
+
+    def __init__(self, buffer: GradientBuffer, training: Training) -> None:
+        self.training = training
+        self.parameters = buffer.parameters
+        self.values = [_master(parameter) for parameter in self.parameters]
+        self.gradients = buffer.views
+        decayed = [v for v in self.values if v.dim() > 1]
+        plain = [v for v in self.values if v.dim() <= 1]
+        self.adam = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": training.weight_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ],
+            lr=training.learning_rate,
+            betas=(training.beta1, training.beta2),
+            eps=training.epsilon,
+            fused=True,
+        )
+
+    def step(self, step: int) -> float:
+        """One update at the schedule's rate of `step`; returns that rate."""
+        rate = learning_rate(self.training, step)
+        for group in self.adam.param_groups:
+            group["lr"] = rate
+        for value, gradient in zip(self.values, self.gradients, strict=True):
+            value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
+        self.adam.step()
+        self.publish()
+        return rate
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Masters -> the parameters that the model computes with."""
+        for parameter, value in zip(self.parameters, self.values, strict=True):
+            if parameter is not value:
+                parameter.copy_(value)
+
+    def state(self, index: int) -> dict[str, Tensor]:
+        """Value and moments of one parameter, for a checkpoint; moments are 0 before a step."""
+        value = self.values[index]
+        held = self.adam.state.get(value, {})
+        moments = {name: held.get(name, torch.zeros_like(value)) for name in MOMENTS}
+        return {"value": value.detach(), **moments}
+
+    @torch.no_grad()
+    def load(self, index: int, tensors: dict[str, Tensor], *, step: int) -> None:
+        """The inverse of `state`, after `step` updates."""
+        value = self.values[index]
+        value.copy_(tensors["value"])
+        count = torch.tensor(float(step), device=value.device)
+        self.adam.state[value] = {"step": count, **{name: tensors[name] for name in MOMENTS}}
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def _master(parameter: nn.Parameter) -> Tensor:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return parameter.detach().float().requires_grad_()

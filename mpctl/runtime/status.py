@@ -1,0 +1,36 @@
+"""What all ranks tell each other once a step, in one small all-reduce over the world.
+
+A vector of float64: the loss (each replica's share, told by its tp rank 0), whether a stop was
+asked for, and every rank's peak memory in its own slot. It is how a stop reaches all ranks at the
+same step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mpctl.runtime.mesh import Mesh
+
+FIXED = 2
+
+
+@dataclass(frozen=True)
+class Status:
+    """loss: this rank's share before, the sum after `share`; memory: bytes by rank after."""
+
+    loss: float
+    stop: bool = False
+    peak_memory: int = 0
+    memory: list[int] = field(default_factory=list)
+
+
+def share(own: Status, mesh: Mesh) -> Status:
+    """The sum over all replicas, equal on every rank."""
+    vector = torch.zeros(FIXED + mesh.world.size, dtype=torch.float64)
+    vector[0] = own.loss if mesh.tp.rank == 0 else 0.0
+    vector[1] = float(own.stop)
+    vector[FIXED + mesh.rank] = float(own.peak_memory)
+    summed = mesh.world.all_reduce(vector.to(mesh.device)).tolist()
+    return Status(summed[0], summed[1] > 0, own.peak_memory, [int(b) for b in summed[FIXED:]])

@@ -1,0 +1,147 @@
+"""The training loop: micro batches in, one update a step, one record a step.
+
+The loss of a step is the mean over the global batch's tokens. Each micro batch's summed loss is
+divided by that count before backward, so gradients only ever need to be summed, over micro batches
+and over dp, and every layout computes the same number.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpctl.families.gpt.module import GPT
+from mpctl.kernels.noise import Noise
+from mpctl.runtime import checkpoint
+from mpctl.runtime.batches import Batch, Batches
+from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.optimizer import GradientBuffer, Optimizer
+from mpctl.runtime.status import Status, share
+from mpctl.runtime.traffic import Traffic
+from mpctl.spec.job import JobSpec
+
+
+@dataclass
+class Trainer:
+    """One rank's training state; `stop_asked` is polled once a step."""
+
+    job: JobSpec
+    mesh: Mesh
+    model: GPT
+    buffer: GradientBuffer
+    optimizer: Optimizer
+    batches: Batches
+    checkpoints: Path
+    stop_asked: Callable[[], bool]
+    peak_memory: Callable[[], int]
+    traffic: Traffic
+    step: int = 0
+    doing: str = "starting"
+    saved: set[int] = field(default_factory=set)
+    step_traffic: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def run(self) -> Iterator[dict[str, Any]]:
+        """Train to the last step, or to the first step after a stop was asked for.
+
+        Yields one record a step; saves at intervals, at the end and on a stop.
+        """
+        training, stopping = self.job.training, False
+        while self.step < training.steps and not stopping:
+            record, stopping = self._one_step()
+            is_last = self.step == training.steps
+            if is_last or _due(training.eval_interval, self.step):
+                record |= self.validate()
+            if _due(training.checkpoint_interval, self.step):
+                self.save()
+            yield record
+        if training.checkpoint_at_end or stopping:
+            self.save()
+
+    def _one_step(self) -> tuple[dict[str, Any], bool]:
+        """One update; the record of it and whether any rank was asked to stop."""
+        self.doing = f"step {self.step + 1}"
+        self.traffic.clear()
+        began = time.perf_counter()
+        loss = self._accumulate()
+        self.buffer.reduce(self.mesh.dp)
+        norm = self.buffer.norm(self.mesh.tp)
+        self.buffer.clip(norm, self.job.training.clip_norm)
+        rate = self.optimizer.step(self.step)
+        status = share(Status(loss, self.stop_asked(), self.peak_memory()), self.mesh)
+        seconds = time.perf_counter() - began
+        self.step += 1
+        self.step_traffic = self.traffic.snapshot()
+        if not math.isfinite(status.loss):
+            raise FloatingPointError(f"the loss of step {self.step} is {status.loss}")
+        tokens = self._tokens_per_step()
+        return {
+            "step": self.step,
+            "loss": status.loss,
+            "tokens": self.step * tokens,
+            "step_seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "grad_norm": norm,
+            "learning_rate": rate,
+            "memory_bytes": status.memory,
+            "predicted_step_seconds": self.job.launch.predicted_step_seconds,
+        }, status.stop
+
+    def _tokens_per_step(self) -> int:
+        assert self.job.model is not None
+        return (self.job.training.global_batch_size or 1) * self.job.model.seq_length
+
+    def _accumulate(self) -> float:
+        """Gradients of this rank's micro batches; returns their share of the mean loss."""
+        self.buffer.zero()
+        total, share_of_one = 0.0, 1 / self._tokens_per_step()
+        for batch in self.batches.step(self.step):
+            noise = Noise(self.job.training.seed, self.step, batch.samples)
+            loss = self._losses(batch, noise).sum() * share_of_one
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _losses(self, batch: Batch, noise: Noise | None) -> Tensor:
+        return self.model.losses(batch.tokens, batch.targets, noise)
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """Mean loss over the validation samples, without dropout."""
+        self.doing = f"validation after step {self.step}"
+        if self.batches.validation is None:
+            return {}
+        total, count = 0.0, self.batches.eval_samples * self.batches.validation.seq_length
+        for batch in self.batches.evaluation():
+            total += float(self._losses(batch, None).sum(dtype=torch.float64))
+        return {"validation_loss": share(Status(total / count), self.mesh).loss}
+
+    @property
+    def names(self) -> dict[Tensor, str]:
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    def save(self) -> None:
+        if self.step in self.saved:
+            return
+        self.doing = f"saving step {self.step}"
+        checkpoint.save(self.checkpoints, self.step, self.names, self.optimizer, self.mesh)
+        self.saved.add(self.step)
+
+    def resume(self, folder: Path) -> None:
+        """Continue from a checkpoint, whatever layout wrote it."""
+        self.doing = f"loading {folder.name}"
+        assert self.job.model is not None
+        tables = ("embedding.word.weight", "head.weight")
+        optional = dict.fromkeys(tables, self.job.model.vocab)
+        self.step = checkpoint.load(folder, self.names, self.optimizer, may_lack=optional)
+        self.saved.add(self.step)
+
+
+def _due(interval: int, step: int) -> bool:
+    return interval > 0 and step % interval == 0

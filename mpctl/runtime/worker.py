@@ -1,0 +1,109 @@
+"""The worker: `python -m mpctl.runtime.worker RUN`, started by torchrun, one process a rank.
+
+Reads RUN/job.json and nothing else of the job. Order matters: the log first, then the end with the
+parent, then torch, so that whatever fails after is written down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import parse
+from mpctl.topology import Topology
+
+if TYPE_CHECKING:
+    from mpctl.runtime.train import Trainer
+
+
+@dataclass(frozen=True)
+class Place:
+    """What torchrun's environment says of this process; read here and nowhere below."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+        missing = [name for name in names if name not in os.environ]
+        if missing:
+            sys.exit(f"{', '.join(missing)} not set: this module is started by torchrun")
+        return cls(*(int(os.environ[name]) for name in names))
+
+
+def main(run: Path) -> None:
+    place = Place.from_environment()
+    redirect_output(run / "logs" / f"rank-{place.rank}.log")
+    die_with_parent()
+    job = parse(json.loads((run / "job.json").read_text("utf-8")))
+    topology = Topology.of(
+        job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
+    )
+    worker = Worker(run, job, place, topology)
+    try:
+        worker.run()
+    except BaseException as error:
+        record_failure(
+            run / "failures" / f"rank-{place.rank}.json", error,
+            rank=place.rank, coords=topology.coords(place.rank), doing=worker.doing,
+        )  # fmt: skip
+        raise
+
+
+@dataclass
+class Worker:
+    """One rank's run, from building to its account of itself."""
+
+    run_dir: Path
+    job: JobSpec
+    place: Place
+    topology: Topology
+    trainer: Trainer | None = None
+
+    @property
+    def doing(self) -> str:
+        return self.trainer.doing if self.trainer else "starting"
+
+    def run(self) -> None:
+        from mpctl.runtime.build import build_trainer, stop_watch
+
+        place = self.place
+        self.trainer = trainer = build_trainer(
+            self.run_dir, self.job, self.topology, rank=place.rank, local_rank=place.local_rank,
+            stop_asked=stop_watch(self.run_dir),
+        )  # fmt: skip
+        print(f"coordinates {self.topology.coords(place.rank)}\n{trainer.model}", flush=True)
+        for record in trainer.run():
+            if place.rank == 0:
+                self._append(record)
+        write_json(self.run_dir / "ranks" / f"rank-{place.rank}.json", self._account(trainer))
+        if place.world_size > 1:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+
+    def _append(self, record: dict[str, Any]) -> None:
+        with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+    def _account(self, trainer: Trainer) -> dict[str, Any]:
+        return {
+            "rank": self.place.rank,
+            "coords": self.topology.coords(self.place.rank),
+            "steps": trainer.step,
+            "parameters": sum(p.numel() for p in trainer.model.parameters()),
+            "peak_memory_bytes": trainer.peak_memory(),
+            "step_traffic": trainer.step_traffic,
+        }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

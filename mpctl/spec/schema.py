@@ -1,0 +1,38 @@
+"""The JSON Schema of a job *file*: JobSpec's, plus the forms that a file may use for presets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpctl.spec.job import JobSpec
+from mpctl.spec.presets import Kind, preset_names
+
+STARTS = {"Cluster": "clusters", "Model": "models", "Device": "devices"}
+
+
+def job_schema() -> dict[str, Any]:
+    """Tables that may start from a preset accept its name alone, or `preset` beside other keys."""
+    schema = JobSpec.model_json_schema()
+    for table, kind in STARTS.items():
+        body = schema["$defs"][table]
+        names = {"type": "string", "enum": preset_names(_kind(kind))}
+        body["properties"]["preset"] = {**names, "description": "start from this preset"}
+        if table == "Model":
+            body["properties"]["hf_config"] = {
+                "type": "string",
+                "description": "take the shape from a Hugging Face config.json",
+            }
+        body.pop("required", None)  # a preset, or hf_config, may bring what is required
+        schema["$defs"][table] = {"anyOf": [names, body]}
+    schema.pop("required", None)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "mpctl job",
+    }
+
+
+def _kind(name: str) -> Kind:
+    from mpctl.spec.presets import KINDS
+
+    return next(kind for kind in KINDS if kind == name)
