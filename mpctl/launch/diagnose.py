@@ -65,6 +65,8 @@ def _recorded(run: RunDir, record: dict[str, Any]) -> Failure:
 
 def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
     log = run.log(rank)
+    if not log.exists():  # it ended before it could open one
+        log = run.path / "logs" / "torchrun.log"
     return Failure(rank, coords, error, doing, str(log), _tail(log))
 
 
