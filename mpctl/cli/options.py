@@ -76,6 +76,10 @@ class JobSource:
 
         return load_plan(self.source, {**self.overrides, **(more or {})})
 
+    def with_default(self, setting: str, value: Any) -> JobSource:
+        """The same, with a setting that was not typed set to `value`."""
+        return JobSource(self.source, {setting: value, **self.overrides})
+
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the argument JOB, every flag and --set; it receives them as `job`."""

@@ -5,7 +5,6 @@ Colour is never the only carrier: each GPU's cell names its rank, and its tp gro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from mpctl.axes import GROUP_KINDS
 from mpctl.document import axis_sizes, rank_entry
 from mpctl.estimate.time import StepTime
 from mpctl.plan import Plan
+from mpctl.render.svg import write_svg
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
@@ -38,12 +38,9 @@ def print_plan(
 ) -> None:
     """The whole plan on stdout; `svg` writes the same picture to a file."""
     parts = list(_plan_parts(plan, topology, kinds, ranks))
-    Console(highlight=False).print(*parts, sep="\n")
     if svg is not None:
-        with Path(os.devnull).open("w") as nowhere:
-            canvas = Console(record=True, width=108, highlight=False, file=nowhere)
-            canvas.print(*parts, sep="\n")
-        svg.write_text(canvas.export_svg(title="mpctl plan"), "utf-8")
+        write_svg(svg, parts, title="mpctl plan")
+    Console(highlight=False).print(*parts, sep="\n")
 
 
 def _plan_parts(
@@ -193,33 +190,17 @@ def _layers(spans: list[list[int]]) -> str:
 
 def _communication(plan: Plan, topology: Topology) -> RenderableType:
     assert plan.estimate is not None
-    block = plan.estimate.block
-    table = _table(
-        f"\nTensor-parallel traffic of one block and micro batch "
-        f"(Φ = {bytes_text(block.phi_bytes)})",
-        "parallel layer",
-        "all-reduces",
-        "volume",
-        "bytes",
-        right=("all-reduces", "volume", "bytes"),
-    )
+    block, numbers = plan.estimate.block, ("all-reduces", "volume", "bytes")
+    title = "\nTensor-parallel traffic of one block"
+    table = _table(title, "parallel layer", *numbers, right=numbers)
     for name, part in block.parts.items():
-        table.add_row(
-            name, str(part.all_reduces), f"{part.volume_phi} Φ", bytes_text(part.volume_bytes)
-        )
-    table.add_row(
-        "block",
-        str(block.all_reduces),
-        f"{block.volume_phi} Φ",
-        bytes_text(block.volume_bytes),
-        style="bold",
-    )
-    note = Text(
-        f"each rank of a ring of {topology.sizes['tp']} sends "
-        f"{bytes_text(block.ring_bytes_per_rank)} of it",
-        style="dim",
-    )
-    return Group(table, note)
+        volume, size = f"{part.volume_phi} Φ", bytes_text(part.volume_bytes)
+        table.add_row(name, str(part.all_reduces), volume, size)
+    whole = (f"{block.volume_phi} Φ", bytes_text(block.volume_bytes))
+    table.add_row("block", str(block.all_reduces), *whole, style="bold")
+    ring = f"a ring of {topology.sizes['tp']} sends {bytes_text(block.ring_bytes_per_rank)} a rank"
+    note = f"Φ = {bytes_text(block.phi_bytes)}, one micro batch's hidden states; {ring}"
+    return Group(table, Text(note, style="dim"))
 
 
 def _costs(plan: Plan) -> Iterator[RenderableType]:
@@ -275,7 +256,7 @@ def _checks(plan: Plan) -> Table:
     for check in plan.checks:
         mark, style = MARKS[check.status]
         answer = check.message + (f" → {check.hint}" if check.hint else "")
-        table.add_row(Text(mark, style=style), check.rule, answer)
+        table.add_row(Text(mark, style=style), check.rule, Text(answer))
     return table
 
 

@@ -1,0 +1,41 @@
+# The two commands: `make demo` and `make test`. Both set everything up in .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-all lint types bench constraints clean
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m compileall -q mpctl
+	touch $@
+
+demo: $(READY)
+	$(BIN)/mpctl plan two-nodes-16-gpus
+	$(BIN)/mpctl launch demo --run-dir runs/demo --overwrite
+
+test: $(READY) lint types
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: $(READY) lint types
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m tests.perf.plan_speed
+
+constraints: $(READY)
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .constraints.new
+	mv .constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV)

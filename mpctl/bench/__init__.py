@@ -1,0 +1,1 @@
+"""Which jobs to run, what to measure in them, and the report."""

@@ -1,0 +1,147 @@
+"""Scaling efficiency: the same job at several world sizes.
+
+    speed-up S(N) = throughput(N) / throughput(N0)        efficiency E(N) = S(N) / (N / N0)
+
+against the smallest world N0. Strong scaling keeps the global batch, weak scaling keeps the work of
+a rank: the global batch grows with N. The published figure in this form (Megatron-LM, arXiv
+1909.08053, section 5.1): 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, 15100 / (512 x 39) =
+76 %. Every case runs with the same number of threads a rank, so that one rank does not quietly use
+the cores of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import gcd
+from statistics import median
+from typing import Any, Literal
+
+from mpctl.errors import InputError
+from mpctl.spec.job import JobSpec
+
+Mode = Literal["strong", "weak"]
+Along = Literal["job", "tp", "dp"]
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One layout to be timed, and the scaling modes whose row it gives."""
+
+    world: int
+    tp: int
+    dp: int
+    global_batch_size: int
+    modes: tuple[Mode, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What makes the job this case; validation, checkpoints and their time are left out."""
+        return {
+            "cluster.nodes": 1,
+            "cluster.gpus_per_node": self.world,
+            "parallel.tp": self.tp,
+            "parallel.dp": self.dp,
+            "training.global_batch_size": self.global_batch_size,
+            "training.eval_samples": 0,
+            "training.checkpoint_interval": 0,
+            "training.checkpoint_at_end": False,
+        }
+
+    @property
+    def name(self) -> str:
+        return f"{'+'.join(self.modes)}-{self.world}"
+
+
+def scaling_cases(
+    job: JobSpec, worlds: Sequence[int], *, along: Along, modes: Sequence[Mode]
+) -> list[Case]:
+    """Cases in order of world size; equal layouts of both modes are one case.
+
+    along: `job` fills tp up to the job's own and the rest with dp; `tp` and `dp` use that axis
+    alone. The job's global batch belongs to the smallest world.
+    """
+    smallest, batch = min(worlds), job.training.global_batch_size or 1
+    found: dict[tuple[int, int], list[Mode]] = {}
+    for world in sorted(set(worlds)):
+        for mode in modes:
+            size = batch if mode == "strong" else batch * world // smallest
+            found.setdefault((world, size), []).append(mode)
+    return [
+        Case(world, tp := _tp(job, world, along), world // tp, size, tuple(names))
+        for (world, size), names in found.items()
+    ]
+
+
+def _tp(job: JobSpec, world: int, along: Along) -> int:
+    return {"job": gcd(job.parallel.tp, world), "tp": world, "dp": 1}[along]
+
+
+def parse_worlds(text: str) -> list[int]:
+    """`"1,2,4"` -> [1, 2, 4]; raises InputError."""
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise InputError.of("bad-worlds", "--world", f"{text!r} is not a list of world sizes",
+                            "for example --world 1,2,4")  # fmt: skip
+    return sorted({int(word) for word in words})
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One case's steady steps over all its repeats."""
+
+    case: Case
+    step_seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
+    tokens_per_step: int
+    predicted: float | None
+
+    @property
+    def seconds(self) -> float:
+        return median(self.step_seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens_per_step / self.seconds
+
+
+def timing_of(
+    case: Case, records: Iterable[Sequence[dict[str, Any]]], predicted: float | None
+) -> Timing:
+    """Medians are over every step after the warm-up of each repeat."""
+    steady = [record for repeat in records for record in repeat[WARM_UP_STEPS:] or repeat]
+    first = steady[0]
+    return Timing(
+        case=case,
+        step_seconds=tuple(record["step_seconds"] for record in steady),
+        cpu_seconds=tuple(record["cpu_seconds"] for record in steady),
+        tokens_per_step=first["tokens"] // first["step"],
+        predicted=predicted,
+    )
+
+
+def scaling_rows(timings: Sequence[Timing], mode: Mode) -> list[dict[str, Any]]:
+    """One row a world size of this mode, against its smallest."""
+    own = [timing for timing in timings if mode in timing.case.modes]
+    base = own[0]
+    return [_row(timing, base, mode) for timing in own]
+
+
+def _row(timing: Timing, base: Timing, mode: Mode) -> dict[str, Any]:
+    case = timing.case
+    speed_up = timing.tokens_per_second / base.tokens_per_second
+    return {
+        "mode": mode,
+        "world_size": case.world,
+        "sizes": {"tp": case.tp, "dp": case.dp},
+        "global_batch_size": case.global_batch_size,
+        "step_seconds": timing.seconds,
+        "step_seconds_min": min(timing.step_seconds),
+        "step_seconds_max": max(timing.step_seconds),
+        "cpu_seconds": median(timing.cpu_seconds),
+        "predicted_step_seconds": timing.predicted,
+        "tokens_per_second": timing.tokens_per_second,
+        "speed_up": speed_up,
+        "efficiency": speed_up / (case.world / base.case.world),
+    }

@@ -1,0 +1,80 @@
+"""`mpctl bench`: measure what was planned."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mpctl.cli.options import JobSource, with_job
+
+if TYPE_CHECKING:
+    from mpctl.bench.scaling import Mode
+
+app = typer.Typer(pretty_exceptions_enable=False, no_args_is_help=True)
+DEFAULT_STEPS = 12
+
+
+@app.callback()
+def bench() -> None:
+    """Measure scaling efficiency, on the machine at hand, by real runs."""
+
+
+@app.command()
+@with_job
+def scaling(
+    job: JobSource,
+    world: Annotated[str, typer.Option(help="World sizes, e.g. 1,2,4.")] = "1,2",
+    mode: Annotated[
+        Literal["strong", "weak", "both"],
+        typer.Option(help="Keep the global batch (strong), or a rank's work (weak)."),
+    ] = "both",
+    along: Annotated[
+        Literal["job", "tp", "dp"],
+        typer.Option(help="How ranks are used: job fills its tp first, then dp."),
+    ] = "job",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of every case, alternating.")] = 1,
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None, typer.Option(show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the runs write.")] = Path("runs/bench-scaling"),
+    as_json: Annotated[bool, typer.Option("--json", help="The report on stdout.")] = False,
+) -> None:
+    """Run JOB at each world size; print tokens/s, speed-up and efficiency against the smallest."""
+    from mpctl.bench.runner import environment, plan_cases, run_cases, write_report
+    from mpctl.bench.scaling import parse_worlds, scaling_cases, scaling_rows
+    from mpctl.render.bench import print_scaling, run_view
+    from mpctl.render.errors import print_warnings
+    from mpctl.render.json import print_json
+    from mpctl.render.tasks import TaskBar
+
+    chosen: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
+    own = job.with_default("training.steps", DEFAULT_STEPS)
+    if device is not None:
+        own = own.with_default("launch.device", device)
+    worlds, where = parse_worlds(world), environment()
+    own = own.with_default("launch.threads_per_rank", max(1, where["cores"] // max(worlds)))
+    base = own.plan().job
+    cases = scaling_cases(base, worlds, along=along, modes=chosen)
+    launches = plan_cases(own.plan, cases, out)
+    print_warnings(list(dict.fromkeys(w for launch in launches for w in launch.warnings)))
+    with TaskBar() as bar:
+        timings = run_cases(
+            cases, launches, out=out, repeats=repeats, open_view=run_view, on_progress=bar.update
+        )
+    report = {
+        "schema": "mpctl.bench.scaling/1",
+        "job": base.name,
+        "results": [row for m in chosen for row in scaling_rows(timings, m)],
+        "steps_timed": len(timings[0].step_seconds),
+        "environment": where,
+        "command": shlex.join(["mpctl", *sys.argv[1:]]),
+    }
+    write_report(out, report)
+    if as_json:
+        print_json(report)
+    else:
+        print_scaling(report)

@@ -1,0 +1,67 @@
+"""A scaling report as a table, with the formula that its percentages follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.launch.plan import LaunchPlan
+from mpctl.render.run import RunView
+from mpctl.units import seconds_text
+
+FORMULA = (
+    "efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). The same form "
+    "gives Megatron-LM's published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, "
+    "15100 / (512 x 39) (arXiv 1909.08053)."
+)
+MODES = {
+    "strong": "Strong scaling: the same global batch, shared by more ranks",
+    "weak": "Weak scaling: the global batch grows with the ranks",
+}
+
+
+def run_view(title: str, launch: LaunchPlan) -> RunView:
+    """A run's view under a line that says which run it is."""
+    view = RunView(launch.job.training.steps, launch.job.launch.predicted_step_seconds)
+    view.console.print(Text(title, style="bold"))
+    return view
+
+
+def print_scaling(report: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    for mode, title in MODES.items():
+        rows = [row for row in report["results"] if row["mode"] == mode]
+        if rows:
+            console.print(_table(title, rows), "")
+    console.print(Text(FORMULA, style="dim"))
+    where = report["environment"]
+    note = f"medians of {report['steps_timed']} steps; {where['cores']} cores, {where['gpus']} GPUs"
+    console.print(Text(f"{note}, torch {where['torch']}, {where['date']}", style="dim"))
+
+
+def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    columns = (
+        "ranks",
+        "layout",
+        "batch",
+        "step",
+        "cpu a rank",
+        "tokens/s",
+        "speed-up",
+        "efficiency",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "layout" else "right")
+    for row in rows:
+        layout = " x ".join(f"{axis} {size}" for axis, size in row["sizes"].items())
+        table.add_row(
+            str(row["world_size"]), layout, str(row["global_batch_size"]),
+            seconds_text(row["step_seconds"]), seconds_text(row["cpu_seconds"]),
+            f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}",
+            f"{row['efficiency']:.0%}",
+        )  # fmt: skip
+    return table

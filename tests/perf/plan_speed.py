@@ -1,0 +1,78 @@
+"""How fast `mpctl plan` is: `python -m tests.perf.plan_speed [RUNS]`. A benchmark, not a test.
+
+Whole-process figures are medians of interleaved runs (A B C A B C), next to a peer in the same
+rounds: a program that imports typer and pydantic and does nothing else. In-process figures are
+medians of seven. It prints one table and the machine it ran on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from mpctl.axes import GROUP_KINDS
+from mpctl.topology import Topology
+
+MPCTL = [str(Path(sys.executable).with_name("mpctl"))]
+PEER = [sys.executable, "-c", "import typer, pydantic"]
+GOLDEN = [*MPCTL, "plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
+MILLION = [*MPCTL, "plan", "--nodes", "131072", "--gpus-per-node", "8", "--tp", "8", "--pp", "16",
+           "--groups", "none", "--json"]  # fmt: skip
+COMMANDS = {
+    "import typer, pydantic (peer)": (PEER, None),
+    "mpctl plan, 16 GPUs, tables": (GOLDEN, 0.200),
+    "mpctl plan, 16 GPUs, --json": ([*GOLDEN, "--json"], None),
+    "mpctl plan two-nodes-16-gpus (with model)": ([*MPCTL, "plan", "two-nodes-16-gpus"], None),
+    "mpctl plan, 1,048,576 ranks, --groups none --json": (MILLION, 0.300),
+}
+
+
+def whole_process(runs: int) -> dict[str, list[float]]:
+    """Wall seconds of every command, interleaved, after one warm-up round."""
+    seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for turn in range(runs + 1):
+        for name, (command, _) in COMMANDS.items():
+            began = time.perf_counter()
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def in_process(work: Callable[[], object], runs: int = 7, inner: int = 1) -> list[float]:
+    seconds = []
+    for _ in range(runs):
+        began = time.perf_counter()
+        for _ in range(inner):
+            work()
+        seconds.append((time.perf_counter() - began) / inner)
+    return seconds
+
+
+def show(name: str, seconds: list[float], goal: float | None, unit: float, word: str) -> None:
+    low, mid, high = (f(seconds) / unit for f in (min, median, max))
+    against = f"goal {goal / unit:.0f} {word}" if goal else ""
+    print(f"{name:<52} {mid:8.1f} {word}  ({low:.1f} to {high:.1f})  {against}")
+
+
+def main() -> None:
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    python, load = platform.python_version(), os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, Python {python}, load {load:.2f}; medians of {runs} runs")
+    for name, seconds in whole_process(runs).items():
+        show(name, seconds, COMMANDS[name][1], 1e-3, "ms")
+    world = Topology.of({"tp": 8, "pp": 16, "dp": 8192}, gpus_per_node=8)
+    every = in_process(lambda: [world.kind_groups(kind) for kind in GROUP_KINDS])
+    show("all seven kinds of groups of 1,048,576 ranks", every, 0.5, 1e-3, "ms")
+    one = in_process(lambda: [world.find_group(k, 777_777) for k in GROUP_KINDS], inner=1000)
+    show("one rank's seven groups among them", one, None, 1e-6, "µs")
+
+
+if __name__ == "__main__":
+    main()
