@@ -1,0 +1,101 @@
+"""Scaling cases and rows by hand, and one real bench of two worlds."""
+
+import json
+
+import pytest
+
+from mpctl.bench.scaling import Case, parse_worlds, scaling_cases, scaling_rows, timing_of
+from mpctl.cli.app import run
+from mpctl.errors import InputError
+from mpctl.spec.load import load_job
+
+
+def job(**overrides):
+    settings = {"parallel.tp": 2, "training.global_batch_size": 16}
+    return load_job(None, {**settings, **overrides})
+
+
+def test_the_smallest_world_is_one_case_for_both_modes():
+    cases = scaling_cases(job(), [1, 2, 4], along="job", modes=("strong", "weak"))
+    assert [(c.world, c.tp, c.dp, c.global_batch_size, c.modes) for c in cases] == [
+        (1, 1, 1, 16, ("strong", "weak")),
+        (2, 2, 1, 16, ("strong",)),
+        (2, 2, 1, 32, ("weak",)),
+        (4, 2, 2, 16, ("strong",)),
+        (4, 2, 2, 64, ("weak",)),
+    ]
+
+
+@pytest.mark.parametrize(("along", "layout"), [("tp", (4, 1)), ("dp", (1, 4)), ("job", (2, 2))])
+def test_along_says_which_axis_takes_the_ranks(along, layout):
+    (case,) = scaling_cases(job(), [4], along=along, modes=("strong",))
+    assert (case.tp, case.dp) == layout
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "0", "two", "1,-2"])
+def test_bad_worlds_are_refused(text):
+    with pytest.raises(InputError, match="--world"):
+        parse_worlds(text)
+
+
+def records(seconds):
+    return [
+        {"step": n, "tokens": 100 * n, "step_seconds": s, "cpu_seconds": s / 2}
+        for n, s in enumerate(seconds, 1)
+    ]
+
+
+def test_rows_by_hand():
+    """100 tokens a step: 1 s on one rank, 0.625 s on two: 1.6 times, 80 %."""
+    one = Case(1, 1, 1, 16, ("strong",))
+    two = Case(2, 2, 1, 16, ("strong",))
+    timings = [
+        timing_of(one, [records([9, 9, 1.0, 1.1]), records([9, 9, 0.9, 1.0])], None),
+        timing_of(two, [records([9, 9, 0.625])], 0.5),
+    ]
+    first, second = scaling_rows(timings, "strong")
+    assert first["tokens_per_second"] == pytest.approx(100)
+    assert second["speed_up"] == pytest.approx(1.6)
+    assert second["efficiency"] == pytest.approx(0.8)
+    assert second["predicted_step_seconds"] == 0.5
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(24):
+        words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
+        (folder / f"{number}.txt").write_text(words)
+    return folder
+
+
+def bench(corpus, out, *more):
+    corpus_setting = f"data.corpus={json.dumps([str(corpus)])}"
+    shape = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64, "vocab": 512, "seq_length": 32}
+    sets = [f"model.{key}={value}" for key, value in shape.items()]
+    sets += [corpus_setting, "model.max_positions=32", "model.head_dim=16", "model.kv_heads=2"]
+    flags = [flag for setting in sets for flag in ("--set", setting)]
+    return ["bench", "scaling", "demo", *flags, "--out", str(out), "--json", *more]
+
+
+def test_a_real_bench_of_two_worlds(corpus, tmp_path, capfd):
+    code = run(
+        bench(corpus, tmp_path / "out", "--world", "1,2", "--mode", "strong", "--steps", "4")
+    )
+    captured = capfd.readouterr()
+    assert code == 0, captured.err
+    report = json.loads(captured.out)
+    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [row["world_size"] for row in report["results"]] == [1, 2]
+    assert report["results"][0]["efficiency"] == 1
+    assert all(row["tokens_per_second"] > 0 for row in report["results"])
+    assert not (tmp_path / "out" / "strong-1-r1" / "checkpoints").exists()
+
+
+def test_every_bad_case_is_named_before_any_run(corpus, tmp_path, capfd):
+    """Two heads do not divide by 4 ranks, the batch of 16 not by 5 replicas."""
+    out = tmp_path / "out"
+    assert run(bench(corpus, out, "--world", "1,4,5", "--along", "tp")) == 2
+    rules = {issue["rule"] for issue in json.loads(capfd.readouterr().out)["issues"]}
+    assert {"tp-divides-heads"} <= rules
+    assert not out.exists()
