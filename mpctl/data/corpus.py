@@ -1,9 +1,10 @@
-"""Documents of a corpus: text files, folders, .jsonl files, or Python's own standard library.
+"""Texts of a corpus: text files, folders, .jsonl files, or Python's own standard library.
 
 The order of files is a function of their names below each source, never of the file system. A
 byte limit keeps a prefix of the files sorted by the hash of that name, so that a smaller limit
 yields a subset of a larger one: of files a, b, c of 4 bytes hashed in the order c, a, b, a limit
-of 8 keeps {a, c}. A text file is one document, and so is each line of a .jsonl file (key `text`).
+of 8 keeps {a, c}. A file holds one text, a .jsonl file one a line (key `text`): what
+documents.py cuts into documents, or takes as they are.
 """
 
 from __future__ import annotations

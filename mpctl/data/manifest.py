@@ -21,6 +21,7 @@ MANIFEST = "data.json"
 SPLITS = ("train", "validation")
 TOKENIZER = "tokenizer.json"
 FILES = ("train.bin", "train.idx", "validation.bin", "validation.idx", TOKENIZER)
+CORPUS = ("files", "texts", "documents", "bytes")
 LONGEST_MANIFEST = 2**20
 AGAIN = "run `mpctl data prepare` with --overwrite"
 
@@ -59,7 +60,7 @@ class Prepared:
     path: Path
     sources: tuple[str, ...]
     settings: Mapping[str, Any]
-    corpus: Mapping[str, int]  # files, documents, bytes
+    corpus: Mapping[str, int]  # files, texts in them, documents they were cut into, bytes
     train: Split
     validation: Split
     vocab_size: int
@@ -136,7 +137,7 @@ def _parse(out: Path, path: Path) -> Prepared:
         path=out,
         sources=tuple(str(source) for source in read["sources"]),
         settings=dict(read["settings"]),
-        corpus={name: _count(read["corpus"], name) for name in ("files", "documents", "bytes")},
+        corpus={name: _count(read["corpus"], name) for name in CORPUS},
         train=train,
         validation=validation,
         vocab_size=_count(read, "vocab_size"),

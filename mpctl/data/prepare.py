@@ -1,16 +1,17 @@
 """From text to a directory to train on: tokens of two splits, the tokenizer, and a manifest.
 
 Files move into OUT at the end, data.json last (workplace.py), so an interrupted run leaves nothing
-that looks prepared. Texts are streamed, once to count them, once to train the tokenizer (on the
-training split alone), once to encode: memory holds a batch. No date, no host and no path but those
-given go in: same input, same bytes.
+that looks prepared. Long texts are cut, and all are where documents would be few (documents.py;
+the manifest counts `texts` before and `documents` after). Texts are streamed, once to count them,
+once to train the tokenizer (on the training split alone), once to encode: memory holds a batch. No
+date, no host and no path but those given go in: same input, same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.corpus import find_documents, read_documents
+from mpctl.data.corpus import find_documents
+from mpctl.data.documents import Corpus, count_corpus
 from mpctl.data.encode import write_splits
 from mpctl.data.indexed import token_dtype
 from mpctl.data.manifest import (
@@ -76,12 +78,12 @@ def prepare(
     with workplace(out, overwrite=overwrite) as work:
         paths = find_documents(sources, max_bytes=max_bytes)
         _check_outside(out, paths)
-        corpus = _read(paths, report)
+        corpus = count_corpus(paths, report)
         held_out = validates(corpus.documents, validation_fraction, seed)
         model = given or _train(corpus, held_out, vocab_size, report)
         _save_tokenizer(model, tokenizer, work / TOKENIZER)
         train, validation = write_splits(
-            corpus.texts(), model, held_out, work, dtype=dtype, on_progress=report
+            corpus.read(), model, held_out, work, dtype=dtype, on_progress=report
         )
         prepared = Prepared(
             path=out,
@@ -125,27 +127,6 @@ class _Settings:
             raise InputError(issues)
 
 
-@dataclass(frozen=True, slots=True)
-class _Corpus:
-    paths: list[Path]
-    documents: int
-
-    @property
-    def summary(self) -> dict[str, int]:
-        size = sum(path.stat().st_size for path in self.paths)
-        return {"files": len(self.paths), "documents": self.documents, "bytes": size}
-
-    def texts(self) -> Iterator[str]:
-        """The documents; InputError when they are not those that were counted."""
-        count = 0
-        for count, text in enumerate(read_documents(self.paths), start=1):
-            if count <= self.documents:
-                yield text
-        if count != self.documents:
-            message = f"{count} documents now, {self.documents} a moment ago"
-            raise InputError.of("corpus-changed", "data.sources", message, "keep the files still")
-
-
 def _given(path: Path, vocab_size: int) -> Tokenizer:
     tokenizer = load_tokenizer(path)
     end_of_text_id(tokenizer)
@@ -166,29 +147,10 @@ def _check_outside(out: Path, paths: list[Path]) -> None:
         raise InputError.of("data-out", str(out), message, hint)
 
 
-def _read(paths: list[Path], report: Progress) -> _Corpus:
-    """Count the documents; InputError for every bad file, or for fewer than two documents."""
-    issues: list[Issue] = []
-    documents = 0
-    for done, path in enumerate(paths, start=1):
-        try:
-            documents += sum(1 for _ in read_documents([path]))
-        except InputError as error:
-            issues.extend(error.issues)
-        report("read", done, len(paths))
-    if issues:
-        raise InputError(issues)
-    if documents < 2:
-        message = f"found {documents} documents, need 2: one to train on and one to validate"
-        hint = "add files, or cut the text into the lines of a .jsonl file"
-        raise InputError.of("corpus-too-small", "data.sources", message, hint)
-    return _Corpus(paths, documents)
-
-
 def _train(
-    corpus: _Corpus, held_out: NDArray[np.bool_], vocab_size: int, report: Progress
+    corpus: Corpus, held_out: NDArray[np.bool_], vocab_size: int, report: Progress
 ) -> Tokenizer:
-    texts = compress(corpus.texts(), ~held_out)
+    texts = compress(corpus.read(), ~held_out)
     total = int((~held_out).sum())
     return train_tokenizer(texts, vocab_size=vocab_size, total=total, on_progress=report)
 

@@ -1,12 +1,24 @@
-"""The shape of a model from a Hugging Face config.json (the shape only, never weights or code)."""
+"""The shape of a model from a Hugging Face config.json (the shape only, never weights or code).
+
+Keys and defaults are those of the config classes of `transformers` (GPT2Config, LlamaConfig,
+MistralConfig, BertConfig, T5Config). What a Model cannot express is refused in words rather than
+dropped. By hand: `{"model_type": "gpt2", "n_embd": 768, "activation_function": "gelu_new"}` gives
+family gpt, hidden 768 and activation gelu_tanh.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
+
+Raw = dict[str, Any]
+WHERE = "model.hf_config"
 
 # Our key -> the names that configs of different families use for it, first match wins.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -22,49 +34,114 @@ NAMES: dict[str, tuple[str, ...]] = {
     "norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"),
     "tied_embeddings": ("tie_word_embeddings",),
 }
-FAMILIES: dict[str, dict[str, Any]] = {
-    "gpt2": {"family": "gpt", "activation": "gelu_tanh", "tied_embeddings": True},
-    "llama": {
-        "family": "gpt",
-        "activation": "swiglu",
-        "norm": "rmsnorm",
-        "position": "rotary",
-        "bias": False,
-        "tied_embeddings": False,
-    },
-    "bert": {"family": "bert"},
-    "t5": {
-        "family": "t5",
-        "activation": "relu",
-        "norm": "rmsnorm",
-        "position": "relative",
-        "bias": False,
-        "seq_length": 512,
-    },
+LLAMA: Raw = {
+    "family": "gpt",
+    "activation": "swiglu",
+    "norm": "rmsnorm",
+    "position": "rotary",
+    "bias": False,
+    "tied_embeddings": False,
 }
-FAMILIES["mistral"] = FAMILIES["llama"]
+T5: Raw = {
+    "family": "t5",
+    "activation": "relu",
+    "norm": "rmsnorm",
+    "position": "relative",
+    "bias": False,
+    "seq_length": 512,
+}
+FAMILIES: dict[str, Raw] = {
+    "gpt2": {"family": "gpt", "activation": "gelu_tanh", "tied_embeddings": True},
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "bert": {"family": "bert"},
+    "t5": T5,
+}
+ACTIVATION_NAMES = ("activation_function", "hidden_act", "feed_forward_proj")
+PLAIN = {
+    "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+}  # fmt: skip
+# Of a gate, the exact gelu and its tanh form cost the same: a Model has one geglu for both.
+GATED = {name: "geglu" for name in PLAIN if "gelu" in name} | {"silu": "swiglu", "swish": "swiglu"}
+BIAS_NAMES = ("attention_bias", "mlp_bias")
+
+Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
 
 
-def shape_from_hf(path: Path) -> dict[str, Any]:
-    """Our `[model]` keys for a config.json (or the folder holding one); raises InputError."""
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise InputError.of("no-such-file", str(file), error.strerror or str(error)) from None
-    except ValueError as error:
-        raise InputError.of("bad-syntax", str(file), str(error)) from None
+def shape_from_hf(name: Any) -> Raw:
+    """Our `[model]` keys for the config.json at path `name`, or in the folder of that name.
+
+    InputError, always at model.hf_config, names everything in it that cannot be used.
+    """
+    file, config = _read(name)
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind not in FAMILIES:
-        raise InputError.of(
-            "unknown-model-type",
-            "model.hf_config",
-            f"model_type {kind!r} in {file} is not known",
-            f"known: {', '.join(FAMILIES)}; or give the [model] keys themselves",
-        )
-    shape: dict[str, Any] = {**FAMILIES[kind], "source": str(file)}
-    for ours, theirs in NAMES.items():
-        value = next((config[name] for name in theirs if config.get(name) is not None), None)
-        if value is not None:
-            shape[ours] = value
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        hint = f"known: {', '.join(FAMILIES)}; or give the [model] keys themselves"
+        message = f"model_type {short(kind)} in {file} is not known"
+        raise InputError.of("unknown-model-type", WHERE, message, hint)
+    shape: Raw = {**FAMILIES[kind], "source": str(file)}
+    wrong: list[str] = []
+    for found in chain(_numbers(config), _activation(config, kind), _biases(config, kind)):
+        if isinstance(found, str):
+            wrong.append(found)
+        else:
+            shape[found[0]] = found[1]
+    if wrong:
+        hint = "give the [model] keys themselves, without hf_config"
+        raise InputError(Issue("hf-config", WHERE, f"{file}: {what}", hint) for what in wrong)
+    if kind == "t5" and "layers" in shape:
+        shape.setdefault("decoder_layers", shape["layers"])
     return shape
+
+
+def _read(name: Any) -> tuple[Path, Any]:
+    if not isinstance(name, str):
+        raise InputError.of("bad-value", WHERE, f"{short(name)} is not allowed: give a path")
+    file = Path(name)
+    try:
+        file = file / "config.json" if file.is_dir() else file
+        return file, json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        message = f"{file}: {error.strerror or error}"
+        raise InputError.of("no-such-file", WHERE, message, "name a config.json") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError.of("bad-syntax", WHERE, f"{file} is no JSON: {error}") from None
+
+
+def _numbers(config: Raw) -> Found:
+    for ours, theirs in NAMES.items():
+        name = next((name for name in theirs if config.get(name) is not None), None)
+        if name is None:
+            continue
+        if isinstance(config[name], int | float):
+            yield ours, config[name]
+        else:
+            yield f"{name} is {short(config[name])}, which is no number"
+
+
+def _activation(config: Raw, kind: str) -> Found:
+    """A llama's MLP is always gated; a t5 says so by the prefix `gated-`; the others never are."""
+    for name in ACTIVATION_NAMES:
+        if (text := config.get(name)) is None:
+            continue
+        plain = text.removeprefix("gated-") if isinstance(text, str) else ""
+        known = GATED if kind in ("llama", "mistral") or plain != text else PLAIN
+        if plain in known:
+            yield "activation", known[plain]
+        else:
+            yield f"{name} is {short(text)}, which is none of {', '.join(known)}"
+
+
+def _biases(config: Raw, kind: str) -> Found:
+    """A Model has biases in all linear layers or in none; so has a config without these keys."""
+    if kind not in ("llama", "mistral"):
+        return
+    wanted = {name: config.get(name) or False for name in BIAS_NAMES}
+    if len(set(map(str, wanted.values()))) == 1:
+        yield "bias", wanted["mlp_bias"]
+    else:
+        yield (
+            f"{' and '.join(f'{name} {short(value)}' for name, value in wanted.items())}: "
+            "biases in some linear layers only cannot be expressed"
+        )

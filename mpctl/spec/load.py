@@ -1,8 +1,9 @@
 """From a file or preset, flags and `--set` to one resolved JobSpec, or to every issue at once.
 
-Order, later wins: preset of the job, its own keys, presets named inside it, single keys over those,
-flags, `--set`. A table may be given as a preset's name (`model = "gpt2"`) or start from one
-(`[model] preset = "gpt2"`, `layers = 4`).
+Order, later wins: the job preset that a file starts from (`preset = "demo"`), the file, flags and
+`--set`. In each layer a table may be a preset's name (`model = "gpt2"`) or start from one
+(`[model] preset = "gpt2"`, `layers = 4`); the name counts first, single keys win over it, in
+whatever order they were typed. merge.py lays one layer upon the other.
 """
 
 from __future__ import annotations
@@ -15,15 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mpctl.errors import InputError, Issue
-from mpctl.spec.hf import shape_from_hf
+from mpctl.spec.issues import SchemaError
 from mpctl.spec.job import JobSpec, complete
-from mpctl.spec.presets import Kind, find_preset, get_preset, preset_names
-
-Raw = dict[str, Any]
-PRESET_TABLES: dict[str, Kind] = {"cluster": "clusters", "model": "models"}
+from mpctl.spec.merge import Raw, lay, without
+from mpctl.spec.presets import find_preset, preset_names
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> 
 
 def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> Loaded:
     """As load_job, but issues are returned beside what could be read in spite of them."""
-    raw = read_source(source) if source else {}
+    raw = {} if source is None else read_source(source)
     return partial_from_raw(raw, overrides or {})
 
 
@@ -56,17 +55,18 @@ def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> Loaded:
-    raw = {key: _as_table(key, value) for key, value in raw.items()}
-    for where, value in overrides.items():
-        _assign(raw, where, value)
     issues: list[Issue] = []
-    raw = _expand(raw, issues)
+    raw = lay({}, raw, issues)
+    for where, value in overrides.items():
+        if isinstance(value, dict):  # a table given whole replaces the one below
+            raw = without(raw, where.split("."))
+    raw = lay(raw, _nested(overrides), issues)
     in_doubt = {issue.where.split(".")[0] for issue in issues}
     try:
         return Loaded(complete(parse(raw)), tuple(issues), frozenset(in_doubt))
-    except _SchemaError as error:
+    except SchemaError as error:
         issues += error.issues
-        in_doubt |= {str(loc[0]) for kind, loc in error.places if kind != "extra_forbidden"}
+        in_doubt |= {str(path[0]) for kind, path in error.places if kind != "extra_forbidden"}
         return Loaded(_salvage(raw, error), tuple(issues), frozenset(in_doubt))
 
 
@@ -76,43 +76,47 @@ def _get_job(loaded: Loaded) -> JobSpec:
     return loaded.job
 
 
-class _SchemaError(InputError):
-    """Keys that the schema refuses, and where they stand."""
-
-    def __init__(self, error: ValidationError) -> None:
-        super().__init__(_issues_of(error))
-        details = error.errors(include_url=False)
-        self.places = [(detail["type"], detail["loc"]) for detail in details]
-
-
 def parse(raw: Raw) -> JobSpec:
     """The strict model of a fully expanded job; raises InputError."""
     try:
         return JobSpec.model_validate(raw)
     except ValidationError as error:
-        raise _SchemaError(error) from None
+        raise SchemaError(error) from None
 
 
-def _salvage(raw: Raw, error: _SchemaError) -> JobSpec | None:
+def _salvage(raw: Raw, error: SchemaError) -> JobSpec | None:
     """The job without the refused keys, so that its rules can still be asked."""
-    kept = _copy(raw)
-    for kind, loc in error.places:
-        path = loc[:1] if kind == "missing" else loc  # a table that lacks a key is left out
-        table = kept
-        for key in path[:-1]:
-            table = table.get(key, {}) if isinstance(table, dict) else {}
-        if isinstance(table, dict):
-            table.pop(path[-1], None)
+    for kind, path in error.places:
+        # A table that lacks a key is left out whole.
+        raw = without(raw, path[:1] if kind == "missing" else path)
     try:
-        return complete(parse(kept))
-    except InputError:
-        return None
+        return complete(parse(raw))
+    except SchemaError as again:  # a refused key was one that its table requires
+        if any(kind != "missing" for kind, _ in again.places):
+            return None
+        return _salvage(raw, again)
+
+
+def _nested(overrides: Mapping[str, Any]) -> Raw:
+    """`{"model.layers": 4, "model": "gpt2"}` -> `{"model": {"preset": "gpt2", "layers": 4}}`."""
+    tree: Raw = {}
+    for where, value in sorted(overrides.items(), key=lambda item: item[0].count(".")):
+        *path, last = where.split(".")
+        table = tree
+        for key in path:
+            held = table.get(key)
+            if isinstance(held, str):
+                held = {"preset": held}
+            table[key] = dict(held) if isinstance(held, dict) else {}
+            table = table[key]
+        table[last] = value
+    return tree
 
 
 def read_source(source: str) -> Raw:
     """The raw tables of a job file (TOML, or the job.json of a run) or of a job preset."""
     path = Path(source)
-    if path.suffix in (".toml", ".json") or path.is_file():
+    if path.suffix in (".toml", ".json") or _is_file(path):
         return _read_file(path)
     found = find_preset("jobs", source)
     if found is None:
@@ -127,13 +131,20 @@ def read_source(source: str) -> Raw:
     return found
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name too long for a file is not one
+        return False
+
+
 def _read_file(path: Path) -> Raw:
     try:
         text = path.read_text("utf-8")
         raw = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise InputError.of("no-such-file", str(path), error.strerror or str(error)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+    except (ValueError, RecursionError) as error:  # bad TOML, bad JSON and bad UTF-8 alike
         raise InputError.of("bad-syntax", str(path), str(error)) from None
     if not isinstance(raw, dict):
         raise InputError.of("bad-syntax", str(path), "a job is a table of tables")
@@ -157,114 +168,6 @@ def parse_settings(settings: Iterable[str]) -> Raw:
             )
         try:
             parsed[where.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             parsed[where.strip()] = text
     return parsed
-
-
-def _as_table(key: str, value: Any) -> Any:
-    if key in PRESET_TABLES:
-        return {"preset": value} if isinstance(value, str) else _copy(value)
-    return _copy(value)
-
-
-def _copy(value: Any) -> Any:
-    return {k: _copy(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-
-def _assign(raw: Raw, where: str, value: Any) -> None:
-    *path, last = where.split(".")
-    table = raw
-    for depth, key in enumerate(path):
-        held = table.get(key)
-        if isinstance(held, str):  # cluster.device = "cpu", then cluster.device.memory_bytes = 1
-            held = {"preset": held}
-        table[key] = held = {} if held is None else held
-        if not isinstance(held, dict):
-            raise InputError.of("bad-set", where, f"{'.'.join(path[: depth + 1])} is not a table")
-        table = held
-    table[last] = _as_table(last, value) if not path else value
-
-
-def _expand(raw: Raw, issues: list[Issue]) -> Raw:
-    """Replace every preset's name by its table; single keys beside the name win over it.
-
-    What cannot be found is added to `issues` and left out, so that the rest is still checked.
-    """
-    raw = dict(raw)
-    for key, kind in PRESET_TABLES.items():
-        _expand_key(raw, key, kind, key, issues)
-    if isinstance(raw.get("model"), dict) and "hf_config" in raw["model"]:
-        own = {k: v for k, v in raw["model"].items() if k != "hf_config"}
-        try:
-            raw["model"] = {**shape_from_hf(Path(str(raw["model"]["hf_config"]))), **own}
-        except InputError as error:
-            issues.extend(error.issues)
-            del raw["model"]
-    if isinstance(raw.get("cluster"), dict):
-        raw["cluster"] = cluster = dict(raw["cluster"])
-        if isinstance(cluster.get("device"), str):
-            cluster["device"] = {"preset": cluster["device"]}
-        _expand_key(cluster, "device", "devices", "cluster.device", issues)
-    return raw
-
-
-def _expand_key(table: Raw, key: str, kind: Kind, where: str, issues: list[Issue]) -> None:
-    own = table.get(key)
-    if not isinstance(own, dict) or "preset" not in own:
-        return
-    try:
-        base = get_preset(kind, str(own["preset"]), where=where)
-    except InputError as error:
-        issues.extend(error.issues)
-        del table[key]
-        return
-    own = {k: v for k, v in own.items() if k != "preset"}
-    table[key] = {"name": base.get("name", table[key]["preset"]), **base, **own}
-
-
-def _issues_of(error: ValidationError) -> list[Issue]:
-    details = [dict(detail) for detail in error.errors(include_url=False)]
-    return [_issue_of(d) for d in details if not (d["type"] == "missing" and _is_derived(d))]
-
-
-def _is_derived(detail: Raw) -> bool:
-    """A model key that follows from another one, whose own absence is what is reported."""
-    return detail["loc"][0] == "model" and detail["loc"][-1] in ("ffn", "kv_heads", "max_positions")
-
-
-def _issue_of(detail: Raw) -> Issue:
-    loc = [str(part) for part in detail["loc"]]
-    where = ".".join(loc)
-    if detail["type"] == "extra_forbidden":
-        return Issue("unknown-key", where, "there is no such setting", _nearest(loc))
-    if detail["type"] == "missing":
-        return Issue("missing", where, "is required and was not given")
-    value = detail.get("input")
-    shown = f"{value!r} " if isinstance(value, str | int | float | bool) else ""
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    return Issue("bad-value", where, f"{shown}is not allowed: {message}")
-
-
-def _nearest(loc: list[str]) -> str:
-    """The legal keys nearest to an unknown one, elsewhere in the job if none is near here."""
-    here = _fields_at(loc[:-1])
-    near = difflib.get_close_matches(loc[-1], here, n=2)
-    if near:
-        return f"did you mean {' or '.join('.'.join([*loc[:-1], name]) for name in near)}?"
-    tables = [name for name in JobSpec.model_fields if loc[-1] in _fields_at([name])]
-    if tables:
-        return f"did you mean {tables[0]}.{loc[-1]}?"
-    return f"keys here: {', '.join(here)}" if here else ""
-
-
-def _fields_at(path: list[str]) -> list[str]:
-    model: Any = JobSpec
-    for key in path:
-        field = model.model_fields.get(key)
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
-    return list(model.model_fields)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from mpctl.spec.base import Count, Positive, Table
 
 FamilyName = Literal["gpt", "bert", "t5", "glm"]
+DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions")  # see `derived`
 
 
 class Model(Table):
@@ -48,19 +49,45 @@ class Model(Table):
     def _derive(cls, raw: Any) -> Any:
         if not isinstance(raw, dict):
             return raw
-        hidden, heads = raw.get("hidden"), raw.get("heads")
-        derived = {"kv_heads": heads, "max_positions": raw.get("seq_length")}
-        if isinstance(hidden, int):
-            derived["ffn"] = 4 * hidden
-            if isinstance(heads, int) and heads > 0 and hidden % heads == 0:
-                derived["head_dim"] = hidden // heads
-        return {**{k: v for k, v in derived.items() if v is not None}, **raw}
+        given = {key: v for key, v in raw.items() if key not in DERIVED or v is not None}
+        return {**derived(raw), **given}
 
     @property
     def head_size(self) -> int:
-        return self.head_dim or self.hidden // self.heads
+        """Columns of one head; for a model whose heads divide hidden (rules/model.py says so)."""
+        if self.head_dim is None:
+            assert self.hidden % self.heads == 0, "heads-divide-hidden was not asked"
+            return self.hidden // self.heads
+        return self.head_dim
 
     @property
     def gated(self) -> bool:
         """Whether the MLP's first matrix is two: one of them gates the other."""
         return self.activation in ("swiglu", "geglu")
+
+
+def derived(raw: dict[str, Any]) -> dict[str, int]:
+    """What a raw table leaves to follow from hidden, heads and seq_length, where those are legal.
+
+    By hand: hidden 64, heads 4 and seq_length 16 give ffn 256, kv_heads 4, head_dim 16 and
+    max_positions 16; heads 5 gives no head_dim, and the rules say why.
+    """
+    hidden, heads, seq_length = (_count(raw.get(key)) for key in ("hidden", "heads", "seq_length"))
+    values = {
+        "ffn": hidden and 4 * hidden,
+        "kv_heads": heads,
+        "head_dim": hidden and heads and hidden % heads == 0 and hidden // heads,
+        "max_positions": seq_length,
+    }
+    return {key: value for key, value in values.items() if value}
+
+
+def chosen(raw: dict[str, Any]) -> dict[str, Any]:
+    """A raw table without what follows from the rest of it, so that keys laid over it derive
+    anew: ffn 256 goes where hidden is 64, ffn 170 is a choice and stays."""
+    follows = derived(raw)
+    return {k: v for k, v in raw.items() if k not in follows or v != follows[k]}
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value > 0 else None

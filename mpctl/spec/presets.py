@@ -14,6 +14,13 @@ from mpctl.errors import InputError
 
 Kind = Literal["devices", "clusters", "models", "jobs"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+# The tables of a job (by their path in it) that may start from a preset; () is the job itself.
+PRESET_TABLES: dict[tuple[str, ...], Kind] = {
+    (): "jobs",
+    ("cluster",): "clusters",
+    ("cluster", "device"): "devices",
+    ("model",): "models",
+}
 
 
 def presets_root() -> Path:

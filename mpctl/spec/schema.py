@@ -7,7 +7,7 @@ from typing import Any
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import Kind, preset_names
 
-STARTS = {"Cluster": "clusters", "Model": "models", "Device": "devices"}
+STARTS: dict[str, Kind] = {"Cluster": "clusters", "Model": "models", "Device": "devices"}
 
 
 def job_schema() -> dict[str, Any]:
@@ -15,7 +15,7 @@ def job_schema() -> dict[str, Any]:
     schema = JobSpec.model_json_schema()
     for table, kind in STARTS.items():
         body = schema["$defs"][table]
-        names = {"type": "string", "enum": preset_names(_kind(kind))}
+        names = {"type": "string", "enum": preset_names(kind)}
         body["properties"]["preset"] = {**names, "description": "start from this preset"}
         if table == "Model":
             body["properties"]["hf_config"] = {
@@ -25,14 +25,10 @@ def job_schema() -> dict[str, Any]:
         body.pop("required", None)  # a preset, or hf_config, may bring what is required
         schema["$defs"][table] = {"anyOf": [names, body]}
     schema.pop("required", None)
+    jobs = {"type": "string", "enum": preset_names("jobs")}
+    schema["properties"]["preset"] = {**jobs, "description": "start from this job preset"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "title": "mpctl job",
     }
-
-
-def _kind(name: str) -> Kind:
-    from mpctl.spec.presets import KINDS
-
-    return next(kind for kind in KINDS if kind == name)

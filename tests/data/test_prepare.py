@@ -100,7 +100,7 @@ def test_manifest_says_what_is_there(tmp_path, corpus):
     assert manifest["schema"] == "mpctl.data/1"
     assert manifest == prepared.as_dict()
     assert manifest["sources"] == [str(corpus)]
-    assert manifest["corpus"]["documents"] == 61
+    assert manifest["corpus"]["texts"] == manifest["corpus"]["documents"] == 61
     assert manifest["settings"] == {
         "vocab_size": 300,
         "tokenizer": None,
@@ -134,17 +134,35 @@ def test_jsonl_lines_are_split_as_documents(tmp_path):
     prepared = make(tmp_path / "a.jsonl", tmp_path / "data")
     assert prepared.corpus == {
         "files": 1,
+        "texts": 30,
         "documents": 30,
         "bytes": (tmp_path / "a.jsonl").stat().st_size,
     }
     assert prepared.train.documents + prepared.validation.documents == 30
 
 
+def test_a_single_long_file(tmp_path):
+    """As long as Tiny Shakespeare, the student's first corpus."""
+    text = "".join(f"{i}: to be, or not to be {i * i}\n" for i in range(32_000))[:1_115_394]
+    (tmp_path / "input.txt").write_text(text)
+    prepared = make(tmp_path / "input.txt", tmp_path / "data", validation_fraction=0.02)
+    assert (prepared.corpus["texts"], prepared.corpus["documents"]) == (1, 18)
+    assert (prepared.train.documents, prepared.validation.documents) == (17, 1)
+    assert 0.03 < prepared.validation.tokens / prepared.train.tokens < 0.1
+    tokenizer = load_tokenizer(prepared.tokenizer_path)
+    held_back = tokenizer.decode(prepared.validation.open().document(0).tolist())
+    assert held_back in text
+    assert held_back.endswith("\n")
+    again = make(tmp_path / "input.txt", tmp_path / "again", validation_fraction=0.02)
+    assert again.as_dict() == prepared.as_dict()
+
+
 @pytest.mark.parametrize(
     ("files", "found"),
     [
         ({}, "no text found"),
-        ({"a.txt": "alone " * 500}, "found 1 documents, need 2"),
+        ({"a.txt": "alone " * 20}, "found 1 documents, need 2"),
+        ({"a.txt": "alone " * 80}, "need at least 256"),
         ({"a.txt": " \n", "b.txt": "\t"}, "found 0 documents"),
         ({"a.txt": "x", "b.txt": "y"}, "need at least 256"),
         ({"a.jsonl": "nope\n", "b.jsonl": "[]\n"}, "b.jsonl:1"),
@@ -259,7 +277,7 @@ def test_a_file_or_a_busy_directory_as_out(tmp_path, corpus):
 
 def test_a_corpus_that_changes_meanwhile(tmp_path):
     (tmp_path / "in").mkdir()
-    for i in range(9):
+    for i in range(19):
         (tmp_path / "in" / f"{i}.txt").write_text(f"text {i} " * 50)
 
     def change(stage: str, done: int, total: int) -> None:
@@ -267,7 +285,7 @@ def test_a_corpus_that_changes_meanwhile(tmp_path):
             (tmp_path / "in" / "3.txt").write_text(" ")
 
     call = lambda: make(tmp_path / "in", tmp_path / "data", on_progress=change)  # noqa: E731
-    assert "8 documents now, 9 a moment ago" in issues_of(call)["corpus-changed"]
+    assert "18 documents now, 19 a moment ago" in issues_of(call)["corpus-changed"]
 
 
 @pytest.fixture

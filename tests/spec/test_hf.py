@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
+from mpctl.spec.hf import BIAS_NAMES
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
 
@@ -61,20 +63,130 @@ def test_own_keys_beat_the_config_and_a_folder_will_do(tmp_path: Path) -> None:
     assert (model.seq_length, model.layers, model.hidden) == (8192, 4, 4096)
 
 
+T5 = {
+    "model_type": "t5", "num_layers": 6, "d_model": 512, "d_ff": 1024, "num_heads": 6, "d_kv": 64,
+    "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+    "layer_norm_epsilon": 1e-06,
+}  # fmt: skip
+BERT = {
+    "model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 3072,
+    "num_attention_heads": 12, "max_position_embeddings": 512, "vocab_size": 30522,
+    "hidden_act": "gelu", "layer_norm_eps": 1e-12,
+}  # fmt: skip
+
+
+def issues_of(path: Path, **more: Any) -> list[Issue]:
+    with pytest.raises(InputError) as caught:
+        load_job(None, {"model.hf_config": str(path), **more})
+    return list(caught.value.issues)
+
+
+def test_a_t5_has_as_many_decoder_layers_unless_told(tmp_path: Path) -> None:
+    model = model_of(write(tmp_path, T5))
+    assert (model.layers, model.decoder_layers, model.head_size) == (6, 6, 64)
+    assert (model.activation, model.tied_embeddings, model.seq_length) == ("geglu", False, 512)
+    assert model_of(write(tmp_path, {**T5, "num_decoder_layers": 2})).decoder_layers == 2
+
+
 @pytest.mark.parametrize(
-    ("config", "rule"),
-    [({"model_type": "mamba"}, "unknown-model-type"), ([1], "unknown-model-type")],
+    ("config", "name", "value", "activation"),
+    [
+        (GPT2, "activation_function", "gelu_new", "gelu_tanh"),
+        (GPT2, "activation_function", "gelu", "gelu"),
+        (GPT2, "activation_function", "relu", "relu"),
+        (GPT2, "activation_function", None, "gelu_tanh"),
+        (LLAMA, "hidden_act", "silu", "swiglu"),
+        (LLAMA, "hidden_act", "gelu_pytorch_tanh", "geglu"),
+        (LLAMA, "hidden_act", None, "swiglu"),
+        (BERT, "hidden_act", "gelu", "gelu"),
+        (BERT, "hidden_act", "gelu_new", "gelu_tanh"),
+        (T5, "feed_forward_proj", "relu", "relu"),
+        (T5, "feed_forward_proj", "gated-gelu", "geglu"),
+        (T5, "feed_forward_proj", "gated-silu", "swiglu"),
+        (T5, "feed_forward_proj", None, "relu"),
+    ],
 )
-def test_an_unknown_model_type_is_reported_with_the_rest(
-    tmp_path: Path, config: Any, rule: str
+def test_activation(
+    tmp_path: Path, config: dict[str, Any], name: str, value: Any, activation: str
 ) -> None:
-    path = write(tmp_path, config)
-    with pytest.raises(InputError) as caught:
-        load_job(None, {"model.hf_config": str(path), "parallel.tpp": 1})
-    assert [issue.rule for issue in caught.value.issues] == [rule, "unknown-key"]
+    assert model_of(write(tmp_path, {**config, name: value})).activation == activation
 
 
-def test_a_missing_config_is_reported_with_the_rest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bias", [True, False, None])
+def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None:
+    config = {**LLAMA, "attention_bias": bias, "mlp_bias": bias}
+    assert model_of(write(tmp_path, config)).bias is bool(bias)
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "words"),
+    [
+        (LLAMA, {"attention_bias": True}, "biases in some linear layers only"),
+        (LLAMA, {"mlp_bias": True, "attention_bias": False}, "biases in some linear layers only"),
+        (GPT2, {"activation_function": "tanh"}, "activation_function is 'tanh'"),
+        (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', which is none of"),
+        (T5, {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is 'gated-relu'"),
+        (BERT, {"hidden_act": ["gelu"]}, "hidden_act is ['gelu']"),
+        (BERT, {"hidden_size": {"x": 1}}, "hidden_size is {'x': 1}, which is no number"),
+        (BERT, {"vocab_size": "x" * 9999}, "which is no number"),
+    ],
+)
+def test_what_a_model_cannot_express_is_said(
+    tmp_path: Path, config: dict[str, Any], keys: dict[str, Any], words: str
+) -> None:
+    path = write(tmp_path, config | keys)
+    (issue,) = issues_of(path)
+    assert (issue.rule, issue.where) == ("hf-config", "model.hf_config")
+    assert words in issue.message and str(path) in issue.message and issue.hint
+    assert len(issue.message) < len(str(path)) + 200
+
+
+WEIRD = [None, True, -1, 0.5, 1e999, "", "x", [], ["x"], {}, {"x": [1]}]
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA, BERT, T5])
+def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any]) -> None:
+    keys = [*config, *BIAS_NAMES, "num_decoder_layers", "num_key_value_heads"]
+    for key, value in product(keys, WEIRD):
+        path = write(tmp_path, {**config, key: value})
+        try:
+            load_job(None, {"model.hf_config": str(path)})
+        except InputError as error:
+            assert all(issue.where.startswith("model.") for issue in error.issues), (key, value)
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "mamba"}, {"model_type": ["x"]}, {"model_type": {}}, {}, [1], "x", 3]
+)
+def test_an_unknown_model_type_is_reported_with_the_rest(tmp_path: Path, config: Any) -> None:
+    issues = issues_of(write(tmp_path, config), **{"parallel.tpp": 1})
+    assert [(issue.rule, issue.where) for issue in issues] == [
+        ("unknown-model-type", "model.hf_config"),
+        ("unknown-key", "parallel.tpp"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [(None, "no-such-file"), (b"{", "bad-syntax"), (b"\xff", "bad-syntax"),
+     (b"[" * 100_000, "bad-syntax")],
+)  # fmt: skip
+def test_a_config_that_cannot_be_read_is_reported_with_the_rest(
+    tmp_path: Path, content: bytes | None, rule: str
+) -> None:
+    path = tmp_path / "config.json"
+    if content is not None:
+        path.write_bytes(content)
+    issues = issues_of(tmp_path, **{"training.steps": 0})
+    assert [(issue.rule, issue.where) for issue in issues] == [
+        (rule, "model.hf_config"),
+        ("bad-value", "training.steps"),
+    ]
+    assert str(path) in issues[0].message
+
+
+@pytest.mark.parametrize("name", [5, ["config.json"], True])
+def test_a_config_is_named_by_a_string(name: Any) -> None:
     with pytest.raises(InputError) as caught:
-        load_job(None, {"model.hf_config": str(tmp_path), "training.steps": 0})
-    assert [issue.rule for issue in caught.value.issues] == ["no-such-file", "bad-value"]
+        load_job(None, {"model.hf_config": name})
+    assert [issue.where for issue in caught.value.issues] == ["model.hf_config"]

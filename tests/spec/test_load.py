@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
+from mpctl.plan import load_plan
 from mpctl.spec.load import job_from_raw, load_job, load_partial, parse, parse_settings
+from mpctl.spec.model import Model
 from mpctl.spec.presets import preset_names
 
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "seq_length": 16}
@@ -119,8 +121,45 @@ def test_missing_model_keys_are_reported_without_the_derived_ones() -> None:
     assert {issue.rule for issue in found.values()} == {"missing"}
 
 
-def test_a_setting_below_a_value_is_refused() -> None:
-    assert issues_of("demo", parallel__tp__x=1)["parallel.tp.x"].rule == "bad-set"
+@pytest.mark.parametrize("source", ["demo", None])
+def test_a_setting_below_a_value_is_refused(source: str | None) -> None:
+    issue = issues_of(source, parallel__tp__x=1)["parallel.tp"]
+    assert (issue.rule, issue.message[:23]) == ("bad-value", "a table is not allowed:")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("hidden", "x"), ("hidden", -4), ("hidden", True), ("heads", 0), ("heads", []),
+     ("seq_length", 2.0)],
+)  # fmt: skip
+def test_what_follows_from_a_bad_value_is_not_reported_again(setting: str, value: Any) -> None:
+    assert set(issues_of(model={**SHAPE, setting: value})) == {f"model.{setting}"}
+    assert set(issues_of("demo", **{f"model__{setting}": value})) == {f"model.{setting}"}
+
+
+def test_a_bad_key_of_a_free_table_is_named() -> None:
+    issue = issues_of("demo", cluster__device__peak_flops__bf17=1e12)[
+        "cluster.device.peak_flops.bf17"
+    ]
+    assert issue.rule == "bad-value"
+    assert issue.message.startswith("'bf17' is not allowed as a key: input should be 'fp64'")
+
+
+@pytest.mark.parametrize("value", [16**5000, "x" * 10_000], ids=["int", "str"])
+def test_a_value_beyond_all_measure_is_shown_short(value: Any) -> None:
+    issue = issues_of(training__dtype=value)["training.dtype"]
+    assert len(issue.message) < 200
+
+
+def test_rules_are_asked_beside_a_bad_required_key() -> None:
+    loaded = load_partial("demo", {"cluster.intra_node.bandwidth": -1, "model.hidden": "x"})
+    assert loaded.job is not None
+    assert (loaded.job.parallel.tp, loaded.job.model) == (2, None)
+    assert loaded.doubtful == {"cluster", "model"}
+
+
+def test_what_starts_a_table_is_suggested() -> None:
+    assert "model.preset" in issues_of(model__presett="gpt2")["model.presett"].hint
 
 
 @pytest.mark.parametrize(
@@ -130,6 +169,8 @@ def test_a_setting_below_a_value_is_refused() -> None:
         ("broken.toml", "[parallel\ntp = 2", "bad-syntax"),
         ("broken.json", "{", "bad-syntax"),
         ("list.json", "[1]", "bad-syntax"),
+        ("deep.json", "[" * 100_000, "bad-syntax"),
+        ("deep.toml", "a = " + "[" * 100_000, "bad-syntax"),
     ],
 )
 def test_a_bad_file_is_an_issue(tmp_path: Path, name: str, text: str | None, rule: str) -> None:
@@ -137,8 +178,9 @@ def test_a_bad_file_is_an_issue(tmp_path: Path, name: str, text: str | None, rul
     assert issues_of(path)[path].rule == rule
 
 
-def test_an_unknown_job_names_the_presets() -> None:
-    issue = issues_of("two-nodes-16-gpu")["JOB"]
+@pytest.mark.parametrize("source", ["two-nodes-16-gpu", "", "x" * 5000])
+def test_an_unknown_job_names_the_presets(source: str) -> None:
+    issue = issues_of(source)["JOB"]
     assert issue.rule == "no-such-job"
     assert "two-nodes-16-gpus" in issue.hint
 
@@ -176,7 +218,6 @@ def test_a_device_can_be_named_and_then_corrected() -> None:
     assert (job.cluster.device.kind, job.cluster.device.memory_bytes) == ("cpu", 1024)
 
 
-@pytest.mark.xfail(strict=True, reason="_expand_key merges one level: the preset's table is lost")
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
@@ -189,6 +230,106 @@ def test_a_single_key_of_a_nested_table_beats_the_preset(setting: str, value: fl
     job = load_job(None, {"cluster": "selene", setting: value})
     _, table, key = setting.split(".")
     assert getattr(getattr(job.cluster, table), key) == value
+
+
+@pytest.mark.parametrize(
+    ("device", "memory"),
+    [("h200", 141), ({"preset": "h200"}, 141), ({"memory_bytes": 40 * 2**30}, 40)],
+)
+def test_a_device_above_a_cluster_preset(device: Any, memory: float) -> None:
+    """A name replaces the device of the preset, a table without one corrects it."""
+    found = load_job(None, {"cluster.preset": "selene", "cluster.device": device}).cluster
+    assert found.nodes == 384
+    assert found.device is not None
+    assert found.device.memory_bytes == pytest.approx(memory * 2**30, rel=0.08)
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_name_counts_before_single_keys_in_any_order(turn: int) -> None:
+    typed = [
+        ("model.layers", 4), ("cluster.device.memory_bytes", 1024), ("cluster.device", "cpu"),
+        ("model", "gpt2"), ("cluster.nodes", 2), ("cluster", "selene"),
+    ]  # fmt: skip
+    job = load_job("demo", dict(typed[::turn]))
+    assert job.model is not None
+    assert (job.model.name, job.model.layers) == ("gpt2", 4)
+    assert (job.cluster.nodes, job.cluster.gpus_per_node) == (2, 8)
+    assert job.cluster.device is not None
+    assert (job.cluster.device.kind, job.cluster.device.memory_bytes) == ("cpu", 1024)
+
+
+def test_a_table_given_whole_replaces_the_one_below() -> None:
+    job = load_job("demo", {"model": {**SHAPE, "activation": "relu"}, "model.layers": 3})
+    assert (
+        job.model == load_job(None, {"model": {**SHAPE, "activation": "relu", "layers": 3}}).model
+    )
+
+
+def test_a_preset_and_a_config_at_once_are_refused() -> None:
+    found = issues_of(model="gpt2", model__hf_config="config.json", parallel__tpp=1)
+    assert {where: issue.rule for where, issue in found.items()} == {
+        "model.hf_config": "two-bases",
+        "parallel.tpp": "unknown-key",
+    }
+
+
+# ---------------------------------------------------------------- a job that starts from another
+
+
+def test_a_file_starts_from_a_job_preset(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "job.toml",
+        'preset = "demo"\n[training]\nsteps = 3\n[model]\nlayers = 2\n[cluster.intra_node]\n'
+        "latency = 1e-6\n",
+    )
+    job, demo = load_job(path, {"training.seed": 1}), load_job("demo")
+    assert job.model is not None and demo.model is not None
+    assert job.training == demo.training.model_copy(update={"steps": 3, "seed": 1})
+    assert job.model == demo.model.model_copy(update={"layers": 2})
+    assert (job.data, job.parallel, job.launch) == (demo.data, demo.parallel, demo.launch)
+    assert job.cluster.intra_node is not None and demo.cluster.intra_node is not None
+    assert job.cluster.intra_node.bandwidth == demo.cluster.intra_node.bandwidth
+
+
+def test_a_file_that_starts_from_nothing_known(tmp_path: Path) -> None:
+    path = write(tmp_path / "job.toml", 'preset = "dem"\n')
+    assert "demo" in issues_of(path)["preset"].hint
+
+
+# ---------------------------------------------------------------- what follows from the shape
+
+
+@pytest.mark.parametrize("source", ["preset", "job.json"])
+def test_what_follows_from_the_shape_follows_the_override(source: str, tmp_path: Path) -> None:
+    start: dict[str, Any] = {"model": "t5-base"}  # head_dim 64 and ffn 3072 stand in its file
+    path = write(tmp_path / "job.json", load_job(None, start).model_dump_json())
+    changes = {"model.hidden": 1024, "model.heads": 8, "model.seq_length": 256}
+    model = (
+        load_job(None, start | changes) if source == "preset" else load_job(path, changes)
+    ).model
+    assert model is not None
+    assert (model.ffn, model.head_dim, model.kv_heads, model.max_positions) == (4096, 128, 8, 256)
+
+
+def test_what_was_chosen_stays() -> None:
+    model = load_job(None, {"model": "llama-3-8b", "model.hidden": 2048}).model
+    assert model is not None
+    assert (model.ffn, model.kv_heads, model.head_dim) == (14336, 8, 64)
+    model = load_job(None, {"model": "gpt2", "model.ffn": 3072, "model.hidden": 1536}).model
+    assert model is not None
+    assert (model.ffn, model.head_dim) == (3072, 128)  # typed beside hidden, not below it
+
+
+@pytest.mark.parametrize("source", ["gpt2", "t5-base"])
+def test_heads_that_do_not_divide_hidden_are_an_issue_not_a_floor(source: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_plan(None, {"model": source, "model.heads": 7})
+    (issue,) = [i for i in caught.value.issues if i.where == "model.heads"]
+    assert issue.rule == "heads-divide-hidden"
+    assert "7" in issue.message and "768" in issue.message
+    load_plan(None, {"model": "gpt2", "model.heads": 7, "model.head_dim": 64})
+    with pytest.raises(AssertionError):
+        Model.model_validate({**SHAPE, "heads": 3}).head_size  # noqa: B018
 
 
 # ---------------------------------------------------------------- --set

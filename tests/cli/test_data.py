@@ -1,0 +1,164 @@
+"""`mpctl data` from the outside: its result on stdout, its errors, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpctl.cli.app import run
+from mpctl.data.manifest import FILES, open_prepared
+
+ALL = sorted([*FILES, "data.json"])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "input.txt"
+    path.write_text("".join(f"ROMEO {i}:\nBut, soft! what light {i * i}?\n" for i in range(2000)))
+    return path
+
+
+@pytest.fixture
+def data(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert run(["data", "prepare", str(text), "--out", f"{tmp_path}/d", "--vocab-size=300"]) == 0
+    capsys.readouterr()
+    return tmp_path / "d"
+
+
+def issues_of(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, str]:
+    """The issues by rule, from stdout's one JSON document; nothing else is there."""
+    assert run(["data", *map(str, arguments), "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "mpctl.error/1"
+    return {issue["rule"]: f"{issue['where']}: {issue['message']}" for issue in document["issues"]}
+
+
+def test_prepare_summarises(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "d"
+    arguments = ["data", "prepare", str(text), "--out", str(out), "--vocab-size", "300"]
+    assert run([*arguments, "--validation-fraction", "0.25", "--seed", "7"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""  # nobody watches: no bar
+    prepared = open_prepared(out, hashes=True)
+    for split in (prepared.train, prepared.validation):
+        assert f"{split.documents}" in captured.out and f"{split.tokens:,}" in captured.out
+    assert all(name in captured.out for name in FILES)
+    assert f"1, cut into {prepared.corpus['documents']} documents" in captured.out
+    assert "300 entries, 300 of them in use" in captured.out
+    assert f"--set data.path={out} --set model.vocab=300" in captured.out
+
+
+def test_the_printed_command_makes_the_same_bytes(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["data", "show", str(data)]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("made by")]
+    command = shlex.split(line.removeprefix("made by").replace(str(data), f"{tmp_path}/again"))
+    assert command[0] == "mpctl"
+    assert run(command[1:]) == 0
+    for name in ALL:
+        assert (data / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+
+
+def test_json_is_the_manifest(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "d"
+    assert run(["data", "prepare", str(text), "--out", str(out), "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest == json.loads((out / "data.json").read_text())
+    assert (manifest["schema"], manifest["vocab_size"]) == ("mpctl.data/1", 4096)
+    assert run(["data", "show", str(out), "--json", "--hashes"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    lines = shown.pop("first_lines")
+    assert shown == manifest
+    assert len(lines) == 5
+    assert set(lines) <= set(text.read_text().splitlines())
+
+
+def test_python_stdlib_is_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--out", f"{tmp_path}/d", "--vocab-size", "300", "--max-bytes", "300000"]
+    assert run(["data", "prepare", *arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sources"] == ["python-stdlib"]
+
+
+def test_a_given_tokenizer_decides_the_vocabulary(
+    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--tokenizer", str(data / "tokenizer.json")]
+    assert run(["data", "prepare", str(text), "--out", f"{tmp_path}/e", *given, "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["vocab_size"] == 300
+    assert manifest["tokenizer_sha256"] == open_prepared(data).tokenizer_sha256
+
+
+def test_show_shows_the_first_lines_and_nothing_that_steers_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("red \x1b[31m alarm [bold]not markup[/bold]\n" * 300)
+    assert run(["data", "prepare", f"{tmp_path}/a.txt", "--out", f"{tmp_path}/d"]) == 0
+    capsys.readouterr()
+    assert run(["data", "show", f"{tmp_path}/d"]) == 0
+    out = capsys.readouterr().out
+    assert "red \ufffd[31m alarm [bold]not markup[/bold]" in out
+    assert "\x1b" not in out
+
+
+def test_bad_input(
+    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ("--out", tmp_path / "new")
+    assert "corpus-missing" in issues_of(capsys, "prepare", tmp_path / "gone.txt", *new)
+    bad = issues_of(capsys, "prepare", text, *new, "--vocab-size", 0)
+    assert "data.vocab_size: 0" in bad["data-setting"]
+    assert "vocab-too-small" in issues_of(capsys, "prepare", text, *new, "--vocab-size", 9)
+    bad = issues_of(capsys, "prepare", text, *new, "--tokenizer", tmp_path / "gone.json")
+    assert "tokenizer-unreadable" in bad
+    (tmp_path / "blank.txt").write_text(" \n")
+    assert "corpus-too-small" in issues_of(capsys, "prepare", tmp_path / "blank.txt", *new)
+    assert "usage" in issues_of(capsys, "prepare", text)
+    assert not (tmp_path / "new").exists()
+    assert "already holds" in issues_of(capsys, "prepare", text, "--out", data)["data-occupied"]
+    assert "data-not-prepared" in issues_of(capsys, "show", tmp_path)
+    assert run(["data", "prepare", str(text), "--out", str(data), "--overwrite"]) == 0
+
+
+def test_show_verifies(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = np.fromfile(data / "train.bin", "<u2")
+    tokens[-1] ^= 1
+    tokens.tofile(data / "train.bin")
+    assert run(["data", "show", str(data)]) == 0  # sizes agree
+    capsys.readouterr()
+    assert "sha256 differs" in issues_of(capsys, "show", data, "--hashes")["data-file"]
+    tokens[0] = 60_000
+    tokens.tofile(data / "train.bin")
+    assert "60000 is outside" in issues_of(capsys, "show", data)["token-range"]
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    """The real command: interrupted in the midst of its work, it ends with 130 and no folder."""
+    out = tmp_path / "d"
+    command = [sys.executable, "-m", "mpctl", "data", "prepare", "--out", str(out)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    )
+    deadline = time.monotonic() + 60
+    while not (out / ".preparing" / "tokenizer.json").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stdout == ""
+    assert "Traceback" not in stderr
+    assert not out.exists()

@@ -1,0 +1,90 @@
+"""What is long is cut at line ends; what is little is cut further; nothing is lost."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpctl.data.documents import FEWEST, LONGEST, SHARE, Cut, choose_cut, count_corpus, split_text
+from mpctl.errors import InputError
+
+
+def documents(*paths) -> list[str]:
+    return list(count_corpus(list(paths), lambda stage, done, total: None).read())
+
+
+@given(st.text("ab \n", min_size=1, max_size=300), st.data())
+def test_pieces_are_the_text(text, data):
+    count = data.draw(st.integers(1, len(text)))
+    pieces = list(split_text(text, count))
+    assert "".join(pieces) == text
+    assert len(pieces) == count
+    assert all(pieces)
+    assert max(map(len, pieces)) <= 2 * -(-len(text) // count)
+
+
+def test_pieces_end_with_lines_else_words_else_anywhere():
+    assert list(split_text("one\ntwo\nthree\nfour\n", 3)) == ["one\ntwo\n", "three\n", "four\n"]
+    assert list(split_text("one two three four", 3)) == ["one two ", "three ", "four"]
+    assert list(split_text("abcdef", 3)) == ["ab", "cd", "ef"]
+
+
+@given(st.lists(st.integers(1, 10**7), min_size=1, max_size=40), st.data())
+def test_there_are_sixteen_when_there_is_text(lengths, data):
+    is_line = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    cut, found = choose_cut(lengths, is_line)
+    assert found == sum(map(cut.count, lengths, is_line))
+    assert found >= FEWEST or sum(lengths) < 128 * FEWEST
+    assert found >= len(lengths)
+    if cut == Cut():  # whole lines, and files up to the limit
+        assert all(
+            cut.count(n, line) == (1 if line or n <= LONGEST else -(-n // SHARE))
+            for n, line in zip(lengths, is_line, strict=True)
+        )
+
+
+def test_a_long_file_among_many(tmp_path):
+    line = "x" * 63 + "\n"
+    paths = [tmp_path / f"{i:02}.txt" for i in range(17)]
+    for path in paths:
+        path.write_text("short\n")
+    paths[3].write_text(line * (LONGEST // 64))
+    assert len(documents(*paths)) == 17
+    paths[3].write_text(line * (LONGEST // 64 + 1))
+    found = documents(*paths)
+    assert len(found) == 19
+    assert "".join(found[3:6]) == paths[3].read_text()
+    assert all(piece.endswith("\n") and len(piece) < SHARE for piece in found[3:6])
+
+
+def test_lines_of_jsonl_stay_whole_unless_they_are_few(tmp_path):
+    path = tmp_path / "a.jsonl"
+    long = json.dumps({"text": "word " * LONGEST})
+    path.write_text("\n".join([long] * 16))
+    assert len(documents(path)) == 16
+    path.write_text("\n".join([long] * 15))
+    found = documents(path)
+    assert len(found) == 30
+    assert "".join(found) == "word " * LONGEST * 15
+
+
+@pytest.mark.parametrize("separator", ["\n", " ", ""])
+def test_one_small_file(tmp_path, separator):
+    path = tmp_path / "a.txt"
+    text = separator.join(str(i) for i in range(1000))
+    path.write_text(text)
+    found = documents(path)
+    assert len(found) in (FEWEST, FEWEST + 1)
+    assert "".join(found) == text
+    assert all(piece.endswith(separator) for piece in found[:-1])
+
+
+def test_too_little_text_says_how_much_is_needed(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 128)
+    with pytest.raises(InputError, match="found 1 documents, need 2") as caught:
+        documents(path)
+    assert "from 256 characters on" in caught.value.issues[0].hint
+    path.write_text("x" * 256)
+    assert len(documents(path)) == 2
