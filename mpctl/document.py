@@ -60,10 +60,7 @@ def plan_document(
     }
     if ranks or (kinds is None and small):
         document["ranks"] = [rank_entry(plan, topology, r) for r in range(topology.world_size)]
-    document["checks"] = [
-        {"rule": c.rule, "status": c.status, "where": c.where, "message": c.message}
-        for c in plan.checks
-    ]
+    document["checks"] = [{"status": c.status, **c.issue.as_dict()} for c in plan.checks]
     if plan.stages is not None:
         document["stages"] = [list(map(list, spans)) for spans in plan.stages]
     return document | _estimate_entries(plan.estimate)

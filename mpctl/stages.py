@@ -12,6 +12,8 @@ counts; when the embedding or the loss counts as a layer, the end stage holds on
 
 from __future__ import annotations
 
+from mpctl.sharding import divisors
+
 Span = tuple[int, int]
 
 
@@ -62,16 +64,26 @@ def _counts(
         counts[0] -= embedding_is_layer
         counts[-1] -= loss_is_layer
         return counts
+    if embedding_is_layer or loss_is_layer:
+        raise UnevenLayersError(
+            "the end stages are given by number, and the embedding or the loss counts as a layer",
+            "use one or the other: first_stage_layers and last_stage_layers already say it",
+        )
     return _with_ends(layers, pp, vpp, first, last)
 
 
 def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | None) -> list[int]:
     given = [count for count in (first, last) if count is not None]
     inner, rest = pp - len(given), layers - sum(given)
+    if inner < 0:
+        raise UnevenLayersError(
+            f"first and last stage are both given, and pp is {pp}",
+            "use pp 2 or more, or give neither",
+        )
     if rest < 0 or (inner == 0 and rest) or (inner and rest % (inner * vpp)):
         raise UnevenLayersError(
-            f"{layers} layers less {sum(given)} of the end stages leave {rest} for {inner} stages"
-            + (f" of {vpp} chunks" if vpp > 1 else ""),
+            f"{layers} layers less {sum(given)} of {len(given)} end stages leave {rest} for "
+            f"the other {inner} of {pp} stages" + (f" of {vpp} chunks" if vpp > 1 else ""),
             "choose parallel.first_stage_layers and last_stage_layers so that the rest divides",
         )
     if any(count % vpp for count in given):
@@ -87,13 +99,15 @@ def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | No
 
 def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
     blocks, total = pp * vpp, layers + extra
-    legal = [k for k in range(1, total + 1) if total % k == 0 and k % vpp == 0]
+    least = 2 if extra and vpp == 1 else 1  # an end stage holds more than what counts as a layer
+    chunk = max(total // blocks, least)
+    legal = [k // vpp for k in divisors(total) if k % vpp == 0 and total // k >= least]
+    sizes = ", ".join(str(k) for k in legal if k > 1 or vpp == 1)
     counted = f"{layers} layers" + (f" and {extra} counted as such" if extra else "")
     cut = f"{pp} stages" + (f" x {vpp} chunks" if vpp > 1 else "")
-    near = layers // blocks * blocks
-    sizes = ", ".join(str(k // vpp) for k in legal) or "none with this vpp"
     return UnevenLayersError(
         f"{counted} do not divide over {cut}",
-        f"use pp {sizes}; or {near or blocks} or {near + blocks} layers; or give "
+        f"use {f'pp {sizes}; or ' if sizes else ''}{chunk * blocks - extra} or "
+        f"{(chunk + 1) * blocks - extra} layers; or give "
         "parallel.first_stage_layers and last_stage_layers",
     )

@@ -127,8 +127,11 @@ class Topology:
             for inner in range(self.strides[axis])
             if self.node(start + inner) != self.node(start + inner + reach)
         ]
-        shown = [self._members(base, (axis,)) for base in bases[:4]]
-        return shown, len(bases) * (self.world_size // period)
+        periods, rest = divmod(self.world_size, period)  # a last node may be partly used
+        count = len(bases) * periods + sum(base < rest for base in bases)
+        starts = range(0, self.world_size, period)[:4]
+        first = [start + base for start in starts for base in bases][: min(4, count)]
+        return [self._members(base, (axis,)) for base in first], count
 
     @cached_property
     def _stages(self) -> dict[str, tuple[int, ...]]:

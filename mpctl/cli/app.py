@@ -71,8 +71,11 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a usage error of the command line
             raise
+        words = error.format_message()
+        if not words:  # a group typed bare has shown its help instead
+            return 2
         where = getattr(error, "option_name", None) or "command line"
-        return _report([Issue("usage", str(where), error.format_message())], wants_json, None)
+        return _report([Issue("usage", where, words)], wants_json, None)
 
 
 def _report(issues: Any, wants_json: bool, error: MpctlError | None) -> int:

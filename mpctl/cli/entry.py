@@ -8,12 +8,17 @@ package for pydantic plugins another 2 % (medians of 15 pairs, docs/benchmarks.m
 from __future__ import annotations
 
 import gc
+import io
 import os
+import sys
 
 
 def main() -> None:
     gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows only ASCII shows a ?
+            stream.reconfigure(errors="replace")
     from mpctl.cli.app import main as run
 
     run()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mpctl.cli.options import JobSource, with_job
+from mpctl.errors import InputError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -36,6 +37,8 @@ def plan(
     from mpctl.document import plan_document, rank_document, wanted_kinds
     from mpctl.render.json import print_json
 
+    if svg is not None and (as_json or rank is not None):
+        raise InputError.of("usage", "--svg", "draws the plan's tables, not --json or --rank")
     made = job.plan()
     topology = made.require_legal()
     kinds = wanted_kinds(groups)

@@ -136,6 +136,9 @@ def step_messages(
 
 
 def local_parameters(job: JobSpec, table: OperatorTable, spans: list[Span], *, stage: int) -> int:
-    """Parameters that one rank of a stage holds, counted weight by weight."""
-    weights = table.stage_weights(spans, is_first=stage == 0, is_last=stage == job.parallel.pp - 1)
-    return sum(weight.local_numel(job.parallel.tp) for weight in weights)
+    """Parameters that one rank of a stage holds: those of its equal blocks and of its ends."""
+    is_first, is_last = stage == 0, stage == job.parallel.pp - 1
+    ends = table.stage_weights([], is_first=is_first, is_last=is_last)
+    layers = sum(stop - start for start, stop in spans)
+    own = [weight.local_numel(job.parallel.tp) for weight in table.block_weights]
+    return layers * sum(own) + sum(weight.local_numel(job.parallel.tp) for weight in ends)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import isqrt
+from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.rules.check import Check, listed, nearest
@@ -11,6 +11,8 @@ from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.stages import Span, UnevenLayersError, stage_layers
 from mpctl.topology import Topology
+
+LARGEST_WORLD = 2**24  # its groups are still listed in seconds
 
 
 def find_topology(job: JobSpec) -> Topology | None:
@@ -43,7 +45,10 @@ def world_rules(job: JobSpec) -> Iterator[Check]:
     inner = p.tp * p.cp * p.pp
     cluster = f"{job.cluster.nodes} nodes x {job.cluster.gpus_per_node} GPUs = {world} ranks"
     layout = f"tp {p.tp} x cp {p.cp} x pp {p.pp}"
-    if world % inner:
+    if world > LARGEST_WORLD:
+        hint = f"use at most {LARGEST_WORLD:,} ranks"
+        yield Check("world-size", "error", "cluster.nodes", f"{cluster} are too many", hint)
+    elif world % inner:
         hint = _world_hint(job, inner)
         message = f"{layout} = {inner} does not divide {cluster}"
         yield Check("world-size", "error", "parallel", message, hint)
@@ -65,10 +70,9 @@ def _world_hint(job: JobSpec, inner: int) -> str:
         if near and sizes[axis] > 1:
             ways.append(f"{axis} {listed(near)}")
     per_node = job.cluster.gpus_per_node or 1
-    nodes = [n for n in range(1, inner + 1) if n * per_node % inner == 0][:1]
-    ways += [f"a multiple of {n} nodes" for n in nodes]
-    if not ways[: -len(nodes) or None]:  # no single axis can mend it
-        ways.insert(0, f"tp x cp x pp of {listed(divisors(world))}")
+    if not ways:  # no single axis can mend it
+        ways.append(f"tp x cp x pp of {listed(divisors(world))}")
+    ways.append(f"a multiple of {inner // gcd(inner, per_node)} nodes")
     return "use " + "; or ".join(ways)
 
 
@@ -99,7 +103,8 @@ def node_rules(job: JobSpec) -> Iterator[Check]:
     )
     message = f"{count} {noun} node of {per_node} GPUs: {named}{more}"
     allowed = job.parallel.allow_tp_across_nodes
-    fits = [k for k in divisors(per_node) if job.world_size % (k * job.parallel.pp) == 0]
+    others = job.parallel.cp * job.parallel.pp
+    fits = [k for k in divisors(per_node) if job.world_size % (k * others) == 0]
     hint = f"use tp {listed(fits)} with tp first in parallel.order"
     if not allowed:
         hint += ", or --allow-tp-across-nodes to do it on purpose"
@@ -123,6 +128,14 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
             "training.global_batch_size",
             f"{m} micro batches do not divide over {p.pp} interleaved stages",
             f"use a global batch of a multiple of {p.pp} micro batches",
+        )
+    if (p.schedule == "interleaved") != (p.vpp > 1) and p.schedule != "1f1b":
+        yield Check(
+            "schedule-vpp",
+            "error",
+            "parallel.schedule",
+            f"{p.schedule} does not go with {p.vpp} chunks a stage",
+            "use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
         )
     if job.model is None:
         return
@@ -180,4 +193,5 @@ def zero_rules(job: JobSpec) -> Iterator[Check]:
             "warning",
             "parallel.zero",
             f"ZeRO {job.parallel.zero} shares nothing when dp is 1",
+            "use zero 0, or more replicas",
         )

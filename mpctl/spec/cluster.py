@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Count, DType, NonNegative, Positive, Table
+from mpctl.spec.base import Bytes, Count, DType, NonNegative, Positive, Table
 
 
 class Device(Table):
@@ -18,7 +18,7 @@ class Device(Table):
 
     name: str = Field(description="what the vendor calls it")
     kind: Literal["cuda", "cpu"] = Field(description="which backend runs on it: NCCL or gloo")
-    memory_bytes: Count = Field(description="memory one rank may use, bytes")
+    memory_bytes: Bytes = Field(description="memory one rank may use, bytes")
     memory_bandwidth: Positive | None = Field(None, description="bytes/s")
     peak_flops: dict[DType, Positive] = Field(description="dense matrix FLOP/s by dtype")
     source: str = Field(description="datasheet or measurement behind the figures")

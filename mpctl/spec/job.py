@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Count, Positive, Probability, Table
+from mpctl.spec.base import Bytes, Count, Positive, Probability, Table
 from mpctl.spec.cluster import Cluster
 from mpctl.spec.model import Model
 from mpctl.spec.parallel import Parallel
@@ -24,7 +24,7 @@ class Data(Table):
     path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
     tokenizer: str | None = Field(None, description="an existing tokenizer.json")
     validation_fraction: Probability = Field(0.02, description="share of documents held back")
-    max_bytes: Count | None = Field(None, description="use at most this much text of the corpus")
+    max_bytes: Bytes | None = Field(None, description="use at most this much text of the corpus")
 
 
 class Launch(Table):

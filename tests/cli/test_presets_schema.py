@@ -1,0 +1,239 @@
+"""`mpctl presets` and `mpctl schema`: what exists, and what a job file may hold."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mpctl.spec.load import load_job
+from mpctl.spec.presets import KINDS, preset_names, presets_root
+from tests.cli.calls import Mpctl, assert_refused, caller
+
+
+@pytest.fixture
+def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
+    return caller(capsys)
+
+
+# ---------------------------------------------------------------- presets
+
+
+def test_the_list_holds_every_preset(mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = mpctl("presets")
+    assert (said.code, said.err) == (0, "")
+    for kind in KINDS:
+        for name in preset_names(kind):
+            assert any(line.startswith(f"{name} ") for line in said.out.splitlines()), name
+    listing = mpctl("presets", "--json").document
+    assert listing == {"schema": "mpctl.presets/1", **{kind: preset_names(kind) for kind in KINDS}}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(k, n) for k in KINDS for n in preset_names(k)])
+def test_one_preset_with_its_source(
+    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    path = presets_root() / kind / f"{name}.toml"
+    shown = [line.rstrip() for line in mpctl("presets", name).out.splitlines()]
+    assert set(path.read_text("utf-8").rstrip().splitlines()) <= set(shown)
+    found = mpctl("presets", name, "--json").document
+    table = tomllib.loads(path.read_text("utf-8"))
+    assert found["schema"] == "mpctl.preset/1"
+    assert found[kind] == json.loads(json.dumps(table))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("gtp2", "gpt2"), ("selen", "selene"), ("demoo", "demo"), ("h100", "h100-sxm")],
+)
+def test_an_unknown_preset_names_the_nearest(mpctl: Mpctl, name: str, near: str) -> None:
+    said = mpctl("presets", name, "--json")
+    assert_refused(said, wants_json=True)
+    assert f"{name!r}" in said.issues["unknown-preset"]["message"]
+    assert near in said.issues["unknown-preset"]["hint"]
+    assert_refused(mpctl("presets", name), wants_json=False)
+
+
+def test_a_preset_like_no_other_points_to_the_list(mpctl: Mpctl) -> None:
+    said = mpctl("presets", "nosuch-qqq", "--json")
+    assert said.code == 2
+    assert "mpctl presets" in said.issues["unknown-preset"]["hint"]
+
+
+@pytest.mark.parametrize("name", ["../jobs/demo", "/etc/passwd", "", "[/red]"])
+def test_a_preset_is_never_a_path(mpctl: Mpctl, name: str) -> None:
+    assert_refused(mpctl("presets", name), wants_json=False)
+
+
+# ---------------------------------------------------------------- schema
+
+Schema = dict[str, Any]
+TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+NOTES = {"title", "description", "default", "$schema", "$defs"}
+
+
+def faults(value: Any, schema: Schema | bool, root: Schema, at: str = "job") -> Iterator[str]:
+    """What JSON Schema 2020-12 has against a value, for the keywords that ours uses; a keyword
+    unknown here fails the test instead of being skipped."""
+    if isinstance(schema, bool):
+        if not schema:
+            yield f"{at}: not allowed"
+        return
+    for key, bound in schema.items():
+        if key in NOTES or key == "additionalProperties":
+            continue
+        if key == "$ref":
+            yield from faults(value, root["$defs"][bound.removeprefix("#/$defs/")], root, at)
+        elif key == "anyOf":
+            if all(list(faults(value, option, root, at)) for option in bound):
+                yield f"{at}: {value!r} fits none of {len(bound)}"
+        elif key == "type":
+            is_bool = isinstance(value, bool)
+            if not isinstance(value, TYPES[bound]) or (is_bool and bound != "boolean"):
+                yield f"{at}: {value!r} is no {bound}"
+        elif key == "enum":
+            if value not in bound:
+                yield f"{at}: {value!r} is none of {bound}"
+        elif key == "required":
+            held = value if isinstance(value, dict) else bound
+            yield from (f"{at}: no {name}" for name in bound if name not in held)
+        elif key == "properties":
+            yield from _property_faults(value, schema, root, at)
+        elif key == "propertyNames":
+            for name in value if isinstance(value, dict) else ():
+                yield from faults(name, bound, root, f"{at}.{name}")
+        elif key == "items":
+            for place, item in enumerate(value if isinstance(value, list) else ()):
+                yield from faults(item, bound, root, f"{at}[{place}]")
+        elif key == "minItems":
+            if isinstance(value, list) and len(value) < bound:
+                yield f"{at}: fewer than {bound}"
+        elif key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+            if isinstance(value, int | float) and not _within(value, key, bound):
+                yield f"{at}: {value} breaks {key} {bound}"
+        else:
+            raise AssertionError(f"{at}: keyword {key} is not known to this test")
+
+
+def _property_faults(value: Any, schema: Schema, root: Schema, at: str) -> Iterator[str]:
+    for name, item in value.items() if isinstance(value, dict) else ():
+        known = schema["properties"].get(name, schema.get("additionalProperties", True))
+        yield from faults(item, known, root, f"{at}.{name}")
+
+
+def _within(value: float, key: str, bound: float) -> bool:
+    return {
+        "minimum": value >= bound,
+        "maximum": value <= bound,
+        "exclusiveMinimum": value > bound,
+        "exclusiveMaximum": value < bound,
+    }[key]
+
+
+@pytest.fixture
+def schema(mpctl: Mpctl) -> Schema:
+    said = mpctl("schema")
+    assert (said.code, said.err) == (0, "")
+    found: Schema = said.document
+    return found
+
+
+def refused(value: Any, schema: Schema) -> list[str]:
+    return list(faults(value, schema, schema))
+
+
+def test_it_is_a_json_schema_whose_references_resolve(schema: Schema) -> None:
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["type"] == "object"
+    assert schema["additionalProperties"] is False
+    tables = {"cluster", "model", "parallel", "training", "data", "launch"}
+    assert tables <= set(schema["properties"])
+
+    def references(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            yield from [node["$ref"]] if "$ref" in node else []
+            node = list(node.values())
+        for item in node if isinstance(node, list) else ():
+            yield from references(item)
+
+    assert {ref.removeprefix("#/$defs/") for ref in references(schema)} <= set(schema["$defs"])
+
+
+@pytest.mark.parametrize("name", preset_names("jobs"))
+def test_it_accepts_the_job_presets(schema: Schema, name: str) -> None:
+    text = (presets_root() / "jobs" / f"{name}.toml").read_text("utf-8")
+    assert refused(tomllib.loads(text), schema) == []
+
+
+@pytest.mark.parametrize("name", preset_names("jobs"))
+def test_it_accepts_a_resolved_job(schema: Schema, name: str) -> None:
+    """RUN/job.json, which a worker reads, is a job file too."""
+    assert refused(load_job(name).model_dump(mode="json"), schema) == []
+
+
+@pytest.mark.parametrize("kind", ["model", "cluster"])
+def test_a_table_may_be_a_preset_start_from_one_or_stand_alone(schema: Schema, kind: str) -> None:
+    for name in preset_names("models" if kind == "model" else "clusters"):
+        assert refused({kind: name}, schema) == []
+        assert refused({kind: {"preset": name, "name": "mine"}}, schema) == []
+        path = presets_root() / f"{kind}s" / f"{name}.toml"
+        assert refused({kind: tomllib.loads(path.read_text("utf-8"))}, schema) == []
+    assert refused({kind: "no-such-preset"}, schema)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value"),
+    [
+        ("parallel", "tpp", 2),
+        ("parallel", "tp", "2"),
+        ("parallel", "tp", 0),
+        ("parallel", "tp", 1.5),
+        ("parallel", "tp", True),
+        ("parallel", "zero", 4),
+        ("parallel", "schedule", "zigzag"),
+        ("training", "dtype", "bf17"),
+        ("training", "dropout", 1.0),
+        ("training", "learning_rate", 0),
+        ("data", "corpus", []),
+        ("data", "corpus", "one"),
+        ("cluster", "gpus", 8),
+        ("model", "family", "rnn"),
+        ("launch", "device", "tpu"),
+    ],
+)
+def test_it_refuses_what_the_loader_refuses(
+    schema: Schema, table: str, key: str, value: Any
+) -> None:
+    text = (presets_root() / "jobs" / "megatron-8.3b-512.toml").read_text("utf-8")
+    job = copy.deepcopy(tomllib.loads(text))
+    job.setdefault(table, {})[key] = value
+    assert refused(job, schema)
+    from mpctl.errors import InputError
+
+    with pytest.raises(InputError):
+        load_job("megatron-8.3b-512", {f"{table}.{key}": value})
+
+
+def test_every_setting_that_has_a_flag_is_in_the_schema(schema: Schema) -> None:
+    from mpctl.cli.options import FLAGS
+
+    for flag in FLAGS:
+        table, _, key = flag.setting.partition(".")
+        if key:
+            held = schema["$defs"][table.capitalize()]
+            bodies = [held, *held.get("anyOf", ())]
+            assert any(key in body.get("properties", {}) for body in bodies), flag.option

@@ -1,0 +1,280 @@
+"""The house's plan: imports point down only, torch and rich stay in their rooms, nothing is global.
+
+Rooms and levels as docs/design.md lists them. A lazy import counts like any other: what a function
+imports, its module depends on. The one import by name, of a command by cli/app.py, is held apart.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+import mpctl
+
+ROOT = Path(mpctl.__file__).parent
+K = -1  # torch's rooms stand beside the house and see its lower floors
+SEEN_BY_K = 3
+LEVELS = {
+    "__init__": 0, "errors": 0, "units": 0,
+    "axes": 1, "sharding": 1, "spec": 1,
+    "topology": 2, "stages": 2, "schedule": 2,
+    "families": 3,
+    "rules": 4, "validate": 4, "estimate": 4,
+    "plan": 5, "document": 5, "launch": 5, "bench": 5, "search": 5,
+    "render": 6, "cli": 6, "__main__": 6,
+    "kernels": K, "data": K, "runtime": K, "families/module": K,
+}  # fmt: skip
+# Beside the floors that each may see: what a K room may ask of another.
+K_SEES = {
+    "kernels": {"kernels"},
+    "data": {"data"},
+    "families/module": {"families/module", "kernels"},
+    "runtime": {"runtime", "families/module", "kernels", "data"},
+}
+PREPARES_DATA = {"launch", "cli", "render"}  # before a run, in functions; never torch
+STACKS = {"torch": "a K room", "numpy": "a K room", "rich": "render"}
+
+
+@dataclass(frozen=True)
+class Module:
+    path: Path
+
+    @cached_property
+    def name(self) -> str:
+        """`mpctl.rules.check`; a package goes by its own name."""
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return ".".join(["mpctl", *(part for part in parts if part != "__init__")])
+
+    @cached_property
+    def room(self) -> str:
+        parts = self.path.relative_to(ROOT).with_suffix("").parts
+        return "families/module" if parts[0] == "families" and parts[-1] == "module" else parts[0]
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.path.read_text("utf-8"))
+
+    @cached_property
+    def imports(self) -> list[tuple[str, ast.Import | ast.ImportFrom]]:
+        """Every imported name with its statement; `from a import b` gives `a.b` and `a`."""
+        found: list[tuple[str, ast.Import | ast.ImportFrom]] = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found += [(alias.name, node) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.name}:{node.lineno}: a relative import"
+                found += [(f"{node.module}.{alias.name}", node) for alias in node.names]
+        return found
+
+    @cached_property
+    def own(self) -> dict[str, ast.Import | ast.ImportFrom]:
+        """Modules of mpctl that this one imports."""
+        found = {}
+        for name, node in self.imports:
+            target = name if name in MODULES else name.rpartition(".")[0]
+            if target in MODULES and target != self.name:
+                found[target] = node
+        return found
+
+    def at(self, node: ast.stmt | ast.expr) -> str:
+        return f"{self.path.relative_to(ROOT.parent)}:{node.lineno}"
+
+
+ALL = [Module(path) for path in sorted(ROOT.rglob("*.py")) if "_presets" not in path.parts]
+MODULES = {module.name: module for module in ALL}
+every = pytest.mark.parametrize("module", ALL, ids=lambda module: module.name)
+
+
+def level(module: Module) -> int:
+    assert module.room in LEVELS, f"{module.name}: give its room a level, here and in design.md"
+    return LEVELS[module.room]
+
+
+def is_lazy(node: ast.stmt) -> bool:
+    return node.col_offset > 0
+
+
+def may_see(module: Module, other: Module, node: ast.stmt) -> bool:
+    here, there = level(module), level(other)
+    if here == K:
+        return other.room in K_SEES[module.room] if there == K else there <= SEEN_BY_K
+    if there == K:
+        return other.room == "data" and module.room in PREPARES_DATA and is_lazy(node)
+    return there <= here
+
+
+@every
+def test_imports_point_down_only(module: Module) -> None:
+    wrong = [
+        f"{module.at(node)}: {module.room} (L{level(module)}) imports {name}"
+        for name, node in module.own.items()
+        if not may_see(module, MODULES[name], node)
+    ]
+    assert wrong == []
+
+
+def test_there_is_no_import_cycle() -> None:
+    """Depth first; a module met again while its own imports are being followed closes a cycle."""
+    done: set[str] = set()
+
+    def follow(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for target in MODULES[name].own:
+                follow(target, (*trail, name))
+            done.add(name)
+
+    for name in MODULES:
+        follow(name, ())
+    assert done == set(MODULES)
+
+
+@every
+def test_torch_numpy_and_rich_stay_in_their_rooms(module: Module) -> None:
+    for name, node in module.imports:
+        stack = name.split(".")[0]
+        if stack in ("torch", "numpy"):
+            assert level(module) == K, f"{module.at(node)}: {stack} outside {STACKS[stack]}"
+        if stack == "rich":
+            assert module.room == "render", f"{module.at(node)}: rich outside render/"
+
+
+@every
+def test_imports_by_name_are_only_those_of_commands(module: Module) -> None:
+    by_name = {"importlib.import_module", "importlib", "runpy", "imp"}
+    if module.name != "mpctl.cli.app":
+        assert [module.at(node) for name, node in module.imports if name in by_name] == []
+    calls = [node for node in ast.walk(module.tree) if isinstance(node, ast.Call)]
+    assert [module.at(c) for c in calls if ast.unparse(c.func) == "__import__"] == []
+
+
+# ---------------------------------------------------------------- what no module does
+
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "cloudpickle", "joblib"}
+UNSAFE_CALLS = {
+    "eval", "exec", "compile", "os.system", "os.popen", "torch.load", "numpy.load", "np.load",
+    "yaml.load", "subprocess.getoutput", "subprocess.getstatusoutput",
+}  # fmt: skip
+
+
+def unsafe(tree: ast.AST) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Global):
+            yield node, f"global {', '.join(node.names)}"
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".")[0] for alias in node.names]
+            yield from ((node, name) for name in names if name in UNSAFE_MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ((node, name) for name in names if name in UNSAFE_CALLS)
+            if (node.module or "").split(".")[0] in UNSAFE_MODULES:
+                yield node, str(node.module)
+        elif isinstance(node, ast.Call):
+            if ast.unparse(node.func) in UNSAFE_CALLS:
+                yield node, ast.unparse(node.func)
+            for keyword in node.keywords:
+                value = keyword.value
+                if keyword.arg == "shell" and not (
+                    isinstance(value, ast.Constant) and value.value is False
+                ):
+                    yield node, "shell=True"
+                if keyword.arg == "allow_pickle" and ast.unparse(value) != "False":
+                    yield node, "allow_pickle"
+
+
+@every
+def test_nothing_is_global_and_nothing_read_can_run_code(module: Module) -> None:
+    assert [f"{module.at(node)}: {what}" for node, what in unsafe(module.tree)] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def f():\n    global x",
+        "import pickle",
+        "from pickle import loads",
+        "from torch import load",
+        "torch.load(p, weights_only=True)",
+        "eval('1')",
+        "exec(code)",
+        "subprocess.run(line, shell=True)",
+        "subprocess.run(line, shell=wanted)",
+        "os.system('ls')",
+        "np.load(p, allow_pickle=True)",
+    ],
+)
+def test_the_scan_sees(line: str) -> None:
+    assert list(unsafe(ast.parse(line)))
+
+
+@every
+def test_every_module_says_what_it_is(module: Module) -> None:
+    text = ast.get_docstring(module.tree)
+    assert text, module.name
+    assert text.strip()[0].isupper() or text.strip()[0] in "`'\"", module.name
+
+
+def test_every_room_of_the_plan_is_known_to_design_md() -> None:
+    design = (ROOT.parent / "docs" / "design.md").read_text("utf-8")
+    rooms = {module.room for module in ALL} - {"__init__", "__main__", "families/module"}
+    assert [room for room in sorted(rooms) if f"`{room}/`" not in design
+            and f"`{room}.py`" not in design and f"`{room}/" not in design] == []  # fmt: skip
+
+
+# ---------------------------------------------------------------- as a process
+
+GOLDEN = ["plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
+PROBE = """
+import json, sys
+from mpctl.cli.app import run
+code = run(sys.argv[1:])
+sys.stdout.flush()
+heavy = ("torch", "numpy", "rich", "tokenizers", "safetensors")
+print(json.dumps([code, [name for name in heavy if name in sys.modules]]), file=sys.stderr)
+"""
+
+
+def loaded(*arguments: str) -> tuple[int, list[str]]:
+    """Exit code of a command, and which of the heavy packages its process imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    code, names = json.loads(done.stderr.splitlines()[-1])
+    return code, names
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["plan", "--help"],
+        [*GOLDEN, "--json"],
+        GOLDEN,
+        ["plan", "two-nodes-16-gpus", "--json"],
+        ["launch", "--help"],
+        ["presets"],
+        ["schema"],
+    ],
+    ids=" ".join,
+)
+def test_the_planning_half_never_imports_torch(arguments: list[str]) -> None:
+    code, names = loaded(*arguments)
+    assert code == 0
+    assert not {"torch", "numpy", "tokenizers", "safetensors"} & set(names)
+
+
+def test_json_needs_no_rich() -> None:
+    assert loaded(*GOLDEN, "--json") == (0, [])
