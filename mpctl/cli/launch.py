@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -43,7 +45,7 @@ def launch(
 ) -> None:
     """Train: prepare the data, spawn the ranks, watch them, leave nothing behind."""
     plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
-    prepared = _check(plan, run)
+    prepared = _check(plan, run, resume=resume, overwrite=overwrite)
     if dry_run:
         _print_dry_run(prepared, as_json=as_json)
         return
@@ -56,19 +58,24 @@ def launch(
     from mpctl.render.tasks import TaskBar
 
     print_warnings(list(prepared.warnings))
-    with TaskBar() as bar:
-        start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
-    launched = prepared.job
-    with RunView(launched.training.steps, launched.launch.predicted_step_seconds) as view:
-        outcome = run_launch(prepared, view.record, view.event)
-    summary = summarise(plan, prepared, outcome)
-    write_summary(prepared.run, summary)
-    if outcome.failure is not None:
-        print_failure(outcome.failure)
-    if as_json:
-        print_json(summary)
-    else:
-        print_summary(summary, str(run.path))
+    with run.held():
+        with TaskBar() as bar:
+            start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
+        launched = prepared.job
+        with RunView(
+            launched.training.steps, launched.launch.predicted_step_seconds,
+            done=run.last_checkpoint(),
+        ) as view:  # fmt: skip
+            outcome = run_launch(prepared, view.record, view.event)
+        summary = summarise(plan, prepared, outcome)
+        write_summary(run, summary)
+    with suppress(OSError):  # nobody may be left to read; the exit code is the run's all the same
+        if outcome.failure is not None:
+            print_failure(outcome.failure)
+        if as_json:
+            print_json(summary)
+        else:
+            print_summary(summary, str(run.path))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -85,22 +92,37 @@ def _resolve(
     if resume:
         if run_dir is None:
             raise InputError.of("usage", "--resume", "which run?", "give --run-dir")
+        RunDir(run_dir).require_run()
         source = job.source or str(run_dir / "job.json")
-        return JobSource(source, job.overrides).plan(more), RunDir(run_dir)
+        resumed = JobSource(source, {**_reopened(job.overrides), **job.overrides})
+        return resumed.plan(more), RunDir(run_dir)
     plan = job.plan(more)
     run = RunDir(run_dir) if run_dir else free_run_dir(plan.job.name or "run")
     return plan, run
 
 
-def _check(plan: Plan, run: RunDir) -> LaunchPlan:
+def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
+    """What a run's job.json had filled in and a new layout must derive anew; its global batch
+    stays, so that the run goes on as the same run."""
+    axes = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp")
+    if not {*axes, "cluster.nodes", "cluster.gpus_per_node"} & set(overrides):
+        return {}
+    return dict.fromkeys(("parallel.dp", "cluster.gpus_per_node", "launch.threads_per_rank"))
+
+
+def _check(plan: Plan, run: RunDir, *, resume: bool, overwrite: bool) -> LaunchPlan:
     """Every reason not to start, at once; else what to start."""
     from mpctl.errors import InputError
     from mpctl.launch.machine import this_machine
     from mpctl.launch.plan import plan_launch
-    from mpctl.launch.preflight import check_launch, launch_warnings
+    from mpctl.launch.preflight import check_launch, check_run_dir, launch_warnings
 
     machine = this_machine()
-    issues = check_launch(plan, machine)
+    issues = check_launch(plan, machine, resumed=run if resume else None)
+    try:
+        check_run_dir(run, overwrite=overwrite, resume=resume)
+    except InputError as error:
+        issues += error.issues
     if issues:
         raise InputError(issues)
     warnings = (*(c.message for c in plan.warnings), *launch_warnings(plan.job, machine))

@@ -37,6 +37,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any
         "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
         "world_size": launch.world_size,
         "sizes": launch.job.sizes,
+        "checkpoint": launch.run.last_checkpoint(),
         "attempts": outcome.attempts,
         "signal": outcome.signal,
         "failure": None if outcome.failure is None else _failure(outcome),

@@ -1,8 +1,9 @@
 """Which rank ended a run, and why, out of what every rank left behind.
 
 A rank that fails by an exception leaves a record that says whether it is only an echo of a lost
-peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. Ranks
-that torchrun itself terminated afterwards (SIGTERM) are never the cause.
+peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. A stopped
+one (SIGSTOP, a debugger) is seen in its process state. Ranks that torchrun itself terminated
+afterwards (SIGTERM) are the cause only when their peers waited for them in vain.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from mpctl.launch.rundir import RunDir
@@ -38,12 +40,18 @@ class Failure:
         return f"rank {self.rank} ({place}) failed at {self.doing}: {self.error}"
 
 
-def find_failure(run: RunDir, job: JobSpec, world_size: int) -> Failure:
-    """The most likely cause: a real error, else a silent death, else the first echo."""
+def find_failure(
+    run: RunDir, job: JobSpec, world_size: int, *, stopped: tuple[int, ...] = ()
+) -> Failure:
+    """The most likely cause: a real error, a stopped rank, a silent death, else the first echo."""
     records = sorted(run.documents("failures"), key=lambda record: record["time"])
     causes = [record for record in records if not record["is_echo"]]
     if causes:
         return _recorded(run, causes[0])
+    step = f"step {run.last_step() + 1}"
+    if stopped:
+        why = "its process is stopped (SIGSTOP, a debugger?), so its peers waited in vain"
+        return _failure(run, stopped[0], _coords(job, stopped[0]), why, step)
     done = {int(document["rank"]) for document in run.documents("ranks")}
     known = done | {int(record["rank"]) for record in records}
     codes = _exit_codes(run)
@@ -51,12 +59,16 @@ def find_failure(run: RunDir, job: JobSpec, world_size: int) -> Failure:
     killed = [rank for rank in silent if codes.get(rank) not in (None, -signal.SIGTERM)]
     if killed or (silent and records):
         rank = (killed or silent)[0]
-        step = f"step {run.last_step() + 1}"
         return _failure(run, rank, _coords(job, rank), _ending(codes.get(rank)), step)
     if records:
         return _recorded(run, records[0])
-    log = run.path / "logs" / "torchrun.log"
+    log = run.torchrun_log
     return Failure(None, {}, "torchrun ended before its workers", "start", str(log), _tail(log))
+
+
+def port_was_taken(run: RunDir) -> bool:
+    """Whether torchrun found its port in use, before any rank began."""
+    return "EADDRINUSE" in run.torchrun_words() and not run.has_failures
 
 
 def _recorded(run: RunDir, record: dict[str, Any]) -> Failure:
@@ -66,7 +78,7 @@ def _recorded(run: RunDir, record: dict[str, Any]) -> Failure:
 def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
     log = run.log(rank)
     if not log.exists():  # it ended before it could open one
-        log = run.path / "logs" / "torchrun.log"
+        log = run.torchrun_log
     return Failure(rank, coords, error, doing, str(log), _tail(log))
 
 
@@ -75,8 +87,8 @@ def _coords(job: JobSpec, rank: int) -> dict[str, int]:
 
 
 def _ending(code: int | None) -> str:
-    if code is None:
-        return "ended without a word"
+    if code in (None, -signal.SIGTERM):
+        return "did not answer its peers, who waited for it in vain"
     if code >= 0:
         return f"ended with exit code {code} without a word"
     try:
@@ -89,12 +101,10 @@ def _ending(code: int | None) -> str:
 
 def _exit_codes(run: RunDir) -> dict[int, int]:
     """What torchrun's last summary says of each rank that did not end well."""
-    log = run.path / "logs" / "torchrun.log"
+    found = ENTRY.findall(run.torchrun_words().rpartition("FAILED")[2])
+    return {int(rank): int(code) for rank, code in found}
+
+
+def _tail(log: Path) -> tuple[str, ...]:
     text = log.read_text("utf-8", errors="replace") if log.exists() else ""
-    return {int(rank): int(code) for rank, code in ENTRY.findall(text.rpartition("FAILED")[2])}
-
-
-def _tail(log: Any) -> tuple[str, ...]:
-    if not log.exists():
-        return ()
-    return tuple(log.read_text("utf-8", errors="replace").splitlines()[-LAST_LINES:])
+    return tuple(text.splitlines()[-LAST_LINES:])

@@ -12,8 +12,11 @@ from typing import Literal
 
 from mpctl.errors import InputError, Issue
 from mpctl.launch.machine import Machine
+from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
+from mpctl.shards import checkpoints, damage
 from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
 from mpctl.units import bytes_text
 
 Device = Literal["cpu", "cuda"]
@@ -26,6 +29,9 @@ NOT_RUN_YET = (
     ("model.norm", "layernorm"),
 )  # fmt: skip
 
+# What may differ between a run and its resumption without changing the shape of any weight.
+RESHAPES_NOTHING = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
+
 
 def chosen_device(job: JobSpec, machine: Machine) -> Device:
     """What the job asks for; `auto` follows its cluster's device, else what is present."""
@@ -36,12 +42,26 @@ def chosen_device(job: JobSpec, machine: Machine) -> Device:
     return "cuda" if machine.gpus else "cpu"
 
 
-def check_launch(plan: Plan, machine: Machine) -> list[Issue]:
-    """Every reason not to start; empty when the job can run here."""
+def check_launch(plan: Plan, machine: Machine, *, resumed: RunDir | None = None) -> list[Issue]:
+    """Every reason not to start; empty when the job can run here.
+
+    resumed: the run to continue, whose data and newest checkpoint are then looked at too.
+    """
     job = plan.job
     if job.model is None:
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
-    return [*_unsupported(job), *_world(plan, machine), *_data(job)]
+    saved = () if resumed is None else _resumption(job, resumed)
+    return [*_unsupported(job), *_world(plan, machine), *_data(job, resumed), *saved]
+
+
+def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
+    """Raises InputError unless the directory is what the flags say."""
+    if resume:
+        run.require_run()
+    elif overwrite:
+        run.require_replaceable()
+    else:
+        run.require_free()
 
 
 def launch_warnings(job: JobSpec, machine: Machine) -> list[str]:
@@ -69,9 +89,11 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
         yield Issue("not-run-yet", "model.kv_heads", f"{job.model.kv_heads} kv heads copied to "
                     f"{job.parallel.tp} ranks are planned but not run by this version",
                     f"use at most tp {job.model.kv_heads}")  # fmt: skip
-    if job.training.dtype not in RUNNABLE_DTYPES:
-        yield Issue("not-run-yet", "training.dtype", f"{job.training.dtype} is planned but not run "
-                    "by this version", f"use {', '.join(RUNNABLE_DTYPES)}")  # fmt: skip
+    training = job.training
+    for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
+        if dtype not in RUNNABLE_DTYPES:
+            yield Issue("not-run-yet", f"training.{key}", f"{dtype} is planned but not run by this "
+                        "version", f"use {', '.join(RUNNABLE_DTYPES)}")  # fmt: skip
 
 
 def _world(plan: Plan, machine: Machine) -> Iterator[Issue]:
@@ -92,9 +114,25 @@ def _world(plan: Plan, machine: Machine) -> Iterator[Issue]:
                     "use a smaller model or fewer replicas")  # fmt: skip
 
 
-def _data(job: JobSpec) -> Iterator[Issue]:
+def _resumption(job: JobSpec, run: RunDir) -> Iterator[Issue]:
+    """What was saved must be whole, and of this model."""
+    before, model = load_job(str(run.path / "job.json")).model, job.model
+    assert model is not None
+    for key in type(model).model_fields if before else ():
+        now, then = getattr(model, key), getattr(before, key)
+        if now != then and key not in RESHAPES_NOTHING:
+            yield Issue("resume-model", f"model.{key}", f"{now!r}, but the run in {run.path} has "
+                        f"{then!r}", "resume with the model that was trained")  # fmt: skip
+    saved = checkpoints(run.path / "checkpoints")
+    if saved:
+        yield from damage(saved[-1][1])
+
+
+def _data(job: JobSpec, resumed: RunDir | None) -> Iterator[Issue]:
     if job.data.path is not None:
         yield from _prepared(job, Path(job.data.path))
+    elif resumed is not None and (resumed.path / "data").is_dir():
+        yield from _prepared(job, resumed.path / "data")
     elif job.data.corpus is None:
         yield Issue("no-data", "data", "neither data.path nor data.corpus says what to train on",
                     "use --set 'data.corpus=[\"python-stdlib\"]', or `mpctl data prepare` and "

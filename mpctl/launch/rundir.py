@@ -1,21 +1,27 @@
 """The run directory: what lies in it, when it may be used, what a resumed run finds.
 
 RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ data/
-Nothing is ever written outside it.
+Nothing is ever written outside it. One launch at a time holds it, by a lock on the directory that
+the kernel takes back however the launch ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
+from mpctl.shards import checkpoints
 
-FILES = ("job.json", "plan.json", "metrics.jsonl", "summary.json", "stop")
+FILES = ("job.json", "plan.json", "metrics.jsonl", "summary.json", "stop", "torchrun.pid")
+COMMAND = "\n$ "  # begins every torchrun's part of its log
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "data")
 
 
@@ -35,6 +41,25 @@ class RunDir:
         return self.path / "logs" / f"rank-{rank}.log"
 
     @property
+    def torchrun_pid(self) -> Path:
+        return self.path / "torchrun.pid"
+
+    @property
+    def torchrun_log(self) -> Path:
+        return self.path / "logs" / "torchrun.log"
+
+    def torchrun_words(self) -> str:
+        """What the last torchrun wrote, its command line first; the log holds all of them."""
+        log = self.torchrun_log
+        text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+        return text.rpartition(COMMAND)[2]
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a rank of this attempt left a record of its end."""
+        return next((self.path / "failures").glob("rank-*.json"), None) is not None
+
+    @property
     def is_occupied(self) -> bool:
         return self.path.is_dir() and any(self.path.iterdir())
 
@@ -50,26 +75,76 @@ class RunDir:
                 "use --resume to continue it, --overwrite to replace it, or another --run-dir",
             )  # fmt: skip
 
+    @property
+    def is_run(self) -> bool:
+        """Whether a launch wrote what is here: its job and its plan, not just files so named."""
+        try:
+            plan = json.loads((self.path / "plan.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return False
+        written = isinstance(plan, dict) and str(plan.get("schema", "")).startswith("mpctl.plan/")
+        return written and (self.path / "job.json").is_file()
+
+    def require_run(self) -> None:
+        """Raises InputError when there is no run to resume."""
+        if not self.is_run:
+            raise InputError.of("no-run", "--run-dir", f"{self.path} does not hold a run of mpctl",
+                                "leave out --resume to start one there")  # fmt: skip
+
+    def require_replaceable(self) -> None:
+        """Raises InputError when --overwrite would remove what no launch wrote."""
+        if self.is_occupied and not self.is_run:
+            raise InputError.of("run-dir-foreign", "--run-dir",
+                                f"{self.path} does not hold a run of mpctl, nothing was removed",
+                                "use another --run-dir")  # fmt: skip
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The directory, made when missing, ours alone: a second launch in it is refused."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise unusable(self.path, error) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InputError.of(
+                "run-dir-busy", "--run-dir", f"a launch is running in {self.path}",
+                "wait for it to end, or use another --run-dir",
+            ) from None  # fmt: skip
+        except OSError:
+            pass  # some network file systems know no locks on directories
+        try:
+            yield
+        finally:
+            os.close(handle)
+
     def clear(self) -> None:
         """Remove a run, and nothing that is not one's."""
-        foreign = self.path.is_dir() and not (self.path / "job.json").exists()
-        names = {entry.name for entry in self.path.iterdir()} if self.path.is_dir() else set()
-        if foreign and names - {*FILES, *FOLDERS}:
-            raise InputError.of(
-                "run-dir-foreign", "--run-dir", f"{self.path} does not hold a run of mpctl",
-                "use another --run-dir",
-            )  # fmt: skip
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for name in FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        for name in (*FILES, *FOLDERS):
+            path = self.path / name
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
-    def begin_attempt(self, *, from_step: int) -> None:
+    def abandon(self) -> None:
+        """Remove a run that never started, and its directory when nothing else is in it."""
+        self.clear()
+        with suppress(OSError):
+            self.path.rmdir()
+
+    def begin_attempt(self) -> None:
         """Forget what an earlier attempt said after the checkpoint that this one starts from."""
-        self.stop.unlink(missing_ok=True)
-        for name in ("failures", "ranks"):
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        kept = [record for record in self.records() if record["step"] <= from_step]
+        self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
+        for path in (self.stop, self.torchrun_pid, self.path / "summary.json"):
+            path.unlink(missing_ok=True)
+        half = (self.path / "checkpoints").glob(".step-*")
+        for folder in (self.path / "failures", self.path / "ranks", *half):
+            shutil.rmtree(folder, ignore_errors=True)
+        kept = [record for record in self.records() if record["step"] <= self.last_checkpoint()]
         if self.metrics.exists():
             self.metrics.write_text("".join(json.dumps(r) + "\n" for r in kept), "utf-8")
 
@@ -84,14 +159,20 @@ class RunDir:
         return max((record["step"] for record in self.records()), default=0)
 
     def last_checkpoint(self) -> int:
-        """Steps held by the newest complete checkpoint, 0 without one."""
-        found = (self.path / "checkpoints").glob("step-*/manifest.json")
-        return max((int(p.parent.name.removeprefix("step-")) for p in found), default=0)
+        """Steps held by the newest checkpoint, 0 without one."""
+        saved = checkpoints(self.path / "checkpoints")
+        return saved[-1][0] if saved else 0
 
     def documents(self, folder: str) -> list[dict[str, Any]]:
         """The JSON files of `ranks` or `failures`, by rank."""
         read = [json.loads(p.read_text("utf-8")) for p in (self.path / folder).glob("rank-*.json")]
         return sorted(read, key=lambda document: int(document["rank"]))
+
+
+def unusable(path: Path, error: OSError) -> InputError:
+    why = f"{path} cannot be written: {error.strerror or error}"
+    hint = "use a directory that can be written"
+    return InputError.of("run-dir-unusable", "--run-dir", why, hint)
 
 
 def free_run_dir(name: str) -> RunDir:

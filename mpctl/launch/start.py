@@ -6,22 +6,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpctl.launch.plan import LaunchPlan
+from mpctl.launch.preflight import check_run_dir
+from mpctl.launch.rundir import unusable
 
 Progress = Callable[[str, int, int], None]
 
 
 def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress) -> None:
-    """Write what the workers read. Raises InputError when the directory is occupied or the corpus
-    cannot be prepared; then nothing of the run has been started."""
+    """Write what the workers read. Raises InputError when the directory is occupied or cannot be
+    written, or the corpus cannot be prepared; then nothing of a new run is left."""
     run = plan.run
-    if overwrite:
-        run.clear()
-    elif not resume:
-        run.require_free()
-    run.path.mkdir(parents=True, exist_ok=True)
-    for name, text in plan.files.items():
-        (run.path / name).write_text(text, "utf-8")
-    prepare_data(plan, on_progress)
+    check_run_dir(run, overwrite=overwrite, resume=resume)
+    try:
+        if overwrite:
+            run.clear()
+        run.path.mkdir(parents=True, exist_ok=True)
+        for name, text in plan.files.items():
+            (run.path / name).write_text(text, "utf-8")
+        prepare_data(plan, on_progress)
+    except BaseException as error:
+        if not resume:
+            run.abandon()
+        if isinstance(error, OSError):
+            raise unusable(run.path, error) from None
+        raise
 
 
 def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:

@@ -4,6 +4,10 @@ One torchrun an attempt, in a session of its own so that Ctrl-C reaches only us.
 SIGTERM or SIGHUP asks the ranks to finish their step and save (a file that rank 0's step looks
 for); a second one, or `stop_seconds` without an end, kills the tree. If we are killed ourselves the
 kernel kills torchrun, and with it the workers.
+
+A rank that failed says so in a file. torchrun then ends the others by SIGTERM within half a second,
+but waits 30 s for one that cannot take it: a stopped process, or one deep in the kernel. We do not
+wait for a stopped one, and for none longer than FAILING_SECONDS.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,12 +28,15 @@ from typing import Any, BinaryIO, Literal
 
 import psutil
 
-from mpctl.launch.diagnose import Failure, find_failure
+from mpctl.launch.diagnose import Failure, find_failure, port_was_taken
 from mpctl.launch.plan import LaunchPlan, free_port
+from mpctl.launch.rundir import COMMAND
 
 POLL_SECONDS = 0.05
+FAILING_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1
 OnRecord = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,48 +75,68 @@ class StopRequests:
         self.received.append(number)
 
 
-def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: Callable[[str], None]) -> Outcome:
+def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> Outcome:
     """Run to the end, over as many attempts as the job allows."""
     run, attempts = plan.run, plan.job.launch.max_restarts + 1
     with StopRequests().listening() as stops:
         for attempt in range(1, attempts + 1):
-            run.begin_attempt(from_step=run.last_checkpoint())
-            code = _attempt(plan, stops, on_record, on_event)
-            finished = run.last_step() >= plan.job.training.steps and code == 0
-            if finished:
+            ended = _attempt(plan, stops, on_record, on_event)
+            if ended.code == 0 and run.last_step() >= plan.job.training.steps:
                 return Outcome("finished", attempt)
-            if stops.received:
-                return Outcome("stopped", attempt, stops.received[0])
-            failure = find_failure(run, plan.job, plan.world_size)
+            if stops.received or ended.code == 0:  # 0: someone else made the file that stops it
+                return Outcome("stopped", attempt, next(iter(stops.received), None))
+            failure = find_failure(run, plan.job, plan.world_size, stopped=ended.stopped_ranks)
             if attempt == attempts:
                 return Outcome("failed", attempt, failure=failure)
             on_event(f"{failure}; starting again from step {run.last_checkpoint()}")
     raise AssertionError("unreachable")
 
 
+@dataclass(frozen=True)
+class Ended:
+    """One torchrun's exit code, and the ranks that were stopped (SIGSTOP) when it failed."""
+
+    code: int
+    stopped_ranks: tuple[int, ...] = ()
+
+
 def _attempt(
-    plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: Callable[[str], None]
-) -> int:
-    """One torchrun from start to end; returns its exit code."""
-    logs = plan.run.path / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    with (logs / "torchrun.log").open("ab") as log:
+    plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
+) -> Ended:
+    """One torchrun; a second one, on another port, when the first found its port taken."""
+    ended = _run_torchrun(plan, stops, on_record, on_event)
+    if ended.code and not stops.received and port_was_taken(plan.run):
+        on_event("another process took the port first; once more with another")
+        return _run_torchrun(plan, stops, on_record, on_event)
+    return ended
+
+
+def _run_torchrun(
+    plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
+) -> Ended:
+    """One torchrun from start to end."""
+    plan.run.begin_attempt()
+    with plan.run.torchrun_log.open("ab") as log:
         process = _spawn(plan, log)
-        reader = RecordReader(plan.run.metrics)
+        plan.run.torchrun_pid.write_text(str(process.pid))  # a worker starts a second from now
+        reader, failing = RecordReader(plan.run.metrics), Failing(plan, process.pid)
         try:
-            while process.poll() is None:
+            while process.poll() is None and failing.may_last():
                 reader.deliver(on_record)
                 if stops.received and not _may_go_on(plan, stops, reader, on_event):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
             kill_tree(process)
+            plan.run.torchrun_pid.unlink(missing_ok=True)
         reader.deliver(on_record)
-    return process.wait()
+    return Ended(process.wait(), failing.stopped_ranks)
 
 
 def _spawn(plan: LaunchPlan, log: BinaryIO) -> subprocess.Popen[bytes]:
     command = plan.command(free_port())
+    log.write(f"{COMMAND}{shlex.join(command)}\n".encode())
+    log.flush()
     return subprocess.Popen(
         command, env={**os.environ, **plan.env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         start_new_session=True, preexec_fn=_die_with_us if sys.platform == "linux" else None,
@@ -120,7 +148,7 @@ def _die_with_us() -> None:
 
 
 def _may_go_on(
-    plan: LaunchPlan, stops: StopRequests, reader: RecordReader, on_event: Callable[[str], None]
+    plan: LaunchPlan, stops: StopRequests, reader: RecordReader, on_event: OnEvent
 ) -> bool:
     """After a stop was asked for: whether the ranks still have time to finish their step."""
     if len(stops.received) > 1 or not reader.delivered:
@@ -131,6 +159,36 @@ def _may_go_on(
         name = signal.Signals(stops.received[0]).name
         on_event(f"{name}: finishing this step and saving; once more to stop at once")
     return time.monotonic() < reader.deadline
+
+
+@dataclass
+class Failing:
+    """How long a run may last once one of its ranks has failed."""
+
+    plan: LaunchPlan
+    torchrun: int
+    deadline: float | None = None
+    stopped_ranks: tuple[int, ...] = ()
+
+    def may_last(self) -> bool:
+        if self.deadline is None:
+            if not self.plan.run.has_failures:
+                return True
+            self.deadline = time.monotonic() + FAILING_SECONDS
+        self.stopped_ranks = stopped_ranks(self.torchrun)
+        return not self.stopped_ranks and time.monotonic() < self.deadline
+
+
+def stopped_ranks(torchrun: int) -> tuple[int, ...]:
+    """Ranks whose process is stopped (state T): alive, unable to answer, deaf to SIGTERM."""
+    found = []
+    try:
+        for worker in psutil.Process(torchrun).children():
+            if worker.status() == psutil.STATUS_STOPPED:
+                found.append(int(worker.environ()["RANK"]))
+    except (psutil.Error, KeyError):
+        pass  # they are just ending
+    return tuple(sorted(found))
 
 
 @dataclass

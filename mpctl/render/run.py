@@ -6,6 +6,7 @@ stdout is for the result.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +19,9 @@ from mpctl.units import bytes_text, count_text, seconds_text
 
 
 class RunView:
-    """Shows the records of a run as they come."""
+    """Shows the records of a run as they come; `done` steps were trained before."""
 
-    def __init__(self, steps: int, predicted: float | None) -> None:
+    def __init__(self, steps: int, predicted: float | None, *, done: int = 0) -> None:
         self.steps, self.predicted = steps, predicted
         self.console = Console(stderr=True, highlight=False)
         self.validation: float | None = None
@@ -29,7 +30,7 @@ class RunView:
             TextColumn("{task.fields[figures]}"), TimeRemainingColumn(),
             console=self.console, disable=not self.console.is_terminal,
         )  # fmt: skip
-        self.task = self.bar.add_task("", total=steps, figures="starting")
+        self.task = self.bar.add_task("", total=steps, completed=done, figures="starting")
 
     def __enter__(self) -> RunView:
         self.bar.start()
@@ -39,7 +40,8 @@ class RunView:
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self.bar.stop()
+        with suppress(OSError):
+            self.bar.stop()
 
     def record(self, record: dict[str, Any]) -> None:
         self.validation = record.get("validation_loss", self.validation)
@@ -47,10 +49,14 @@ class RunView:
         self.bar.update(self.task, completed=record["step"], figures=figures)
         due = record["step"] % max(1, self.steps // 10) == 0 or "validation_loss" in record
         if not self.console.is_terminal and (due or record["step"] in (1, self.steps)):
-            self.console.print(f"step {record['step']}/{self.steps}  {figures}")
+            self._print(f"step {record['step']}/{self.steps}  {figures}")
 
     def event(self, message: str) -> None:
-        self.console.print(Text.assemble(("! ", "bold yellow"), message))
+        self._print(Text.assemble(("! ", "bold yellow"), message))
+
+    def _print(self, line: str | Text) -> None:
+        with suppress(OSError):  # the terminal is gone (SIGHUP): the run still ends in order
+            self.console.print(line, soft_wrap=True)
 
 
 def step_figures(record: dict[str, Any], validation: float | None, predicted: float | None) -> str:

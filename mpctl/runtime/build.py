@@ -1,4 +1,8 @@
-"""From a job and a rank to everything that trains: process group, mesh, model, optimizer, data."""
+"""From a job and a rank to everything that trains: process group, mesh, model, optimizer, data.
+
+Ranks start seconds apart (imports, a loaded machine), while a collective of a running job may only
+wait `timeout_seconds`. So all ranks meet at the store first, with patience of their own.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +14,31 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from mpctl.families.gpt.module import GPT
 from mpctl.kernels.parameters import initialise
-from mpctl.runtime import checkpoint
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES, GradientBuffer, Optimizer
 from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.train import Trainer
+from mpctl.shards import checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+START_TIMEOUT = timedelta(minutes=5)
 
 
 def build_trainer(
     run_dir: Path, job: JobSpec, topology: Topology, *, rank: int, local_rank: int,
     stop_asked: Callable[[], bool],
 ) -> Trainer:  # fmt: skip
-    """Called by every rank; resumes from the newest complete checkpoint where there is one."""
+    """Called by every rank after `join`; resumes from the newest checkpoint where there is one."""
     assert job.model is not None
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device = _device(job.launch.device, local_rank)
-    _join(job, rank, topology.world_size, device)
     traffic = Traffic()
     mesh = build_mesh(topology, rank, device, record=traffic.record)
     dtype = TORCH_DTYPES[job.training.dtype]
@@ -47,9 +52,9 @@ def build_trainer(
         checkpoints=run_dir / "checkpoints", stop_asked=stop_asked,
         peak_memory=_memory_reader(device), traffic=traffic,
     )  # fmt: skip
-    complete = checkpoint.checkpoints(trainer.checkpoints)
-    if complete:
-        trainer.resume(complete[-1][1])
+    saved = checkpoints(trainer.checkpoints)
+    if saved:
+        trainer.resume(saved[-1][1])
     return trainer
 
 
@@ -60,12 +65,16 @@ def _device(kind: str, local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def _join(job: JobSpec, rank: int, world_size: int, device: torch.device) -> None:
+def join(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
     """The default process group; a world of one rank needs none."""
     if world_size == 1:
         return
+    device = _device(job.launch.device, local_rank)
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{peer}" for peer in range(world_size)], START_TIMEOUT)
     dist.init_process_group(
-        BACKENDS[device.type], rank=rank, world_size=world_size,
+        BACKENDS[device.type], store=store, rank=rank, world_size=world_size,
         timeout=timedelta(seconds=job.launch.timeout_seconds),
         device_id=device if device.type == "cuda" else None,
     )  # fmt: skip

@@ -2,46 +2,42 @@
 
 RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank (value and AdamW's
 moments of every parameter), `shard-K.json` beside it (full shape, split dimension, blocks kept,
-bytes and sha256 of the file), and `manifest.json`, written last: a directory without it is not a
-checkpoint. It is assembled under a temporary name and renamed when whole, so that dying while
-saving never costs the previous one. Replicas save nothing.
+bytes and sha256 of the file), and `manifest.json`. It is assembled under a temporary name and
+renamed when whole, so that dying while saving never costs the previous one. Replicas save nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mpctl.errors import InputError
 from mpctl.kernels.parameters import Shard, shard_of
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import MOMENTS, Optimizer
 from mpctl.runtime.process import write_json
+from mpctl.shards import (
+    MANIFEST,
+    SCHEMA,
+    damaged,
+    read_manifest,
+    read_shard_record,
+    sha256,
+    shard_path,
+)
 
-SCHEMA = "mpctl.checkpoint/1"
 FIELDS = ("value", *MOMENTS)
-
-
-def checkpoints(root: Path) -> list[tuple[int, Path]]:
-    """Complete checkpoints, oldest first."""
-    found = [path.parent for path in root.glob("step-*/manifest.json")]
-    steps = [(int(path.name.removeprefix("step-")), path) for path in found]
-    return sorted(steps)
 
 
 def save(root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, mesh: Mesh) -> Path:
     """Write `step-N` after `step` updates; every rank calls it and returns when it is whole."""
-    final, partial = root / f"step-{step}", root / f".step-{step}.partial"
+    partial = root / f".step-{step}.partial"
     if mesh.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -51,11 +47,20 @@ def save(root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, 
     _barrier(mesh)
     if mesh.rank == 0:
         manifest = {"schema": SCHEMA, "step": step, "shards": mesh.tp.size}
-        write_json(partial / "manifest.json", manifest)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
+        write_json(partial / MANIFEST, manifest)
+        _publish(partial, root / f"step-{step}")
     _barrier(mesh)
-    return final
+    return root / f"step-{step}"
+
+
+def _publish(partial: Path, final: Path) -> None:
+    """Rename a whole checkpoint into place; one of the same step goes only after that."""
+    replaced = final.with_name(f".{final.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    partial.rename(final)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _barrier(mesh: Mesh) -> None:
@@ -70,15 +75,10 @@ def _save_shard(folder: Path, index: int, names: dict[Tensor, str], optimizer: O
             tensors[f"{name}/{field}"] = tensor.contiguous()
         blocks = [[block.start, block.stop] for block in shard.blocks]
         places[name] = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
-    path = folder / f"shard-{index}.safetensors"
+    path = shard_path(folder, index)
     save_file(tensors, path)
-    record = {"bytes": path.stat().st_size, "sha256": _sha256(path), "parameters": places}
+    record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
     write_json(path.with_suffix(".json"), record)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
@@ -97,48 +97,28 @@ def load(
     may_lack: by parameter, the first row that a checkpoint need not hold (vocabulary padding,
     whose height depends on tp). Raises InputError naming file and tensor.
     """
-    manifest = _read_json(folder / "manifest.json")
-    if manifest.get("schema") != SCHEMA:
-        raise _damaged(folder / "manifest.json", f"schema {manifest.get('schema')!r}")
-    step = int(manifest["step"])
-    sources = [_open_source(folder, index) for index in range(int(manifest["shards"]))]
+    manifest = read_manifest(folder)
+    sources = [_open_source(folder, index) for index in range(manifest.shards)]
+    unknown = sorted(sources[0].places.keys() - set(names.values()))
+    if unknown:
+        raise damaged(sources[0].path, f"holds {unknown[0]}, which the model does not have")
     for position, parameter in enumerate(optimizer.parameters):
         name = names[parameter]
         tensors = optimizer.state(position)
         tensors["value"] = tensors["value"].clone()
         _fill(name, shard_of(parameter), tensors, sources, may_lack.get(name))
-        optimizer.load(position, tensors, step=step)
+        optimizer.load(position, tensors, step=manifest.step)
     optimizer.publish()
-    return step
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
-
-
-def _damaged(path: Path, why: str) -> InputError:
-    return InputError.of("checkpoint-damaged", str(path), why, "resume from an earlier checkpoint")
+    return manifest.step
 
 
 def _open_source(folder: Path, index: int) -> _Source:
-    path = folder / f"shard-{index}.safetensors"
-    record = _read_json(path.with_suffix(".json"))
-    try:
-        size, digest = path.stat().st_size, _sha256(path)
-    except OSError as error:
-        raise _damaged(path, str(error)) from None
-    if size != record["bytes"]:
-        raise _damaged(path, f"has {size} bytes, {record['bytes']} were written")
-    if digest != record["sha256"]:
-        raise _damaged(path, "its bytes are not those that were written (sha256 differs)")
+    record = read_shard_record(folder, index)
     places = {
         name: Shard(tuple(p["shape"]), p["dim"], tuple(range(*block) for block in p["blocks"]))
         for name, p in record["parameters"].items()
     }
-    return _Source(path, places)
+    return _Source(shard_path(folder, index), places)
 
 
 def _fill(
@@ -148,8 +128,9 @@ def _fill(
     covered = 0
     for source in sources:
         held = source.places.get(name)
-        if held is None or held.dim != target.dim or len(held.shape) != len(target.shape):
-            raise _damaged(source.path, f"{name}: holds {held}, the model needs {target}")
+        if held is None or not _fits(held, target, is_padded=first_optional is not None):
+            shape = None if held is None else held.shape
+            raise damaged(source.path, f"{name}: holds {shape}, the model needs {target.shape}")
         copies = (
             [(slice(None), slice(None))] if target.dim is None else list(overlaps(held, target))
         )
@@ -161,7 +142,15 @@ def _fill(
         for b in target.blocks
     )
     if covered < needed:
-        raise _damaged(sources[0].path.parent, f"{name}: {needed - covered} rows are missing")
+        raise damaged(sources[0].path.parent, f"{name}: {needed - covered} rows are missing")
+
+
+def _fits(held: Shard, target: Shard, *, is_padded: bool) -> bool:
+    """Whether both are parts of one parameter, whose height along `dim` padding may change."""
+    free = target.dim if is_padded else None
+    sizes = enumerate(zip(held.shape, target.shape, strict=False))
+    same = all(a == b or d == free for d, (a, b) in sizes)
+    return same and held.dim == target.dim and len(held.shape) == len(target.shape)
 
 
 def overlaps(held: Shard, target: Shard) -> Iterator[tuple[slice, slice]]:
@@ -196,5 +185,5 @@ def _copy(
                 for at, to in copies:
                     tensors[field][(*lead, to)].copy_(stored[(*lead, at)])
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise _damaged(path, f"{name}: {error}") from None
+        raise damaged(path, f"{name}: {error}") from None
     return sum(to.stop - to.start for _, to in copies if to.stop is not None)

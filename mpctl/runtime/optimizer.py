@@ -18,6 +18,7 @@ from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import is_sharded
 from mpctl.spec.training import Training
 
+NORM_BLOCK = 1 << 16
 TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -66,14 +67,21 @@ class GradientBuffer:
 
     def norm(self, tp: Group) -> float:
         """L2 norm of the whole model's gradient, each parameter once."""
-        own = torch.linalg.vector_norm(self.flat[: self.split], dtype=torch.float64).square()
-        both = torch.linalg.vector_norm(self.flat[self.split :], dtype=torch.float64).square()
+        own, both = _squares(self.flat[: self.split]), _squares(self.flat[self.split :])
         return float((tp.all_reduce(own) + both).sqrt())
 
     def clip(self, norm: float, bound: float) -> None:
         """Scale so that the norm is at most `bound`; 0 means no bound."""
         if 0 < bound < norm:
             self.flat.mul_(bound / norm)
+
+
+def _squares(flat: Tensor) -> Tensor:
+    """Sum of squares, float64: exact enough in blocks without a wide copy of the whole."""
+    blocks = flat.split(NORM_BLOCK)
+    wide = torch.promote_types(flat.dtype, torch.float32)  # of 16 bit, 3 digits would be left
+    norms = torch._foreach_norm(blocks, dtype=wide) if len(flat) else [flat.new_zeros(())]
+    return torch.stack(norms).double().square().sum()
 
 
 def _adder(view: Tensor):  # type: ignore[no-untyped-def]

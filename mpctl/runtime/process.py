@@ -25,12 +25,16 @@ ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socke
           "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
 
 
-def die_with_parent() -> None:
-    """End this process when its parent ends, however that happens."""
-    parent = os.getppid()
+def die_with_parent(recorded: Path) -> None:
+    """End this process when its parent ends, however that happens.
+
+    recorded: where the launcher wrote who the parent is; one that ended while we were starting has
+    left us to another, whose end would tell nothing.
+    """
+    parent = int(recorded.read_text()) if recorded.exists() else os.getppid()
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:
             os._exit(1)
     else:
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()

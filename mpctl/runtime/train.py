@@ -58,9 +58,9 @@ class Trainer:
             is_last = self.step == training.steps
             if is_last or _due(training.eval_interval, self.step):
                 record |= self.validate()
+            yield record  # before the save: what a checkpoint follows is on record
             if _due(training.checkpoint_interval, self.step):
                 self.save()
-            yield record
         if training.checkpoint_at_end or stopping:
             self.save()
 
@@ -68,14 +68,16 @@ class Trainer:
         """One update; the record of it and whether any rank was asked to stop."""
         self.doing = f"step {self.step + 1}"
         self.traffic.clear()
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         loss = self._accumulate()
         self.buffer.reduce(self.mesh.dp)
         norm = self.buffer.norm(self.mesh.tp)
+        if not math.isfinite(norm):  # the same number on every rank: all stop before the update
+            raise FloatingPointError(f"the gradient norm of step {self.step + 1} is {norm}")
         self.buffer.clip(norm, self.job.training.clip_norm)
         rate = self.optimizer.step(self.step)
         status = share(Status(loss, self.stop_asked(), self.peak_memory()), self.mesh)
-        seconds = time.perf_counter() - began
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         self.step += 1
         self.step_traffic = self.traffic.snapshot()
         if not math.isfinite(status.loss):
@@ -86,6 +88,7 @@ class Trainer:
             "loss": status.loss,
             "tokens": self.step * tokens,
             "step_seconds": seconds,
+            "cpu_seconds": cpu,
             "tokens_per_second": tokens / seconds,
             "grad_norm": norm,
             "learning_rate": rate,

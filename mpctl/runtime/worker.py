@@ -1,7 +1,8 @@
 """The worker: `python -m mpctl.runtime.worker RUN`, started by torchrun, one process a rank.
 
-Reads RUN/job.json and nothing else of the job. Order matters: the log first, then the end with the
-parent, then torch, so that whatever fails after is written down.
+Reads RUN/job.json and nothing else of the job. Order matters: the end with the parent first, then
+the log, then the imports that take time, so that no rank outlives its launcher while it starts and
+whatever fails is written down.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
-from mpctl.spec.job import JobSpec
-from mpctl.spec.load import parse
-from mpctl.topology import Topology
 
 if TYPE_CHECKING:
     from mpctl.runtime.train import Trainer
+    from mpctl.spec.job import JobSpec
+    from mpctl.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,24 @@ class Place:
 
 
 def main(run: Path) -> None:
+    die_with_parent(run / "torchrun.pid")
     place = Place.from_environment()
     redirect_output(run / "logs" / f"rank-{place.rank}.log")
-    die_with_parent()
+    from mpctl.spec.load import parse
+    from mpctl.topology import Topology
+
     job = parse(json.loads((run / "job.json").read_text("utf-8")))
     topology = Topology.of(
         job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
     )
     worker = Worker(run, job, place, topology)
+    print(f"rank {place.rank} of {place.world_size}, coordinates {worker.coords}")
     try:
         worker.run()
     except BaseException as error:
         record_failure(
             run / "failures" / f"rank-{place.rank}.json", error,
-            rank=place.rank, coords=topology.coords(place.rank), doing=worker.doing,
+            rank=place.rank, coords=worker.coords, doing=worker.doing,
         )  # fmt: skip
         raise
 
@@ -69,19 +73,25 @@ class Worker:
     trainer: Trainer | None = None
 
     @property
+    def coords(self) -> dict[str, int]:
+        return self.topology.coords(self.place.rank)
+
+    @property
     def doing(self) -> str:
         return self.trainer.doing if self.trainer else "starting"
 
     def run(self) -> None:
-        from mpctl.runtime.build import build_trainer, stop_watch
+        from mpctl.runtime.build import build_trainer, join, stop_watch
 
         place = self.place
+        join(self.job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size)
         self.trainer = trainer = build_trainer(
             self.run_dir, self.job, self.topology, rank=place.rank, local_rank=place.local_rank,
             stop_asked=stop_watch(self.run_dir),
         )  # fmt: skip
-        print(f"coordinates {self.topology.coords(place.rank)}\n{trainer.model}", flush=True)
+        print(trainer.model)
         for record in trainer.run():
+            print(f"step {record['step']}: loss {record['loss']:.6f}")
             if place.rank == 0:
                 self._append(record)
         write_json(self.run_dir / "ranks" / f"rank-{place.rank}.json", self._account(trainer))
@@ -97,7 +107,7 @@ class Worker:
     def _account(self, trainer: Trainer) -> dict[str, Any]:
         return {
             "rank": self.place.rank,
-            "coords": self.topology.coords(self.place.rank),
+            "coords": self.coords,
             "steps": trainer.step,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "peak_memory_bytes": trainer.peak_memory(),

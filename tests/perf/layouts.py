@@ -21,8 +21,8 @@ SETTINGS = ("--steps", str(STEPS), "--micro-batch-size", "4", "--device", "cpu",
 TEXT = """# The loss does not tell the layout
 
 Weights, data order and dropout masks follow from the seed alone. The demo job (4 layers, hidden
-256, dropout 0.1, attention dropout 0.1, global batch 16 in micro batches of 4, float32), trained for
-{steps} steps by `mpctl launch` under five layouts:
+256, dropout 0.1, attention dropout 0.1, global batch 16 in micro batches of 4, float32), trained
+for {steps} steps by `mpctl launch` under five layouts:
 
 {table}
 

@@ -1,0 +1,138 @@
+"""`mpctl launch` as people type it: a real process, its output in files, its whole family known."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.runtime.tiny import SETTINGS
+
+PATIENCE = 60.0
+STARTED: list[Launched] = []  # so that a test that fails leaves nothing running
+
+
+def arguments(data: Path, run_dir: Path, *more: str) -> list[str]:
+    """What follows `mpctl`; later settings win."""
+    sizes = [int(more[more.index(flag) + 1]) for flag in ("--tp", "--dp") if flag in more]
+    given = {**SETTINGS, "data.path": str(data), "cluster.gpus_per_node": math.prod(sizes)}
+    sets = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+    return ["launch", *(part for one in sets for part in ("--set", one)),
+            "--run-dir", str(run_dir), *more]  # fmt: skip
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
+        time.sleep(0.02)
+    return found
+
+
+@dataclass
+class Launched:
+    """A launch, running or ended."""
+
+    process: subprocess.Popen[bytes]
+    run_dir: Path
+    family: dict[int, psutil.Process] = field(default_factory=dict)
+
+    @property
+    def stdout(self) -> str:
+        return self.run_dir.with_suffix(".out").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return self.run_dir.with_suffix(".err").read_text()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "summary.json").read_text())
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        metrics = self.run_dir / "metrics.jsonl"
+        if not metrics.exists():
+            return []
+        lines = metrics.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @property
+    def losses(self) -> list[float]:
+        return [record["loss"] for record in self.records]
+
+    def at_step(self, step: int) -> Launched:
+        """Wait until a step is on record; remember every process there is by then."""
+        wait_for(lambda: len(self.records) >= step or self.process.poll() is not None)
+        assert self.process.poll() is None, self.stderr
+        self.remember()
+        return self
+
+    def remember(self) -> None:
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            self.family[process.pid] = process
+
+    def worker(self, rank: int) -> psutil.Process:
+        ranked = [p for p in self.family.values() if p.environ().get("RANK") == str(rank)]
+        assert len(ranked) == 1, ranked
+        return ranked[0]
+
+    def ended(self, seconds: float = PATIENCE) -> Launched:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.remember()
+            for process in (*self.family.values(), self.process):
+                process.kill()
+            raise AssertionError(f"still running after {seconds} s:\n{self.stderr}") from None
+        return self
+
+    def left_behind(self, seconds: float = 0.0) -> list[psutil.Process]:
+        """Processes of the family that still run `seconds` later."""
+        return psutil.wait_procs(list(self.family.values()), timeout=seconds)[1]
+
+
+def start(argv: list[str], run_dir: Path, *, cwd: Path | None = None) -> Launched:
+    """`mpctl ARGV`; its output goes beside the run directory."""
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "FORCE_COLOR")}
+    with (
+        run_dir.with_suffix(".out").open("wb") as out,
+        run_dir.with_suffix(".err").open("wb") as err,
+    ):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mpctl", *argv], stdout=out, stderr=err, cwd=cwd,
+            stdin=subprocess.DEVNULL, env=environment,
+        )  # fmt: skip
+    STARTED.append(Launched(process, run_dir))
+    return STARTED[-1]
+
+
+def end_all() -> None:
+    """Kill what still runs of everything started: the launcher's end is its ranks' end."""
+    while STARTED:
+        run = STARTED.pop()
+        run.process.kill()  # does nothing when it has ended
+        run.process.wait()
+        for process in run.left_behind():
+            process.kill()
+
+
+def launch(data: Path, run_dir: Path, *more: str) -> Launched:
+    return start(arguments(data, run_dir, *more), run_dir)
+
+
+def endless(data: Path, run_dir: Path, *more: str) -> Launched:
+    """A launch that ends only by what a test does to it."""
+    keys = ("training.steps=100000", "training.checkpoint_interval=0", "training.eval_samples=0")
+    return launch(data, run_dir, *more, *(part for key in keys for part in ("--set", key)))

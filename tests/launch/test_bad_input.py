@@ -1,0 +1,191 @@
+"""Bad input ends with exit 2 and words before a process is started or a file is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpctl.cli.app import run as mpctl
+from mpctl.launch import supervise
+from mpctl.launch.rundir import RunDir
+from tests.launch.command import arguments, start
+from tests.runtime.tiny import settings
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(supervise, "_spawn", refuse)
+
+
+def refused(argv: list[str], capsys: Capture) -> str:
+    """The words of exit 2: every issue, as text and as JSON."""
+    capsys.readouterr()
+    assert mpctl(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    assert mpctl([*argv, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "mpctl.error/1"
+    assert all(issue["message"] in shown.err for issue in document["issues"])
+    return shown.err
+
+
+SETTINGS_REFUSED = [
+    (["--pp", "2", "--set", "cluster.gpus_per_node=2"], "parallel.pp: 2 is planned but not run"),
+    (["--set", "model.activation=swiglu"], "model.activation"),
+    (["--set", "training.dtype=fp16"], "training.dtype: fp16"),
+    (["--set", "training.gradient_dtype=fp16"], "training.gradient_dtype: fp16"),
+    (["--set", "data.path=/nowhere/at/all"], "/nowhere/at/all"),
+    (["--set", "model.vocab=260"], "tokenizer"),
+    (["--set", "model.seq_length=100000"], "tokens"),
+    (["--set", "training.stepz=3"], "training.stepz"),
+    (["--tp", "3"], "parallel.tp"),
+    (["--resume", "--overwrite"], "exclude each other"),
+]
+
+
+@pytest.mark.parametrize(("more", "words"), SETTINGS_REFUSED, ids=lambda value: str(value)[:40])
+def test_settings(data: Path, tmp_path: Path, capsys: Capture, more: list[str], words: str) -> None:
+    assert words in refused(arguments(data, tmp_path / "run", *more), capsys)
+    assert not (tmp_path / "run").exists()
+
+
+def test_gpus_that_are_not_there(
+    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    argv = arguments(data, tmp_path / "run", "--set", "launch.device=cuda")
+    assert "this machine shows 0" in refused(argv, capsys)
+
+
+def test_no_model_and_no_data(tmp_path: Path, capsys: Capture) -> None:
+    argv = ["launch", "--tp", "2", "--run-dir", str(tmp_path / "run")]
+    assert "a launch needs a model" in refused(argv, capsys)
+    assert "data.corpus" in refused([*argv, "--model", "gpt2"], capsys)
+
+
+def _truncate(data: Path) -> None:
+    held = (data / "train.bin").read_bytes()
+    (data / "train.bin").write_bytes(held[: len(held) // 2])
+
+
+def _foreign_index(data: Path) -> None:
+    shutil.copy(data / "validation.idx", data / "train.idx")
+
+
+def _garbage_index(data: Path) -> None:
+    size = (data / "train.idx").stat().st_size
+    (data / "train.idx").write_bytes(os.urandom(size))
+
+
+HARMS = [
+    (_truncate, "train.bin"), (_foreign_index, "train.idx"), (_garbage_index, "train"),
+    (lambda data: (data / "tokenizer.json").unlink(), "tokenizer.json"),
+    (lambda data: (data / "data.json").write_text("{"), "data.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "words"), HARMS)
+def test_damaged_data(
+    data: Path, tmp_path: Path, capsys: Capture, harm: Callable[[Path], None], words: str
+) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(data, copy)
+    harm(copy)
+    assert words in refused(arguments(copy, tmp_path / "run"), capsys)
+
+
+def _with_corpus(tmp_path: Path, corpus: Path) -> list[str]:
+    job = {key: value for key, value in settings().items() if key != "data.path"}
+    sets = [f"{key}={json.dumps(value)}" for key, value in job.items()]
+    sets.append(f"data.corpus={json.dumps([str(corpus)])}")
+    return ["launch", *(part for one in sets for part in ("--set", one)),
+            "--run-dir", str(tmp_path / "run")]  # fmt: skip
+
+
+def test_a_corpus_that_is_missing_empty_or_too_small(tmp_path: Path, capsys: Capture) -> None:
+    corpus = tmp_path / "corpus"
+    argv = _with_corpus(tmp_path, corpus)
+    assert "no such file or folder" in refused(argv, capsys)
+    corpus.mkdir()
+    assert "no text found" in refused(argv, capsys)
+    (corpus / "only.txt").write_text("one document")
+    assert "need 2" in refused(argv, capsys)
+    assert not (tmp_path / "run").exists()  # found while preparing, and cleared away
+
+
+class TestRunDir:
+    def test_occupied(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/thesis.txt").write_text("years")
+        argv = arguments(data, tmp_path / "run")
+        assert "--overwrite" in refused(argv, capsys)
+        assert "--overwrite" in refused([*argv, "--dry-run"], capsys)
+
+    def test_a_file(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
+        (tmp_path / "run").write_text("")
+        assert "is a file" in refused(arguments(data, tmp_path / "run"), capsys)
+        below = arguments(data, tmp_path / "run" / "below")
+        assert "cannot be written: Not a directory" in refused(below, capsys)
+
+    def test_not_writable(self, data: Path, capsys: Capture) -> None:
+        assert "cannot be written" in refused(arguments(data, Path("/proc/run")), capsys)
+
+    @pytest.mark.parametrize("names", [["data", "logs"], ["job.json", "data"], ["thesis.txt"]])
+    def test_overwrite_removes_nothing_foreign(
+        self, data: Path, tmp_path: Path, capsys: Capture, names: list[str]
+    ) -> None:
+        run = tmp_path / "run"
+        for name in names:
+            path = run / name if "." in name else run / name / "precious"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("{}")
+        before = sorted(run.rglob("*"))
+        words = refused(arguments(data, run, "--overwrite"), capsys)
+        assert "nothing was removed" in words
+        assert sorted(run.rglob("*")) == before
+
+    def test_resume_without_a_run(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
+        assert "which run?" in refused(["launch", "--resume"], capsys)
+        for argv in (["launch", "--run-dir", str(tmp_path)], arguments(data, tmp_path)):
+            assert "does not hold a run" in refused([*argv, "--resume"], capsys)
+
+    def test_links_are_unlinked_never_followed(self, tmp_path: Path) -> None:
+        elsewhere, run = tmp_path / "big-disk", tmp_path / "run"
+        (elsewhere / "step-1").mkdir(parents=True)
+        run.mkdir()
+        (run / "checkpoints").symlink_to(elsewhere)
+        RunDir(run).clear()
+        assert list(run.iterdir()) == [] and (elsewhere / "step-1").exists()
+
+
+def test_by_a_real_process(data: Path, tmp_path: Path) -> None:
+    argv = arguments(data, tmp_path / "run", "--tp", "3", "--set", "model.vocab=10")
+    ended = start(argv, tmp_path / "run").ended()
+    assert ended.process.returncode == 2 and ended.stdout == ""
+    assert "parallel.tp" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_a_job_by_path_with_its_own_name(
+    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --run-dir a run goes to runs/NAME, then runs/NAME-2."""
+    monkeypatch.chdir(tmp_path)
+    model = "layers = 1\nhidden = 32\nheads = 4\nvocab = 300\nseq_length = 32"
+    text = f'name = "mine"\n[model]\n{model}\n[data]\npath = "{data}"\n[launch]\ndevice = "cpu"\n'
+    Path("my job.toml").write_text(text)
+    for expected in ("runs/mine", "runs/mine-2"):
+        assert mpctl(["launch", "my job.toml", "--dry-run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["run_dir"] == expected
+        Path(expected).mkdir(parents=True)
+        Path(expected, "job.json").write_text("")

@@ -1,0 +1,224 @@
+"""However a run ends, it says so, names the rank at fault, and leaves no process behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from mpctl.cli.app import run as mpctl
+from mpctl.data.manifest import open_prepared
+from mpctl.data.samples import PackedSamples, sample_numbers
+from mpctl.launch import supervise
+from mpctl.launch.machine import Machine
+from mpctl.launch.plan import plan_launch
+from mpctl.launch.rundir import RunDir
+from mpctl.launch.start import start as write_run
+from mpctl.shards import checkpoints, damage
+from tests.launch.command import Launched, arguments, endless, launch, wait_for
+from tests.runtime.tiny import tiny_job, tiny_plan
+
+
+def _saved(run: Launched) -> list[int]:
+    found = checkpoints(run.run_dir / "checkpoints")
+    assert all(damage(folder) == [] for _, folder in found)
+    return [step for step, _ in found]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_finishes_the_step_and_saves(
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
+) -> None:
+    run = endless(data, tmp_path / "run", "--tp", "2").at_step(3)
+    for flag, rule in (("--resume", "busy"), ("--overwrite", "busy"), ("--json", "occupied")):
+        assert mpctl(arguments(data, run.run_dir, "--tp", "2", flag)) == 2
+        shown = capsys.readouterr()
+        assert f"run-dir-{rule}" in shown.err + shown.out
+    run.process.send_signal(number)
+    run.ended()
+    assert run.process.returncode == code
+    assert not run.left_behind()
+    summary = run.summary
+    assert (summary["status"], summary["signal"]) == ("stopped", number)
+    assert _saved(run) == [summary["steps"]] == [run.records[-1]["step"]]
+    assert all(rank["agrees"] for rank in summary["plan_beside_run"])
+
+
+def test_a_second_signal_kills_at_once(data: Path, tmp_path: Path) -> None:
+    run = endless(data, tmp_path / "run", "--tp", "2").at_step(1)
+    run.worker(1).suspend()  # so that no step can be finished
+    run.process.send_signal(signal.SIGINT)
+    wait_for(lambda: "once more to stop at once" in run.stderr)
+    time.sleep(0.3)
+    assert run.process.poll() is None
+    asked = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    run.ended()
+    assert run.process.returncode == 130 and time.monotonic() - asked < 3
+    assert not run.left_behind()
+    assert (run.summary["status"], run.summary["checkpoint"]) == ("stopped", 0)
+
+
+def test_a_stop_that_takes_too_long_is_ended(data: Path, tmp_path: Path) -> None:
+    run = endless(data, tmp_path / "run", "--tp", "2", "--set", "launch.stop_seconds=1").at_step(1)
+    run.worker(0).suspend()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended(10).process.returncode == 143
+    assert not run.left_behind()
+
+
+def test_a_killed_worker_is_named(data: Path, tmp_path: Path) -> None:
+    run = endless(data, tmp_path / "run", "--tp", "2", "--dp", "2").at_step(2)
+    killed = time.monotonic()
+    run.worker(3).kill()
+    run.ended()
+    assert time.monotonic() - killed < 5
+    assert run.process.returncode == 1
+    assert not run.left_behind()
+    failure = run.summary["failure"]
+    assert (failure["rank"], failure["coords"]["tp"], failure["coords"]["dp"]) == (3, 1, 1)
+    assert "SIGKILL" in failure["error"]
+    assert failure["last_lines"][-1].startswith("step ")
+    assert "rank 3 (tp 1, cp 0, dp 1, pp 0)" in run.stderr and "SIGKILL" in run.stderr
+    assert failure["last_lines"][-1] in run.stderr
+    assert "rank 3 of 4" in Path(failure["log"]).read_text()
+
+
+@pytest.mark.parametrize("when", ["starting", "training"])
+def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: str) -> None:
+    run = endless(data, tmp_path / "run", "--tp", "2")
+    if when == "training":
+        run.at_step(2)
+    else:
+        wait_for(lambda: len(psutil.Process(run.process.pid).children(recursive=True)) >= 3)
+        run.remember()
+    run.process.kill()
+    run.process.wait()
+    orphans = run.left_behind(3)
+    for process in orphans:
+        process.kill()
+    assert len(run.family) >= 3 and not orphans
+
+
+def _poison(data: Path, out: Path, *, dp_rank: int, dp: int) -> int:
+    """A copy of the data in which one sample of one replica holds a token that no model has;
+    returns the step, from 1, that meets it."""
+    shutil.copytree(data, out)
+    train = open_prepared(out).train
+    samples = PackedSamples(train.open(), 32, 1234)
+    tokens = np.fromfile(train.prefix.with_suffix(".bin"), np.uint16)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, 33)
+    for step in itertools.count(2):
+        numbers = sample_numbers(step=step, micro_batch=0, micro_batch_size=2, dp_rank=dp_rank,
+                                 dp_size=dp, global_batch_size=8)  # fmt: skip
+        (found,) = np.nonzero((windows == samples.sample(numbers[0])).all(axis=1))
+        if len(found) == 1:  # it does not straddle two documents
+            tokens[found[0] + 16] = 60_000
+            tokens.tofile(train.prefix.with_suffix(".bin"))
+            return step + 1
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("tp", "at_fault"), [(1, {1}), (2, {2, 3})])
+def test_a_worker_that_raises_is_told_from_its_echoes(
+    data: Path, tmp_path: Path, tp: int, at_fault: set[int]
+) -> None:
+    step = _poison(data, tmp_path / "data", dp_rank=1, dp=2)
+    run = launch(tmp_path / "data", tmp_path / "run", "--tp", str(tp), "--dp", "2").ended()
+    failure = run.summary["failure"]
+    assert run.process.returncode == 1 and run.summary["status"] == "failed"
+    assert failure["rank"] in at_fault and failure["coords"]["dp"] == 1
+    assert failure["doing"] == f"step {step}" and run.records[-1]["step"] == step - 1
+    assert "token 60000" in failure["error"] and "token 60000" in run.stderr
+    assert any("Traceback" in line or "InputError" in line for line in failure["last_lines"])
+    assert len(list((run.run_dir / "logs").glob("rank-*.log"))) == 2 * tp
+
+
+def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
+    keys = ("training.learning_rate=1e30", "training.warmup_steps=0")
+    run = launch(data, tmp_path / "run", *(part for key in keys for part in ("--set", key)))
+    assert run.ended().process.returncode == 1
+    failure = run.summary["failure"]
+    assert failure["rank"] == 0 and "FloatingPointError" in failure["error"]
+    assert run.summary["checkpoint"] == 0
+    assert "NaN" not in (run.run_dir / "metrics.jsonl").read_text()
+
+
+def test_a_stopped_worker_is_named_and_the_run_ends(data: Path, tmp_path: Path) -> None:
+    run = endless(data, tmp_path / "run", "--tp", "2", "--set", "launch.timeout_seconds=4")
+    run.at_step(2).worker(1).suspend()
+    run.ended(20)
+    assert run.process.returncode == 1
+    assert run.summary["failure"]["rank"] == 1
+    assert "stopped (SIGSTOP" in run.stderr
+    assert not run.left_behind()
+
+
+def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_path: Path) -> None:
+    run = launch(data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1",
+                 "--set", "training.checkpoint_interval=3")  # fmt: skip
+    wait_for(lambda: checkpoints(run.run_dir / "checkpoints"))
+    run.remember()
+    run.worker(0).kill()
+    run.ended()
+    assert run.process.returncode == 0, run.stderr
+    assert run.summary["attempts"] == 2
+    assert "SIGKILL" in run.stderr and "starting again from step" in run.stderr
+    assert [record["step"] for record in run.records] == list(range(1, 21))
+    assert run.losses == pytest.approx(finished.losses, rel=1e-6)
+    assert (run.run_dir / "logs/torchrun.log").read_text().count("\n$ ") == 2
+
+
+def test_a_taken_port_costs_one_more_try(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, job = RunDir(tmp_path / "run"), tiny_job(data, training__steps=2)
+    prepared = plan_launch(tiny_plan(job), run, Machine(2, 0, 2**40))
+    write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
+    events: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], supervise.free_port()])
+        monkeypatch.setattr(supervise, "free_port", lambda: next(ports))
+        outcome = supervise.run_launch(prepared, lambda record: None, events.append)
+    assert (outcome.status, outcome.attempts) == ("finished", 1)
+    assert len(events) == 1 and "port" in events[0]
+
+
+def test_a_port_taken_twice_is_a_failure_with_the_reason(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path / "run")
+    prepared = plan_launch(tiny_plan(tiny_job(data)), run, Machine(2, 0, 2**40))
+    write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(supervise, "free_port", lambda: taken.getsockname()[1])
+        outcome = supervise.run_launch(prepared, lambda record: None, lambda event: None)
+    assert outcome.status == "failed" and outcome.failure.rank is None
+    assert any("EADDRINUSE" in line for line in outcome.failure.last_lines)
+
+
+def test_two_launches_side_by_side(data: Path, tmp_path: Path) -> None:
+    keys = ("--tp", "2", "--set", "training.steps=2")
+    both = [launch(data, tmp_path / name, *keys) for name in ("one", "two")]
+    assert [run.ended().process.returncode for run in both] == [0, 0]
+    assert both[0].losses == both[1].losses
+
+
+def test_the_signals_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with supervise.StopRequests().listening() as stops:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stops.received == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,107 @@
+"""What a person sees in a terminal of 80 columns, and what happens when it is closed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mpctl.shards import checkpoints
+from tests.launch.command import Launched, arguments, wait_for
+
+CONTROL_C = b"\x03"
+ENDLESS = ("--tp", "2", "--set", "training.steps=100000", "--set", "training.checkpoint_interval=0")
+
+
+class Terminal:
+    """A launch in a pseudo-terminal that it takes for its own; everything it shows is kept."""
+
+    def __init__(self, argv: list[str], run_dir: Path) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(slave)
+        self.shown = b""
+        self.open = True
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, *argv], stdin=slave, stdout=slave, stderr=slave,
+            start_new_session=True, env={**os.environ, "TERM": "xterm-256color"},
+        )  # fmt: skip
+        self.run = Launched(process, run_dir)
+        self.slave = slave
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self) -> None:
+        while self.open:
+            if select.select([self.master], [], [], 0.05)[0]:
+                try:
+                    self.shown += os.read(self.master, 65536)
+                except OSError:
+                    return
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.shown.decode(errors="replace"))
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self.reader.join()
+            os.close(self.slave)
+            os.close(self.master)
+
+
+# The terminal becomes the controlling one, so that ^C and closing it send their signals.
+_CHILD = (
+    "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "from mpctl.cli.entry import main; sys.argv[0] = 'mpctl'; main()"
+)
+
+
+@pytest.fixture
+def terminal(data: Path, tmp_path: Path) -> Iterator[Terminal]:
+    shown = Terminal(arguments(data, tmp_path / "run", *ENDLESS), tmp_path / "run")
+    yield shown
+    shown.close()
+    if shown.run.process.poll() is None:
+        shown.run.process.kill()
+
+
+def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
+    run = terminal.run.at_step(5)
+    wait_for(lambda: re.search(r"[5-9]/100000", terminal.text))
+    line = re.findall(r"step[^\r\n]*tokens/s[^\r\n]*", terminal.text)[-1]
+    assert re.search(r"loss \d\.\d+", line) and re.search(r"[\d,]+ tokens/s", line)
+    wait_for(lambda: re.search(r"\d+:\d\d:\d\d|\d:\d\d", terminal.text.split("tokens/s")[-1]))
+    assert len(line.rstrip()) <= 80
+    os.write(terminal.master, CONTROL_C)
+    run.ended()
+    assert run.process.returncode == 130
+    assert not run.left_behind()
+    wait_for(lambda: "stopped after" in terminal.text)
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    assert terminal.shown.rfind(b"\x1b[?25h") > terminal.shown.rfind(b"\x1b[?25l")  # the cursor
+    assert "Traceback" not in terminal.text
+
+
+def test_closing_the_terminal_still_saves(terminal: Terminal) -> None:
+    run = terminal.run.at_step(3)
+    terminal.close()
+    run.ended()
+    assert not run.left_behind()
+    assert (run.summary["status"], run.summary["signal"]) == ("stopped", signal.SIGHUP)
+    assert [step for step, _ in checkpoints(run.run_dir / "checkpoints")] == [run.summary["steps"]]
+    assert not psutil.pid_exists(run.process.pid) or run.process.returncode is not None

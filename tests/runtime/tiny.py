@@ -1,0 +1,109 @@
+"""A job small enough to train in seconds, its data, and one rank's training as a function.
+
+20 steps of 8 samples of 32 tokens; dropout and attention dropout on; 300 words, which tp 1 pads
+to 384 rows and tp 2 and 4 pad to 512.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mpctl.data.prepare import prepare
+from mpctl.kernels.parameters import Shard, assemble, shard_of
+from mpctl.plan import Plan, make_plan
+from mpctl.runtime.build import build_trainer
+from mpctl.runtime.train import Trainer
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job, parse
+from mpctl.topology import Topology
+from tests.ranks import run_ranks
+
+VOCAB, STEPS = 300, 20
+SETTINGS: dict[str, Any] = {
+    "name": "tiny",
+    "cluster.nodes": 1, "cluster.device": "cpu",
+    "model.layers": 2, "model.hidden": 32, "model.heads": 4, "model.vocab": VOCAB,
+    "model.seq_length": 32,
+    "training.micro_batch_size": 2, "training.global_batch_size": 8, "training.steps": STEPS,
+    "training.dropout": 0.1, "training.attention_dropout": 0.1, "training.warmup_steps": 4,
+    "training.learning_rate": 3e-3, "training.eval_samples": 6,
+    "training.checkpoint_interval": 10,
+    "launch.device": "cpu", "launch.threads_per_rank": 1,
+}  # fmt: skip
+
+
+def make_data(folder: Path) -> Path:
+    """Prepared data of some 34,000 tokens; returns its directory."""
+    corpus, draw = folder / "corpus", random.Random(1)
+    corpus.mkdir()
+    for i in range(40):
+        words = (f"w{draw.randrange(200)} counts {draw.randrange(50)}" for _ in range(200))
+        (corpus / f"{i}.txt").write_text(" ".join(words))
+    out = folder / "data"
+    prepare(sources=[corpus], out=out, vocab_size=VOCAB, validation_fraction=0.2)
+    return out
+
+
+def settings(tp: int = 1, dp: int = 1, **changes: Any) -> dict[str, Any]:
+    """Dotted settings; `training__steps=3` changes `training.steps`."""
+    layout = {"parallel.tp": tp, "parallel.dp": dp, "cluster.gpus_per_node": tp * dp}
+    return {**SETTINGS, **layout, **{k.replace("__", "."): v for k, v in changes.items()}}
+
+
+def tiny_job(data: Path, tp: int = 1, dp: int = 1, **changes: Any) -> JobSpec:
+    return load_job(None, settings(tp, dp, data__path=str(data), **changes))
+
+
+def tiny_plan(job: JobSpec) -> Plan:
+    plan = make_plan(job)
+    plan.require_legal()
+    return plan
+
+
+def make_trainer(job: JobSpec, run_dir: Path, rank: int = 0) -> Trainer:
+    topology = Topology.of(job.sizes, order=job.parallel.order)
+    return build_trainer(
+        run_dir, job, topology, rank=rank, local_rank=rank, stop_asked=lambda: False
+    )
+
+
+def train(job: JobSpec, run_dir: Path) -> list[dict[str, Any]]:
+    """Train on as many ranks as the job has; what every rank recorded and holds at the end."""
+    return run_ranks(_train_rank, job.world_size, job.model_dump(mode="json"), str(run_dir))
+
+
+def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
+    trainer = make_trainer(parse(raw), Path(run_dir), rank)
+    records = list(trainer.run())
+    return {
+        "records": records,
+        "coords": trainer.mesh.coords,
+        "traffic": trainer.step_traffic,
+        "count": sum(p.numel() for p in trainer.model.parameters()),
+        "weights": {
+            name: (list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks], p.data)
+            for name, p in trainer.model.named_parameters()
+            for shard in [shard_of(p)]
+        },
+    }
+
+
+def column(ranks: list[dict[str, Any]], name: str = "loss") -> list[float]:
+    """One figure of every step, as rank 0 recorded it."""
+    return [record[name] for record in ranks[0]["records"]]
+
+
+def whole_weights(ranks: list[dict[str, Any]], replica: int = 0) -> dict[str, torch.Tensor]:
+    """One replica's parameters put together again, padding rows left out."""
+    parts = [rank["weights"] for rank in ranks if rank["coords"]["dp"] == replica]
+    whole = {}
+    for name in parts[0]:
+        held = [part[name] for part in parts]
+        shards = [Shard(tuple(s), d, tuple(range(*b) for b in bs)) for s, d, bs, _ in held]
+        whole[name] = assemble(shards, [piece for *_, piece in held])
+    whole["embedding.word.weight"] = whole["embedding.word.weight"][:VOCAB]
+    return whole
