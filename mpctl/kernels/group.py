@@ -2,8 +2,12 @@
 
 Collective laws over t ranks (ring): all-reduce = reduce-scatter + all-gather (arXiv 1909.08053,
 section 3; 2205.05198, section 4.2.2). A group of one rank does nothing and records nothing, so the
-unsharded layer is the same code. Each real collective is reported to `record` with the bytes of
-the *whole* message, which lets a run be held against its plan byte by byte.
+unsharded layer is the same code. Each real collective is reported to `record`, when it starts, with
+the bytes of the *whole* message, which lets a run be held against its plan byte by byte.
+
+`start_x(..).wait()` is `x(..)`; between the two the caller computes while the message travels.
+Along dim d the pieces of a message lie apart in memory, and one copy brings them together, unless
+every dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, nothing is copied.
 
 >>> Group().size, Collective("all_reduce", "tp", 8, "float32").bytes
 (1, 8)
@@ -15,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -39,6 +42,31 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class Pending:
+    """A collective under way: its result may be read once `wait` has returned it."""
+
+    result: Tensor
+    work: dist.Work | None = None
+
+    def wait(self) -> Tensor:
+        """Host or, on CUDA, the current stream waits. Not a promise that the kernels have ended."""
+        if self.work is not None:
+            self.work.wait()
+        return self.result
+
+
+@dataclass(frozen=True)
+class _Joined(Pending):
+    """Gathered blocks, to be laid side by side along `dim`."""
+
+    dim: int = 0
+
+    def wait(self) -> Tensor:
+        # [t, m, .., n, ..] -> [m, .., t, n, ..] -> [m, .., t*n, ..]
+        return super().wait().movedim(0, self.dim).flatten(self.dim, self.dim + 1)
+
+
+@dataclass(frozen=True)
 class Group:
     """Rank `rank` of `size` along axis `name`; process_group None means the default group."""
 
@@ -56,34 +84,27 @@ class Group:
 
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """Sum or maximum over the ranks, in place where contiguous: use what is returned."""
-        if self.size == 1:
-            return tensor
-        tensor = tensor.contiguous()
-        self._report("all_reduce", tensor)
-        dist.all_reduce(tensor, _REDUCE_OP[op], group=self.process_group)
-        return tensor
+        return self._all_reduce(tensor, op, False).wait()
+
+    def start_all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Pending:
+        """`all_reduce` that does not wait; do not touch `tensor` until it is over."""
+        return self._all_reduce(tensor, op, True)
 
     def all_gather(self, tensor: Tensor, dim: int) -> Tensor:
         """Every rank's piece side by side along `dim`, in rank order."""
-        if self.size == 1:
-            return tensor
-        # [m, .., n, ..] -> [t*m, .., n, ..] -> t of [m, .., n, ..] -> [m, .., t*n, ..]
-        whole = tensor.new_empty((self.size * tensor.shape[0], *tensor.shape[1:]))
-        self._report("all_gather", whole)
-        _all_gather(whole, tensor.contiguous(), group=self.process_group)
-        return whole if dim == 0 else torch.cat(whole.chunk(self.size), dim=dim)
+        return self._all_gather(tensor, dim, False).wait()
+
+    def start_all_gather(self, tensor: Tensor, dim: int) -> Pending:
+        """`all_gather` that does not wait."""
+        return self._all_gather(tensor, dim, True)
 
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
         """Sum over the ranks; rank r keeps the r-th of t equal blocks along `dim`."""
-        if self.size == 1:
-            return tensor
-        local_size(tensor.shape[dim], parts=self.size)
-        # [m, .., t*n, ..] -> [t*m, .., n, ..] -> [m, .., n, ..]
-        blocks = torch.cat(tensor.chunk(self.size, dim=dim))
-        self._report("reduce_scatter", blocks)
-        own = blocks.new_empty((len(blocks) // self.size, *blocks.shape[1:]))
-        _reduce_scatter(own, blocks, group=self.process_group)
-        return own
+        return self._reduce_scatter(tensor, dim, False).wait()
+
+    def start_reduce_scatter(self, tensor: Tensor, dim: int) -> Pending:
+        """`reduce_scatter` that does not wait; leave `tensor` unchanged until it is over."""
+        return self._reduce_scatter(tensor, dim, True)
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, in place where contiguous."""
@@ -93,6 +114,38 @@ class Group:
         self._report("broadcast", tensor)
         dist.broadcast(tensor, group=self.process_group, group_src=source)
         return tensor
+
+    def _all_reduce(self, tensor: Tensor, op: Reduction, later: bool) -> Pending:
+        if self.size == 1:
+            return Pending(tensor)
+        tensor = tensor.contiguous()
+        self._report("all_reduce", tensor)
+        work = dist.all_reduce(tensor, _REDUCE_OP[op], group=self.process_group, async_op=later)
+        return Pending(tensor, work)
+
+    def _all_gather(self, tensor: Tensor, dim: int, later: bool) -> Pending:
+        if self.size == 1:
+            return Pending(tensor)
+        blocks = tensor.new_empty((self.size, *tensor.shape))
+        self._report("all_gather", blocks)
+        work = _all_gather(
+            blocks.view(-1), tensor.reshape(-1), group=self.process_group, async_op=later
+        )
+        return _Joined(blocks, work, dim % tensor.dim())
+
+    def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> Pending:
+        if self.size == 1:
+            return Pending(tensor)
+        local_size(tensor.shape[dim], parts=self.size)
+        dim %= tensor.dim()
+        # [m, .., t*n, ..] -> [t, m, .., n, ..] -> [m, .., n, ..]
+        blocks = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
+        self._report("reduce_scatter", blocks)
+        own = blocks.new_empty(blocks.shape[1:])
+        work = _reduce_scatter(
+            own.view(-1), blocks.view(-1), group=self.process_group, async_op=later
+        )
+        return Pending(own, work)
 
     def _report(self, kind: str, whole: Tensor) -> None:
         if self.record is not None:

@@ -5,6 +5,10 @@ Y = X [A1 A2], no communication forward, f sums dX backward. By rows: Y = X1 A1 
 forward; the bias is added once, after the sum. A column layer followed by a row layer costs one
 all-reduce forward and one backward.
 
+With sequence parallelism (arXiv 2205.05198, section 4.2.2) the pair takes and gives [b, s/t, .].
+Messages of b*s*i or b*s*o whole: column, forward 1 all-gather, backward 1 all-gather (X again) and
+1 reduce-scatter (dX); row, forward 1 reduce-scatter, backward 1 all-gather.
+
 A fused output of several parts (q, k, v) is split part by part. Six columns in three parts, t=2:
 rank 0 keeps columns 0, 2, 4 and rank 1 keeps 1, 3, 5.
 
@@ -20,11 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.group import Group
-from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.product import column_product
 from mpctl.kernels.regions import (
-    copy_to_region,
     gather_from_region,
     reduce_from_region,
+    scatter_sequence_sum,
     scatter_to_region,
 )
 from mpctl.sharding import local_range, local_size, split_parts
@@ -36,8 +41,9 @@ class ColumnParallelLinear(nn.Module):
     """[b, s, i] -> [b, s, o/t], or [b, s, o] with gather_output, in the unsharded order.
 
     stride: that many equal parts are fused in the output, each split by itself; parts: unequal
-    ones. skip_bias_add returns (output, bias) for the caller to fuse. Raises ValueError where a
-    part does not divide by the group.
+    ones. skip_bias_add returns (output, bias) for the caller to fuse. sequence_parallel takes
+    [b, s/t, i], gathers it for the product and again in backward: only the shard is kept. Raises
+    ValueError where a part does not divide by the group.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class ColumnParallelLinear(nn.Module):
         group: Group,
         bias: bool = True,
         gather_output: bool = False,
+        sequence_parallel: bool = False,
         stride: int = 1,
         parts: Sequence[int] | None = None,
         skip_bias_add: bool = False,
@@ -61,6 +68,7 @@ class ColumnParallelLinear(nn.Module):
                 "gather_output and skip_bias_add: the bias would stay split (drop one)"
             )
         self.group, self.gather_output, self.skip_bias_add = group, gather_output, skip_bias_add
+        self.sequence_parallel = sequence_parallel
         self.parts = _checked_parts(out_features, stride, parts)
         self.in_features, self.out_features = in_features, out_features
         own = split_parts(self.parts, parts=group.size, index=group.rank)
@@ -74,11 +82,16 @@ class ColumnParallelLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
-        x = copy_to_region(x, self.group, owned=True)
+        # [b, s, i] or [b, s/t, i] -> [b, s, o/t]
+        output = column_product(
+            x,
+            self.weight,
+            None if self.skip_bias_add else self.bias,
+            group=self.group,
+            sequence_parallel=self.sequence_parallel,
+        )
         if self.skip_bias_add:
-            return F.linear(x, self.weight), self.bias
-        # [b, s, i] -> [b, s, o/t]
-        output = F.linear(x, self.weight, self.bias)
+            return output, self.bias
         return self._gathered(output) if self.gather_output else output
 
     def _gathered(self, output: Tensor) -> Tensor:
@@ -104,7 +117,9 @@ class RowParallelLinear(nn.Module):
     """[b, s, i/t] -> [b, s, o], summed over the group; the bias, replicated, is added once.
 
     input_is_parallel=False takes [b, s, i] and keeps this rank's block of it. skip_bias_add
-    returns (output, bias). Raises ValueError where in_features does not divide by the group.
+    returns (output, bias). sequence_parallel gives [b, s/t, o], this rank's positions of the sum;
+    the bias then sees these only, and is marked so. Raises ValueError where in_features does not
+    divide by the group.
     """
 
     def __init__(
@@ -115,6 +130,7 @@ class RowParallelLinear(nn.Module):
         group: Group,
         bias: bool = True,
         input_is_parallel: bool = True,
+        sequence_parallel: bool = False,
         skip_bias_add: bool = False,
         init: Init = WEIGHTS,
         dtype: torch.dtype | None = None,
@@ -122,7 +138,7 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.group, self.skip_bias_add = group, skip_bias_add
-        self.input_is_parallel = input_is_parallel
+        self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
         self.in_features, self.out_features = in_features, out_features
         own = local_range(in_features, parts=group.size, index=group.rank)
         self.weight = shard_parameter(
@@ -133,15 +149,24 @@ class RowParallelLinear(nn.Module):
             if bias
             else None
         )
+        if self.bias is not None and sequence_parallel:
+            mark_partial(self.bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group)
-        # [b, s, i/t] -> [b, s, o], partial -> summed
-        output = reduce_from_region(F.linear(x, self.weight), self.group, owned=True)
+        if self.group.size == 1 and not self.skip_bias_add:
+            return F.linear(x, self.weight, self.bias)
+        output = self._summed(F.linear(x, self.weight))
         if self.skip_bias_add:
             return output, self.bias
-        return output if self.bias is None else output + self.bias
+        return output if self.bias is None else output.add_(self.bias)
+
+    def _summed(self, partial: Tensor) -> Tensor:
+        # [b, s, o] partial -> [b, s/t, o] or [b, s, o] summed
+        if self.sequence_parallel:
+            return scatter_sequence_sum(partial, self.group)
+        return reduce_from_region(partial, self.group, owned=True)
 
     def extra_repr(self) -> str:
         local = f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}"

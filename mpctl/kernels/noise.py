@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mpctl.kernels.masks import Places, numbers
+
 _GOLDEN, _M1, _M2 = 0x9E3779B1, 0x7FEB352D, 0x846CA68B
 _SIGN = 1 << 31
 
@@ -124,18 +126,13 @@ class Noise:
         return self.training and p > 0
 
     def dropout(
-        self,
-        x: Tensor,
-        p: float,
-        *,
-        site: str,
-        columns: range | None = None,
-        rows: range | None = None,
-    ) -> Tensor:
+        self, x: Tensor, p: float, *, site: str,
+        columns: Places | None = None, rows: Places | None = None,
+    ) -> Tensor:  # fmt: skip
         """x [b, s, h_local] with a share p zeroed, the rest scaled by 1 / (1 - p).
 
-        rows, columns: which global sequence positions and features x holds; by default the first.
-        Saves the mask, 1 byte an element.
+        rows, columns: global sequence positions and features that x holds, a range or a 1-d tensor;
+        by default the first. Saves the mask, 1 byte an element.
         """
         if not self.active(p):
             return x
@@ -144,9 +141,13 @@ class Noise:
         return _drop(x, keep_mask(self._key(site), p, places), p)
 
     def attention_dropout(
-        self, probabilities: Tensor, p: float, *, site: str, heads: range, rows: range | None = None
-    ) -> Tensor:
-        """probabilities [b, a_local, s, s_keys]; heads: the global numbers of the local heads."""
+        self, probabilities: Tensor, p: float, *, site: str, heads: Places,
+        rows: Places | None = None, columns: Places | None = None,
+    ) -> Tensor:  # fmt: skip
+        """probabilities [b, a_local, s, s_keys]; heads: the global numbers of the local heads.
+
+        rows, columns: global positions of the queries and of the keys; by default the first.
+        """
         if not self.active(p):
             return probabilities
         _, a, s, keys = probabilities.shape
@@ -154,7 +155,7 @@ class Noise:
             self._samples(probabilities, 4),
             _numbers(heads, a, probabilities)[:, None, None],
             _numbers(rows, s, probabilities)[:, None],
-            _numbers(None, keys, probabilities),
+            _numbers(columns, keys, probabilities),
         )
         return _drop(probabilities, keep_mask(self._key(site), p, places), p)
 
@@ -163,17 +164,16 @@ class Noise:
 
     def _samples(self, x: Tensor, dims: int) -> Tensor:
         if self.samples.shape != x.shape[:1]:
-            raise ValueError(
-                f"{tuple(self.samples.shape)} samples for a batch of {x.shape[0]} rows"
-            )
+            held = tuple(self.samples.shape)
+            raise ValueError(f"{held} samples for a batch of {x.shape[0]} rows")
         return self.samples.to(x.device).view(-1, *[1] * (dims - 1))
 
 
-def _numbers(span: range | None, size: int, like: Tensor) -> Tensor:
-    span = range(size) if span is None else span
-    if len(span) != size:
-        raise ValueError(f"{span} names {len(span)} places, the tensor has {size}")
-    return torch.arange(span.start, span.stop, span.step, device=like.device)
+def _numbers(places: Places | None, size: int, like: Tensor) -> Tensor:
+    places = range(size) if places is None else places
+    if len(places) != size:
+        raise ValueError(f"{places} names {len(places)} places, the tensor has {size}")
+    return numbers(places, like.device)
 
 
 def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:

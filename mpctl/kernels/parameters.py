@@ -93,6 +93,21 @@ def shard_parameter(
     return parameter
 
 
+def mark_partial(owner: nn.Module | nn.Parameter) -> None:
+    """Say that each rank of tp sees a part of the sequence by these replicated parameters.
+
+    Their gradients are then partial sums, to be summed over tp before use: norms, the biases of
+    row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2).
+    """
+    for parameter in owner.parameters() if isinstance(owner, nn.Module) else (owner,):
+        parameter.partial_over_tp = True  # type: ignore[attr-defined]
+
+
+def is_partial(parameter: Tensor) -> bool:
+    """Whether the gradient still has to be summed over tp."""
+    return bool(getattr(parameter, "partial_over_tp", False))
+
+
 def shard_of(parameter: Tensor) -> Shard:
     """The shard of a parameter; one made elsewhere counts as replicated."""
     shard: Shard | None = getattr(parameter, "shard", None)

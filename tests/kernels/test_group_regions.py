@@ -10,10 +10,13 @@ from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.regions import (
     copy_to_region,
     gather_from_region,
+    gather_sequence,
     reduce_from_region,
+    scatter_sequence_sum,
     scatter_to_region,
+    split_sequence,
 )
-from tests.kernels.oracle import grouped, logged, numbers
+from tests.kernels.oracle import close, grouped, logged, numbers
 from tests.ranks import run_ranks
 
 
@@ -29,6 +32,9 @@ def test_one_rank_is_the_identity_and_records_nothing() -> None:
         reduce_from_region(x, group),
         scatter_to_region(x, group),
         gather_from_region(x, group),
+        gather_sequence(x, group),
+        scatter_sequence_sum(x, group),
+        split_sequence(x, group),
     ):
         assert result is x
     assert log == []
@@ -113,6 +119,75 @@ def test_regions_forward_and_backward() -> None:
         for name, pair in expected.items():
             for actual, wanted in zip(got[name], pair, strict=True):
                 assert torch.equal(actual, wanted), name
+
+
+SEQUENCE = {
+    "gather": gather_sequence,
+    "scatter sum": scatter_sequence_sum,
+    "split": split_sequence,
+    "gather, repeated reader": lambda x, group: gather_from_region(x, group, dim=1),
+}
+
+
+def _sequence(rank: int, size: int, b: int) -> list:
+    log: list[Collective] = []
+    group, results = grouped(rank, size, log), {}
+    for name, operator in SEQUENCE.items():
+        x = (numbers(b, 4, 3, seed=1) + (0 if name == "split" else rank)).requires_grad_()
+        before = x.detach().clone()
+        y = operator(x, group)
+        grad = numbers(*y.shape, seed=2) + rank
+        kept = grad.clone()
+        y.backward(grad)
+        assert torch.equal(x.detach(), before)
+        assert torch.equal(grad, kept)
+        assert y.is_contiguous()
+        results[name] = [y.detach(), x.grad]
+    return [results, logged(log)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("b", [1, 3])
+def test_sequence_regions_forward_and_backward(size: int, b: int) -> None:
+    x, wide, n = numbers(b, 4, 3, seed=1), numbers(b, 4 * size, 3, seed=2), 4 // size
+    thin, ranks = numbers(b, n, 3, seed=2), sum(range(size))
+    for rank, (got, log) in enumerate(run_ranks(_sequence, size, b)):
+        own, part = slice(4 * rank, 4 * rank + 4), slice(n * rank, n * rank + n)
+        every = torch.cat([thin + r for r in range(size)], 1)
+        together = torch.cat([x + r for r in range(size)], 1)
+        expected = {
+            "gather": [together, (size * wide + ranks)[:, own]],
+            "scatter sum": [(size * x + ranks)[:, part], every],
+            "split": [x[:, part], every],
+            "gather, repeated reader": [together, (wide + rank)[:, own]],
+        }
+        for name, pair in expected.items():
+            for actual, wanted in zip(got[name], pair, strict=True):
+                close(actual, wanted, 1e-13)
+        small, large = b * 4 * 3 * 8, b * 4 * size * 3 * 8
+        assert [(kind, size_) for kind, _, size_, _ in log] == [
+            ("all_gather", large), ("reduce_scatter", large), ("reduce_scatter", small),
+            ("all_gather", small), ("all_gather", small), ("all_gather", large),
+        ]  # fmt: skip
+
+
+def test_a_micro_batch_of_one_is_gathered_and_scattered_without_a_copy() -> None:
+    """The blocks of [1, s, h] along dim 1 lie side by side; those of [2, s, h] do not."""
+    seen = []
+
+    def instead(out: Tensor, whole: Tensor, **_: object) -> None:
+        seen.append((out.data_ptr(), whole.data_ptr()))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpctl.kernels.group._reduce_scatter", instead)
+        patch.setattr("mpctl.kernels.group._all_gather", instead)
+        for b in (1, 2):
+            x = torch.ones(b, 4, 3)
+            result = Group(0, 2).reduce_scatter(x, 1)
+            gathered = Group(0, 2).all_gather(x, 1)
+            assert seen[-2][0] == result.data_ptr()
+            assert (seen[-2][1] == x.data_ptr()) == (b == 1)
+            assert (seen[-1][0] == gathered.data_ptr()) == (b == 1)
 
 
 def _owned(rank: int, size: int) -> str:

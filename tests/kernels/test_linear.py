@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from tests.kernels.oracle import EXACT, close, fill, gradients, grouped, logged, numbers, whole
+from mpctl.kernels.parameters import is_partial
+from tests.kernels.oracle import (
+    EXACT,
+    close,
+    fill,
+    gradients,
+    grouped,
+    logged,
+    numbers,
+    saved_bytes,
+    whole,
+)
 from tests.ranks import run_ranks
 
-B, S, I, O = 2, 5, 12, 24  # noqa: E741
+B, S, I, O = 2, 8, 12, 24  # noqa: E741
 COLUMNS = {
     "plain": {},
     "gather": {"gather_output": True},
@@ -127,6 +139,123 @@ def test_column_then_row_costs_one_all_reduce_each_way() -> None:
     for forward, log in run_ranks(_recorded, 2):
         assert forward == 1
         assert log == [("all_reduce", "tp", B * S * I * 4, "float32")] * 2
+
+
+def _split(rank: int, size: int) -> list:
+    """Column then row on sequence shards, with the log of each; one more time with b=1."""
+    results = []
+    for b in (B, 1):
+        log: list[Collective] = []
+        group = grouped(rank, size, log)
+        common = {"group": group, "sequence_parallel": True, "dtype": torch.float64}
+        pair = nn.Sequential(
+            ColumnParallelLinear(I, O, **common), RowParallelLinear(O, I, **common)
+        )
+        fill(pair)
+        own = slice(S // size * rank, S // size * (rank + 1))
+        x = numbers(b, S, I, seed=8)[:, own].clone().requires_grad_()
+        y = pair(x)
+        forward = len(log)
+        y.backward(numbers(b, S, I, seed=9)[:, own])
+        entries = logged(log)
+        assert [is_partial(p) for p in pair.parameters()] == [False, False, False, True]
+        bias = pair[1].bias
+        bias.grad = group.all_reduce(bias.grad)
+        results.append([y.detach(), x.grad, gradients(pair), entries[:forward], entries[forward:]])
+    return results
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sequence_parallel_pair(size: int) -> None:
+    results = _sized(_split, size)
+    for case, b in enumerate((B, 1)):
+        # fill() goes by sorted names: 0.bias, 0.weight, 1.bias, 1.weight
+        c, v, d, w = (
+            (numbers(*shape, seed=3 + i) * 0.3).requires_grad_()
+            for i, shape in enumerate([(O,), (O, I), (I,), (I, O)])
+        )
+        x = numbers(b, S, I, seed=8).requires_grad_()
+        y = (x @ v.T + c) @ w.T + d
+        y.backward(numbers(b, S, I, seed=9))
+        parts = [result[case] for result in results]
+        close(torch.cat([part[0] for part in parts], 1), y.detach())
+        close(torch.cat([part[1] for part in parts], 1), x.grad)
+        for name, leaf in {"0.bias": c, "0.weight": v, "1.bias": d, "1.weight": w}.items():
+            close(whole([part[2][name] for part in parts]), leaf.grad)
+        message = ("tp", b * S * I * 8, "float64")
+        for part in parts if size > 1 else []:
+            assert part[3] == [("all_gather", *message), ("reduce_scatter", *message)]
+            kinds = ["all_gather", "all_gather", "reduce_scatter"]
+            assert part[4] == [(kind, *message) for kind in kinds]
+
+
+def _unusual(rank: int, size: int) -> dict:
+    """Frozen, tied, gradient views that exist already, no gradient at all, 16 bit."""
+    group, results = grouped(rank, size), {}
+    make = {"group": group, "dtype": torch.float64}
+    grad = numbers(B, S, O, seed=9)
+    for name in ("plain", "frozen", "leaf input", "tied", "view"):
+        layer = ColumnParallelLinear(I, O, bias=name != "frozen", **make)
+        fill(layer)
+        x = numbers(B, S, I, seed=8).requires_grad_(name != "leaf input")
+        layer.weight.requires_grad_(name != "frozen")
+        flat = torch.ones(layer.weight.numel(), dtype=torch.float64)
+        if name == "view":
+            layer.weight.grad = flat.view_as(layer.weight)
+        y = layer(x) + (layer(x) if name == "tied" else 0)
+        y.backward(grad.index_select(-1, layer.weight.shard.index(0)))
+        weight = layer.weight.grad
+        results[name] = [x.grad, weight, flat if name == "view" else None]
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+    half = ColumnParallelLinear(I, O, group=group, dtype=torch.bfloat16)
+    fill(half)
+    x = numbers(B, S, I, seed=8).bfloat16().requires_grad_()
+    y = half(x)
+    y.sum().backward()  # an expanded gradient, without memory of its own
+    found = {t.dtype for t in (y, x.grad, half.weight.grad, half.bias.grad)}
+    return {**results, "bf16": found == {torch.bfloat16}}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_frozen_tied_and_preset_gradients(size: int) -> None:
+    for rank, got in enumerate(_sized(_unusual, size)):
+        rows = ColumnParallelLinear(I, O, group=Group(rank, size)).weight.shard.index(0)
+        _, dx, dw, _ = _expected(True)
+        dw = dw[rows]
+        assert got["bf16"]
+        close(got["plain"][0], dx)
+        close(got["plain"][1], dw)
+        close(got["frozen"][0], numbers(B, S, O, seed=9) @ (numbers(O, I, seed=3) * 0.3))
+        assert got["frozen"][1] is None
+        assert got["leaf input"][0] is None
+        close(got["leaf input"][1], dw)
+        close(got["tied"][0], 2 * dx)
+        close(got["tied"][1], 2 * dw)
+        close(got["view"][2].view_as(dw), dw + 1)
+
+
+def test_only_the_shard_of_the_input_is_kept() -> None:
+    """Kept by a column layer under sequence parallelism: [b, s/t, i] and the weight's own rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpctl.kernels.group._all_gather", lambda *_, **__: None)
+        kept = []
+        for split in (False, True):
+            layer = ColumnParallelLinear(I, O, group=Group(0, 2), sequence_parallel=split)
+            x = torch.ones(B, S // 2 if split else S, I, requires_grad=True)
+            kept.append(saved_bytes(lambda layer=layer, x=x: layer(x)) - layer.weight.numel() * 4)
+    assert kept == [B * S * I * 4, B * S * I * 4 // 2]
+
+
+def test_one_rank_is_plain_linear() -> None:
+    column = ColumnParallelLinear(I, O, group=Group(), sequence_parallel=True)
+    row = RowParallelLinear(I, O, group=Group(), sequence_parallel=True)
+    x = torch.ones(B, S, I)
+    for layer in (column, row):
+        fill(layer)
+        y = layer(x)
+        assert torch.equal(y, F.linear(x, layer.weight, layer.bias))
+        assert y.grad_fn.name() == F.linear(x, layer.weight, layer.bias).grad_fn.name()
 
 
 def test_bad_sizes_name_value_bound_and_way_out() -> None:

@@ -22,7 +22,7 @@ from tests.kernels.oracle import (
 )
 from tests.ranks import run_ranks
 
-B, S, H, V = 2, 6, 8, 13
+B, S, H, V = 2, 8, 8, 13
 # t=4 on 32 rows: ranks of 8 rows hold 8, 5, 0, 0 words
 PADDED = 32
 
@@ -32,9 +32,10 @@ def _tokens(seed: int) -> Tensor:
 
 
 class _Model(nn.Module):
-    def __init__(self, group: Group, tied: bool, padded: int) -> None:
+    def __init__(self, group: Group, tied: bool, padded: int, split: bool = False) -> None:
         super().__init__()
         sizes = {"group": group, "padded_vocab": padded, "dtype": torch.float64}
+        sizes["sequence_parallel"] = split
         self.words = VocabParallelEmbedding(V, H, **sizes)
         self.head = None if tied else OutputHead(V, H, **sizes)
 
@@ -47,11 +48,11 @@ class _Model(nn.Module):
         )
 
 
-def _model(rank: int, size: int) -> list:
+def _model(rank: int, size: int, split: bool = False) -> list:
     results = []
     for tied in (True, False):
         log: list[Collective] = []
-        model = _Model(grouped(rank, size, log), tied, PADDED)
+        model = _Model(grouped(rank, size, log), tied, PADDED, split)
         fill(model)
         losses = model(_tokens(1), _tokens(2))
         losses.backward(numbers(B, S, seed=4))
@@ -59,9 +60,10 @@ def _model(rank: int, size: int) -> list:
     return results
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_loss_and_gradients_of_the_padded_split_vocabulary(size: int) -> None:
-    results = [_model(0, 1)] if size == 1 else run_ranks(_model, size)
+def test_loss_and_gradients_of_the_padded_split_vocabulary(size: int, split: bool) -> None:
+    results = [_model(0, 1, split)] if size == 1 else run_ranks(_model, size, split)
     for case, tied in enumerate((True, False)):
         # fill() numbers parameters by sorted name: head.weight, words.weight
         words = (numbers(PADDED, H, seed=3 if tied else 4) * 0.3).requires_grad_()
@@ -84,6 +86,16 @@ def test_the_collectives_of_embedding_head_and_loss() -> None:
         for _, _, log in result:
             assert [entry[2] for entry in log] == [vectors, row, row, row, vectors]
             assert {entry[0] for entry in log} == {"all_reduce"}
+
+
+def test_the_collectives_under_sequence_parallelism() -> None:
+    """Vectors are reduce-scattered; the head gathers them, and once more for dW in backward."""
+    for result in run_ranks(_model, 2, True):
+        for _, _, log in result:
+            large = [entry[0] for entry in log if entry[2] == B * S * H * 8]
+            assert large == ["reduce_scatter", *["all_gather"] * 2, "reduce_scatter", "all_gather"]
+            assert [entry[0] for entry in log if entry[2] == B * S * 8] == ["all_reduce"] * 3
+            assert len(log) == 8
 
 
 def test_padding_does_not_move_the_loss() -> None:

@@ -1,0 +1,63 @@
+"""Which keys a query may see, as booleans: pure functions of lengths and positions.
+
+True means "may attend", the convention of torch's scaled_dot_product_attention. A causal mask says
+key <= query; BERT (arXiv 1810.04805) sees every real token; GLM (arXiv 2103.10360, section 2.1)
+sees its prefix, part A, from everywhere and the spans, part B, causally. Prefix 2 of 4 tokens:
+
+>>> partly_bidirectional_mask(torch.tensor([2]), 4)[0, 0].int().tolist()
+[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+
+Masks meet by `&`. Letters: b batch, s sequence, q queries, k keys.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Places = range | Tensor
+
+
+def numbers(places: Places, device: torch.device | None = None) -> Tensor:
+    """Global positions or numbers, given as a range or as a tensor, as a tensor."""
+    if isinstance(places, Tensor):
+        return places.to(device)
+    return torch.arange(places.start, places.stop, places.step, device=device)
+
+
+def causal_mask(queries: Places, keys: Places, *, device: torch.device | None = None) -> Tensor:
+    """[q, k]: whether the key's global position is at most the query's."""
+    return numbers(queries, device)[:, None] >= numbers(keys, device)
+
+
+def padding_mask(real: Tensor) -> Tensor:
+    """real [b, s] bool, a tokenizer's attention mask -> [b, 1, s, s], a view of b*s booleans.
+
+    Every query, of padding too, sees the real keys: no row is empty, and the loss ignores the
+    padding's rows.
+    """
+    b, s = real.shape
+    # [b, s] -> [b, 1, 1, s] -> [b, 1, s, s]
+    return real.bool()[:, None, None, :].expand(b, 1, s, s)
+
+
+def cross_padding_mask(real: Tensor, queries: int) -> Tensor:
+    """real [b, k] of the encoder's tokens -> [b, 1, q, k] for a decoder of q positions."""
+    b, k = real.shape
+    return real.bool()[:, None, None, :].expand(b, 1, queries, k)
+
+
+def partly_bidirectional_mask(
+    prefix: Tensor, length: int, *, queries: Places | None = None
+) -> Tensor:
+    """prefix [b], tokens of part A per sample -> [b, 1, s, s] (GLM).
+
+    The first prefix[i] keys are seen by all, the rest by later queries only; prefix 0 is causal,
+    prefix s bidirectional. queries: the global positions of the rows, where a context-parallel
+    rank holds only those: [b, 1, q, s].
+    """
+    keys = range(length)
+    causal = causal_mask(keys if queries is None else queries, keys, device=prefix.device)
+    known = numbers(keys, prefix.device) < prefix[:, None]
+    # [q, s] | [b, 1, 1, s] -> [b, 1, q, s]
+    return causal | known[:, None, None, :]

@@ -1,0 +1,88 @@
+"""Rotary positions: pair (x_i, x_{i+d/2}) of a head turned by the angle position * base^(-2i/d).
+
+RoFormer (arXiv 2104.09864, equation 34). Turning q by m and k by n leaves their product a function
+of m - n alone. The pairs are the halves of the head, as Hugging Face's Llama weights have them; the
+paper pairs neighbours, which is the same up to a permutation of the head. Head of 2, position 1:
+
+>>> [round(x, 4) for x in Rotary(2).turn(torch.tensor([[1.0, 0.0]]), range(1, 2))[0].tolist()]
+[0.5403, 0.8415]
+
+Angles are taken in float64 and rounded once; the turn is float32 for 16-bit heads. Nothing but the
+table, s*d floats, is saved for backward. No parameters: a value that layers may share.
+
+Letters: b batch, a heads, s sequence, d head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpctl.kernels.masks import Places, numbers
+
+LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The law of the angles. Raises ValueError for an odd head_dim or a scaling that lacks a key.
+
+    scaling: Llama 3.1's stretch of the slow frequencies to a longer context, a mapping of factor,
+    low_freq_factor, high_freq_factor and original_max_position.
+    """
+
+    head_dim: int
+    base: float = 10000.0
+    scaling: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd, rotary positions turn pairs")
+        lacking = [key for key in LLAMA3_KEYS if key not in (self.scaling or LLAMA3_KEYS)]
+        if lacking:
+            raise ValueError(f"rotary scaling lacks {', '.join(lacking)}")
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """[d/2] float64, radians a position."""
+        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device)
+        plain = self.base ** (-exponent / self.head_dim)
+        return plain if self.scaling is None else _stretched(plain, self.scaling)
+
+    def table(self, positions: Places, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin [s, d/2] of positions [s], or [b, 1, s, d/2] of positions [b, s]."""
+        places = numbers(positions, like.device)
+        angles = places.double()[..., None] * self.frequencies(like.device)
+        angles = angles if places.ndim == 1 else angles[:, None]
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def turn(self, x: Tensor, positions: Places) -> Tensor:
+        """x [b, a, s, d] turned by the global positions [s] or [b, s] of its rows."""
+        return _turned(x, *self.table(positions, x))
+
+    def __call__(self, query: Tensor, key: Tensor, positions: Places) -> tuple[Tensor, Tensor]:
+        """query [b, a, s, d] and key [b, k, s, d], turned by one table."""
+        cos, sin = self.table(positions, query)
+        return _turned(query, cos, sin), _turned(key, cos, sin)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    # [b, a, s, d] -> 2 of [b, a, s, d/2] -> [b, a, s, d]
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+def _stretched(plain: Tensor, scaling: Mapping[str, float]) -> Tensor:
+    """Llama 3.1's law (Hugging Face, modeling_rope_utils.py, `llama3`), of the wavelength.
+
+    Below original / high_freq_factor as it is, above original / low_freq_factor `factor` times
+    slower, and in between a blend that is linear in original / wavelength.
+    """
+    factor, low, high, original = (scaling[key] for key in LLAMA3_KEYS)
+    turns = original * plain / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (share + (1 - share) / factor)

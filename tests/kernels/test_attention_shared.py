@@ -1,0 +1,55 @@
+"""Fewer key-value heads than ranks: what travels, who holds what, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.group import Collective, Group
+from tests.kernels.oracle import fill, grouped, logged
+from tests.ranks import run_ranks
+
+B, S, H, A, D = 2, 8, 16, 4, 4
+
+
+def _traffic(rank: int, size: int) -> list:
+    results = []
+    for kv in (4, 2, 1):
+        log: list[Collective] = []
+        module = ParallelSelfAttention(
+            H, A, head_dim=D, group=grouped(rank, size, log), site="x", kv_heads=kv
+        )
+        fill(module)
+        y = module(torch.ones(B, S, H, requires_grad=True))
+        forward = len(log)
+        y.sum().backward()
+        results.append([logged(log[:forward]), logged(log[forward:])])
+    return results
+
+
+def test_the_traffic_of_fewer_heads_than_ranks() -> None:
+    for result in run_ranks(_traffic, 4):
+        for kv, (forward, backward) in zip((4, 2, 1), result, strict=True):
+            rows, heads = B * S * H * 4, 2 * B * S * kv * D * 4
+            gathers = kv < 4
+            kinds = [("all_gather", "tp", heads, "float32")] * gathers
+            assert forward == [*kinds, ("all_reduce", "tp", rows, "float32")]
+            kinds = [("reduce_scatter", "tp", heads, "float32")] * gathers
+            assert backward == [*kinds, ("all_reduce", "tp", rows, "float32")]
+
+
+def test_each_weight_of_shared_heads_is_held_once() -> None:
+    held = []
+    for rank in range(4):
+        module = ParallelSelfAttention(H, A, head_dim=D, group=Group(rank, 4), site="x", kv_heads=1)
+        held += module.qkv.weight.shard.index(0).tolist()
+        assert ", 1 of 1 kv, d=4" in repr(module)
+    assert sorted(held) == list(range((A + 2) * D))
+
+
+def test_heads_that_cannot_be_shared_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"kv_heads: 2 is not divisible by 4 .*use one of 1, 2 r"):
+        ParallelSelfAttention(24, 8, group=Group(0, 4), site="x", kv_heads=2, head_dim=3)
+    with pytest.raises(ValueError, match=r"kv_heads: 3 is not divisible by 2 "):
+        ParallelSelfAttention(48, 12, group=Group(0, 2), site="x", kv_heads=3)
