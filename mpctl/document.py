@@ -167,7 +167,7 @@ def _memory_entry(stage: Any) -> dict[str, Any]:
 def _time_entry(time: StepTime | str) -> dict[str, Any]:
     if isinstance(time, str):
         return {"step_seconds": None, "reason": time}
-    parts = {key: getattr(time, key) for key in ("compute", "bubble", "tp", "dp")}
+    parts = {key: getattr(time, key) for key in ("compute", "bubble", "tp", "cp", "dp")}
     return {
         "step_seconds": time.total,
         "is_lower_bound": True,

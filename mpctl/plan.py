@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.estimate.communication import BlockTraffic, Message, block_traffic, step_messages
+from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, stage_memory
+from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.families import find_table
 from mpctl.families.gpt.ops import BLOCK

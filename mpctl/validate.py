@@ -28,6 +28,7 @@ RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it rea
     (model.width_rules, SHAPE),
     (model.sequence_rules, SHAPE),
     (model.batch_rules, LAYOUT | BATCH),
+    (model.recompute_rules, BATCH),
     (model.dtype_rules, {"cluster", "training"}),
 )
 

@@ -56,7 +56,8 @@ class Module:
     @cached_property
     def room(self) -> str:
         parts = self.path.relative_to(ROOT).with_suffix("").parts
-        return "families/module" if parts[0] == "families" and parts[-1] == "module" else parts[0]
+        is_module = parts[0] == "families" and parts[-1] in ("module", "batch")
+        return "families/module" if is_module else parts[0]
 
     @cached_property
     def tree(self) -> ast.Module:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpctl.estimate.communication import Message, ring_bytes, step_messages
+from mpctl.estimate.communication import ring_bytes
+from mpctl.estimate.messages import Message, step_messages
 from mpctl.families.table import OperatorTable, Product
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
@@ -28,12 +29,13 @@ class StepTime:
     compute: float
     bubble: float
     tp: float
+    cp: float
     dp: float
     flops_per_rank: float
 
     @property
     def total(self) -> float:
-        return self.compute + self.bubble + self.tp + self.dp
+        return self.compute + self.bubble + self.tp + self.cp + self.dp
 
 
 def find_step_time(
@@ -68,7 +70,7 @@ def _stage_time(
     flops = step_flops(job, model, table, spans, stage=stage)
     compute = flops / rate
     bubble = compute * (job.parallel.pp - 1) / (job.parallel.vpp * job.num_microbatches)
-    seconds = {"tp": 0.0, "dp": 0.0}
+    seconds = {"tp": 0.0, "cp": 0.0, "dp": 0.0}
     for message in step_messages(job, model, table, spans, stage=stage):
         if message.axis not in seconds:
             continue
@@ -78,14 +80,15 @@ def _stage_time(
             level = "inter_node" if crosses else "intra_node"
             return f"cluster.{level} has no bandwidth, and {message.axis} needs it"
         seconds[message.axis] += _message_seconds(message, topology, link, crosses)
-    return StepTime(compute, bubble, seconds["tp"], seconds["dp"], flops)
+    return StepTime(compute, bubble, seconds["tp"], seconds["cp"], seconds["dp"], flops)
 
 
 def _message_seconds(message: Message, topology: Topology, link: Link, crosses: bool) -> float:
-    ranks = topology.sizes[message.axis]
+    ranks = topology.sizes[message.axis] * (topology.sizes["cp"] if message.axis == "dp" else 1)
+    phases = 2 if message.kind == "all_reduce" else 1
     sharing = min(topology.gpus_per_node, topology.world_size) if crosses else 1
-    transfer = ring_bytes(message.bytes, ranks) / (link.bandwidth / sharing)
-    return message.count * (transfer + 2 * (ranks - 1) * link.latency)
+    transfer = ring_bytes(message.bytes, ranks, phases=phases) / (link.bandwidth / sharing)
+    return message.count * (transfer + phases * (ranks - 1) * link.latency)
 
 
 def step_flops(

@@ -45,6 +45,14 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Phases:
+    """Kinds of collectives in the order in which they happen."""
+
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Product:
     """A matrix product Y = X W by the names of its dimensions.
 
@@ -68,6 +76,19 @@ class Product:
         if not self.input_gradient:
             return ()
         return reduced_axes((set(self.writes) & set(self.weight)) - set(self.reads))
+
+    def collectives(self, *, sequence_parallel: bool) -> Phases:
+        """Over tp, of one message of hidden states each.
+
+        Sequence parallelism splits an all-reduce into its two phases and moves one to the other
+        side; a column product gathers its input again for dW (arXiv 2205.05198, section 4.2.2).
+        """
+        is_row, is_column = "tp" in self.forward_axes, "tp" in self.backward_axes
+        if not sequence_parallel:
+            return Phases(("all_reduce",) * is_row, ("all_reduce",) * is_column)
+        row = Phases(("reduce_scatter",), ("all_gather",))
+        column = Phases(("all_gather",), ("all_gather", "reduce_scatter"))
+        return row if is_row else column if is_column else Phases((), ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import sys
 from statistics import median
 from typing import Any
 
-from mpctl.estimate.communication import Message
+from mpctl.estimate.messages import Message
 from mpctl.launch.plan import LaunchPlan
 from mpctl.launch.rundir import RunDir
 from mpctl.launch.supervise import Outcome
@@ -30,7 +30,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any
         "steps": last.get("step", 0),
         "final_loss": last.get("loss"),
         "validation_loss": validated[-1]["validation_loss"] if validated else None,
-        "first_validation_loss": validated[0]["validation_loss"] if validated else None,
+        "initial_validation_loss": records[0].get("initial_validation_loss") if records else None,
         "tokens": last.get("tokens", 0),
         "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
         "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,

@@ -23,10 +23,8 @@ Device = Literal["cpu", "cuda"]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp64")
 # What the planner knows and the runtime does not run yet: setting, its value that runs.
 NOT_RUN_YET = (
-    ("parallel.pp", 1), ("parallel.cp", 1), ("parallel.vpp", 1), ("parallel.zero", 0),
-    ("parallel.sequence_parallel", False), ("parallel.tensor_mode", "1d"),
-    ("training.recompute", "none"), ("model.family", "gpt"), ("model.position", "learned"),
-    ("model.norm", "layernorm"),
+    ("parallel.pp", 1), ("parallel.vpp", 1), ("parallel.zero", 0), ("parallel.tensor_mode", "1d"),
+    ("model.family", "gpt"),
 )  # fmt: skip
 
 # What may differ between a run and its resumption without changing the shape of any weight.
@@ -82,13 +80,9 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
             yield Issue("not-run-yet", where, f"{value!r} is planned but not run by this version",
                         f"use {runs!r}; `mpctl plan` takes it as it stands")  # fmt: skip
     assert job.model is not None
-    if job.model.gated:
-        yield Issue("not-run-yet", "model.activation", f"{job.model.activation} is planned but not "
-                    "run by this version", "use gelu, gelu_tanh or relu")  # fmt: skip
-    if job.model.kv_heads % job.parallel.tp:
-        yield Issue("not-run-yet", "model.kv_heads", f"{job.model.kv_heads} kv heads copied to "
-                    f"{job.parallel.tp} ranks are planned but not run by this version",
-                    f"use at most tp {job.model.kv_heads}")  # fmt: skip
+    if job.model.position == "relative":
+        yield Issue("not-run-yet", "model.position", "relative positions are planned but not run "
+                    "by this version", "use learned, rotary or none")  # fmt: skip
     training = job.training
     for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
         if dtype not in RUNNABLE_DTYPES:

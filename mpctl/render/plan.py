@@ -241,7 +241,13 @@ def _costs(plan: Plan) -> Iterator[RenderableType]:
 def _time(time: StepTime | str) -> Text:
     if isinstance(time, str):
         return Text(f"\nStep time: not estimated, {time}", style="dim")
-    parts = (("compute", time.compute), ("bubble", time.bubble), ("tp", time.tp), ("dp", time.dp))
+    parts = (
+        ("compute", time.compute),
+        ("bubble", time.bubble),
+        ("tp", time.tp),
+        ("cp", time.cp),
+        ("dp", time.dp),
+    )
     shown = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
     return Text.assemble(
         ("\nStep time, at least ", "bold"),

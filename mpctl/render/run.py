@@ -86,8 +86,8 @@ def print_summary(summary: dict[str, Any], run_dir: str) -> None:
 def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("loss", _number(summary["final_loss"]))]
     if summary["validation_loss"] is not None:
-        first = _number(summary["first_validation_loss"])
-        rows.append(("validation loss", f"{first} → {_number(summary['validation_loss'])}"))
+        first, last = summary["initial_validation_loss"], _number(summary["validation_loss"])
+        rows.append(("validation loss", last if first is None else f"{_number(first)} → {last}"))
     if summary["step_seconds"] is not None:
         predicted = summary["predicted_step_seconds"]
         beside = f", predicted at least {seconds_text(predicted)}" if predicted else ""

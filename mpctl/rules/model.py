@@ -130,6 +130,21 @@ def batch_rules(job: JobSpec) -> Iterator[Check]:
         yield Check(rule, "ok", where, message)
 
 
+def recompute_rules(job: JobSpec) -> Iterator[Check]:
+    """Only full recomputation has a layer's input to split or to move (ZeRO-R)."""
+    t, rule = job.training, "recompute-full"
+    for key in ("partition_activations", "offload_activations"):
+        if getattr(t, key) and t.recompute != "full":
+            message = f"true moves what full recomputation keeps, and recompute is {t.recompute}"
+            yield Check(rule, "error", f"training.{key}", message, "use training.recompute full")
+    if t.partition_activations and job.parallel.sequence_parallel:
+        message = "true has nothing to split: under sequence parallelism the input is a part"
+        hint = "use false, or --no-sequence-parallel"
+        yield Check(
+            "partition-or-sequence", "error", "training.partition_activations", message, hint
+        )
+
+
 def dtype_rules(job: JobSpec) -> Iterator[Check]:
     device, dtype = job.cluster.device, job.training.dtype
     if device is not None and dtype not in device.peak_flops:

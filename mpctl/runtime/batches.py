@@ -7,34 +7,28 @@ global batch under every layout (data/samples.py states the law).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from mpctl.data.manifest import open_prepared
 from mpctl.data.samples import PackedSamples, sample_numbers
 from mpctl.errors import InputError
+from mpctl.families.batch import Batch
+from mpctl.kernels.context import context_split
 from mpctl.kernels.group import Group
 from mpctl.spec.job import JobSpec
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One micro batch: tokens and targets [b, s], global sample numbers [b]."""
-
-    tokens: Tensor
-    targets: Tensor
-    samples: Tensor
 
 
 class Batches:
     """Micro batches of training steps, and those of a validation."""
 
-    def __init__(self, job: JobSpec, data: Path, *, dp: Group, device: torch.device) -> None:
+    def __init__(
+        self, job: JobSpec, data: Path, *, dp: Group, cp: Group, device: torch.device
+    ) -> None:
         assert job.model is not None
-        self.job, self.dp, self.device, self.vocab = job, dp, device, job.model.vocab
+        self.job, self.dp, self.cp, self.device = job, dp, cp, device
+        self.vocab = job.model.vocab
         prepared, length = open_prepared(data), job.model.seq_length
         seed, wanted = job.training.seed, job.training.eval_samples
         self.train = PackedSamples(prepared.train.open(), length, seed)
@@ -76,4 +70,5 @@ class Batches:
                 f"vocabulary of {self.vocab}", "prepare the data with the model's vocabulary",
             )  # fmt: skip
         tokens = tokens.to(self.device)
-        return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), torch.tensor(numbers))
+        inputs, targets = (context_split(t, self.cp) for t in (tokens[:, :-1], tokens[:, 1:]))
+        return Batch(inputs.contiguous(), targets.contiguous(), torch.tensor(numbers))

@@ -42,13 +42,18 @@ def build_trainer(
     traffic = Traffic()
     mesh = build_mesh(topology, rank, device, record=traffic.record)
     dtype = TORCH_DTYPES[job.training.dtype]
-    model = GPT(job.model, job.training, group=mesh.tp, dtype=dtype, device=device)
+    model = GPT(
+        job.model, job.training, group=mesh.tp, cp=mesh.cp, dtype=dtype, device=device,
+        sequence_parallel=job.parallel.sequence_parallel,
+    )  # fmt: skip
     initialise(model, job.training.seed)
     buffer = GradientBuffer(model.parameters(), TORCH_DTYPES[job.training.reduced_dtype])
     trainer = Trainer(
         job=job, mesh=mesh, model=model, buffer=buffer,
         optimizer=Optimizer(buffer, job.training),
-        batches=Batches(job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, device=device),
+        batches=Batches(
+            job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, cp=mesh.cp, device=device
+        ),
         checkpoints=run_dir / "checkpoints", stop_asked=stop_asked,
         peak_memory=_memory_reader(device), traffic=traffic,
     )  # fmt: skip

@@ -20,13 +20,19 @@ Record = Callable[[Collective], None]
 
 @dataclass(frozen=True)
 class Mesh:
-    """One rank's place: its coordinates and a group along each axis."""
+    """One rank's place: its coordinates and its groups.
+
+    dp: the replicas that read other samples; replicas: those and the parts of the sequence, over
+    which gradients are summed.
+    """
 
     topology: Topology
     rank: int
     device: torch.device
     tp: Group
+    cp: Group
     dp: Group
+    replicas: Group
     world: Group
 
     @property
@@ -36,7 +42,7 @@ class Mesh:
     @property
     def is_model_writer(self) -> bool:
         """Whether this rank's copy of its parameters is the one that is saved."""
-        return self.coords["dp"] == 0
+        return self.replicas.rank == 0
 
 
 def build_mesh(
@@ -44,16 +50,22 @@ def build_mesh(
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it."""
     world = Group(rank, topology.world_size, None, "world", record)
-    groups = {axis: _axis_group(topology, rank, axis, record) for axis in ("tp", "dp")}
-    return Mesh(topology, rank, device, groups["tp"], groups["dp"], world)
+    tp = _group(topology, rank, ("tp",), "tp", record)
+    cp = _group(topology, rank, ("cp",), "cp", record)
+    replicas = _group(topology, rank, ("dp", "cp"), "dp", record)
+    dp = Group(topology.coords(rank)["dp"], topology.sizes["dp"], None, "dp")
+    return Mesh(topology, rank, device, tp, cp, dp, replicas, world)
 
 
-def _axis_group(topology: Topology, rank: int, axis: str, record: Record | None) -> Group:
-    ranks = list(topology.group(rank, axis))
+def _group(
+    topology: Topology, rank: int, axes: tuple[str, ...], name: str, record: Record | None
+) -> Group:
+    """The group over `axes` that `rank` is in; the default process group where it is the world."""
+    ranks = list(topology.group(rank, *axes))
     place, size = ranks.index(rank), len(ranks)
     if size == 1:
-        return Group(name=axis)
+        return Group(name=name)
     if size == topology.world_size:
-        return Group(place, size, None, axis, record)
+        return Group(place, size, None, name, record)
     made = dist.new_group(ranks, use_local_synchronization=True)
-    return Group(place, size, made, axis, record)
+    return Group(place, size, made, name, record)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.group import Group
-from mpctl.kernels.parameters import is_sharded
+from mpctl.kernels.parameters import is_partial, is_sharded
 from mpctl.spec.training import Training
 
 NORM_BLOCK = 1 << 16
@@ -33,17 +33,19 @@ def learning_rate(training: Training, step: int) -> float:
 
 
 class GradientBuffer:
-    """Every gradient of a rank as one tensor: split parameters first, replicated ones after.
+    """Every gradient of a rank as one tensor: split parameters first, replicated ones after, and
+    last those of which each tp rank computes a part (sequence parallelism).
 
-    A micro batch adds to it; `reduce` sums it over dp once a step, in one message.
+    A micro batch adds to it; `reduce` sums it over the replicas once a step, in one message.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
         held = list(parameters)
-        self.parameters = sorted(held, key=lambda p: not is_sharded(p))
+        self.parameters = sorted(held, key=lambda p: (not is_sharded(p), is_partial(p)))
         total = sum(p.numel() for p in held)
         self.flat = torch.zeros(total, dtype=dtype, device=held[0].device)
         self.split = sum(p.numel() for p in held if is_sharded(p))
+        self.partial = total - sum(p.numel() for p in held if is_partial(p))
         self.views = self._make_views()
 
     def _make_views(self) -> list[Tensor]:
@@ -61,9 +63,12 @@ class GradientBuffer:
     def zero(self) -> None:
         self.flat.zero_()
 
-    def reduce(self, dp: Group) -> None:
-        """Sum over the data-parallel group; losses were divided by the global token count."""
-        dp.all_reduce(self.flat)
+    def reduce(self, tp: Group, replicas: Group) -> None:
+        """Sum partial gradients over tp, and all of them over the replicas: losses were divided by
+        the global batch, so that nothing is averaged."""
+        if self.partial < len(self.flat):
+            tp.all_reduce(self.flat[self.partial :])
+        replicas.all_reduce(self.flat)
 
     def norm(self, tp: Group) -> float:
         """L2 norm of the whole model's gradient, each parameter once."""

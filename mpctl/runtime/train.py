@@ -1,8 +1,8 @@
 """The training loop: micro batches in, one update a step, one record a step.
 
-The loss of a step is the mean over the global batch's tokens. Each micro batch's summed loss is
-divided by that count before backward, so gradients only ever need to be summed, over micro batches
-and over dp, and every layout computes the same number.
+The loss of a step is the mean over the samples of the global batch. Each micro batch's summed loss
+is divided by their number before backward, so gradients only ever need to be summed, over micro
+batches and replicas, and every layout computes the same number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from mpctl.families.gpt.module import GPT
 from mpctl.kernels.noise import Noise
 from mpctl.runtime import checkpoint
-from mpctl.runtime.batches import Batch, Batches
+from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import GradientBuffer, Optimizer
 from mpctl.runtime.status import Status, share
@@ -53,8 +53,11 @@ class Trainer:
         Yields one record a step; saves at intervals, at the end and on a stop.
         """
         training, stopping = self.job.training, False
+        before = self.validate() if training.eval_interval and not self.step else {}
         while self.step < training.steps and not stopping:
             record, stopping = self._one_step()
+            if self.step == 1 and before:
+                record["initial_validation_loss"] = before["validation_loss"]
             is_last = self.step == training.steps
             if is_last or _due(training.eval_interval, self.step):
                 record |= self.validate()
@@ -70,7 +73,7 @@ class Trainer:
         self.traffic.clear()
         began, cpu_began = time.perf_counter(), time.process_time()
         loss = self._accumulate()
-        self.buffer.reduce(self.mesh.dp)
+        self.buffer.reduce(self.mesh.tp, self.mesh.replicas)
         norm = self.buffer.norm(self.mesh.tp)
         if not math.isfinite(norm):  # the same number on every rank: all stop before the update
             raise FloatingPointError(f"the gradient norm of step {self.step + 1} is {norm}")
@@ -103,16 +106,13 @@ class Trainer:
     def _accumulate(self) -> float:
         """Gradients of this rank's micro batches; returns their share of the mean loss."""
         self.buffer.zero()
-        total, share_of_one = 0.0, 1 / self._tokens_per_step()
+        total, samples = 0.0, self.job.training.global_batch_size or 1
         for batch in self.batches.step(self.step):
             noise = Noise(self.job.training.seed, self.step, batch.samples)
-            loss = self._losses(batch, noise).sum() * share_of_one
+            loss = self.model.loss(batch, noise) / samples
             loss.backward()
             total += float(loss.detach())
         return total
-
-    def _losses(self, batch: Batch, noise: Noise | None) -> Tensor:
-        return self.model.losses(batch.tokens, batch.targets, noise)
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
@@ -120,10 +120,10 @@ class Trainer:
         self.doing = f"validation after step {self.step}"
         if self.batches.validation is None:
             return {}
-        total, count = 0.0, self.batches.eval_samples * self.batches.validation.seq_length
-        for batch in self.batches.evaluation():
-            total += float(self._losses(batch, None).sum(dtype=torch.float64))
-        return {"validation_loss": share(Status(total / count), self.mesh).loss}
+        losses = (self.model.loss(batch, None).double() for batch in self.batches.evaluation())
+        total = sum(float(loss) for loss in losses)
+        mean = share(Status(total / self.batches.eval_samples), self.mesh).loss
+        return {"validation_loss": mean}
 
     @property
     def names(self) -> dict[Tensor, str]:

@@ -37,6 +37,11 @@ class Model(Table):
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     norm_epsilon: Positive = 1e-5
     position: Literal["learned", "rotary", "relative", "none"] = "learned"
+    rotary_base: Positive = Field(10000.0, description="of rotary positions")
+    rotary_scaling: dict[str, float] | None = Field(
+        None,
+        description="Llama 3.1: factor, low_freq_factor, high_freq_factor, original_max_position",
+    )
     attention: Literal["flash", "unfused"] = Field(
         "flash", description="whether the score matrix is ever held in memory"
     )

@@ -28,6 +28,12 @@ class Training(Table):
     dtype: DType = Field("fp32", description="of parameters and activations")
     gradient_dtype: DType | None = Field(None, description="fp32 when absent")
     recompute: Literal["none", "selective", "full"] = "none"
+    partition_activations: bool = Field(
+        False, description="full recomputation: each tp rank keeps a part of a layer's input"
+    )
+    offload_activations: bool = Field(
+        False, description="full recomputation: keep layers' inputs in host memory"
+    )
     dropout: Probability = Field(0.0, description="of embeddings and both residual branches")
     attention_dropout: Probability = Field(
         0.0, description="of attention probabilities; above 0 the scores are held in memory"

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.document import communication_entry
-from mpctl.estimate.communication import Message, block_traffic, local_parameters, phi_bytes
+from mpctl.estimate.communication import block_traffic, local_parameters, phi_bytes
+from mpctl.estimate.messages import Message
 from mpctl.families.gpt.ops import BLOCK, HEAD, LOOKUP, operator_table
 from mpctl.families.table import OperatorTable
 from mpctl.plan import Plan, load_plan, make_plan
@@ -97,7 +98,7 @@ def test_bytes_of_the_golden_case(golden: Plan) -> None:
 
 def test_messages_of_each_stage_of_the_golden_case(golden: Plan) -> None:
     """8 micro batches, 6 layers a stage; stage 0 looks tokens up, stage 3 has head and loss."""
-    blocks = ("tp", "hidden states of blocks", 8 * MIB, 8 * 6 * 4)
+    blocks = ("tp", "blocks", 8 * MIB, 8 * 6 * 4)
     norm = ("tp", "gradient norm", 8, 1)
     status = ("world", "status", (2 + 16) * 8, 1)
     ends = {

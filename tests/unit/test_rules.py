@@ -34,6 +34,28 @@ class Case:
 
 CASES = (
     Case(
+        "recompute-full",
+        {"training.recompute": "full", "training.offload_activations": True},
+        {"training.recompute": "selective", "training.offload_activations": True},
+        "training.offload_activations",
+        ("true", "recompute is selective"),
+        r"recompute full",
+    ),
+    Case(
+        "partition-or-sequence",
+        {"training.recompute": "full", "training.partition_activations": True},
+        {
+            **TWO_NODES,
+            "parallel.tp": 2,
+            "parallel.sequence_parallel": True,
+            "training.recompute": "full",
+            "training.partition_activations": True,
+        },
+        "training.partition_activations",
+        ("true", "sequence parallelism"),
+        r"--no-sequence-parallel",
+    ),
+    Case(
         "world-size",
         {"cluster.nodes": 2**21, "cluster.gpus_per_node": 8},
         {"cluster.nodes": 10**9, "cluster.gpus_per_node": 8},

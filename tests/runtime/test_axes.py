@@ -1,0 +1,75 @@
+"""The other axes and modes: context and sequence parallelism, recomputation, the Llama shape.
+
+All in float64, so that equal means 1e-10; and each sends what its plan says, byte by byte.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.launch.account import planned_traffic
+from tests.runtime.tiny import column, tiny_job, tiny_plan, train
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": {
+        "model__norm": "rmsnorm", "model__position": "rotary", "model__activation": "swiglu",
+        "model__bias": False, "model__tied_embeddings": False, "model__kv_heads": 2,
+        "model__ffn": 96,
+    },
+}  # fmt: skip
+FULL, PARTS = {"training__recompute": "full"}, {"training__partition_activations": True}
+MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settings
+    "cp2": (1, 2, 1, {}),
+    "cp2-dp2": (1, 2, 2, {}),
+    "tp2-cp2": (2, 2, 1, {}),
+    "tp2-sp": (2, 1, 1, {"parallel__sequence_parallel": True}),
+    "tp2-sp-cp2-full": (2, 2, 1, {"parallel__sequence_parallel": True, **FULL}),
+    "tp4-sp": (4, 1, 1, {"parallel__sequence_parallel": True}),
+    "tp2-full": (2, 1, 1, FULL),
+    "tp2-full-parts": (2, 1, 1, {**FULL, **PARTS, "training__offload_activations": True}),
+    "tp2-full-no-dropout": (2, 1, 1, {**FULL, "training__dropout": 0.0}),
+    "tp2-selective": (2, 1, 1, {"training__recompute": "selective"}),
+    "order": (2, 2, 1, {"parallel__order": "cp-tp-dp-pp"}),
+}
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def one_process(runs, tmp_path_factory):
+    """Curves of one process, by shape and dropout."""
+    curves: dict[tuple[str, float], list[float]] = {}
+
+    def curve(shape: str, dropout: float) -> list[float]:
+        if (shape, dropout) not in curves:
+            job = small_job(runs.data, 1, 1, 1, shape, {"training__dropout": dropout})
+            curves[shape, dropout] = column(train(job, tmp_path_factory.mktemp("one")))
+        return curves[shape, dropout]
+
+    return curve
+
+
+def small_job(data, tp: int, cp: int, dp: int, shape: str, changes: dict[str, Any]):
+    return tiny_job(
+        data, tp, dp, parallel__cp=cp, cluster__gpus_per_node=tp * cp * dp,
+        training__dtype="fp64", training__steps=STEPS, training__checkpoint_at_end=False,
+        training__checkpoint_interval=0, **{**SHAPES[shape], **changes},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
+    runs, one_process, tmp_path, shape: str, mode: str
+) -> None:
+    tp, cp, dp, changes = MODES[mode]
+    job = small_job(runs.data, tp, cp, dp, shape, changes)
+    ranks = train(job, tmp_path)
+    expected = one_process(shape, changes.get("training__dropout", 0.1))
+    assert column(ranks) == pytest.approx(expected, rel=1e-10)
+    estimate = tiny_plan(job).estimate
+    for rank in ranks:
+        assert rank["count"] == estimate.memory[0].parameters
+        assert rank["traffic"] == planned_traffic(estimate.messages[0])
