@@ -7,14 +7,17 @@ beyond, groups are counted, with the first and the last as examples.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.errors import InputError
-from mpctl.estimate.communication import BlockTraffic
-from mpctl.estimate.time import StepTime
-from mpctl.plan import Estimate, Plan
+from mpctl.plan import Plan
 from mpctl.topology import Topology
+
+if TYPE_CHECKING:
+    from mpctl.estimate.communication import BlockTraffic
+    from mpctl.estimate.job import Estimate
+    from mpctl.estimate.time import StepTime
 
 LISTED_RANKS = 4096
 

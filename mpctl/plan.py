@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
-from mpctl.estimate.communication import BlockTraffic, block_traffic
-from mpctl.estimate.memory import StageMemory, stage_memory
-from mpctl.estimate.messages import Message, step_messages
-from mpctl.estimate.time import StepTime, find_step_time
-from mpctl.families import find_table
-from mpctl.families.gpt.ops import BLOCK
-from mpctl.families.table import OperatorTable
 from mpctl.rules.check import Check
 from mpctl.rules.layout import find_topology, job_stages
 from mpctl.rules.model import memory_check
@@ -27,20 +20,8 @@ from mpctl.stages import Span
 from mpctl.topology import Topology
 from mpctl.validate import check_job
 
-
-@dataclass(frozen=True)
-class Estimate:
-    """What the model costs under this layout; absent parts say why in `time`."""
-
-    block: BlockTraffic
-    messages: tuple[tuple[Message, ...], ...] = ()
-    parameters: int | None = None
-    memory: tuple[StageMemory, ...] = ()
-    time: StepTime | str = "no operator table for this family yet"
-
-    @property
-    def step_seconds(self) -> float | None:
-        return self.time.total if isinstance(self.time, StepTime) else None
+if TYPE_CHECKING:
+    from mpctl.estimate.job import Estimate
 
 
 @dataclass(frozen=True)
@@ -82,35 +63,14 @@ def make_plan(job: JobSpec) -> Plan:
     legal = all(check.status != "error" for check in checks)
     topology = find_topology(job)
     stages = job_stages(job, job.model.layers) if job.model and legal else None
-    estimate = _estimate(job, topology, stages) if legal and topology and stages else None
+    estimate = None
+    if legal and topology and stages:  # a plan without a model never pays for the import
+        from mpctl.estimate.job import estimate_job
+
+        estimate = estimate_job(job, topology, stages)
     if estimate and estimate.memory:
         heaviest = max(estimate.memory, key=lambda stage: stage.total_bytes)
         fits = memory_check(job, heaviest.total_bytes, heaviest.stage)
         checks += [fits] if fits else []
     frozen = tuple(tuple(spans) for spans in stages) if stages else None
     return Plan(job, tuple(checks), topology, frozen, estimate)
-
-
-def _estimate(job: JobSpec, topology: Topology, stages: list[list[Span]]) -> Estimate:
-    assert job.model is not None
-    model = job.model
-    table = find_table(model, tp=job.parallel.tp)
-    if table is None:  # every family is made of the same two parallel layers
-        return Estimate(block=block_traffic(job, model, BLOCK))
-    return Estimate(
-        block=block_traffic(job, model, table.block),
-        messages=tuple(_messages(job, table, stages)),
-        parameters=table.numel,
-        memory=tuple(stage_memory(job, model, table, stages)),
-        time=find_step_time(job, model, table, stages, topology),
-    )
-
-
-def _messages(
-    job: JobSpec, table: OperatorTable, stages: list[list[Span]]
-) -> list[tuple[Message, ...]]:
-    assert job.model is not None
-    return [
-        tuple(step_messages(job, job.model, table, spans, stage=stage))
-        for stage, spans in enumerate(stages)
-    ]

@@ -51,12 +51,8 @@ def mpctl(
     """Plan a parallel layout of transformer training, launch it, hold the plan against the run."""
 
 
-def main() -> None:
-    """Entry point; never shows a traceback for bad input."""
-    sys.exit(run(sys.argv[1:]))
-
-
 def run(arguments: list[str]) -> int:
+    """Run one command line; its exit code. Never shows a traceback for bad input."""
     wants_json = "--json" in arguments
     try:
         return app(args=arguments, standalone_mode=False, prog_name="mpctl") or 0

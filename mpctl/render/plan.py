@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
@@ -17,11 +17,13 @@ from rich.text import Text
 
 from mpctl.axes import GROUP_KINDS
 from mpctl.document import axis_sizes, rank_entry
-from mpctl.estimate.time import StepTime
 from mpctl.plan import Plan
 from mpctl.render.svg import write_svg
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.estimate.time import StepTime
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
@@ -87,14 +89,13 @@ def _layout(plan: Plan, topology: Topology) -> RenderableType:
 
 
 def _node(plan: Plan, topology: Topology, node: int) -> Panel:
-    grid = Table.grid(padding=(0, 1))
     first = node * topology.gpus_per_node
     ranks = range(first, min(first + topology.gpus_per_node, topology.world_size))
     wide = min(len(ranks), 4 if len(ranks) <= 8 else GPUS_A_ROW)
-    for start in range(0, len(ranks), wide):
-        grid.add_row(*(_cell(topology, rank) for rank in ranks[start : start + wide]))
+    lines = [_row(topology, ranks[at : at + wide]) for at in range(0, len(ranks), wide)]
     title = f"node {node}" + (f" · {_stage_span(plan, topology, ranks)}" if plan.stages else "")
-    return Panel(grid, title=title, border_style="dim", expand=False)
+    width = max(len(lines[0]) // 2, len(title) + 2) + 4
+    return Panel(Text("\n").join(lines), title=title, border_style="dim", width=width)
 
 
 def _stage_span(plan: Plan, topology: Topology, ranks: range) -> str:
@@ -105,16 +106,18 @@ def _stage_span(plan: Plan, topology: Topology, ranks: range) -> str:
     return f"layers {min(s[0] for s in spans)}-{max(s[1] for s in spans) - 1}"
 
 
-def _cell(topology: Topology, rank: int) -> Text:
-    coords = topology.coords(rank)
-    group = tp_group_number(topology, rank)
-    colour = COLOURS[group % len(COLOURS)]
-    place = f"d{coords['dp']} p{coords['pp']}"
-    if topology.sizes["cp"] > 1:
-        place += f" c{coords['cp']}"
-    return Text.assemble(
-        (f" {rank:>4} {_letters(group)} ", f"black on {colour}"), "\n", (f" {place}", "dim")
-    )
+def _row(topology: Topology, ranks: range) -> Text:
+    """GPUs side by side: rank and tp group, and below its place along the other axes."""
+    upper, lower = Text(), Text()
+    has_cp, digits = topology.sizes["cp"] > 1, len(str(topology.world_size - 1))
+    for rank in ranks:
+        coords, group = topology.coords(rank), tp_group_number(topology, rank)
+        place = f" d{coords['dp']} p{coords['pp']}" + (f" c{coords['cp']}" if has_cp else "")
+        head = f" {rank:>{digits}} {_letters(group)} "
+        wide = max(len(place), len(head))
+        upper.append(head.ljust(wide), f"black on {COLOURS[group % len(COLOURS)]}").append(" ")
+        lower.append(place.ljust(wide + 1), "dim")
+    return upper.append("\n").append_text(lower)
 
 
 def tp_group_number(topology: Topology, rank: int) -> int:

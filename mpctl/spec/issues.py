@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -61,6 +60,8 @@ def _nearest(path: list[str]) -> str:
     """The legal keys nearest to an unknown one, elsewhere in the job if none is near here."""
     *table, key = path
     here = _keys_at(table)
+    import difflib  # only where something is wrong
+
     near = difflib.get_close_matches(key, here, n=2)
     if near:
         return f"did you mean {' or '.join('.'.join([*table, name]) for name in near)}?"

@@ -8,7 +8,6 @@ whatever order they were typed. merge.py lays one layer upon the other.
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -121,6 +120,8 @@ def read_source(source: str) -> Raw:
     found = find_preset("jobs", source)
     if found is None:
         names = preset_names("jobs")
+        import difflib  # only where something is wrong
+
         near = difflib.get_close_matches(source, names, n=3) or names
         raise InputError.of(
             "no-such-job",

@@ -5,7 +5,6 @@ They lie in `presets/` of a checkout and inside the wheel; nothing else on disk 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -44,6 +43,8 @@ def get_preset(kind: Kind, name: str, *, where: str) -> dict[str, Any]:
     found = find_preset(kind, name)
     if found is None:
         names = preset_names(kind)
+        import difflib  # only where something is wrong
+
         near = difflib.get_close_matches(name, names, n=3) or names
         raise InputError.of(
             "unknown-preset",

@@ -1,0 +1,57 @@
+"""Every estimate of one job, as one frozen value: what it sends, holds and takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpctl.estimate.communication import BlockTraffic, block_traffic
+from mpctl.estimate.memory import StageMemory, stage_memory
+from mpctl.estimate.messages import Message, step_messages
+from mpctl.estimate.time import StepTime, find_step_time
+from mpctl.families import find_table
+from mpctl.families.gpt.ops import BLOCK
+from mpctl.families.table import OperatorTable
+from mpctl.spec.job import JobSpec
+from mpctl.stages import Span
+from mpctl.topology import Topology
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the model costs under this layout; absent parts say why in `time`."""
+
+    block: BlockTraffic
+    messages: tuple[tuple[Message, ...], ...] = ()
+    parameters: int | None = None
+    memory: tuple[StageMemory, ...] = ()
+    time: StepTime | str = "no operator table for this family yet"
+
+    @property
+    def step_seconds(self) -> float | None:
+        return self.time.total if isinstance(self.time, StepTime) else None
+
+
+def estimate_job(job: JobSpec, topology: Topology, stages: list[list[Span]]) -> Estimate:
+    """Of a legal job with a model."""
+    assert job.model is not None
+    model = job.model
+    table = find_table(model, tp=job.parallel.tp)
+    if table is None:  # every family is made of the same two parallel layers
+        return Estimate(block=block_traffic(job, model, BLOCK))
+    return Estimate(
+        block=block_traffic(job, model, table.block),
+        messages=tuple(_messages(job, table, stages)),
+        parameters=table.numel,
+        memory=tuple(stage_memory(job, model, table, stages)),
+        time=find_step_time(job, model, table, stages, topology),
+    )
+
+
+def _messages(
+    job: JobSpec, table: OperatorTable, stages: list[list[Span]]
+) -> list[tuple[Message, ...]]:
+    assert job.model is not None
+    return [
+        tuple(step_messages(job, job.model, table, spans, stage=stage))
+        for stage, spans in enumerate(stages)
+    ]
