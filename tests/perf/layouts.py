@@ -30,8 +30,9 @@ Largest relative difference to one process over the {steps} steps: {worst}. What
 order of float32 additions: in float64 the tests hold layers, losses and final parameters to 1e-10
 (`tests/kernels`, `tests/runtime`).
 
-Renewed by `python -m tests.perf.layouts > docs/layouts.md` ({torch}, two cores; the four-rank
-layouts share them).
+Renewed by `python -m tests.perf.layouts > docs/layouts.md` ({torch}, two cores;
+the four-rank layouts share them). A step whose loss stands out read an unusual stretch of text, and
+every layout read the same one.
 
 ## How
 
@@ -41,7 +42,7 @@ layouts share them).
   sample number, global position, global feature or head).
 - **Data**: step, micro batch and rank give global sample numbers; the replicas of every layout
   together read the same global batch. The order of an epoch is a function of (seed, epoch).
-- **Loss**: divided by the global batch's tokens before backward, gradients only summed.
+- **Loss**: divided by the global batch's samples before backward, gradients only summed.
 - **Vocabulary**: padding rows, whose number depends on tp, never enter the softmax.
 """
 
