@@ -1,0 +1,72 @@
+"""What the README tells people to type works as it stands; launches are typed as dry runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpctl.cli.app import run
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
+LINES = [line for _, block in BLOCKS for line in block.splitlines()]
+COMMANDS = [line.partition("#")[0].strip() for line in LINES if line.startswith("mpctl ")]
+QUICK = ("plan", "presets", "schema", "launch")
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(COMMANDS) > 12
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `my-texts/`, prepared as the README prepares it."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "my-texts").mkdir()
+    for number in range(20):
+        words = (f"line {n} of text {number}, {n * number % 97}" for n in range(600))
+        (folder / "my-texts" / f"{number}.txt").write_text("\n".join(words))
+    (prepare,) = (shlex.split(c)[1:] for c in COMMANDS if c.startswith("mpctl data prepare"))
+    subprocess.run([sys.executable, "-m", "mpctl", *prepare], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in QUICK])
+def test_every_command_is_accepted(
+    command: str, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(texts)
+    arguments = shlex.split(command.partition(">")[0])[1:]
+    if "--resume" in arguments:
+        pytest.skip("needs the run before it; tests/launch/test_run.py resumes on another layout")
+    if arguments[0] == "launch" and "--dry-run" not in arguments:
+        arguments.append("--dry-run")
+    assert run(arguments) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+def test_the_refusal_is_printed_as_the_readme_shows_it() -> None:
+    (block,) = (body for _, body in BLOCKS if body.startswith("$ mpctl plan"))
+    typed, shown = block.removeprefix("$ mpctl ").split("\n", 1)
+    found = subprocess.run(
+        [sys.executable, "-m", "mpctl", *shlex.split(typed)], capture_output=True, text=True
+    )
+    assert found.returncode == 2
+    assert found.stderr.strip() == shown.strip()
+
+
+def test_the_job_file_is_a_job(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (body,) = (body for kind, body in BLOCKS if kind == "toml")
+    monkeypatch.chdir(texts)
+    Path("job.toml").write_text(body)
+    assert run(["launch", "job.toml", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("body", [body for kind, body in BLOCKS if kind == "python"])
+def test_the_library_examples_run(body: str) -> None:
+    subprocess.run([sys.executable, "-c", body], check=True)
