@@ -32,6 +32,12 @@ def checkpoints(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
+def newest_checkpoint(run: Path) -> Path | None:
+    """The last one of RUN/checkpoints; None without any."""
+    saved = checkpoints(run / "checkpoints")
+    return saved[-1][1] if saved else None
+
+
 def shard_path(folder: Path, index: int) -> Path:
     return folder / f"shard-{index}.safetensors"
 
@@ -47,12 +53,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
 
 
-def read_shard_record(folder: Path, index: int) -> dict[str, Any]:
-    """The record beside shard `index`; raises InputError when the shard is not what it says."""
+def read_shard_record(folder: Path, index: int, *, hashed: bool = True) -> dict[str, Any]:
+    """The record beside shard `index`; raises InputError when the shard is not what it says.
+
+    hashed=False compares sizes only.
+    """
     path = shard_path(folder, index)
     record = _read_json(path.with_suffix(".json"))
     try:
-        size, digest = path.stat().st_size, sha256(path)
+        size, digest = path.stat().st_size, sha256(path) if hashed else record["sha256"]
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from None
     if size != record["bytes"]:

@@ -30,16 +30,18 @@ LEVELS = {
     "rules": 4, "validate": 4, "estimate": 4,
     "plan": 5, "document": 5, "launch": 5, "bench": 5, "search": 5,
     "render": 6, "cli": 6, "__main__": 6,
-    "kernels": K, "data": K, "runtime": K, "families/module": K,
+    "kernels": K, "data": K, "runtime": K, "weights": K, "families/module": K,
 }  # fmt: skip
 # Beside the floors that each may see: what a K room may ask of another.
 K_SEES = {
     "kernels": {"kernels"},
     "data": {"data"},
     "families/module": {"families/module", "kernels"},
-    "runtime": {"runtime", "families/module", "kernels", "data"},
+    "weights": {"weights", "kernels"},
+    "runtime": {"runtime", "families/module", "kernels", "data", "weights"},
 }
-PREPARES_DATA = {"launch", "cli", "render"}  # before a run, in functions; never torch
+LOOKS_INTO_K = {"launch", "cli", "render"}  # before a run, in functions; a launch without torch
+SEEN_BEFORE_A_RUN = {"data", "weights"}
 STACKS = {"torch": "a K room", "numpy": "a K room", "rich": "render"}
 
 
@@ -108,7 +110,8 @@ def may_see(module: Module, other: Module, node: ast.stmt) -> bool:
     if here == K:
         return other.room in K_SEES[module.room] if there == K else there <= SEEN_BY_K
     if there == K:
-        return other.room == "data" and module.room in PREPARES_DATA and is_lazy(node)
+        seen = other.room in SEEN_BEFORE_A_RUN
+        return seen and module.room in LOOKS_INTO_K and is_lazy(node)
     return there <= here
 
 

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from mpctl import __version__
 from mpctl.errors import InputError, Issue, MpctlError
 
-COMMANDS = ("plan", "launch", "bench", "data", "presets", "schema")
+COMMANDS = ("plan", "launch", "bench", "data", "weights", "presets", "schema")
 
 
 class LazyGroup(TyperGroup):

@@ -115,10 +115,16 @@ def _check(plan: Plan, run: RunDir, *, resume: bool, overwrite: bool) -> LaunchP
     from mpctl.errors import InputError
     from mpctl.launch.machine import this_machine
     from mpctl.launch.plan import plan_launch
-    from mpctl.launch.preflight import check_launch, check_run_dir, launch_warnings
+    from mpctl.launch.preflight import (
+        check_launch,
+        check_replaced,
+        check_run_dir,
+        launch_warnings,
+    )
 
     machine = this_machine()
     issues = check_launch(plan, machine, resumed=run if resume else None)
+    issues += check_replaced(plan.job, run) if overwrite else []
     try:
         check_run_dir(run, overwrite=overwrite, resume=resume)
     except InputError as error:

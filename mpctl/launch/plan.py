@@ -19,6 +19,7 @@ from mpctl.launch.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
+from mpctl.shards import newest_checkpoint
 from mpctl.spec.job import JobSpec
 
 
@@ -71,7 +72,7 @@ def plan_launch(
 
 
 def resolved(plan: Plan, machine: Machine) -> JobSpec:
-    """The job with its device, threads, data folder and prediction filled in."""
+    """The job with its device, threads and prediction filled in, and its paths made absolute."""
     job = plan.job
     device = chosen_device(job, machine)
     threads = job.launch.threads_per_rank or max(1, machine.cores // job.world_size)
@@ -83,9 +84,22 @@ def resolved(plan: Plan, machine: Machine) -> JobSpec:
             "predicted_step_seconds": predicted,
         }
     )
-    path = None if job.data.path is None else str(Path(job.data.path).resolve())
-    data = job.data.model_copy(update={"path": path})
-    return job.model_copy(update={"launch": launch, "data": data})
+    data = job.data.model_copy(update={"path": _absolute(job.data.path)})
+    initial = _pinned(job.training.init_from)
+    training = job.training.model_copy(update={"init_from": initial})
+    return job.model_copy(update={"launch": launch, "data": data, "training": training})
+
+
+def _pinned(origin: str | None) -> str | None:
+    """Of a run, its checkpoint of now: it may be saving others while our ranks start."""
+    if origin is None or (Path(origin) / "config.json").is_file():
+        return _absolute(origin)
+    newest = newest_checkpoint(Path(origin))
+    return _absolute(origin if newest is None else str(newest))
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
 
 
 def free_port() -> int:

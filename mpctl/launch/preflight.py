@@ -7,6 +7,7 @@ the world, whether the data are there. All issues at once, as everywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -49,7 +50,17 @@ def check_launch(plan: Plan, machine: Machine, *, resumed: RunDir | None = None)
     if job.model is None:
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
     saved = () if resumed is None else _resumption(job, resumed)
-    return [*_unsupported(job), *_world(plan, machine), *_data(job, resumed), *saved]
+    checks = _unsupported(job), _world(plan, machine), _data(job, resumed), _initial(job, resumed)
+    return [*chain.from_iterable(checks), *saved]
+
+
+def check_replaced(job: JobSpec, run: RunDir) -> list[Issue]:
+    """--overwrite must not remove the weights that the new run starts from."""
+    origin = job.training.init_from
+    if origin is None or not Path(origin).resolve().is_relative_to(run.path.resolve()):
+        return []
+    return [Issue("init-from-replaced", "training.init_from", f"{origin} lies in the run that "
+                  "--overwrite removes", "use another --run-dir")]  # fmt: skip
 
 
 def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
@@ -120,6 +131,16 @@ def _resumption(job: JobSpec, run: RunDir) -> Iterator[Issue]:
     saved = checkpoints(run.path / "checkpoints")
     if saved:
         yield from damage(saved[-1][1])
+
+
+def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
+    """The weights to start from, by their headers; a run with a checkpoint needs them no more."""
+    if job.training.init_from is None or (resumed is not None and resumed.last_checkpoint()):
+        return []
+    from mpctl.weights.origin import origin_issues
+
+    assert job.model is not None
+    return origin_issues(Path(job.training.init_from), job.model)
 
 
 def _data(job: JobSpec, resumed: RunDir | None) -> Iterator[Issue]:

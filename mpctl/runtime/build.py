@@ -60,6 +60,8 @@ def build_trainer(
     saved = checkpoints(trainer.checkpoints)
     if saved:
         trainer.resume(saved[-1][1])
+    elif job.training.init_from is not None:
+        trainer.start_from(Path(job.training.init_from))
     return trainer
 
 

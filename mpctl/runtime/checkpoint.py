@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mpctl.kernels.parameters import Shard, shard_of
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.optimizer import MOMENTS, Optimizer
+from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.process import write_json
 from mpctl.shards import (
     MANIFEST,
@@ -31,8 +31,6 @@ from mpctl.shards import (
     sha256,
     shard_path,
 )
-
-FIELDS = ("value", *MOMENTS)
 
 
 def save(root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, mesh: Mesh) -> Path:
@@ -112,6 +110,19 @@ def load(
     return manifest.step
 
 
+@torch.no_grad()
+def load_values(
+    folder: Path, targets: dict[str, tuple[Shard, Tensor]], *, may_lack: dict[str, int]
+) -> None:
+    """Fill tensors, by name with the part each keeps, from the values in a checkpoint of any
+    layout; moments and step count stay behind. Padding that was not saved becomes zeros."""
+    sources = [_open_source(folder, index) for index in range(read_manifest(folder).shards)]
+    for name, (shard, tensor) in targets.items():
+        if name in may_lack:
+            tensor.zero_()
+        _fill(name, shard, {"value": tensor}, sources, may_lack.get(name))
+
+
 def _open_source(folder: Path, index: int) -> _Source:
     record = read_shard_record(folder, index)
     places = {
@@ -180,7 +191,7 @@ def _copy(
     lead = (slice(None),) * (dim or 0)
     try:
         with safe_open(path, framework="pt") as file:
-            for field in FIELDS:
+            for field in tensors:
                 stored = file.get_slice(f"{name}/{field}")
                 for at, to in copies:
                     tensors[field][(*lead, to)].copy_(stored[(*lead, at)])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mpctl.families.gpt.module import GPT
 from mpctl.kernels.noise import Noise
+from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import Mesh
@@ -26,6 +27,8 @@ from mpctl.runtime.optimizer import GradientBuffer, Optimizer
 from mpctl.runtime.status import Status, share
 from mpctl.runtime.traffic import Traffic
 from mpctl.spec.job import JobSpec
+from mpctl.weights.origin import Hub, open_origin
+from mpctl.weights.reader import fill
 
 
 @dataclass
@@ -139,11 +142,28 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it."""
         self.doing = f"loading {folder.name}"
-        assert self.job.model is not None
-        tables = ("embedding.word.weight", "head.weight")
-        optional = dict.fromkeys(tables, self.job.model.vocab)
-        self.step = checkpoint.load(folder, self.names, self.optimizer, may_lack=optional)
+        padded = self._padded()
+        self.step = checkpoint.load(folder, self.names, self.optimizer, may_lack=padded)
         self.saved.add(self.step)
+
+    def start_from(self, path: Path) -> None:
+        """Take the weights of another model of this shape, into float32 masters where there are
+        any; step, moments and data order are those of a fresh run."""
+        self.doing = f"reading initial weights from {path}"
+        values = zip(self.optimizer.parameters, self.optimizer.values, strict=True)
+        names = self.names
+        targets = {names[p]: (shard_of(p), value.detach()) for p, value in values}
+        origin = open_origin(path)
+        if isinstance(origin, Hub):
+            fill(origin, targets)
+        else:
+            checkpoint.load_values(origin.checkpoint, targets, may_lack=self._padded())
+        self.optimizer.publish()
+
+    def _padded(self) -> dict[str, int]:
+        """Tables whose height depends on tp, with the first row that only pads."""
+        assert self.job.model is not None
+        return dict.fromkeys(("embedding.word.weight", "head.weight"), self.job.model.vocab)
 
 
 def _due(interval: int, step: int) -> bool:

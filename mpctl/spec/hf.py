@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
-from typing import Any
+from typing import Any, TypeGuard
 
 from mpctl.errors import InputError, Issue
 
@@ -65,6 +65,13 @@ PLAIN = {
 # Of a gate, the exact gelu and its tanh form cost the same: a Model has one geglu for both.
 GATED = {name: "geglu" for name in PLAIN if "gelu" in name} | {"silu": "swiglu", "swish": "swiglu"}
 BIAS_NAMES = ("attention_bias", "mlp_bias")
+# Our key of a Llama 3.1 scaling -> theirs.
+SCALING = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position": "original_max_position_embeddings",
+}
 
 Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
 
@@ -82,7 +89,9 @@ def shape_from_hf(name: Any) -> Raw:
         raise InputError.of("unknown-model-type", WHERE, message, hint)
     shape: Raw = {**FAMILIES[kind], "source": str(file)}
     wrong: list[str] = []
-    for found in chain(_numbers(config), _activation(config, kind), _biases(config, kind)):
+    for found in chain(
+        _numbers(config), _activation(config, kind), _biases(config, kind), _rotary(config, kind)
+    ):
         if isinstance(found, str):
             wrong.append(found)
         else:
@@ -145,3 +154,32 @@ def _biases(config: Raw, kind: str) -> Found:
             f"{' and '.join(f'{name} {short(value)}' for name, value in wanted.items())}: "
             "biases in some linear layers only cannot be expressed"
         )
+
+
+def _rotary(config: Raw, kind: str) -> Found:
+    """Base and scaling of rotary positions: one table since transformers 5, two keys before."""
+    if kind not in ("llama", "mistral"):
+        return
+    table = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(table, dict):
+        yield f"the scaling of rotary positions is {short(table)}, which is no table"
+        return
+    base = table.get("rope_theta", config.get("rope_theta"))
+    if _is_number(base):
+        yield "rotary_base", float(base)
+    elif base is not None:
+        yield f"rope_theta is {short(base)}, which is no number"
+    law = table.get("rope_type", table.get("type", "default"))
+    if law == "llama3":
+        given = {ours: table[theirs] for ours, theirs in SCALING.items() if theirs in table}
+        wrong = [SCALING[key] for key in SCALING if not _is_number(given.get(key))]
+        if wrong:
+            yield f"rope_type llama3 lacks a number for {', '.join(wrong)}"
+        else:
+            yield "rotary_scaling", {key: float(value) for key, value in given.items()}
+    elif law != "default":
+        yield f"rope_type is {short(law)}, which is none of default, llama3"
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -59,6 +59,11 @@ class Training(Table):
         0, description="steps between checkpoints; 0 saves only at the end and on a stop"
     )
     checkpoint_at_end: bool = True
+    init_from: str | None = Field(
+        None,
+        description="weights to start from: a Hugging Face directory, what `mpctl weights import` "
+        "wrote, or a run; drawn from the seed when absent",
+    )
     runtime: RuntimeName = Field("mpctl", description="software whose overlaps a plan assumes")
 
     @property

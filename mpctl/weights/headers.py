@@ -1,0 +1,129 @@
+"""What safetensors files say of themselves, read without torch and without a tensor's bytes.
+
+A file is 8 bytes (the header's length n, little endian), n bytes of JSON (by tensor: dtype, shape,
+data_offsets), then the data; so its size follows from its header, and a truncated file is known by
+it. A directory holds one `model.safetensors`, or several that `model.safetensors.index.json` maps.
+https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePath
+from typing import Any
+
+from mpctl.errors import InputError, Issue
+
+FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LONGEST_HEADER = 100_000_000  # the library's own bound
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+AGAIN = "fetch the file again"
+
+
+@dataclass(frozen=True)
+class Held:
+    """One tensor of a file."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.shape) * FLOATS[self.dtype]
+
+
+def read_header(path: Path) -> dict[str, Held]:
+    """The tensors of a safetensors file; InputError when it is not what its header says."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if not 2 <= length <= min(LONGEST_HEADER, size - 8):
+                raise ValueError(f"{size} bytes do not hold the header of {length} that they name")
+            header = json.loads(stream.read(length))
+        held, end = _entries(path, header)
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise unreadable(path, f"no safetensors file: {error}") from None
+    if size != 8 + length + end:
+        raise unreadable(path, f"has {size} bytes, its header says {8 + length + end}")
+    return held
+
+
+def _entries(path: Path, header: Any) -> tuple[dict[str, Held], int]:
+    held, end = {}, 0
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
+        if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
+            raise ValueError(f"{name}: bad shape or offsets")
+        held[name] = Held(path, str(entry["dtype"]), shape)
+        width = FLOATS.get(held[name].dtype)
+        if width is not None and stop - start != prod(shape) * width:
+            raise ValueError(f"{name}: {stop - start} bytes are not {held[name].dtype} {shape}")
+        end = max(end, stop)
+    return held, end
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Held], list[Issue]]:
+    """Every tensor of a Hugging Face directory, and everything wrong with its files."""
+    if (folder / INDEX).is_file():
+        return _sharded(folder)
+    if not (folder / SINGLE).is_file():
+        return {}, [_nothing(folder)]
+    try:
+        return read_header(folder / SINGLE), []
+    except InputError as error:
+        return {}, list(error.issues)
+
+
+def _nothing(folder: Path) -> Issue:
+    if any(any(folder.glob(pattern)) for pattern in PICKLES):
+        return Issue("weights-pickled", str(folder), "holds weights as pickles only, which can run "
+                     "code and are never opened", "save them as safetensors, where you trust them:"
+                     " AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)")  # fmt: skip
+    return Issue("weights-missing", str(folder), f"holds neither {SINGLE} nor {INDEX}",
+                 "name a directory that save_pretrained wrote")  # fmt: skip
+
+
+def _sharded(folder: Path) -> tuple[dict[str, Held], list[Issue]]:
+    path = folder / INDEX
+    try:
+        mapped = json.loads(path.read_text("utf-8"))["weight_map"]
+        files = sorted({str(name) for name in mapped.values()})
+        if outside := [name for name in files if name != PurePath(name).name or name == ".."]:
+            raise ValueError(f"{outside[0]!r} is no file of this directory")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return {}, [unreadable(path, f"no index: {type(error).__name__}: {error}").issues[0]]
+    tensors: dict[str, Held] = {}
+    issues: list[Issue] = []
+    for name in files:
+        try:
+            held = read_header(folder / name)
+        except InputError as error:
+            issues += error.issues
+            continue
+        wanted = {tensor for tensor, file in mapped.items() if file == name}
+        issues += _foreign(folder / name, wanted, set(held))
+        tensors |= {tensor: held[tensor] for tensor in wanted & held.keys()}
+    return tensors, issues
+
+
+def _foreign(path: Path, wanted: set[str], held: set[str]) -> Iterator[Issue]:
+    for tensor in sorted(wanted - held):
+        yield Issue("weights-missing", str(path), f"{tensor} is not in it, but {INDEX} says so",
+                    AGAIN)  # fmt: skip
+    for tensor in sorted(held - wanted):
+        yield Issue("weights-foreign", str(path), f"holds {tensor}, which {INDEX} does not place "
+                    "there: the shard of another model", AGAIN)  # fmt: skip
+
+
+def unreadable(path: Path, why: str) -> InputError:
+    return InputError.of("weights-damaged", str(path), why, AGAIN)

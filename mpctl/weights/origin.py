@@ -1,0 +1,247 @@
+"""Where initial weights come from, known from headers alone, so that a launch can refuse at once.
+
+Three kinds of directory: Hugging Face's (config.json and safetensors), one that `mpctl weights
+import` wrote (model.toml and a checkpoint) and a run (job.json and its newest checkpoint). No torch
+here: reader.py reads the bytes that this module has checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mpctl.errors import InputError, Issue
+from mpctl.families import find_table
+from mpctl.shards import (
+    MANIFEST,
+    damaged,
+    newest_checkpoint,
+    read_manifest,
+    read_shard_record,
+    shard_path,
+)
+from mpctl.spec.load import load_job
+from mpctl.spec.model import Model
+from mpctl.weights.headers import FLOATS, Held, read_folder, read_header
+from mpctl.weights.names import HEAD, SCHEMES, Row, Scheme, get_scheme, is_extra, rows_of
+
+FRAGMENT = "model.toml"
+# What may differ between a model and the one whose weights it starts from.
+FREE = ("name", "source", "vocab_divisor", "seq_length", "attention")
+# Settings of their configs that change the function and that a Model cannot express.
+UNUSUAL: dict[str, tuple[tuple[str, Any], ...]] = {
+    "gpt2": (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ),
+    "llama": (),
+}
+EXACT_GATES = ("silu", "swish", "gelu", "gelu_python")
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A Hugging Face directory whose headers agree with its config: tensors by our rows' names."""
+
+    folder: Path
+    model: Model
+    rows: dict[str, Row]
+    tensors: dict[str, Held]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of ours: that of an import, or a run's newest."""
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    model: Model
+    tokenizer: Path | None
+    tensors: tuple[dict[str, Held], ...]  # by shard: the values, by our names
+    places: tuple[dict[str, Any], ...]  # by shard: full shape, dim and blocks, by our names
+
+
+def open_origin(path: Path) -> Hub | Saved:
+    """What initial weights are read from; InputError carries everything wrong with it.
+
+    A path may also be one checkpoint of a run or of an import, RUN/checkpoints/step-N.
+    """
+    if path.parent.name == "checkpoints" and (path / MANIFEST).is_file():
+        folder = path.parent.parent
+        fragment = folder / FRAGMENT
+        return _saved(folder, fragment if fragment.is_file() else folder / "job.json", path)
+    if (path / FRAGMENT).is_file():
+        return _saved(path, path / FRAGMENT)
+    if (path / "job.json").is_file() and (path / "checkpoints").is_dir():
+        return _saved(path, path / "job.json")
+    if (path / "config.json").is_file():
+        return open_hub(path)
+    raise InputError.of(
+        "no-weights", str(path), "holds no config.json, no import and no run with a checkpoint",
+        "name a Hugging Face directory, what `mpctl weights import` wrote, or a run",
+    )  # fmt: skip
+
+
+def origin_issues(path: Path, model: Model) -> list[Issue]:
+    """Everything that keeps `model` from starting from what is at `path`; headers only."""
+    try:
+        origin = open_origin(path)
+    except InputError as error:
+        return list(error.issues)
+    return list(differences(model, origin.model, path))
+
+
+def differences(ours: Model, theirs: Model, path: Path) -> Iterator[Issue]:
+    """Keys in which the models are not the same function of the same shapes."""
+    free = FREE if ours.position == "learned" else (*FREE, "max_positions")
+    for key in Model.model_fields:
+        now, then = getattr(ours, key), getattr(theirs, key)
+        if now != then and key not in free:
+            yield Issue("init-from-model", f"model.{key}", f"{now!r}, but the weights in {path} "
+                        f"are of {then!r}", f"use model.{key} {then!r}")  # fmt: skip
+
+
+def open_hub(folder: Path) -> Hub:
+    """A Hugging Face directory, checked; InputError names file, tensor and both shapes."""
+    model = load_job(None, {"model.hf_config": str(folder)}).model
+    assert model is not None
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    issues = list(_unusual(folder / "config.json", config))
+    if issues:
+        raise InputError(issues)
+    # A path of this machine would travel with whatever is made of it.
+    model = model.model_copy(update={"source": None})
+    scheme, rows = get_scheme(model), rows_of(model)
+    tensors, issues = read_folder(folder)
+    if issues and not tensors:
+        raise InputError(issues)
+    rows = rows if _is_prefixed(tensors, scheme) else _bare(rows, scheme)
+    found = _tensor_issues(folder, model, rows, tensors, scheme)
+    # What an unreadable file may hold is not called missing.
+    whole = not issues
+    issues += [issue for issue in found if whole or issue.rule != "weights-missing"]
+    if issues:
+        raise InputError(issues)
+    return Hub(folder, model, rows, tensors)
+
+
+def _unusual(path: Path, config: dict[str, Any]) -> Iterator[Issue]:
+    kind = config["model_type"]
+    if kind not in SCHEMES:
+        yield Issue("no-hub-class", str(path), f"weights of {kind} are not read by this version",
+                    f"use {' or '.join(SCHEMES)}")  # fmt: skip
+        return
+    for key, usual in UNUSUAL[kind]:
+        if config.get(key, usual) != usual:
+            yield Issue("hf-config", str(path), f"{key} {config[key]!r} cannot be expressed")
+    gate = config.get("hidden_act", "silu")
+    if kind == "llama" and gate not in EXACT_GATES:
+        yield Issue("hf-config", str(path), f"hidden_act {gate!r} is not run in this exact form",
+                    f"known: {', '.join(EXACT_GATES)}")  # fmt: skip
+
+
+def _is_prefixed(tensors: dict[str, Held], scheme: Scheme) -> bool:
+    return any(name.startswith(scheme.prefix) for name in tensors)
+
+
+def _bare(rows: dict[str, Row], scheme: Scheme) -> dict[str, Row]:
+    """The same rows as a model saved without its head names them."""
+    return {
+        name: replace(row, pieces=tuple(
+            replace(piece, name=piece.name.removeprefix(scheme.prefix)) for piece in row.pieces
+        ))
+        for name, row in rows.items()
+    }  # fmt: skip
+
+
+def _tensor_issues(
+    folder: Path, model: Model, rows: dict[str, Row], tensors: dict[str, Held], scheme: Scheme
+) -> Iterator[Issue]:
+    pieces = {piece.name: piece for row in rows.values() for piece in row.pieces}
+    for name, piece in pieces.items():
+        held = tensors.get(name)
+        if held is None:
+            yield Issue("weights-missing", str(folder), f"{name} {list(piece.shape)} is in no file",
+                        "the shape in config.json needs it")  # fmt: skip
+        elif held.shape != piece.shape:
+            yield Issue("weights-shape", str(held.path), f"{name} is {list(held.shape)}, the shape "
+                        f"in config.json needs {list(piece.shape)}")  # fmt: skip
+        elif held.dtype not in FLOATS:
+            yield Issue("weights-dtype", str(held.path), f"{name} is {held.dtype}, no weight of "
+                        "floating point", f"use {', '.join(FLOATS)}")  # fmt: skip
+    tied = {f"{HEAD}.weight"} if model.tied_embeddings else set()
+    for name in sorted(tensors.keys() - pieces.keys() - tied):
+        if not is_extra(name, scheme):
+            yield Issue("weights-foreign", str(tensors[name].path), f"holds {name} "
+                        f"{list(tensors[name].shape)}, which the shape in config.json "
+                        "does not have")  # fmt: skip
+
+
+def _saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Saved:
+    job = load_job(str(source))
+    checkpoint = checkpoint or newest_checkpoint(folder)
+    if job.model is None or checkpoint is None:
+        lacks = "names no model" if job.model is None else "has no checkpoint yet"
+        raise InputError.of("no-weights", str(folder), lacks, "let the run save one")
+    manifest = read_manifest(checkpoint)
+    shards = manifest.shards
+    issues: list[Issue] = []
+    tensors, places = [], []
+    for index in range(shards):
+        try:
+            values, record = _values(checkpoint, index)
+        except InputError as error:
+            issues += error.issues
+            continue
+        tensors.append(values)
+        places.append(record)
+    issues = issues or list(_place_issues(checkpoint, places, job.model))
+    if issues:
+        raise InputError(issues)
+    tokenizer = _tokenizer(folder, job.data.path, job.data.tokenizer)
+    return Saved(
+        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places)
+    )  # fmt: skip
+
+
+def _tokenizer(folder: Path, data: str | None, named: str | None) -> Path | None:
+    """The tokenizer that the model's tokens mean something to, where there still is one."""
+    places = [folder / "tokenizer.json", folder / "data" / "tokenizer.json"]
+    places += [] if data is None else [Path(data) / "tokenizer.json"]
+    places += [] if named is None else [Path(named)]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _values(checkpoint: Path, index: int) -> tuple[dict[str, Held], dict[str, Any]]:
+    """The values of one shard and where each belongs."""
+    path = shard_path(checkpoint, index)
+    places = dict(read_shard_record(checkpoint, index, hashed=False)["parameters"])
+    try:
+        held = read_header(path)
+    except InputError as error:
+        raise damaged(path, error.issues[0].message) from None
+    values = {n.removesuffix("/value"): h for n, h in held.items() if n.endswith("/value")}
+    if lacking := sorted(places.keys() ^ values.keys()):
+        raise damaged(path, f"{lacking[0]} is not both in it and in its record")
+    if wrong := [name for name, value in values.items() if value.dtype not in FLOATS]:
+        raise damaged(path, f"{wrong[0]} is {values[wrong[0]].dtype}")
+    return values, places
+
+
+def _place_issues(checkpoint: Path, places: list[dict[str, Any]], model: Model) -> Iterator[Issue]:
+    """Full shapes as recorded against the model's, whose vocabulary each tp pads otherwise."""
+    table = find_table(model, tp=len(places))
+    wanted = {weight.name: weight.shape for weight in table.weights()} if table else {}
+    for index, shard in enumerate(places):
+        held = {name: tuple(place["shape"]) for name, place in shard.items()}
+        for name in sorted(wanted.keys() | held.keys()):
+            if wanted.get(name) != held.get(name):
+                yield from damaged(
+                    shard_path(checkpoint, index),
+                    f"{name}: holds {held.get(name)}, the model needs {wanted.get(name)}",
+                ).issues

@@ -1,0 +1,276 @@
+"""Weights written whole: a checkpoint of ours from Hugging Face's files, and the way back.
+
+Import writes OUT/checkpoints/step-0 (one shard, values only, in the dtype that was stored),
+OUT/model.toml (a job fragment that launches from it) and the tokenizer. Export writes what
+GPT2LMHeadModel or LlamaForCausalLM load: config.json, safetensors in the hub's layout, tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mpctl.errors import InputError
+from mpctl.families import find_table
+from mpctl.kernels.parameters import Shard, assemble
+from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, sha256, shard_path
+from mpctl.spec.model import Model
+from mpctl.weights.files import DTYPES, Entry, whole_folder, write_file
+from mpctl.weights.headers import INDEX, SINGLE
+from mpctl.weights.names import Row, get_scheme, rows_of
+from mpctl.weights.origin import FRAGMENT, Hub, Saved, open_hub, open_origin
+from mpctl.weights.reader import fill, read_piece
+
+Progress = Callable[[str, int, int], None]
+TOKENIZER = "tokenizer.json"
+SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 5GB
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an import or an export wrote."""
+
+    source: Path
+    out: Path
+    model: Model
+    architecture: str
+    parameters: int
+    bytes: int
+    dtype: str
+    files: tuple[str, ...]
+    step: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "schema": "mpctl.weights/1", "source": str(self.source), "out": str(self.out),
+            "architecture": self.architecture, "parameters": self.parameters,
+            "bytes": self.bytes, "dtype": self.dtype, "step": self.step, "files": list(self.files),
+            "model": self.model.model_dump(mode="json", exclude_none=True),
+        }  # fmt: skip
+
+
+class _Counter:
+    """Bytes written so far, reported as they grow."""
+
+    def __init__(self, stage: str, entries: Iterable[Entry], report: Progress | None) -> None:
+        self.stage, self.report, self.done = stage, report, 0
+        self.total = sum(entry.bytes for entry in entries)
+
+    def __call__(self, entry: Entry) -> None:
+        self.done += entry.bytes
+        if self.report is not None:
+            self.report(self.stage, self.done, self.total)
+
+
+def import_weights(source: Path, out: Path, *, on_progress: Progress | None = None) -> Written:
+    """A checkpoint of ours at `out` from the Hugging Face directory `source`; or InputError."""
+    with whole_folder(out) as work:
+        hub = open_hub(source)
+        checkpoint = work / "checkpoints" / "step-0"
+        checkpoint.mkdir(parents=True)
+        entries, places = _entries_of_ours(hub)
+        write_file(shard_path(checkpoint, 0), entries, _Counter("import", entries, on_progress))
+        _write_records(checkpoint, places)
+        held = (source / TOKENIZER).is_file()
+        if held:
+            shutil.copyfile(source / TOKENIZER, work / TOKENIZER)
+        (work / FRAGMENT).write_text(_fragment(hub.model, out.resolve(), tokenizer=held), "utf-8")
+        files = _files(work)
+    return Written(
+        source, out, hub.model, get_scheme(hub.model).architecture, _numel(hub.rows.values()),
+        sum(entry.bytes for entry in entries), _dtype(entries), files,
+    )  # fmt: skip
+
+
+def _entries_of_ours(hub: Hub) -> tuple[list[Entry], dict[str, Any]]:
+    table = find_table(hub.model, tp=1)
+    assert table is not None
+    entries, places = [], {}
+    for weight in table.weights():
+        first = hub.tensors[hub.rows[weight.name].pieces[0].name]
+        # One rank's part of tp 1 is the whole; it is split where a rank of any tp may cut it.
+        dim = next((d for d, name in enumerate(weight.dims) if name in _SPLIT), None)
+        blocks = [] if dim is None else [[0, weight.shape[dim]]]
+        places[weight.name] = {"shape": list(weight.shape), "dim": dim, "blocks": blocks}
+        make = partial(_whole, hub, weight.name, weight.shape, first.dtype)
+        entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
+    return entries, places
+
+
+_SPLIT = ("vocab", "heads", "ffn")
+
+
+def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+    tensor = torch.empty(shape, dtype=DTYPES[dtype])
+    fill(hub, {name: (Shard(shape), tensor)})
+    return tensor
+
+
+def _write_records(checkpoint: Path, places: dict[str, Any]) -> None:
+    path = shard_path(checkpoint, 0)
+    record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
+    _write_json(path.with_suffix(".json"), record)
+    _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1})
+
+
+def _fragment(model: Model, out: Path, *, tokenizer: bool) -> str:
+    """A job file: the model, and that training starts from its weights."""
+    lines = ["[model]"]
+    for key, value in model.model_dump(exclude_none=True).items():
+        lines.append(f"{key} = {_toml(value)}")
+    lines += ["", "[training]", f"init_from = {_toml(str(out))}"]
+    if tokenizer:
+        lines += ["", "[data]", f"tokenizer = {_toml(str(out / TOKENIZER))}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(held)}" for key, held in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ---------------------------------------------------------------- the way back
+
+
+def export_weights(
+    run: Path, out: Path, *, shard_bytes: int = SHARD_BYTES, on_progress: Progress | None = None
+) -> Written:
+    """A Hugging Face directory at `out` from a run's newest checkpoint, or an import's."""
+    with whole_folder(out) as work:
+        saved = open_origin(run)
+        if isinstance(saved, Hub):
+            raise InputError.of("no-run", str(run), "is a Hugging Face directory already",
+                                "name a run of mpctl")  # fmt: skip
+        for index in range(len(saved.tensors)):
+            read_shard_record(saved.checkpoint, index)  # the bytes are those that were written
+        scheme, rows = get_scheme(saved.model), rows_of(saved.model)
+        entries = [entry for row in rows.values() for entry in _entries_of_theirs(saved, row)]
+        _write_sharded(work, entries, shard_bytes, _Counter("export", entries, on_progress))
+        if saved.tokenizer is not None:
+            shutil.copyfile(saved.tokenizer, work / TOKENIZER)
+        ends = _end_of_text(saved.tokenizer)
+        _write_json(work / "config.json", hub_config(saved.model, _dtype(entries), ends))
+        files = _files(work)
+    return Written(
+        run, out, saved.model, scheme.architecture, _numel(rows.values()),
+        sum(entry.bytes for entry in entries), _dtype(entries), files, saved.step,
+    )  # fmt: skip
+
+
+def _entries_of_theirs(saved: Saved, row: Row) -> list[Entry]:
+    dtype, entries, first = saved.tensors[0][row.name].dtype, [], 0
+    for piece in row.pieces:
+        rows = slice(first, first + piece.rows)
+        make = partial(_piece, saved, row.name, rows, transposed=piece.transposed)
+        entries.append(Entry(piece.name, dtype, piece.shape, make))
+        first += piece.rows
+    return entries
+
+
+def _piece(saved: Saved, name: str, rows: slice, *, transposed: bool) -> Tensor:
+    """Rows of a whole parameter, put together from every rank's part; padding is left out."""
+    shards, parts = [], []
+    for tensors, places in zip(saved.tensors, saved.places, strict=True):
+        place = places[name]
+        blocks = tuple(range(*block) for block in place["blocks"])
+        shards.append(Shard(tuple(place["shape"]), place["dim"], blocks))
+        parts.append(read_piece(tensors[name].path, f"{name}/value"))
+    part = assemble(shards, parts)[rows]
+    return part.T if transposed else part
+
+
+def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _Counter) -> None:
+    """One file, or several of at most `limit` bytes (one tensor at least) and their index."""
+    groups: list[list[Entry]] = [[]]
+    for entry in entries:
+        if groups[-1] and sum(e.bytes for e in groups[-1]) + entry.bytes > limit:
+            groups.append([])
+        groups[-1].append(entry)
+    if len(groups) == 1:
+        write_file(work / SINGLE, entries, counter)
+        return
+    placed: dict[str, str] = {}
+    for number, group in enumerate(groups, start=1):
+        name = f"model-{number:05}-of-{len(groups):05}.safetensors"
+        write_file(work / name, group, counter)
+        placed |= {entry.name: name for entry in group}
+    _write_json(work / INDEX, {"metadata": {"total_size": counter.total}, "weight_map": placed})
+
+
+def hub_config(model: Model, dtype: str, end_of_text: int | None) -> dict[str, Any]:
+    """The config.json of a model, which shape_from_hf reads back as the same model."""
+    scheme = get_scheme(model)
+    shared = {
+        "architectures": [scheme.architecture], "model_type": scheme.model_type,
+        "vocab_size": model.vocab, "tie_word_embeddings": model.tied_embeddings,
+        "bos_token_id": end_of_text, "eos_token_id": end_of_text,
+        "dtype": TORCH_NAMES[dtype], "torch_dtype": TORCH_NAMES[dtype],
+    }  # fmt: skip
+    return {**shared, **(_gpt2(model) if scheme.model_type == "gpt2" else _llama(model))}
+
+
+def _gpt2(model: Model) -> dict[str, Any]:
+    return {
+        "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
+        "n_inner": model.ffn, "n_positions": model.max_positions,
+        "layer_norm_epsilon": model.norm_epsilon,
+        "activation_function": {"gelu_tanh": "gelu_new"}.get(model.activation, model.activation),
+    }  # fmt: skip
+
+
+def _llama(model: Model) -> dict[str, Any]:
+    rotary: dict[str, Any] = {"rope_type": "default"}
+    if model.rotary_scaling is not None:
+        scaling = dict(model.rotary_scaling)
+        original = int(scaling.pop("original_max_position"))
+        rotary = {
+            "rope_type": "llama3", **scaling, "original_max_position_embeddings": original,
+        }  # fmt: skip
+    return {
+        "num_hidden_layers": model.layers, "hidden_size": model.hidden,
+        "intermediate_size": model.ffn, "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads, "head_dim": model.head_size,
+        "max_position_embeddings": model.seq_length, "rms_norm_eps": model.norm_epsilon,
+        "hidden_act": {"swiglu": "silu", "geglu": "gelu"}[model.activation],
+        "attention_bias": model.bias, "mlp_bias": model.bias,
+        # Before transformers 5 the base stood alone and the scaling had a table of its own.
+        "rope_theta": model.rotary_base,
+        "rope_scaling": None if model.rotary_scaling is None else rotary,
+        "rope_parameters": {"rope_theta": model.rotary_base, **rotary},
+    }  # fmt: skip
+
+
+def _end_of_text(tokenizer: Path | None) -> int | None:
+    if tokenizer is None:
+        return None
+    added = json.loads(tokenizer.read_text("utf-8")).get("added_tokens") or ()
+    ids = {token["content"]: int(token["id"]) for token in added}
+    return next((ids[name] for name in END_OF_TEXT if name in ids), None)
+
+
+def _numel(rows: Iterable[Row]) -> int:
+    return sum(torch.Size(row.shape).numel() for row in rows)
+
+
+def _dtype(entries: list[Entry]) -> str:
+    """The widest that is stored, which a loader needs to lose nothing."""
+    return max((entry.dtype for entry in entries), key=list(reversed(DTYPES)).index)
+
+
+def _files(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()))
+
+
+def _write_json(path: Path, document: Any) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")

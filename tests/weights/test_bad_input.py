@@ -1,0 +1,222 @@
+"""What is wrong with a directory is said by file, tensor and both shapes, all of it at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mpctl.errors import InputError, Issue
+from mpctl.weights.headers import INDEX, SINGLE, read_header
+from mpctl.weights.origin import open_hub, open_origin
+from mpctl.weights.writer import export_weights, import_weights
+from tests.weights.hub import Truth
+
+Truths = Callable[[str], Truth]
+
+
+@pytest.fixture
+def llama(truths: Truths, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(truths("llama").folder, tmp_path / "hf"))
+
+
+@pytest.fixture
+def sharded(truths: Truths, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(truths("gpt2-sharded").folder, tmp_path / "hf"))
+
+
+def issues_of(folder: Path) -> list[Issue]:
+    with pytest.raises(InputError) as caught:
+        open_hub(folder)
+    return list(caught.value.issues)
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Replace tensors of model.safetensors (None: remove); `__` in a name is a dot."""
+    held = load_file(folder / SINGLE)
+    for name, tensor in tensors.items():
+        held.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            held[name.replace("__", ".")] = tensor
+    save_file(held, folder / SINGLE)
+
+
+def configure(folder: Path, **keys: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+
+
+def test_a_wrong_shape_names_file_tensor_and_both_shapes(llama: Path) -> None:
+    change(llama, model__norm__weight=torch.ones(31),
+           model__layers__1__self_attn__k_proj__weight=torch.ones(32, 32))  # fmt: skip
+    said = [str(issue) for issue in issues_of(llama)]
+    assert len(said) == 2
+    assert all(str(llama / SINGLE) in line for line in said)
+    assert any("model.norm.weight is [31]" in s and "needs [32]" in s for s in said)
+    assert any("k_proj.weight is [32, 32]" in s and "needs [16, 32]" in s for s in said)
+
+
+def test_every_kind_of_bad_tensor_at_once(llama: Path) -> None:
+    change(
+        llama,
+        model__norm__weight=None,
+        model__layers__0__mlp__up_proj__weight=torch.ones(48, 32, dtype=torch.int8),
+        model__layers__0__self_attn__q_proj__bias=torch.ones(32),
+        model__layers__7__mlp__up_proj__weight=torch.ones(48, 32),
+    )
+    issues = issues_of(llama)
+    assert sorted(issue.rule for issue in issues) == [
+        "weights-dtype", "weights-foreign", "weights-foreign", "weights-missing",
+    ]  # fmt: skip
+    said = "\n".join(map(str, issues))
+    for words in ("up_proj.weight is I8", "q_proj.bias [32]", "model.norm.weight [32]", "layers.7"):
+        assert words in said
+
+
+def test_a_config_of_another_size_is_a_shape_mismatch(llama: Path) -> None:
+    configure(llama, intermediate_size=64)
+    issues = issues_of(llama)
+    assert len(issues) == 6
+    assert all("needs" in issue.message and "64" in issue.message for issue in issues)
+
+
+def test_a_truncated_file(llama: Path) -> None:
+    whole = (llama / SINGLE).read_bytes()
+    for length in (len(whole) - 1, 200, 8, 3, 0):
+        (llama / SINGLE).write_bytes(whole[:length])
+        (issue,) = issues_of(llama)
+        assert issue.rule == "weights-damaged"
+        assert issue.where == str(llama / SINGLE)
+        assert "bytes" in issue.message
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]", b"{", b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, -4]}}', b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_hostile_header(header: bytes, llama: Path) -> None:
+    (llama / SINGLE).write_bytes(len(header).to_bytes(8, "little") + header)
+    assert [issue.rule for issue in issues_of(llama)] == ["weights-damaged"]
+    (llama / SINGLE).write_bytes((2**62).to_bytes(8, "little") + header)
+    with pytest.raises(InputError, match="do not hold the header"):
+        read_header(llama / SINGLE)
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def test_missing_and_truncated_shards_at_once(sharded: Path) -> None:
+    first, second, *_ = shards(sharded)
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-4])
+    issues = issues_of(sharded)
+    assert [issue.where for issue in issues] == [str(first), str(second)]
+    assert "No such file" in issues[0].message
+
+
+def test_a_foreign_shard(sharded: Path) -> None:
+    first, second, *_ = shards(sharded)
+    shutil.copyfile(first, second)
+    issues = issues_of(sharded)
+    assert {issue.rule for issue in issues} == {"weights-foreign", "weights-missing"}
+    assert {issue.where for issue in issues} == {str(second)}
+
+
+@pytest.mark.parametrize(
+    "index",
+    ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": "../model.safetensors"}}',
+     '{"weight_map": {"a": "/etc/passwd"}}'],
+)  # fmt: skip
+def test_a_hostile_index(index: str, sharded: Path) -> None:
+    (sharded / INDEX).write_text(index)
+    (issue,) = issues_of(sharded)
+    assert (issue.rule, issue.where) == ("weights-damaged", str(sharded / INDEX))
+
+
+def test_pickles_are_never_opened(llama: Path) -> None:
+    (llama / SINGLE).rename(llama / "pytorch_model.bin")
+    (issue,) = issues_of(llama)
+    assert issue.rule == "weights-pickled"
+    assert "save_pretrained" in issue.hint
+    (llama / "pytorch_model.bin").unlink()
+    assert [issue.rule for issue in issues_of(llama)] == ["weights-missing"]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "mistral"},
+        {"hidden_act": "gelu_new"},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}},
+        {"rope_parameters": [1]},
+        {"attention_bias": True},
+    ],
+)
+def test_a_config_that_we_would_compute_otherwise(keys: Any, llama: Path) -> None:
+    configure(llama, **keys)
+    assert len(issues_of(llama)) == 1
+
+
+def test_gpt2_scores_scaled_otherwise(sharded: Path) -> None:
+    configure(sharded, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False)
+    assert len(issues_of(sharded)) == 2
+
+
+def test_an_occupied_out_is_left_alone(llama: Path, tmp_path: Path) -> None:
+    for out in (tmp_path / "folder", tmp_path / "file"):
+        (out if out.name == "file" else out / "kept").parent.mkdir(exist_ok=True)
+        kept = out if out.name == "file" else out / "kept"
+        kept.write_text("mine")
+        for write in (import_weights, export_weights):
+            with pytest.raises(InputError) as caught:
+                write(llama, out)
+            assert caught.value.issues[0].rule == "out-occupied"
+        assert kept.read_text() == "mine"
+
+
+def test_a_failed_import_leaves_nothing(llama: Path, tmp_path: Path) -> None:
+    change(llama, model__norm__weight=None)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError):
+        import_weights(llama, tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_is_no_origin(llama: Path, tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path, llama / "config.json"):
+        with pytest.raises(InputError) as caught:
+            open_origin(path)
+        assert [issue.rule for issue in caught.value.issues] == ["no-weights"]
+    with pytest.raises(InputError, match="already"):
+        export_weights(llama, tmp_path / "out")
+
+
+def test_a_damaged_import(llama: Path, tmp_path: Path) -> None:
+    import_weights(llama, tmp_path / "ours")
+    shard = tmp_path / "ours" / "checkpoints" / "step-0" / "shard-0.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1])
+    with pytest.raises(InputError, match="bytes"):
+        open_origin(tmp_path / "ours")
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    open_origin(tmp_path / "ours")  # headers alone do not tell a flipped bit,
+    with pytest.raises(InputError, match="sha256"):
+        export_weights(tmp_path / "ours", tmp_path / "out")  # whoever reads the bytes does
+    record = json.loads(shard.with_suffix(".json").read_text())
+    record["parameters"]["layers.0.mlp.up.weight"]["shape"] = [96, 31]
+    shard.with_suffix(".json").write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"layers.0.mlp.up.weight: holds \(96, 31\)"):
+        open_origin(tmp_path / "ours")

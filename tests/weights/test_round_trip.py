@@ -1,0 +1,190 @@
+"""transformers is the oracle: its logits and gradients, from its files and back into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from mpctl.errors import InputError
+from mpctl.families.gpt.module import GPT
+from mpctl.kernels.group import Group
+from mpctl.kernels.parameters import Shard, assemble, shard_of
+from mpctl.shards import checkpoints
+from mpctl.spec.model import Model
+from mpctl.spec.training import Training
+from mpctl.weights.names import get_scheme, rows_of
+from mpctl.weights.origin import Saved, differences, open_hub, open_origin
+from mpctl.weights.reader import fill
+from mpctl.weights.writer import export_weights, hub_config, import_weights
+from tests.ranks import run_ranks
+from tests.weights.hub import KINDS, VOCAB, Truth, load, tokens
+
+Truths = Callable[[str], Truth]
+every = pytest.mark.parametrize("kind", KINDS)
+
+
+def built(folder: Path, group: Group) -> GPT:
+    """The rank's share of the model in a Hugging Face directory; whatever was there is written
+    over."""
+    hub = open_hub(folder)
+    model = GPT(hub.model, Training(), group=group, dtype=torch.float32,
+                device=torch.device("cpu"))  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    fill(hub, {name: (shard_of(p), p.data) for name, p in model.named_parameters()})
+    return model
+
+
+def _rank(rank: int, size: int, folder: str) -> dict[str, Any]:
+    group = Group(rank, size, None, "tp") if size > 1 else Group()
+    model = built(Path(folder), group)
+    inputs, targets = tokens()
+    with torch.no_grad():
+        logits = model(inputs)
+    model.losses(inputs, targets).mean().backward()
+    return {
+        "logits": logits,
+        "gradients": {
+            name: (list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks], p.grad)
+            for name, p in model.named_parameters()
+            for shard in [shard_of(p)]
+        },
+    }
+
+
+def whole(parts: list[Any]) -> torch.Tensor:
+    shards = [Shard(tuple(s), d, tuple(range(*b) for b in bs)) for s, d, bs, _ in parts]
+    return assemble(shards, [piece for *_, piece in parts])
+
+
+def theirs(row: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Their gradients of one row of ours, laid out as ours."""
+    return torch.cat([gradients[p.name].T if p.transposed else gradients[p.name]
+                      for p in row.pieces])  # fmt: skip
+
+
+@every
+@pytest.mark.parametrize("tp", [1, 2])
+def test_logits_and_every_gradient_are_theirs(kind: str, tp: int, truths: Truths) -> None:
+    truth = truths(kind)
+    ranks = run_ranks(_rank, tp, str(truth.folder))
+    logits = torch.cat([rank["logits"] for rank in ranks], -1)
+    scale = truth.logits.abs().max()
+    assert (logits - truth.logits).abs().max() / scale < 1e-5
+    rows = rows_of(open_hub(truth.folder).model)
+    assert rows.keys() == ranks[0]["gradients"].keys()
+    for name, row in rows.items():
+        ours = whole([rank["gradients"][name] for rank in ranks])[: row.shape[0]]
+        expected = theirs(row, truth.gradients)
+        assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max() + 1e-7, name
+
+
+def test_padding_rows_are_zeros(truths: Truths) -> None:
+    for rank in range(2):
+        weight = built(truths("gpt2").folder, Group(rank, 2)).embedding.word.weight
+        assert len(weight) == 256
+        assert weight.isfinite().all()
+        assert weight[-(512 - VOCAB) :].eq(0).all() == (rank == 1)
+
+
+@every
+def test_import_then_export_gives_the_same_tensors(
+    kind: str, truths: Truths, tmp_path: Path
+) -> None:
+    truth = truths(kind)
+    import_weights(truth.folder, tmp_path / "ours")
+    assert [step for step, _ in checkpoints(tmp_path / "ours" / "checkpoints")] == [0]
+    written = export_weights(tmp_path / "ours", tmp_path / "theirs", shard_bytes=30_000)
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    before, after = open_hub(truth.folder), open_hub(tmp_path / "theirs")
+    assert after.model == before.model == written.model
+    for name, held in before.tensors.items():
+        with safe_open(held.path, "pt") as one, safe_open(after.tensors[name].path, "pt") as two:
+            assert torch.equal(one.get_tensor(name), two.get_tensor(name)), name
+    with torch.no_grad():
+        logits = load(tmp_path / "theirs")(tokens()[0]).logits
+    assert torch.allclose(logits, truth.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_an_import_is_one_file_when_it_fits(truths: Truths, tmp_path: Path) -> None:
+    import_weights(truths("llama").folder, tmp_path / "ours")
+    written = export_weights(tmp_path / "ours", tmp_path / "theirs")
+    assert written.files == ("config.json", "model.safetensors")
+    assert written.parameters == sum(
+        torch.Size(row.shape).numel() for row in rows_of(written.model).values()
+    )
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_sixteen_bit_weights_stay_sixteen_bit(truths: Truths, tmp_path: Path) -> None:
+    model = load(truths("llama").folder).to(torch.bfloat16)
+    model.save_pretrained(tmp_path / "bf16")
+    import_weights(tmp_path / "bf16", tmp_path / "ours")
+    written = export_weights(tmp_path / "ours", tmp_path / "theirs")
+    assert written.dtype == "BF16"
+    hub = open_hub(tmp_path / "theirs")
+    assert {held.dtype for held in hub.tensors.values()} == {"BF16"}
+
+
+def test_a_model_saved_without_its_head_reads_the_same(truths: Truths, tmp_path: Path) -> None:
+    model = load(truths("gpt2").folder)
+    model.transformer.save_pretrained(tmp_path / "bare")
+    ours = built(tmp_path / "bare", Group())
+    with torch.no_grad():
+        logits = ours(tokens()[0])
+    assert torch.allclose(logits, truths("gpt2").logits, rtol=1e-4, atol=1e-5)
+
+
+SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 300, "seq_length": 32}
+ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({**SHAPE, "position": "none"}, {"model.position"}),
+        ({**SHAPE, "norm": "rmsnorm", "bias": False}, {"model.norm", "model.bias"}),
+        ({**SHAPE, "kv_heads": 2, "head_dim": 16}, {"model.kv_heads", "model.head_dim"}),
+        ({**SHAPE, "activation": "geglu"}, {"model.activation"}),
+        ({**ROTARY, "norm": "layernorm", "activation": "gelu"}, {"model.norm", "model.activation"}),
+    ],
+)
+def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        get_scheme(Model(**keys))
+    assert {issue.where for issue in caught.value.issues} == where
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        SHAPE,
+        {**SHAPE, "activation": "gelu_tanh", "tied_embeddings": False, "ffn": 100},
+        {**ROTARY, "bias": True, "kv_heads": 2, "rotary_base": 5e5, "norm_epsilon": 1e-6},
+        {**ROTARY, "bias": False, "activation": "geglu", "tied_embeddings": False},
+    ],
+)
+def test_our_config_says_our_model(keys: Any, tmp_path: Path) -> None:
+    from mpctl.spec.load import load_job
+
+    model = Model(**keys)
+    (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", None)))
+    again = load_job(None, {"model.hf_config": str(tmp_path)}).model
+    assert again is not None
+    assert list(differences(model, again, tmp_path)) == []
+
+
+def test_an_import_is_an_origin(truths: Truths, tmp_path: Path) -> None:
+    import_weights(truths("llama31-sharded").folder, tmp_path / "ours")
+    origin = open_origin(tmp_path / "ours")
+    assert isinstance(origin, Saved)
+    assert origin.model == open_hub(truths("llama31-sharded").folder).model
+    assert origin.model.rotary_scaling is not None
