@@ -42,7 +42,7 @@ def print_plan(
     parts = list(_plan_parts(plan, topology, kinds, ranks))
     if svg is not None:
         write_svg(svg, parts, title="mpctl plan")
-    Console(highlight=False).print(*parts, sep="\n")
+    Console(highlight=False, markup=False, emoji=False).print(*parts, sep="\n")
 
 
 def _plan_parts(
