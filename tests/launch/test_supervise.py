@@ -209,6 +209,7 @@ def test_a_port_taken_twice_is_a_failure_with_the_reason(
     assert any("EADDRINUSE" in line for line in outcome.failure.last_lines)
 
 
+@pytest.mark.slow
 def test_two_launches_side_by_side(data: Path, tmp_path: Path) -> None:
     keys = ("--tp", "2", "--set", "training.steps=2")
     both = [launch(data, tmp_path / name, *keys) for name in ("one", "two")]

@@ -35,6 +35,13 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
     "order": (2, 2, 1, {"parallel__order": "cp-tp-dp-pp"}),
 }
 STEPS = 4
+QUICK_LLAMA = ("tp2-cp2", "tp4-sp", "tp2-sp-cp2-full")  # the rest of its modes: make test-all
+CASES = [
+    pytest.param(shape, mode, marks=[pytest.mark.slow] * (shape == "llama" and not quick))
+    for shape in SHAPES
+    for mode in MODES
+    for quick in [mode in QUICK_LLAMA]
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +66,7 @@ def small_job(data, tp: int, cp: int, dp: int, shape: str, changes: dict[str, An
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("shape", "mode"), CASES)
 def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
     runs, one_process, tmp_path, shape: str, mode: str
 ) -> None:

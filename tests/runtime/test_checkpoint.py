@@ -26,7 +26,13 @@ def _copy(source: Path, run_dir: Path, *steps: int) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed"), [((2, 1), (1, 1)), ((2, 1), (1, 2)), ((2, 1), (4, 1)), ((4, 1), (1, 1))]
+    ("saved", "resumed"),
+    [
+        ((2, 1), (1, 1)),
+        ((2, 1), (1, 2)),
+        ((2, 1), (4, 1)),
+        pytest.param((4, 1), (1, 1), marks=pytest.mark.slow),
+    ],
 )
 def test_any_layout_continues_the_same_curve(
     runs, tmp_path: Path, saved: tuple[int, int], resumed: tuple[int, int]
