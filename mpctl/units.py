@@ -2,17 +2,13 @@
 
 Everywhere else bytes are ints, seconds floats, rates per second in base units.
 
->>> gib(80), bytes_text(16_777_216), seconds_text(0.0421)
-(85899345920, '16.0 MiB', '42.1 ms')
+>>> bytes_text(16_777_216), seconds_text(0.0421)
+('16.0 MiB', '42.1 ms')
 """
 
 from __future__ import annotations
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-
-
-def gib(amount: float) -> int:
-    return round(amount * 2**30)
 
 
 def bytes_text(amount: float) -> str:

@@ -95,8 +95,8 @@ class Product:
 class OperatorTable:
     """One model. `block` is one layer's; `first`/`last` belong to the pipeline's end stages.
 
-    block_weights are named relative to `layers.N.`; head_weight names the word table's row in
-    `first_weights` when the output layer shares it.
+    block_weights are named relative to `layers.N.`; tied is the word table among `first_weights`
+    when the output layer shares it, else None.
     """
 
     layers: int
@@ -107,7 +107,6 @@ class OperatorTable:
     last: tuple[Product, ...]
     last_weights: tuple[Weight, ...]
     tied: Weight | None
-    sizes: dict[str, int]
 
     def stage_weights(
         self, spans: list[tuple[int, int]], *, is_first: bool, is_last: bool

@@ -40,7 +40,6 @@ def operator_table(model: Model, *, tp: int) -> OperatorTable:
         last=(HEAD,),
         last_weights=(*_norm("final_norm", model), *head),
         tied=word if model.tied_embeddings else None,
-        sizes={"hidden": model.hidden, "vocab": vocab},
     )
 
 
