@@ -1,4 +1,4 @@
-"""Self attention split by whole heads: softmax(Q K^T / sqrt(d)) V, then an output projection.
+"""Self attention split by whole heads: softmax(scale Q K^T) V, then an output projection.
 
 Megatron-LM (arXiv 1909.08053, section 3, figure 3b): Q, K, V by columns, so a rank owns a/t heads
 and the core (context.py) needs no sync; the projection by rows. One all-reduce of b*s*h forward,
@@ -35,8 +35,9 @@ class ParallelSelfAttention(nn.Module):
 
     kv_heads: fewer key and value heads, each shared by a/k queries (arXiv 2305.13245). site names
     the place to the dropout mask, with the layer's global number. recompute_core: scores are not
-    kept for backward. cp: the group over which the sequence is split (context.py). Raises
-    ValueError where heads or kv_heads cannot be split over the group.
+    kept for backward. cp: the group over which the sequence is split, scale: of the scores, by
+    default 1/sqrt(d) (context.py). Raises ValueError where heads or kv_heads cannot be split over
+    the group.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class ParallelSelfAttention(nn.Module):
         head_dim: int | None = None,
         dropout: float = 0.0,
         causal: bool = True,
+        scale: float | None = None,
         bias: bool = True,
         rotary: Rotary | None = None,
         recompute_core: bool = False,
@@ -68,7 +70,7 @@ class ParallelSelfAttention(nn.Module):
         self.local_heads = local_range(heads, parts=group.size, index=group.rank)
         _check_kv(heads, kv_heads, self.head_dim, group.size)
         self.core = AttentionCore(
-            site, self.local_heads, dropout, causal, recompute_core, cp or WHOLE
+            site, self.local_heads, dropout, causal, recompute_core, cp or WHOLE, scale
         )
         inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
         parts = (heads * self.head_dim, *[kv_heads * self.head_dim] * 2)
@@ -141,7 +143,8 @@ class ParallelSelfAttention(nn.Module):
         local = max(1, self.kv_heads // self.group.size)
         kv = f", {local} of {self.kv_heads} kv" if self.shared > 1 else ""
         core = self.core
-        rest = f"d={self.head_dim}, causal={core.causal}, dropout={core.dropout}"
+        scale = "" if core.scale is None else f", scale={core.scale}"
+        rest = f"d={self.head_dim}, causal={core.causal}, dropout={core.dropout}{scale}"
         split = f", c={core.cp.size}" if core.cp.size > 1 else ""
         return f"{own}{kv}, {rest}, t={self.group.size}{split}"
 

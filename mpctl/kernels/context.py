@@ -1,4 +1,4 @@
-"""The core of attention, softmax(Q K^T / sqrt(d) + bias) V, whole or with its sequence split.
+"""The core of attention, softmax(scale Q K^T + bias) V, whole or with its sequence split.
 
 Context parallelism over c ranks cuts the sequence into 2c blocks of n = s/2c; rank r holds blocks
 r and 2c-1-r (Llama 3, arXiv 2407.21783, section 3.3.2). Causal work is then equal: its queries see
@@ -6,7 +6,12 @@ r and 2c-1-r (Llama 3, arXiv 2407.21783, section 3.3.2). Causal work is then equ
 
 Traffic a layer: forward all-gathers K and V in one message of 2*b*(k/t)*s*d elements, backward
 reduce-scatters dK and dV in one of the same size; queries and output never move. Each block of
-queries meets the prefix of keys that it may see, so no [s, s] mask is made.
+queries meets the prefix of keys that it may see, so no [s, s] mask is made. Keys of another
+sequence, an encoder's, are split and gathered by their own length: q queries and s keys need only
+be divisible by 2c each.
+
+scale is 1/sqrt(d) (arXiv 1706.03762, section 3.2.1) unless given: T5 multiplies by nothing, scale
+1.0, as its initial query weights are smaller by sqrt(d) (its reference code, mesh_tensorflow).
 
 The product is torch's scaled_dot_product_attention, which keeps no scores. With attention dropout
 it is spelled out, since that kernel's mask would depend on the layout; backward then keeps
@@ -58,8 +63,14 @@ def context_split(whole: Tensor, cp: Group, *, dim: int = 1) -> Tensor:
 
 
 def gather_context(key: Tensor, value: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
-    """2 of [b, k, s/c, d] -> 2 of [b, k, s, d] by position; backward sums, then keeps its own."""
-    return (key, value) if cp.size == 1 else _GatherContext.apply(key, value, cp)
+    """2 of [b, k, s/c, d] -> 2 of [b, k, s, d] by position; backward sums, then keeps its own.
+
+    Raises ValueError where 2c does not divide s.
+    """
+    if cp.size == 1:
+        return key, value
+    local_size(key.shape[-2] * cp.size, parts=2 * cp.size)
+    return _GatherContext.apply(key, value, cp)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,8 @@ class AttentionCore:
     """What a layer knows of its core before it sees a tensor.
 
     site, heads: the place and the global numbers of the local heads, for the dropout mask.
-    recompute: compute scores again in backward, where any would be kept.
+    recompute: compute scores again in backward, where any would be kept. scale: of the scores,
+    before the bias; None is 1/sqrt(d).
     """
 
     site: str
@@ -76,15 +88,16 @@ class AttentionCore:
     causal: bool = True
     recompute: bool = False
     cp: Group = WHOLE
+    scale: float | None = None
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, noise: Noise | None = None, *,
         mask: Tensor | None = None, bias: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """query [b, a/t, q, d], key and value [b, k/t, s/c, d] -> [b, a/t, q, d].
+        """query [b, a/t, q/c, d], key and value [b, k/t, s/c, d] -> [b, a/t, q/c, d].
 
         mask (True: may attend; it meets the causal one) and bias (added): [b or 1, a/t or 1,
-        q or 1, s], rows as this rank holds them, keys of the whole sequence. A query that sees no
+        q/c or 1, s], rows as this rank holds them, keys of the whole sequence. A query that sees no
         key gives zeros.
         """
         key, value = gather_context(key, value, self.cp)
@@ -122,14 +135,15 @@ class AttentionCore:
             first = self.causal and rows.start == 0
             lower = causal_lower_right(len(rows), key.shape[-2]) if self.causal else None
             return F.scaled_dot_product_attention(
-                query, key, value, None if first else lower, is_causal=first, enable_gqa=True
-            )
+                query, key, value, None if first else lower, is_causal=first, scale=self.scale,
+                enable_gqa=True,
+            )  # fmt: skip
         key, value = _repeated(query, key, value)
         seen = self._seen(mask, rows, key)
         if bias is not None:
             bias = bias.to(query.dtype)
             seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
-        return F.scaled_dot_product_attention(query, key, value, seen)
+        return F.scaled_dot_product_attention(query, key, value, seen, scale=self.scale)
 
     def _spelled(
         self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: Noise | None,
@@ -138,7 +152,8 @@ class AttentionCore:
         assert noise is not None
         key, value = _repeated(query, key, value)
         # [b, a/t, q, d] x [b, a/t, d, s] -> [b, a/t, q, s]
-        scores = query.mul(1 / math.sqrt(query.shape[-1])) @ key.transpose(-1, -2)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        scores = query.mul(scale) @ key.transpose(-1, -2)
         scores = scores if bias is None else scores.add_(bias)
         seen = self._seen(mask, rows, key)
         if seen is not None:

@@ -6,7 +6,13 @@ by rows. One all-reduce of b*q*h forward; two backward, of b*q*h and of b*s*h: t
 inputs are sums over the ranks. 4 heads of 8 on t=2, rank 1: query columns 16..32, key-value columns
 16..32 and 48..64.
 
-Letters: b batch, q decoder positions, s encoder positions, h hidden, a heads, d head size, t ranks.
+Under context parallelism both sequences are split, each in its own balanced blocks (context.py):
+one all-gather of 2*b*(a/t)*s*d elements forward brings keys and values of the whole encoder, a
+reduce-scatter of as many backward; the queries stay. q=8, s=16 on c=2, rank 1: decoder positions
+2..6, encoder positions 4..12.
+
+Letters: b batch, q decoder positions, s encoder positions, h hidden, a heads, d head size, t tp,
+c cp.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.context import AttentionCore
+from mpctl.kernels.context import WHOLE, AttentionCore
 from mpctl.kernels.group import Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.noise import Noise
@@ -23,11 +29,12 @@ from mpctl.sharding import local_range, local_size
 
 
 class ParallelCrossAttention(nn.Module):
-    """hidden [b, q, h], context [b, s, h_context] -> [b, q, h].
+    """hidden [b, q/c, h], context [b, s/c, h_context] -> [b, q/c, h].
 
-    context_hidden: width of the encoder, h by default. sequence_parallel: hidden, context and
-    result are split over the group along their sequences. Raises ValueError where heads do not
-    divide by the group.
+    context_hidden: width of the encoder, h by default. scale: of the scores, by default 1/sqrt(d).
+    cp: the group over which both sequences are split. sequence_parallel: hidden, context and
+    result are split over the group too, [b, q/(ct), h] and so on. Raises ValueError where heads do
+    not divide by the group.
     """
 
     def __init__(
@@ -40,9 +47,11 @@ class ParallelCrossAttention(nn.Module):
         context_hidden: int | None = None,
         head_dim: int | None = None,
         dropout: float = 0.0,
+        scale: float | None = None,
         bias: bool = True,
         recompute_core: bool = False,
         sequence_parallel: bool = False,
+        cp: Group | None = None,
         init_std: float = 0.02,
         output_std: float | None = None,
         dtype: torch.dtype | None = None,
@@ -52,7 +61,9 @@ class ParallelCrossAttention(nn.Module):
         self.heads, self.group = heads, group
         self.head_dim = local_size(hidden, parts=heads) if head_dim is None else head_dim
         self.local_heads = local_range(heads, parts=group.size, index=group.rank)
-        self.core = AttentionCore(site, self.local_heads, dropout, False, recompute_core)
+        self.core = AttentionCore(
+            site, self.local_heads, dropout, False, recompute_core, cp or WHOLE, scale
+        )
         inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
         width, source = heads * self.head_dim, context_hidden or hidden
         self.query = ColumnParallelLinear(
@@ -72,7 +83,8 @@ class ParallelCrossAttention(nn.Module):
         self, hidden: Tensor, context: Tensor, noise: Noise | None = None, *,
         mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """mask [b or 1, a/t or 1, q or 1, s], True where a query may see a token of the context."""
+        """mask [b or 1, a/t or 1, q/c or 1, s], True where a query may see a token of the context;
+        rows as this rank holds them, keys of the whole encoder."""
         query = self._by_head(self.query(hidden))
         key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
         seen = self.core(query, key, value, noise, mask=mask)
@@ -85,4 +97,8 @@ class ParallelCrossAttention(nn.Module):
 
     def extra_repr(self) -> str:
         own = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"
-        return f"{own}, d={self.head_dim}, dropout={self.core.dropout}, t={self.group.size}"
+        core = self.core
+        scale = "" if core.scale is None else f", scale={core.scale}"
+        split = f", c={core.cp.size}" if core.cp.size > 1 else ""
+        rest = f"d={self.head_dim}, dropout={core.dropout}{scale}"
+        return f"{own}, {rest}, t={self.group.size}{split}"

@@ -7,6 +7,7 @@ forward (g) and one backward (f). By hand: ffn 8 on t=2 keeps 4 columns of A and
 Gated (arXiv 2002.05202, section 2: swiglu, geglu): Z = (act(X G + g) * (X A + a)) B + b, where G
 and A are one fused product [gate | up], each part split by itself: ffn 8 on t=2, rank 1: columns
 4..8 and 12..16. Kept for backward: the fused product and what B multiplies, 3 f/t a token.
+geglu_tanh, with the approximate gelu, is T5 1.1's gated-gelu.
 
 Letters: b batch, s sequence, h hidden, f ffn, t ranks of the group.
 """
@@ -25,7 +26,7 @@ from mpctl.kernels.group import Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.parameters import Init
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu"]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu", "geglu_tanh"]
 
 # gelu is exact (arXiv 1606.08415), gelu_tanh the approximation that GPT-2 was trained with.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -34,7 +35,11 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-_GATES: dict[Activation, Callable[[Tensor], Tensor]] = {"swiglu": F.silu, "geglu": F.gelu}
+_GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "geglu_tanh": _ACTIVATIONS["gelu_tanh"],
+}
 
 
 class ParallelMLP(nn.Module):

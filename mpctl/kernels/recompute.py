@@ -6,8 +6,9 @@ Noise is a function of (seed, step, place), so the second forward draws the mask
 no generator state is saved or restored.
 
 The second forward ends at the last tensor that backward asks for. A layer with dropout needs the
-last mask, so it runs to its end; without dropout the product of the last row layer and its
-reduction are left out: of the 2 collectives of a layer (4 under sequence parallelism) 1 is saved.
+last mask, and a post-norm layer its last norm's input, so these run to their end; otherwise the
+product of the last row layer and its reduction are left out: of the 2 collectives of a layer (4
+under sequence parallelism) 1 is saved.
 
 By hand, y = f(x) = exp(exp(x)): plain autograd keeps exp(x) and y, checkpointed keeps x.
 """

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpctl.kernels.context import context_split
 from mpctl.kernels.group import Collective, Group
-from mpctl.kernels.parameters import Shard, assemble, shard_of
+from mpctl.kernels.parameters import Shard, assemble, is_partial, shard_of
 
 EXACT = 1e-10
 
@@ -21,6 +23,46 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 def grouped(rank: int, size: int, log: list[Collective] | None = None) -> Group:
     return Group(rank, size, record=None if log is None else log.append)
+
+
+def axes(rank: int, tp: int, cp: int, log: list[Collective] | None = None) -> tuple[Group, Group]:
+    """The groups of a rank of tp x cp: rank = tp + tp_size cp. Every rank makes every group."""
+    record = None if log is None else log.append
+    if tp == 1 or cp == 1:
+        return Group(rank % tp, tp, record=record), Group(rank // tp, cp, name="cp", record=record)
+    rows = [dist.new_group(range(r * tp, (r + 1) * tp)) for r in range(cp)]
+    columns = [dist.new_group(range(r, tp * cp, tp)) for r in range(tp)]
+    return (
+        Group(rank % tp, tp, rows[rank // tp], record=record),
+        Group(rank // tp, cp, columns[rank % tp], name="cp", record=record),
+    )
+
+
+def held(x: Tensor, tp: Group, cp: Group, split: bool = False) -> Tensor:
+    """The rows of x [b, s, ..] that a rank holds; split: under sequence parallelism."""
+    part = context_split(x, cp)
+    return (part.chunk(tp.size, 1)[tp.rank] if split else part).clone()
+
+
+def joined(pieces: list[Tensor], tp: int, cp: int, split: bool = False) -> Tensor:
+    """x [b, s, ..] from what `held` gave to each rank; rows held twice must agree."""
+    length = sum(piece.shape[1] for piece in pieces) // (1 if split else tp)
+    full = torch.full((pieces[0].shape[0], length, *pieces[0].shape[2:]), torch.nan).to(pieces[0])
+    places = torch.arange(length)[None]
+    for rank, piece in enumerate(pieces):
+        own = held(places, Group(rank % tp, tp), Group(rank // tp, cp), split)[0]
+        if not full[:, own].isnan().any():
+            close(piece, full[:, own])
+        full[:, own] = piece
+    return full
+
+
+def sum_gradients(module: nn.Module, tp: Group, cp: Group) -> None:
+    """What the optimizer does before it steps: partial ones over tp, all of them over cp."""
+    for parameter in module.parameters():
+        if is_partial(parameter):
+            parameter.grad = tp.all_reduce(parameter.grad)
+        parameter.grad = cp.all_reduce(parameter.grad)
 
 
 def logged(log: list[Collective]) -> list[tuple[str, str, int, str]]:

@@ -37,6 +37,9 @@ CASES: dict[str, dict] = {
     "mask causal shared": {"mask": True, "kv_heads": 1},
     "bias": {"causal": False, "bias": True},
     "bias recomputed": {"causal": False, "bias": True, "recompute_core": True},
+    "scale": {"scale": 1.0, "kv_heads": 2},
+    "scale bias": {"scale": 1.0, "causal": False, "bias": True},
+    "scale dropout": {"scale": 0.2, "bias": True, "dropout": 0.2},
     "all": {
         "rotary": True, "mask": True, "bias": True, "dropout": 0.2, "recompute_core": True,
         "kv_heads": 2,
@@ -109,7 +112,7 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, bias: Tensor) -> Tensor
         q, k, v = fused[:, :, head], fused[:, :, A + other], fused[:, :, A + kv + other]
         if "rotary" in wanted:
             q, k = _rotate(q), _rotate(k)
-        scores = torch.einsum("bqd,bkd->bqk", q, k) / D**0.5
+        scores = torch.einsum("bqd,bkd->bqk", q, k) * wanted.get("scale", D**-0.5)
         scores = scores + bias[:, head] if "bias" in wanted else scores
         shares = scores.exp() * seen
         shares = shares / shares.sum(-1, keepdim=True).clamp(min=1e-300) * factor[:, head]

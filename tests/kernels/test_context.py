@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
@@ -16,7 +15,7 @@ from mpctl.kernels.masks import partly_bidirectional_mask
 from mpctl.kernels.noise import Noise
 from mpctl.kernels.relative import RelativeBias
 from mpctl.kernels.rotary import Rotary
-from tests.kernels.oracle import close, fill, logged, numbers
+from tests.kernels.oracle import axes, close, fill, logged, numbers
 from tests.ranks import run_ranks
 
 B, S, H, A, K, D = 2, 16, 16, 4, 2, 4
@@ -65,13 +64,7 @@ def _run(rank: int, size: int) -> dict:
 
 
 def _run_with_tp(rank: int, size: int) -> dict:
-    """tp 2 x cp 2: rank = tp + 2 cp."""
-    pairs = {
-        axis: [dist.new_group(ranks) for ranks in members]
-        for axis, members in (("tp", ([0, 1], [2, 3])), ("cp", ([0, 2], [1, 3])))
-    }
-    tp = Group(rank % 2, 2, pairs["tp"][rank // 2])
-    cp = Group(rank // 2, 2, pairs["cp"][rank % 2], name="cp")
+    tp, cp = axes(rank, 2, 2)
     return {case: _case(case, tp, cp)[:2] for case in CASES}
 
 
@@ -163,6 +156,9 @@ def test_positions_by_hand() -> None:
         assert held.sort().values.tolist() == list(range(16))
     with pytest.raises(ValueError, match="12 is not divisible by 8"):
         context_blocks(12, 4, 0)
+    odd = torch.ones(1, 1, 3, 2)
+    with pytest.raises(ValueError, match="6 is not divisible by 4"):
+        context.gather_context(odd, odd, Group(0, 2))
 
 
 def test_noise_of_scattered_rows_and_columns_is_the_wholes() -> None:

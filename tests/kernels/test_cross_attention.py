@@ -1,4 +1,4 @@
-"""Cross attention against its formula: other lengths and widths, masks, dropout, traffic."""
+"""Cross attention against its formula: other lengths and widths, both split, masks, traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,20 @@ from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.masks import cross_padding_mask
 from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import is_partial
-from tests.kernels.oracle import close, copies, fill, gradients, grouped, logged, numbers, whole
+from tests.kernels.oracle import (
+    axes,
+    close,
+    copies,
+    fill,
+    gradients,
+    grouped,
+    held,
+    joined,
+    logged,
+    numbers,
+    sum_gradients,
+    whole,
+)
 from tests.ranks import run_ranks
 
 B, Q, S, H, C, A, D = 2, 4, 12, 16, 8, 4, 4
@@ -19,12 +32,15 @@ SAMPLES = torch.tensor([3, 9])
 REAL = torch.ones(B, S, dtype=torch.bool)
 REAL[0, 7:] = False
 CASES = {"plain": (0.0, False), "mask": (0.0, True), "mask dropout": (0.3, True)}
+SCALE = 0.7
 
 
-def _made(case: str, group: Group, split: bool = False) -> ParallelCrossAttention:
+def _made(
+    case: str, group: Group, split: bool = False, cp: Group | None = None
+) -> ParallelCrossAttention:
     made = ParallelCrossAttention(
-        H, A, group=group, site="x", context_hidden=C, dropout=CASES[case][0],
-        recompute_core=True, sequence_parallel=split, dtype=torch.float64,
+        H, A, group=group, site="x", context_hidden=C, dropout=CASES[case][0], scale=SCALE,
+        recompute_core=True, sequence_parallel=split, cp=cp, dtype=torch.float64,
     )  # fmt: skip
     fill(made)
     return made
@@ -58,7 +74,7 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, context: Tensor) -> Ten
     p, masked = CASES[case]
     q = (x @ w["query.weight"].T + w["query.bias"]).unflatten(-1, (A, D))
     kv = (context @ w["key_value.weight"].T + w["key_value.bias"]).unflatten(-1, (2, A, D))
-    scores = torch.einsum("bqad,bkad->baqk", q, kv[:, :, 0]) / D**0.5
+    scores = torch.einsum("bqad,bkad->baqk", q, kv[:, :, 0]) * SCALE
     shares = scores.exp() * (REAL[:, None, None] if masked else 1)
     shares = shares / shares.sum(-1, keepdim=True)
     ones = torch.ones(B, A, Q, S, dtype=torch.float64)
@@ -84,6 +100,42 @@ def test_cross_attention_against_its_formula(size: int, split: bool) -> None:
                     close(part[place], expected)
         for name, leaf in w.items():
             close(whole([part[3][name] for part in parts]), leaf.grad)
+
+
+def _run_context(rank: int, size: int) -> dict:
+    """cp alone: this rank's rows of decoder and encoder, whose lengths differ."""
+    results = {}
+    for case, (_, masked) in CASES.items():
+        log: list[Collective] = []
+        tp, cp = axes(rank, 1, size, log)
+        module = _made(case, tp, cp=cp)
+        x = held(numbers(B, Q, H, seed=8), tp, cp).requires_grad_()
+        context = held(numbers(B, S, C, seed=7), tp, cp).requires_grad_()
+        mask = cross_padding_mask(REAL, Q // size) if masked else None
+        y = module(x, context, Noise(5, 6, SAMPLES), mask=mask)
+        y.backward(held(numbers(B, Q, H, seed=9), tp, cp))
+        traffic = logged(log)
+        sum_gradients(module, tp, cp)
+        results[case] = [y.detach(), x.grad, context.grad, gradients(module), traffic]
+    return results
+
+
+def test_both_sequences_split_over_context_parallel_ranks() -> None:
+    results, message = run_ranks(_run_context, 2), 2 * B * A * S * D * 8
+    for case in CASES:
+        w = copies(_made(case, Group()))
+        x, context = numbers(B, Q, H, seed=8), numbers(B, S, C, seed=7)
+        y = _formula(case, w, x.requires_grad_(), context.requires_grad_())
+        y.backward(numbers(B, Q, H, seed=9))
+        parts = [result[case] for result in results]
+        for place, expected in enumerate((y.detach(), x.grad, context.grad)):
+            close(joined([part[place] for part in parts], 1, 2), expected)
+        for name, leaf in w.items():
+            close(whole([part[3][name] for part in parts]), leaf.grad)
+        for part in parts:
+            assert part[4] == [
+                (kind, "cp", message, "float64") for kind in ("all_gather", "reduce_scatter")
+            ]
 
 
 def test_one_all_reduce_forward_and_two_backward() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -37,7 +38,7 @@ def _made(kind: str, group: Group, split: bool) -> ParallelMLP:
 
 def _run(rank: int, size: int) -> dict:
     group, results = grouped(rank, size), {}
-    for kind in ("swiglu", "geglu"):
+    for kind in KINDS:
         for split in (False, True):
             module, n = _made(kind, group, split), S // size if split else S
             own = slice(rank * n, (rank + 1) * n) if split else slice(S)
@@ -59,6 +60,14 @@ def _gelu(x: Tensor) -> Tensor:
     return x * (1 + torch.erf(x / 2**0.5)) / 2
 
 
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """arXiv 1606.08415, section 2."""
+    return x * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
+
+
+KINDS = {"swiglu": _silu, "geglu": _gelu, "geglu_tanh": _gelu_tanh}
+
+
 def _formula(w: dict[str, Tensor], x: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
     gate = x @ w["up.weight"][:FFN].T + w["up.bias"][:FFN]
     up = x @ w["up.weight"][FFN:].T + w["up.bias"][FFN:]
@@ -68,7 +77,7 @@ def _formula(w: dict[str, Tensor], x: Tensor, act: Callable[[Tensor], Tensor]) -
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_gated_mlps_against_their_formula(size: int) -> None:
     results = [_run(0, 1)] if size == 1 else run_ranks(_run, size)
-    for kind, act in (("swiglu", _silu), ("geglu", _gelu)):
+    for kind, act in KINDS.items():
         w = copies(_made(kind, Group(), False))
         x = numbers(B, S, H, seed=8).requires_grad_()
         y = _formula(w, x, act)

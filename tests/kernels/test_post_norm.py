@@ -1,0 +1,157 @@
+"""The post-norm layer, BERT's, against plain torch over tp x cp x sequence parallelism."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from mpctl.kernels.context import context_positions
+from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.layer import ParallelTransformerLayer
+from mpctl.kernels.masks import padding_mask
+from mpctl.kernels.noise import Noise
+from tests.kernels import oracle
+from tests.kernels.oracle import (
+    axes,
+    below,
+    close,
+    copies,
+    fill,
+    gradients,
+    heads_of,
+    held,
+    joined,
+    logged,
+    numbers,
+    sum_gradients,
+    whole,
+)
+from tests.ranks import run_ranks
+
+B, S, H, A, D = 2, 8, 16, 4, 4
+SAMPLES = torch.tensor([12, 7])
+REAL = torch.ones(B, S, dtype=torch.bool)
+REAL[0, 5:] = False
+DROPOUTS = (0.0, 0.1)
+# sequence_parallel, recompute, partition and offload
+KINDS = [
+    (False, "none", False), (False, "selective", False), (False, "full", False),
+    (False, "full", True), (True, "none", False), (True, "full", False),
+]  # fmt: skip
+CASES = [(p, kind) for p in DROPOUTS for kind in KINDS]
+
+
+def _made(p: float, kind: tuple[bool, str, bool], tp: Group, cp: Group, order: str = "post"):
+    split, recompute, partition = kind
+    layer = ParallelTransformerLayer(
+        H, A, 4 * H, group=tp, cp=cp, site="layers.1", order=order, causal=False, eps=1e-12,
+        dropout=p, attention_dropout=p, sequence_parallel=split, recompute=recompute,
+        partition=partition, offload=partition, dtype=torch.float64,
+    )  # fmt: skip
+    fill(layer)
+    return layer
+
+
+def _one(rank: int, layout: tuple[int, int], p: float, kind: tuple[bool, str, bool]) -> list:
+    """Output, gradients of the input and of the weights, messages forward and backward."""
+    log: list[Collective] = []
+    (tp, cp), split = axes(rank, *layout, log), kind[0]
+    layer, rows = _made(p, kind, tp, cp), context_positions(S, cp.size, cp.rank)
+    x = held(numbers(B, S, H, seed=8), tp, cp, split).requires_grad_()
+    y = layer(x, Noise(5, 6, SAMPLES), mask=padding_mask(REAL)[:, :, rows])
+    forward = len(log)
+    y.backward(held(numbers(B, S, H, seed=9), tp, cp, split))
+    traffic = [logged(log[:forward]), logged(log[forward:])]
+    sum_gradients(layer, tp, cp)
+    return [y.detach(), x.grad, gradients(layer), *traffic]
+
+
+def _all(rank: int, _: int, layout: list[int]) -> list:
+    return [_one(rank, tuple(layout), *case) for case in CASES]
+
+
+def _attention(w: dict[str, Tensor], x: Tensor, factor: Tensor) -> Tensor:
+    q, k, v = (heads_of(part, D) for part in (x @ w["qkv.weight"].T + w["qkv.bias"]).chunk(3, -1))
+    shares = (torch.einsum("bhqd,bhkd->bhqk", q, k) / D**0.5).exp() * REAL[:, None, None]
+    shares = shares / shares.sum(-1, keepdim=True) * factor
+    found = torch.einsum("bhqk,bhkd->bqhd", shares, v).flatten(2)
+    return found @ w["output.weight"].T + w["output.bias"]
+
+
+def _norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return oracle.norm(w[f"{name}.weight"], w[f"{name}.bias"], x, 1e-12)
+
+
+@cache
+def _expected(p: float) -> tuple[list[Tensor], dict[str, Tensor]]:
+    w, noise = copies(_made(p, KINDS[0], Group(), Group())), Noise(5, 6, SAMPLES)
+    ones = torch.ones(B, S, H, dtype=torch.float64)
+    drawn = [noise.dropout(ones, p, site=f"layers.1.{name}") for name in ("attention", "mlp")]
+    ones = torch.ones(B, A, S, S, dtype=torch.float64)
+    site = "layers.1.attention.probabilities"
+    factor = noise.attention_dropout(ones, p, site=site, heads=range(A))
+    x = numbers(B, S, H, seed=8).requires_grad_()
+    y = _norm(w, "attention_norm", x + _attention(below(w, "attention"), x, factor) * drawn[0])
+    y = _norm(w, "mlp_norm", y + oracle.mlp(below(w, "mlp"), y) * drawn[1])
+    y.backward(numbers(B, S, H, seed=9))
+    return [y.detach(), x.grad], {name: leaf.grad for name, leaf in w.items()}
+
+
+LAYOUTS = [
+    (1, 1), (2, 1), (1, 2), pytest.param((2, 2), marks=pytest.mark.slow),
+    pytest.param((4, 1), marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=str)
+def outcomes(request: pytest.FixtureRequest) -> tuple:
+    """The layout and, for every case, what each rank found."""
+    tp, cp = request.param
+    if tp * cp == 1:
+        return (tp, cp), [[_one(0, (1, 1), *case)] for case in CASES]
+    ranks = run_ranks(_all, tp * cp, [tp, cp], timeout=200)
+    return (tp, cp), [list(case) for case in zip(*ranks, strict=True)]
+
+
+def test_outputs_and_all_gradients_are_the_plain_ones(outcomes: tuple) -> None:
+    layout, found = outcomes
+    for (p, kind), ranks in zip(CASES, found, strict=True):
+        values, weights = _expected(p)
+        for place, expected in enumerate(values):
+            close(joined([rank[place] for rank in ranks], *layout, kind[0]), expected)
+        assert weights.keys() == ranks[0][2].keys()
+        for name, expected in weights.items():
+            close(whole([rank[2][name] for rank in ranks]), expected)
+
+
+def test_a_second_forward_repeats_every_message(outcomes: tuple) -> None:
+    """The last norm needs its input: without dropout too, the last reduction runs again."""
+    (tp, cp), found = outcomes
+    for (p, (split, recompute, partition)), ranks in zip(CASES, found, strict=True):
+        if split:
+            forward = Counter(all_gather=2, reduce_scatter=2)
+            backward = Counter(all_gather=4, reduce_scatter=2)
+        else:
+            forward, backward = Counter(all_reduce=2), Counter(all_reduce=2)
+        if recompute == "full":
+            backward += forward
+        backward += Counter(all_gather=int(partition))
+        for rank in ranks:
+            for log, law in zip(rank[3:5], (forward, backward), strict=True):
+                sent = [entry for entry in log if entry[1] == "tp"]
+                assert Counter(entry[0] for entry in sent) == (law if tp > 1 else {}), (p, split)
+                assert {entry[2] for entry in sent} <= {B * S // cp * H * 8}
+
+
+def test_names_are_those_of_the_pre_norm_layer_and_the_order_matters() -> None:
+    post, pre = (_made(0.0, KINDS[0], Group(), Group(), order) for order in ("post", "pre"))
+    assert list(post.state_dict()) == list(pre.state_dict())
+    x = numbers(B, S, H)
+    assert (post(x) - pre(x)).abs().max() > 0.1
+    assert "order=post" in repr(post) and "order" not in repr(pre)
+    with pytest.raises(ValueError, match="'both' is not one of pre, post"):
+        _made(0.0, KINDS[0], Group(), Group(), "both")
