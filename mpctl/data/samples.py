@@ -11,8 +11,9 @@ Permutations are stable sorts of Philox's raw 64-bit words (Salmon et al. 2011),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ from mpctl.data.indexed import IndexedDataset
 from mpctl.errors import InputError
 
 EPOCHS_KEPT = 2
+Fields = dict[str, NDArray[Any]]
+"""What an objective makes of samples: arrays by name, the batch first in each."""
 
 
 def sample_numbers(
@@ -43,6 +46,20 @@ def sample_numbers(
         raise ValueError(f"rank {dp_rank} of {dp_size}, micro batch {micro_batch}: out of range")
     first = step * global_batch_size + micro_batch * per_micro_batch + dp_rank * micro_batch_size
     return range(first, first + micro_batch_size)
+
+
+def stack(samples: Iterable[Mapping[str, Any]]) -> Fields:
+    """Samples with the same fields as one batch: [s] each becomes [b, s], a number each [b]."""
+    rows = list(samples)
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def require_length(seq_length: int, *, least: int, holds: str) -> None:
+    """InputError when a sequence is too short for the smallest sample of an objective."""
+    if seq_length < least:
+        message = f"{seq_length} tokens do not hold {holds}"
+        raise InputError.of("seq-length-too-short", "model.seq_length", message,
+                            f"use {least} or more")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""BERT: an encoder that sees both sides, trained on masked tokens and pairs of texts."""

@@ -1,0 +1,10 @@
+"""Special tokens of GPT's objective: none, as text predicts text."""
+
+from __future__ import annotations
+
+from mpctl.spec.model import Model
+
+
+def special_tokens(model: Model) -> tuple[str, ...]:
+    """Names of the tokens that samples of this model hold beside text."""
+    return ()

@@ -1,0 +1,66 @@
+"""Lengths and special tokens of T5's span corruption (arXiv 1910.10683, section 3.1.4).
+
+Of n text tokens d = 15 %, rounded, are noise, in k = d / 3 spans, rounded; at least one each. The
+encoder reads n - d text tokens, a sentinel a span and </s>; the decoder writes d tokens, the
+sentinels and </s>. One token more of text makes the input longer by one or not at all, so some n
+fills every seq_length exactly, and the largest of them is taken, as T5's own code does.
+By hand: 512 hold n = 568, d = 85, k = 28: 568 - 85 + 28 + 1 = 512, and 85 + 28 + 1 = 114 targets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from mpctl.spec.model import Model
+
+PAD, END = "<pad>", "</s>"
+SHORTEST_TEXT = 2  # one token kept and one of noise: 3 tokens in, 3 out
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How much of `text` tokens is noise, in how many spans, and what that leaves to read."""
+
+    text: int
+    noise: int
+    spans: int
+
+    @classmethod
+    def of(cls, text: int) -> Lengths:
+        noise = max(1, (15 * text + 50) // 100)
+        return cls(text, noise, max(1, (2 * noise + 3) // 6))
+
+    @property
+    def kept(self) -> int:
+        return self.text - self.noise
+
+    @property
+    def inputs(self) -> int:
+        return self.kept + self.spans + 1
+
+    @property
+    def targets(self) -> int:
+        return self.noise + self.spans + 1
+
+
+def lengths(seq_length: int) -> Lengths:
+    """Of the longest text that fills seq_length; of the shortest one when that is below 3."""
+    texts = range(SHORTEST_TEXT, 2 * max(seq_length, SHORTEST_TEXT))
+    fitting = bisect_right(texts, seq_length, key=lambda text: Lengths.of(text).inputs)
+    return Lengths.of(texts[max(0, fitting - 1)])
+
+
+def target_length(seq_length: int) -> int:
+    """Tokens that the decoder has to write for an input of seq_length: 114 for 512."""
+    return lengths(seq_length).targets
+
+
+def sentinel(span: int) -> str:
+    return f"<extra_id_{span}>"
+
+
+def special_tokens(model: Model) -> tuple[str, ...]:
+    """Names of the tokens that samples of this model hold beside text, a sentinel a span."""
+    spans = lengths(model.seq_length).spans
+    return (*(sentinel(span) for span in range(spans)), PAD, END)
