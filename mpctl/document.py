@@ -119,20 +119,25 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
 def _estimate_entries(estimate: Estimate | None) -> dict[str, Any]:
     if estimate is None:
         return {}
-    entries: dict[str, Any] = {"communication": communication_entry(estimate)}
-    if estimate.parameters is not None:
-        entries["parameters"] = estimate.parameters
-        entries["memory"] = {
-            "stages": [_memory_entry(s) for s in estimate.memory],
-            "is_lower_bound": True,
-        }
-    entries["time"] = _time_entry(estimate.time)
-    return entries
+    return {
+        "communication": communication_entry(estimate),
+        "parameters": estimate.parameters,
+        "memory": {"stages": [_memory_entry(s) for s in estimate.memory], "is_lower_bound": True},
+        "time": _time_entry(estimate.time),
+    }
 
 
 def communication_entry(estimate: Estimate) -> dict[str, Any]:
-    block = estimate.block
-    layer: dict[str, Any] = {
+    """`layer` is a block of the first stack; an encoder-decoder has `decoder_layer` beside it."""
+    first, *others = estimate.blocks
+    entries = {f"{block.title.split()[0]}_layer": _block_entry(block) for block in others}
+    step = [[_message_entry(m) for m in stage] for stage in estimate.messages]
+    return {"phi_bytes": first.phi_bytes, "layer": _block_entry(first), **entries,
+            "step_by_stage": step}  # fmt: skip
+
+
+def _block_entry(block: BlockTraffic) -> dict[str, Any]:
+    parts = {
         name: {
             "all_reduces": part.all_reduces,
             "volume_phi": part.volume_phi,
@@ -140,9 +145,7 @@ def communication_entry(estimate: Estimate) -> dict[str, Any]:
         }
         for name, part in block.parts.items()
     }
-    layer |= _block_totals(block)
-    step = [[_message_entry(m) for m in stage] for stage in estimate.messages]
-    return {"phi_bytes": block.phi_bytes, "layer": layer, "step_by_stage": step}
+    return parts | _block_totals(block)
 
 
 def _block_totals(block: BlockTraffic) -> dict[str, Any]:

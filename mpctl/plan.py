@@ -62,13 +62,13 @@ def make_plan(job: JobSpec) -> Plan:
     checks = check_job(job)
     legal = all(check.status != "error" for check in checks)
     topology = find_topology(job)
-    stages = job_stages(job, job.model.layers) if job.model and legal else None
+    stages = job_stages(job, job.model.all_layers) if job.model and legal else None
     estimate = None
     if legal and topology and stages:  # a plan without a model never pays for the import
         from mpctl.estimate.job import estimate_job
 
         estimate = estimate_job(job, topology, stages)
-    if estimate and estimate.memory:
+    if estimate:
         heaviest = max(estimate.memory, key=lambda stage: stage.total_bytes)
         fits = memory_check(job, heaviest.total_bytes, heaviest.stage)
         checks += [fits] if fits else []

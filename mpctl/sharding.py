@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 AXIS_OF_DIM = {
     "batch": "dp",
     "seq": "cp",
+    "decoder_seq": "cp",
     "heads": "tp",
     "kv_heads": "tp",
     "ffn": "tp",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mpctl.rules import layout, model
+from mpctl.rules import family, layout, model
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 
@@ -24,6 +24,8 @@ RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it rea
     (layout.tensor_mode_rules, LAYOUT),
     (layout.zero_rules, LAYOUT),
     (model.model_rules, SHAPE),
+    (family.family_rules, SHAPE),
+    (family.decoder_rules, SHAPE),
     (model.head_rules, SHAPE),
     (model.width_rules, SHAPE),
     (model.sequence_rules, SHAPE),

@@ -36,7 +36,7 @@ LEVELS = {
 K_SEES = {
     "kernels": {"kernels"},
     "data": {"data"},
-    "families/module": {"families/module", "kernels"},
+    "families/module": {"families/module", "kernels", "data"},
     "weights": {"weights", "kernels"},
     "runtime": {"runtime", "families/module", "kernels", "data", "weights"},
 }
@@ -58,7 +58,8 @@ class Module:
     @cached_property
     def room(self) -> str:
         parts = self.path.relative_to(ROOT).with_suffix("").parts
-        is_module = parts[0] == "families" and parts[-1] in ("module", "batch")
+        torches = ("module", "batch", "modules", "parts", "samples")
+        is_module = parts[0] == "families" and parts[-1] in torches
         return "families/module" if is_module else parts[0]
 
     @cached_property

@@ -3,7 +3,8 @@
 Φ is the volume of one phase (reduce-scatter or all-gather) of an all-reduce of the hidden states,
 micro batch x seq x hidden x bytes. An all-reduce is 2Φ. A parallel layer (attention, or MLP)
 all-reduces once forward and once backward, 4Φ; a block holds two: 8Φ (arXiv 1909.08053, fig. 4).
-A ring sends 2(t-1)/t of each message from every rank.
+Cross attention reduces twice backward, for both of its inputs. A ring sends 2(t-1)/t of each
+message from every rank.
 
 With sequence parallelism each is split into its two phases, and the inputs of the column products
 are gathered once more in backward: 5Φ and 10Φ. All messages of a step: messages.py.
@@ -12,21 +13,28 @@ are gathered once more in backward: 5Φ and 10Φ. All messages of a step: messag
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 
-from mpctl.families.table import OperatorTable, Product, Weight
+from mpctl.families.table import Dims, Held, OperatorTable, Stack, Weight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
 from mpctl.units import DTYPE_BYTES
 
+Sizes = Mapping[str, int]
+
 
 @dataclass(frozen=True, slots=True)
 class PartTraffic:
-    """Collectives of one parallel layer over tp, forward and backward, for one micro batch."""
+    """Collectives of one parallel layer over tp, forward and backward, for one micro batch.
+
+    An all-reduce is two phases; an all-gather or a reduce-scatter is one.
+    """
 
     kinds: Counter[str]
+    volume_bytes: int
     phi_bytes: int
 
     @property
@@ -34,19 +42,15 @@ class PartTraffic:
         return self.kinds["all_reduce"]
 
     @property
-    def volume_phi(self) -> int:
-        """An all-reduce is two phases; an all-gather or a reduce-scatter is one."""
-        return self.kinds.total() + self.all_reduces
-
-    @property
-    def volume_bytes(self) -> int:
-        return self.volume_phi * self.phi_bytes
+    def volume_phi(self) -> int | float:
+        return _whole(self.volume_bytes, self.phi_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockTraffic:
-    """One transformer block, one micro batch."""
+    """One transformer block, one micro batch. title: of its stack."""
 
+    title: str
     phi_bytes: int
     tp: int
     parts: dict[str, PartTraffic]
@@ -56,8 +60,8 @@ class BlockTraffic:
         return sum(part.all_reduces for part in self.parts.values())
 
     @property
-    def volume_phi(self) -> int:
-        return sum(part.volume_phi for part in self.parts.values())
+    def volume_phi(self) -> int | float:
+        return _whole(self.volume_bytes, self.phi_bytes)
 
     @property
     def volume_bytes(self) -> int:
@@ -68,6 +72,10 @@ class BlockTraffic:
         return ring_bytes(self.volume_bytes, self.tp, phases=1)
 
 
+def _whole(amount: int, unit: int) -> int | float:
+    return amount // unit if amount % unit == 0 else amount / unit
+
+
 def ring_bytes(message: int, ranks: int, *, phases: int = 2) -> int | float:
     """Bytes that each rank of a ring sends: (t-1)/t of the message in each phase; an all-reduce has
     two, a reduce-scatter or an all-gather one."""
@@ -75,22 +83,42 @@ def ring_bytes(message: int, ranks: int, *, phases: int = 2) -> int | float:
     return exact // ranks if exact % ranks == 0 else exact / ranks
 
 
-def phi_bytes(job: JobSpec, model: Model) -> int:
-    """One phase of one all-reduce of the hidden states, bytes."""
-    seq = model.seq_length // job.parallel.cp
-    batch = job.training.micro_batch_size
-    return batch * seq * model.hidden * DTYPE_BYTES[job.training.dtype]
+def local_sizes(job: JobSpec, model: Model) -> Sizes:
+    """Elements of one micro batch on a rank of cp, by dimension: what messages are made of."""
+    cp, decoder = job.parallel.cp, model.decoder_seq_length or 0
+    return {"batch": job.training.micro_batch_size, "seq": model.seq_length // cp,
+            "decoder_seq": decoder // cp, "hidden": model.hidden}  # fmt: skip
 
 
-def block_traffic(job: JobSpec, model: Model, block: Iterable[Product]) -> BlockTraffic:
+def message_bytes(job: JobSpec, model: Model, dims: Dims) -> int:
+    """A tensor of these dimensions in the training dtype, whole over tp."""
+    sizes = local_sizes(job, model)
+    return prod(sizes[dim] for dim in dims) * DTYPE_BYTES[job.training.dtype]
+
+
+def phi_bytes(job: JobSpec, model: Model, stack: Stack) -> int:
+    """One phase of one all-reduce of the stack's hidden states, bytes."""
+    return message_bytes(job, model, ("batch", stack.seq, "hidden"))
+
+
+def block_traffic(job: JobSpec, model: Model, stack: Stack) -> BlockTraffic:
     """Collectives over tp of one block, counted product by product, recomputation left out."""
-    tp, phi = job.parallel.tp, phi_bytes(job, model)
-    counts: dict[str, Counter[str]] = {}
-    for product in block:
+    tp, phi = job.parallel.tp, phi_bytes(job, model, stack)
+    kinds: dict[str, Counter[str]] = {}
+    volumes: Counter[str] = Counter()
+    for product in stack.block.products:
         phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel)
-        kinds = counts.setdefault(product.part, Counter())
-        kinds.update((*phases.forward, *phases.backward) if tp > 1 else ())
-    return BlockTraffic(phi, tp, {part: PartTraffic(n, phi) for part, n in counts.items()})
+        sent = Counter((*phases.forward, *phases.backward) if tp > 1 else ())
+        kinds.setdefault(product.part, Counter()).update(sent)
+        message = message_bytes(job, model, product.message)
+        volumes[product.part] += message * (sent.total() + sent["all_reduce"])
+    parts = {part: PartTraffic(found, volumes[part], phi) for part, found in kinds.items()}
+    return BlockTraffic(stack.title, phi, tp, parts)
+
+
+def held_by(job: JobSpec, table: OperatorTable, spans: list[Span], *, stage: int) -> list[Held]:
+    """What a pipeline stage has of each stack."""
+    return table.held(spans, is_first=stage == 0, is_last=stage == job.parallel.pp - 1)
 
 
 def local_parameters(
@@ -101,12 +129,12 @@ def local_parameters(
 
     replicated_only: just those that every rank of tp holds whole.
     """
-    is_first, is_last = stage == 0, stage == job.parallel.pp - 1
-    ends = table.stage_weights([], is_first=is_first, is_last=is_last)
-    layers = sum(stop - start for start, stop in spans)
 
-    def held(weights: Iterable[Weight]) -> int:
-        kept = (w for w in weights if not (replicated_only and "tp" in w.axes()))
+    def count(weights: Iterable[Weight]) -> int:
+        kept = (w for w in weights if not (replicated_only and w.is_split))
         return sum(weight.local_numel(job.parallel.tp) for weight in kept)
 
-    return layers * held(table.block_weights) + held(ends)
+    found = held_by(job, table, spans, stage=stage)
+    ends = {weight.name: weight for held in found for weight in held.end_weights()}
+    blocks = sum(len(held.layers) * count(held.stack.block.weights) for held in found)
+    return blocks + count(ends.values())

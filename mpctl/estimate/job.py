@@ -8,8 +8,7 @@ from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, stage_memory
 from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
-from mpctl.families import find_table
-from mpctl.families.gpt.ops import BLOCK
+from mpctl.families import get_table
 from mpctl.families.table import OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.stages import Span
@@ -18,13 +17,13 @@ from mpctl.topology import Topology
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the model costs under this layout; absent parts say why in `time`."""
+    """What the model costs under this layout. blocks: one block of each stack."""
 
-    block: BlockTraffic
-    messages: tuple[tuple[Message, ...], ...] = ()
-    parameters: int | None = None
-    memory: tuple[StageMemory, ...] = ()
-    time: StepTime | str = "no operator table for this family yet"
+    blocks: tuple[BlockTraffic, ...]
+    messages: tuple[tuple[Message, ...], ...]
+    parameters: int
+    memory: tuple[StageMemory, ...]
+    time: StepTime | str
 
     @property
     def step_seconds(self) -> float | None:
@@ -35,11 +34,9 @@ def estimate_job(job: JobSpec, topology: Topology, stages: list[list[Span]]) -> 
     """Of a legal job with a model."""
     assert job.model is not None
     model = job.model
-    table = find_table(model, tp=job.parallel.tp)
-    if table is None:  # every family is made of the same two parallel layers
-        return Estimate(block=block_traffic(job, model, BLOCK))
+    table = get_table(model, tp=job.parallel.tp)
     return Estimate(
-        block=block_traffic(job, model, table.block),
+        blocks=tuple(block_traffic(job, model, stack) for stack in table.stacks),
         messages=tuple(_messages(job, table, stages)),
         parameters=table.numel,
         memory=tuple(stage_memory(job, model, table, stages)),

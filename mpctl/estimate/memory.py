@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpctl.estimate.communication import local_parameters
-from mpctl.families.table import OperatorTable
+from mpctl.estimate.communication import held_by, local_parameters, local_sizes
+from mpctl.families.table import Core, OperatorTable, Stack
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
@@ -56,15 +56,18 @@ def _one_stage(
     width = DTYPE_BYTES[training.dtype]
     moments = 2 * max(4, width)
     master = 4 if width < 4 else 0
-    layers = sum(stop - start for start, stop in spans)
     held = micro_batches_in_flight(job, stage)
+    kept = sum(
+        len(part.layers) * layer_activation_bytes(job, model, part.stack)
+        for part in held_by(job, table, spans, stage=stage)
+    )
     return StageMemory(
         stage=stage,
         parameters=count,
         parameter_bytes=_shared(count * width, dp, zero >= 3),
         gradient_bytes=_shared(count * DTYPE_BYTES[training.reduced_dtype], dp, zero >= 2),
         optimizer_bytes=_shared(count * (moments + master), dp, zero >= 1),
-        activation_bytes=round(layers * held * layer_activation_bytes(job, model)),
+        activation_bytes=round(held * kept),
     )
 
 
@@ -82,17 +85,28 @@ def micro_batches_in_flight(job: JobSpec, stage: int) -> float:
     return min(m, p - stage)
 
 
-def layer_activation_bytes(job: JobSpec, model: Model) -> float:
-    """Saved activations of one layer for one micro batch, bytes on one rank."""
-    training, tp = job.training, job.parallel.tp
-    seq = model.seq_length / job.parallel.cp
-    sbh = training.micro_batch_size * seq * model.hidden
+def layer_activation_bytes(job: JobSpec, model: Model, stack: Stack) -> float:
+    """Saved activations of one layer for one micro batch, bytes on one rank.
+
+    In units of the layer's own sbh: its norms and MLP 4 + 3 + 16/t, each attention 3 + 8/t (input,
+    mask; q, k, v and what they give: half of it by its keys' length) and its scores.
+    """
+    training, p, sizes = job.training, job.parallel, local_sizes(job, model)
+    own = sizes["batch"] * sizes[stack.seq] * model.hidden
     scale = DTYPE_BYTES[training.dtype] / 2
-    split = tp if job.parallel.sequence_parallel else 1
+    split = p.tp if p.sequence_parallel else 1
     if training.recompute == "full":
-        return 2 * sbh * scale / split
-    scores = 0.0
+        return 2 * own * scale / split
+    attentions = sum(_attention_bytes(job, model, core, split) for core in stack.cores)
+    norms = 2 * (1 + len(stack.cores))
+    return scale * (own * ((norms + 3) / split + 16 / p.tp) + attentions)
+
+
+def _attention_bytes(job: JobSpec, model: Model, core: Core, split: int) -> float:
+    training, tp, sizes = job.training, job.parallel.tp, local_sizes(job, model)
+    queries, keys = (sizes["batch"] * sizes[dim] for dim in (core.queries, core.keys))
+    products = model.hidden * (3 * queries / split + 4 * (queries + keys) / tp)
     holds_scores = model.attention == "unfused" or training.attention_dropout > 0
-    if holds_scores and training.recompute == "none":
-        scores = 5 * model.heads * model.seq_length / model.hidden / tp
-    return sbh * scale * (10 / split + 24 / tp + scores)
+    if not holds_scores or training.recompute != "none":
+        return products
+    return products + 5 * model.heads * queries * sizes[core.keys] * job.parallel.cp / tp

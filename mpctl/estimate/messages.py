@@ -11,12 +11,14 @@ status over the world (loss, stop, memory).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
+from math import prod
 
-from mpctl.estimate.communication import local_parameters, phi_bytes
-from mpctl.families.table import OperatorTable, Product
+from mpctl.estimate.communication import held_by, local_parameters, local_sizes, message_bytes
+from mpctl.families.table import Core, Held, OperatorTable, Part, Product
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
@@ -25,6 +27,7 @@ from mpctl.units import DTYPE_BYTES
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
 STATUS_BYTES = 8  # float64: the gradient norm's square; a step's status, a slot a rank
 STATUS_FIXED = 2  # of which loss and stop are not a rank's own
+Sent = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,49 +45,72 @@ def step_messages(
     job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], *, stage: int
 ) -> list[Message]:
     """Those of one rank of `stage`; a group of one sends nothing."""
-    is_first, is_last = stage == 0, stage == job.parallel.pp - 1
-    layers, m = sum(stop - start for start, stop in spans), job.num_microbatches
     found = chain(
-        _times(_block(job, model, table), layers * m),
-        _times(_ends(job, model, table.first if is_first else ()), m),
-        _times(_ends(job, model, table.last if is_last else ()), m),
-        _times(_loss(job, model), m if is_last else 0),
-        _once_a_step(job, model, table, spans, stage),
+        *(_stack(job, model, held) for held in held_by(job, table, spans, stage=stage)),
+        _once_a_step(job, table, spans, stage),
     )
     sizes = {**job.sizes, "dp": job.sizes["dp"] * job.sizes["cp"], "world": job.world_size}
     return [message for message in found if message.count and sizes[message.axis] > 1]
+
+
+def _stack(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
+    """Of all micro batches of a step."""
+    m = job.num_microbatches
+    yield from _times(_block(job, model, held), len(held.layers) * m)
+    for part in held.ends:
+        yield from _times(_end(job, model, part), m)
 
 
 def _times(messages: Iterable[Message], count: int) -> Iterator[Message]:
     return (replace(message, count=message.count * count) for message in messages)
 
 
-def _block(job: JobSpec, model: Model, table: OperatorTable) -> Iterator[Message]:
+def _block(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
     """One block and micro batch."""
-    phi, training = phi_bytes(job, model), job.training
-    phases = [_phases(job, product) for product in table.block]
-    forward = [kind for forward, _ in phases for kind in forward]
-    kinds = forward + [kind for _, backward in phases for kind in backward]
+    stack, training = held.stack, job.training
+    forward, backward = [], []
+    for product in stack.block.products:
+        ahead, back = _phases(job, model, product)
+        forward += ahead
+        backward += back
     again = training.recompute == "full"
+    sent = forward + backward
     if again:
-        kinds += forward if training.dropout else forward[:-1]
-        kinds += ["all_gather"] * training.partition_activations
-    yield from (Message("tp", kind, "blocks", phi, kinds.count(kind)) for kind in sorted({*kinds}))
-    yield from _keys_and_values(job, model, forwards=1 + again)
+        sent += forward if _runs_to_its_end(job, model) else forward[:-1]
+        kept = message_bytes(job, model, ("batch", stack.seq, "hidden"))
+        sent += [("all_gather", kept)] * training.partition_activations
+    yield from _counted(sent, stack.title)
+    for core in stack.cores:
+        yield from _keys_and_values(job, model, core, forwards=1 + again)
 
 
-def _phases(job: JobSpec, product: Product) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _runs_to_its_end(job: JobSpec, model: Model) -> bool:
+    """Whether backward asks for the last tensor of a block's forward: a mask, a norm's input."""
+    return job.training.dropout > 0 or model.norm_order == "post"
+
+
+def _phases(job: JobSpec, model: Model, product: Product) -> tuple[Sent, Sent]:
+    """(kind, bytes) of what it sends over tp, forward and backward."""
     phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel)
-    return phases.forward, phases.backward
+    if not (phases.forward or phases.backward):
+        return [], []
+    size = message_bytes(job, model, product.message)
+    return [(kind, size) for kind in phases.forward], [(kind, size) for kind in phases.backward]
 
 
-def _keys_and_values(job: JobSpec, model: Model, *, forwards: int) -> Iterator[Message]:
+def _counted(sent: Sent, what: str) -> Iterator[Message]:
+    for (kind, size), count in sorted(Counter(sent).items()):
+        yield Message("tp", kind, what, size, count)
+
+
+def _keys_and_values(job: JobSpec, model: Model, core: Core, *, forwards: int) -> Iterator[Message]:
     """Gathered forward, summed and scattered backward: over tp where it has more ranks than there
     are kv heads, over cp always."""
-    tp, width = job.parallel.tp, DTYPE_BYTES[job.training.dtype]
-    head = 2 * job.training.micro_batch_size * model.seq_length * model.head_size * width
+    tp, cp, width = job.parallel.tp, job.parallel.cp, DTYPE_BYTES[job.training.dtype]
+    sizes = local_sizes(job, model)
+    head = 2 * sizes["batch"] * sizes[core.keys] * cp * model.head_size * width
     if tp > model.kv_heads:
-        whole = head * model.kv_heads // job.parallel.cp
+        whole = head * model.kv_heads // cp
         yield Message("tp", "all_gather", "kv heads", whole, forwards)
         yield Message("tp", "reduce_scatter", "kv heads", whole, 1)
     local = head * max(1, model.kv_heads // tp)
@@ -92,23 +118,20 @@ def _keys_and_values(job: JobSpec, model: Model, *, forwards: int) -> Iterator[M
     yield Message("cp", "reduce_scatter", "keys and values", local, 1)
 
 
-def _ends(job: JobSpec, model: Model, products: Iterable[Product]) -> Iterator[Message]:
-    phi = phi_bytes(job, model)
-    for product in products:
-        kinds = [kind for phase in _phases(job, product) for kind in phase]
-        yield from (
-            Message("tp", kind, product.name, phi, kinds.count(kind)) for kind in sorted({*kinds})
-        )
-
-
-def _loss(job: JobSpec, model: Model) -> Iterator[Message]:
-    tokens = job.training.micro_batch_size * model.seq_length // job.parallel.cp
-    width = max(4, DTYPE_BYTES[job.training.dtype])  # float32 even for 16-bit logits
-    yield Message("tp", "all_reduce", "loss", tokens * width, LOSS_ALL_REDUCES)
+def _end(job: JobSpec, model: Model, part: Part) -> Iterator[Message]:
+    """One end of a stack and micro batch; logits bring their loss."""
+    for product in part.products:
+        forward, backward = _phases(job, model, product)
+        yield from _counted(forward + backward, product.name)
+        if "vocab" in product.writes:
+            sizes = local_sizes(job, model)
+            width = max(4, DTYPE_BYTES[job.training.dtype])  # float32 even for 16-bit logits
+            rows = prod(sizes[dim] for dim in product.rows)
+            yield Message("tp", "all_reduce", "loss", rows * width, LOSS_ALL_REDUCES)
 
 
 def _once_a_step(
-    job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], stage: int
+    job: JobSpec, table: OperatorTable, spans: list[Span], stage: int
 ) -> Iterator[Message]:
     width = DTYPE_BYTES[job.training.reduced_dtype]
     if job.parallel.sequence_parallel:

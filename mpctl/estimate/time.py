@@ -11,10 +11,11 @@ the cpu device, whose figure is a measured matmul rate, it is close.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
-from mpctl.estimate.communication import ring_bytes
+from mpctl.estimate.communication import held_by, local_sizes, ring_bytes
 from mpctl.estimate.messages import Message, step_messages
-from mpctl.families.table import OperatorTable, Product
+from mpctl.families.table import Core, OperatorTable, Part
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
@@ -95,21 +96,33 @@ def step_flops(
     job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], *, stage: int
 ) -> float:
     """FLOP of one rank of a stage in one step, forward and backward."""
-    tokens = job.training.micro_batch_size * model.seq_length / job.parallel.cp
-    layers = sum(stop - start for start, stop in spans)
-    block = sum(_product_flops(p, table, model) for p in table.block)
-    scores = 4 * model.seq_length * model.heads * model.head_size  # q k^T and p v
     passes = 4 if job.training.recompute == "full" else 3
-    forward = layers * (block + scores) * passes
-    if stage == job.parallel.pp - 1:
-        forward += sum(_product_flops(p, table, model) for p in table.last) * 3
-    return forward * tokens * job.num_microbatches / job.parallel.tp
+    total = 0.0
+    for held in held_by(job, table, spans, stage=stage):
+        scores = sum(_core_flops(job, model, core) for core in held.stack.cores)
+        block = _part_flops(job, model, held.stack.block) + scores
+        ends = sum(_part_flops(job, model, part) for part in held.ends)
+        total += len(held.layers) * block * passes + ends * 3
+    return total * job.num_microbatches
 
 
-def _product_flops(product: Product, table: OperatorTable, model: Model) -> float:
-    """2 x the elements of its matrix, for one token, before splitting over tp."""
-    if product.is_lookup:
-        return 0.0
-    names = {f"{product.name}.weight", "embedding.word.weight" if product.name == "head" else ""}
-    held = (*table.block_weights, *table.first_weights, *table.last_weights)
-    return 2.0 * next(weight.numel for weight in held if weight.name in names)
+def _core_flops(job: JobSpec, model: Model, core: Core) -> float:
+    """q k^T and p v of one micro batch, forward, on one rank; keys are of the whole sequence."""
+    sizes, p = local_sizes(job, model), job.parallel
+    pairs = sizes["batch"] * sizes[core.queries] * sizes[core.keys] * p.cp
+    return 4 * pairs * model.heads * model.head_size / p.tp
+
+
+def _part_flops(job: JobSpec, model: Model, part: Part) -> float:
+    """2 x rows x elements of each matrix, forward, on one rank: split with the matrix, or with the
+    rows under sequence parallelism; a lookup costs nothing."""
+    sizes = local_sizes(job, model)
+    weights = {weight.name: weight for weight in part.weights}
+    total = 0.0
+    for product in part.products:
+        if not product.is_lookup:
+            weight = weights[product.parameter]
+            is_split = weight.is_split or job.parallel.sequence_parallel
+            whole = 2 * weight.numel * prod(sizes[dim] for dim in product.rows)
+            total += whole / job.parallel.tp if is_split else whole
+    return total

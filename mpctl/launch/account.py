@@ -62,7 +62,7 @@ def _failure(outcome: Outcome) -> dict[str, Any]:
 def _comparison(plan: Plan, launch: LaunchPlan) -> list[dict[str, Any]]:
     """For every rank that finished: parameters and bytes of a step, planned and measured."""
     topology, estimate = plan.topology, plan.estimate
-    if topology is None or estimate is None or not estimate.memory:
+    if topology is None or estimate is None:
         return []
     return [_rank_comparison(account, topology, plan) for account in launch.run.documents("ranks")]
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from mpctl.errors import InputError, Issue
+from mpctl.families import special_tokens
 from mpctl.launch.machine import Machine
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
 from mpctl.shards import checkpoints, damage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
+from mpctl.spec.model import Model
 from mpctl.units import bytes_text
 
 Device = Literal["cpu", "cuda"]
@@ -25,7 +27,6 @@ RUNNABLE_DTYPES = ("fp32", "bf16", "fp64")
 # What the planner knows and the runtime does not run yet: setting, its value that runs.
 NOT_RUN_YET = (
     ("parallel.pp", 1), ("parallel.vpp", 1), ("parallel.zero", 0), ("parallel.tensor_mode", "1d"),
-    ("model.family", "gpt"),
 )  # fmt: skip
 
 # What may differ between a run and its resumption without changing the shape of any weight.
@@ -90,10 +91,6 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
         if value != runs:
             yield Issue("not-run-yet", where, f"{value!r} is planned but not run by this version",
                         f"use {runs!r}; `mpctl plan` takes it as it stands")  # fmt: skip
-    assert job.model is not None
-    if job.model.position == "relative":
-        yield Issue("not-run-yet", "model.position", "relative positions are planned but not run "
-                    "by this version", "use learned, rotary or none")  # fmt: skip
     training = job.training
     for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
         if dtype not in RUNNABLE_DTYPES:
@@ -109,7 +106,7 @@ def _world(plan: Plan, machine: Machine) -> Iterator[Issue]:
                         f"machine shows {machine.gpus}", "use fewer ranks, or --device cpu to "
                         "rehearse the same ranks on its cores")  # fmt: skip
         return
-    if plan.estimate is None or not plan.estimate.memory:
+    if plan.estimate is None:
         return
     need = world * max(s.total_bytes - s.activation_bytes for s in plan.estimate.memory)
     if need > machine.memory_bytes:
@@ -165,10 +162,7 @@ def _prepared(job: JobSpec, path: Path) -> Iterator[Issue]:
     except InputError as error:
         yield from error.issues
         return
-    if prepared.tokenizer_vocab_size > job.model.vocab:
-        yield Issue("vocabulary-fits-model", "model.vocab", f"{job.model.vocab} rows, but the "
-                    f"tokenizer of {path} has {prepared.tokenizer_vocab_size} pieces",
-                    f"use model.vocab {prepared.tokenizer_vocab_size} or more")  # fmt: skip
+    yield from _vocabulary(job.model, prepared.tokenizer_path, prepared.tokenizer_vocab_size)
     for split in (prepared.train, prepared.validation):
         is_needed = split is prepared.train or job.training.eval_samples > 0
         if is_needed and split.tokens <= job.model.seq_length:
@@ -176,6 +170,21 @@ def _prepared(job: JobSpec, path: Path) -> Iterator[Issue]:
                         f"{split.tokens} tokens, fewer than one sequence of "
                         f"{job.model.seq_length} and its last target",
                         "prepare more text, or use a shorter sequence")  # fmt: skip
+
+
+def _vocabulary(model: Model, tokenizer: Path, words: int) -> Iterator[Issue]:
+    """Text and the family's special tokens must fit the model's table."""
+    from mpctl.data.special import added_tokens, special_ids
+
+    if words > model.vocab:
+        yield Issue("vocabulary-fits-model", "model.vocab", f"{model.vocab} rows, but the "
+                    f"tokenizer {tokenizer} has {words} pieces",
+                    f"use model.vocab {words} or more")  # fmt: skip
+        return
+    try:
+        special_ids(added_tokens(tokenizer), special_tokens(model), vocab=model.vocab, words=words)
+    except InputError as error:
+        yield from error.issues
 
 
 def _corpus(job: JobSpec) -> Iterator[Issue]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from mpctl.families import special_tokens
 from mpctl.launch.plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
 from mpctl.launch.rundir import unusable
@@ -33,18 +34,24 @@ def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progr
 
 
 def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:
-    """The job's corpus, into RUN/data, unless it is there or the job names prepared data."""
+    """The job's corpus, into RUN/data, unless it is there or the job names prepared data.
+
+    The tokenizer leaves the ids of the family's special tokens free.
+    """
     from mpctl.data.manifest import MANIFEST
     from mpctl.data.prepare import prepare
+    from mpctl.data.special import added_tokens
 
     data, model = plan.job.data, plan.job.model
     out = plan.run.path / "data"
     if data.path is not None or (out / MANIFEST).exists():
         return
     assert model is not None and data.corpus is not None
+    tokenizer = None if data.tokenizer is None else Path(data.tokenizer)
+    known = {} if tokenizer is None else added_tokens(tokenizer)
+    reserved = sum(name not in known for name in special_tokens(model))
     prepare(
-        sources=data.corpus, out=out, vocab_size=model.vocab,
-        tokenizer=None if data.tokenizer is None else Path(data.tokenizer),
+        sources=data.corpus, out=out, vocab_size=model.vocab - reserved, tokenizer=tokenizer,
         validation_fraction=data.validation_fraction, max_bytes=data.max_bytes,
         seed=plan.job.training.seed, on_progress=on_progress,
     )  # fmt: skip

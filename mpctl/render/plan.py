@@ -23,6 +23,7 @@ from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
+    from mpctl.estimate.communication import BlockTraffic
     from mpctl.estimate.time import StepTime
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
@@ -70,10 +71,12 @@ def _headline(plan: Plan, topology: Topology) -> Text:
     )
     if plan.job.model is not None:
         model, estimate = plan.job.model, plan.estimate
-        count = estimate.parameters if estimate else None
-        size = f", {count_text(count)} parameters" if count else ""
-        text.append(f"\n{model.name or model.family}{size}: {model.layers} layers, ")
-        text.append(f"hidden {model.hidden}, heads {model.heads}, sequence {model.seq_length}")
+        size = f", {count_text(estimate.parameters)} parameters" if estimate else ""
+        both = f" + {model.decoder_layers}" if model.decoder_layers else ""
+        text.append(f"\n{model.name or model.family}{size}: {model.layers}{both} layers, ")
+        lengths = f" + {model.decoder_seq_length}" if model.decoder_seq_length else ""
+        text.append(f"hidden {model.hidden}, heads {model.heads}, ")
+        text.append(f"sequence {model.seq_length}{lengths}")
     return text
 
 
@@ -193,13 +196,17 @@ def _layers(spans: list[list[int]]) -> str:
 
 def _communication(plan: Plan, topology: Topology) -> RenderableType:
     assert plan.estimate is not None
-    block, numbers = plan.estimate.block, ("all-reduces", "volume", "bytes")
-    title = "\nTensor-parallel traffic of one block"
+    return Group(*(_block_table(block, topology) for block in plan.estimate.blocks))
+
+
+def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
+    numbers, stack = ("all-reduces", "volume", "bytes"), block.title.removesuffix("blocks")
+    title = f"\nTensor-parallel traffic of one {stack}block"
     table = _table(title, "parallel layer", *numbers, right=numbers)
     for name, part in block.parts.items():
-        volume, size = f"{part.volume_phi} Φ", bytes_text(part.volume_bytes)
+        volume, size = f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes)
         table.add_row(name, str(part.all_reduces), volume, size)
-    whole = (f"{block.volume_phi} Φ", bytes_text(block.volume_bytes))
+    whole = (f"{block.volume_phi:g} Φ", bytes_text(block.volume_bytes))
     table.add_row("block", str(block.all_reduces), *whole, style="bold")
     ring = f"a ring of {topology.sizes['tp']} sends {bytes_text(block.ring_bytes_per_rank)} a rank"
     note = f"Φ = {bytes_text(block.phi_bytes)}, one micro batch's hidden states; {ring}"
@@ -209,35 +216,34 @@ def _communication(plan: Plan, topology: Topology) -> RenderableType:
 def _costs(plan: Plan) -> Iterator[RenderableType]:
     estimate = plan.estimate
     assert estimate is not None
-    if estimate.memory:
-        table = _table(
-            "\nMemory of one rank, by stage (a lower bound)",
-            "stage",
-            "layers",
-            "parameters",
-            "weights",
-            "gradients",
-            "optimizer",
-            "activations",
-            "total",
-            right=("parameters", "weights", "gradients", "optimizer", "activations", "total"),
+    table = _table(
+        "\nMemory of one rank, by stage (a lower bound)",
+        "stage",
+        "layers",
+        "parameters",
+        "weights",
+        "gradients",
+        "optimizer",
+        "activations",
+        "total",
+        right=("parameters", "weights", "gradients", "optimizer", "activations", "total"),
+    )
+    for stage in estimate.memory[:32]:
+        spans = plan.stages[stage.stage] if plan.stages else ()
+        sizes = (
+            stage.parameter_bytes,
+            stage.gradient_bytes,
+            stage.optimizer_bytes,
+            stage.activation_bytes,
+            stage.total_bytes,
         )
-        for stage in estimate.memory[:32]:
-            spans = plan.stages[stage.stage] if plan.stages else ()
-            sizes = (
-                stage.parameter_bytes,
-                stage.gradient_bytes,
-                stage.optimizer_bytes,
-                stage.activation_bytes,
-                stage.total_bytes,
-            )
-            table.add_row(
-                str(stage.stage),
-                _layers([list(s) for s in spans]),
-                count_text(stage.parameters),
-                *map(bytes_text, sizes),
-            )
-        yield table
+        table.add_row(
+            str(stage.stage),
+            _layers([list(s) for s in spans]),
+            count_text(stage.parameters),
+            *map(bytes_text, sizes),
+        )
+    yield table
     yield _time(estimate.time)
 
 

@@ -139,15 +139,11 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
         )
     if job.model is None:
         return
-    for where, layers in (
-        ("model.layers", job.model.layers),
-        ("model.decoder_layers", job.model.decoder_layers),
-    ):
-        if layers is not None:
-            yield _stage_check(job, where, layers)
+    yield _stage_check(job, "model.layers", job.model.all_layers)
 
 
 def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
+    """Layers of encoder and decoder are numbered through: a stage may hold some of both."""
     try:
         stages = job_stages(job, layers)
     except UnevenLayersError as error:

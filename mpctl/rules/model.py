@@ -14,18 +14,6 @@ def model_rules(job: JobSpec) -> Iterator[Check]:
     model = job.model
     if model is None:
         return
-    if (model.family == "t5") != (model.decoder_layers is not None):
-        is_missing = model.decoder_layers is None
-        yield Check(
-            "decoder-layers",
-            "error",
-            "model.decoder_layers",
-            f"family {model.family} "
-            + ("needs them" if is_missing else f"has no decoder for {model.decoder_layers} layers"),
-            f"use {model.layers} for as many as encoder layers"
-            if is_missing
-            else "leave it out, or use family t5",
-        )
     if model.position == "learned" and model.max_positions < model.seq_length:
         yield Check(
             "max-positions",

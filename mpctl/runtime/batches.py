@@ -1,7 +1,7 @@
-"""Which tokens a rank sees: a function of seed, step and its data-parallel coordinate alone.
+"""Which samples a rank sees: a function of seed, step and its data-parallel coordinate alone.
 
 All tensor-parallel ranks of a replica read the same samples; together the replicas read the same
-global batch under every layout (data/samples.py states the law).
+global batch under every layout (data/samples.py states the law). What a sample is, its family says.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from mpctl.data.manifest import open_prepared
-from mpctl.data.samples import PackedSamples, sample_numbers
+from mpctl.data.manifest import Prepared, Split, open_prepared
+from mpctl.data.samples import sample_numbers
+from mpctl.data.special import added_tokens, special_ids
 from mpctl.errors import InputError
-from mpctl.families.batch import Batch
+from mpctl.families import special_tokens
+from mpctl.families.batch import Batch, Objective
+from mpctl.families.modules import OBJECTIVES
 from mpctl.kernels.context import context_split
 from mpctl.kernels.group import Group
 from mpctl.spec.job import JobSpec
@@ -29,14 +33,25 @@ class Batches:
         assert job.model is not None
         self.job, self.dp, self.cp, self.device = job, dp, cp, device
         self.vocab = job.model.vocab
-        prepared, length = open_prepared(data), job.model.seq_length
-        seed, wanted = job.training.seed, job.training.eval_samples
-        self.train = PackedSamples(prepared.train.open(), length, seed)
+        prepared = open_prepared(data)
+        self.train = self._objective(prepared, prepared.train, shuffle=True)
         self.validation = None
-        if wanted:
-            held = PackedSamples(prepared.validation.open(), length, seed, shuffle=False)
+        if job.training.eval_samples:
+            held = self._objective(prepared, prepared.validation, shuffle=False)
             self.validation = held
-            self.eval_samples = min(wanted, held.samples_per_epoch)
+            self.eval_samples = min(job.training.eval_samples, held.samples_per_epoch)
+
+    def _objective(self, prepared: Prepared, split: Split, *, shuffle: bool) -> Objective:
+        model, words = self.job.model, prepared.tokenizer_vocab_size
+        assert model is not None
+        special = special_ids(
+            added_tokens(prepared.tokenizer_path), special_tokens(model),
+            vocab=model.vocab, words=words,
+        )  # fmt: skip
+        return OBJECTIVES[model.family](
+            split.open(), model, seed=self.job.training.seed, special=special, words=words,
+            shuffle=shuffle,
+        )  # fmt: skip
 
     def step(self, step: int) -> Iterator[Batch]:
         """This rank's micro batches of one training step."""
@@ -61,14 +76,19 @@ class Batches:
         for start in range(0, len(own), size):
             yield self._batch(self.validation, list(own[start : start + size]))
 
-    def _batch(self, samples: PackedSamples, numbers: list[int]) -> Batch:
-        tokens = torch.from_numpy(samples.batch(numbers))
-        if int(tokens.max()) >= self.vocab:
-            raise InputError.of(
-                "token-outside-vocabulary", "data",
-                f"token {int(tokens.max())} in {samples.dataset.prefix} is outside the model's "
-                f"vocabulary of {self.vocab}", "prepare the data with the model's vocabulary",
-            )  # fmt: skip
-        tokens = tokens.to(self.device)
-        inputs, targets = (context_split(t, self.cp) for t in (tokens[:, :-1], tokens[:, 1:]))
-        return Batch(inputs.contiguous(), targets.contiguous(), torch.tensor(numbers))
+    def _batch(self, samples: Objective, numbers: list[int]) -> Batch:
+        fields = {name: torch.from_numpy(a) for name, a in samples.batch(numbers).items()}
+        for name, field in fields.items():
+            if name.endswith("tokens") and int(field.max()) >= self.vocab:
+                raise InputError.of(
+                    "token-outside-vocabulary", "data",
+                    f"token {int(field.max())} in {samples.dataset.prefix} is outside the model's "
+                    f"vocabulary of {self.vocab}", "prepare the data with the model's vocabulary",
+                )  # fmt: skip
+        held = {name: self._held(field) for name, field in fields.items()}
+        return Batch(torch.tensor(numbers), held)
+
+    def _held(self, field: Tensor) -> Tensor:
+        """[b, s] -> [b, s/c] on this rank's device; [b] as it is."""
+        field = field.to(self.device)
+        return context_split(field, self.cp).contiguous() if field.dim() > 1 else field

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from mpctl.families.gpt.module import GPT
+from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import build_mesh
@@ -42,7 +42,7 @@ def build_trainer(
     traffic = Traffic()
     mesh = build_mesh(topology, rank, device, record=traffic.record)
     dtype = TORCH_DTYPES[job.training.dtype]
-    model = GPT(
+    model = build_module(
         job.model, job.training, group=mesh.tp, cp=mesh.cp, dtype=dtype, device=device,
         sequence_parallel=job.parallel.sequence_parallel,
     )  # fmt: skip

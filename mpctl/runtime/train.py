@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpctl.families.gpt.module import GPT
+from mpctl.families import get_table
+from mpctl.families.batch import Family
 from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
@@ -37,7 +38,7 @@ class Trainer:
 
     job: JobSpec
     mesh: Mesh
-    model: GPT
+    model: Family
     buffer: GradientBuffer
     optimizer: Optimizer
     batches: Batches
@@ -104,7 +105,7 @@ class Trainer:
 
     def _tokens_per_step(self) -> int:
         assert self.job.model is not None
-        return (self.job.training.global_batch_size or 1) * self.job.model.seq_length
+        return (self.job.training.global_batch_size or 1) * self.job.model.tokens_per_sample
 
     def _accumulate(self) -> float:
         """Gradients of this rank's micro batches; returns their share of the mean loss."""
@@ -162,8 +163,10 @@ class Trainer:
 
     def _padded(self) -> dict[str, int]:
         """Tables whose height depends on tp, with the first row that only pads."""
-        assert self.job.model is not None
-        return dict.fromkeys(("embedding.word.weight", "head.weight"), self.job.model.vocab)
+        model = self.job.model
+        assert model is not None
+        weights = get_table(model, tp=1).weights()
+        return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}
 
 
 def _due(interval: int, step: int) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from mpctl.spec.base import Count, Positive, Table
 
 FamilyName = Literal["gpt", "bert", "t5", "glm"]
-DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions")  # see `derived`
+DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see `derived`
 
 
 class Model(Table):
@@ -33,8 +33,11 @@ class Model(Table):
     seq_length: Count
     decoder_seq_length: Count | None = Field(None, description="t5 only")
     max_positions: Count = Field(description="rows of a learned position table")
-    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"] = "gelu"
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    norm_order: Literal["pre", "post"] = Field(
+        "pre", description="norms before attention and MLP, or after their sums (bert's way)"
+    )
     norm_epsilon: Positive = 1e-5
     position: Literal["learned", "rotary", "relative", "none"] = "learned"
     rotary_base: Positive = Field(10000.0, description="of rotary positions")
@@ -42,6 +45,9 @@ class Model(Table):
         None,
         description="Llama 3.1: factor, low_freq_factor, high_freq_factor, original_max_position",
     )
+    relative_buckets: Count = Field(32, description="of relative positions: rows of the table")
+    relative_max_distance: Count = Field(128, description="beyond it all share the last bucket")
+    token_types: Count = Field(2, description="bert only: rows of the table of segments")
     attention: Literal["flash", "unfused"] = Field(
         "flash", description="whether the score matrix is ever held in memory"
     )
@@ -68,11 +74,22 @@ class Model(Table):
     @property
     def gated(self) -> bool:
         """Whether the MLP's first matrix is two: one of them gates the other."""
-        return self.activation in ("swiglu", "geglu")
+        return self.activation in ("swiglu", "geglu", "geglu_tanh")
+
+    @property
+    def all_layers(self) -> int:
+        """Of the encoder and the decoder, where there are two."""
+        return self.layers + (self.decoder_layers or 0)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Positions computed for one sample, encoder's and decoder's."""
+        return self.seq_length + (self.decoder_seq_length or 0)
 
 
-def derived(raw: dict[str, Any]) -> dict[str, int]:
-    """What a raw table leaves to follow from hidden, heads and seq_length, where those are legal.
+def derived(raw: dict[str, Any]) -> dict[str, int | str]:
+    """What a raw table leaves to follow from family, hidden, heads and seq_length, where those are
+    legal.
 
     By hand: hidden 64, heads 4 and seq_length 16 give ffn 256, kv_heads 4, head_dim 16 and
     max_positions 16; heads 5 gives no head_dim, and the rules say why.
@@ -83,6 +100,7 @@ def derived(raw: dict[str, Any]) -> dict[str, int]:
         "kv_heads": heads,
         "head_dim": hidden and heads and hidden % heads == 0 and hidden // heads,
         "max_positions": seq_length,
+        "norm_order": "post" if raw.get("family") == "bert" else "pre",
     }
     return {key: value for key, value in values.items() if value}
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mpctl.errors import InputError, Issue
-from mpctl.families import find_table
+from mpctl.families import get_table
 from mpctl.families.table import Weight
 from mpctl.spec.model import Model
 
@@ -132,8 +132,7 @@ def _inexpressible(model: Model, scheme: Scheme) -> Iterator[Issue]:
 
 def rows_of(model: Model) -> dict[str, Row]:
     """Every parameter of the model by its name, with where it lies in a directory of theirs."""
-    scheme, table = get_scheme(model), find_table(model, tp=1)
-    assert table is not None
+    scheme, table = get_scheme(model), get_table(model, tp=1)
     return {weight.name: _row(weight, model, scheme) for weight in table.weights()}
 
 

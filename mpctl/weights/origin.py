@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError, Issue
-from mpctl.families import find_table
+from mpctl.families import get_table
 from mpctl.shards import (
     MANIFEST,
     damaged,
@@ -235,8 +235,8 @@ def _values(checkpoint: Path, index: int) -> tuple[dict[str, Held], dict[str, An
 
 def _place_issues(checkpoint: Path, places: list[dict[str, Any]], model: Model) -> Iterator[Issue]:
     """Full shapes as recorded against the model's, whose vocabulary each tp pads otherwise."""
-    table = find_table(model, tp=len(places))
-    wanted = {weight.name: weight.shape for weight in table.weights()} if table else {}
+    table = get_table(model, tp=len(places))
+    wanted = {weight.name: weight.shape for weight in table.weights()}
     for index, shard in enumerate(places):
         held = {name: tuple(place["shape"]) for name, place in shard.items()}
         for name in sorted(wanted.keys() | held.keys()):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mpctl.errors import InputError
-from mpctl.families import find_table
+from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
 from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, sha256, shard_path
 from mpctl.spec.model import Model
@@ -93,8 +93,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
 
 
 def _entries_of_ours(hub: Hub) -> tuple[list[Entry], dict[str, Any]]:
-    table = find_table(hub.model, tp=1)
-    assert table is not None
+    table = get_table(hub.model, tp=1)
     entries, places = [], {}
     for weight in table.weights():
         first = hub.tensors[hub.rows[weight.name].pieces[0].name]

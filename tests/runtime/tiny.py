@@ -79,17 +79,25 @@ def train(job: JobSpec, run_dir: Path) -> list[dict[str, Any]]:
 def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     records = list(trainer.run())
+    buffer = trainer.buffer
+    gradients = dict(zip(buffer.parameters, buffer.views, strict=True))  # of the last step
     return {
         "records": records,
         "coords": trainer.mesh.coords,
         "traffic": trainer.step_traffic,
         "count": sum(p.numel() for p in trainer.model.parameters()),
         "weights": {
-            name: (list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks], p.data)
-            for name, p in trainer.model.named_parameters()
-            for shard in [shard_of(p)]
+            name: (*_place(shard_of(p)), p.data) for name, p in trainer.model.named_parameters()
         },
-    }
+        "gradients": {
+            name: (*_place(shard_of(p)), gradients[p])
+            for name, p in trainer.model.named_parameters() if p in gradients
+        },
+    }  # fmt: skip
+
+
+def _place(shard: Shard) -> tuple[list[int], int | None, list[list[int]]]:
+    return list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks]
 
 
 def column(ranks: list[dict[str, Any]], name: str = "loss") -> list[float]:
@@ -97,13 +105,16 @@ def column(ranks: list[dict[str, Any]], name: str = "loss") -> list[float]:
     return [record[name] for record in ranks[0]["records"]]
 
 
-def whole_weights(ranks: list[dict[str, Any]], replica: int = 0) -> dict[str, torch.Tensor]:
-    """One replica's parameters put together again, padding rows left out."""
-    parts = [rank["weights"] for rank in ranks if rank["coords"]["dp"] == replica]
+def whole_weights(
+    ranks: list[dict[str, Any]], replica: int = 0, *, what: str = "weights", vocab: int = VOCAB
+) -> dict[str, torch.Tensor]:
+    """One replica's parameters, or gradients, put together again, padding rows left out."""
+    place = {"dp": replica, "cp": 0}
+    parts = [rank[what] for rank in ranks if rank["coords"].items() >= place.items()]
     whole = {}
     for name in parts[0]:
         held = [part[name] for part in parts]
         shards = [Shard(tuple(s), d, tuple(range(*b) for b in bs)) for s, d, bs, _ in held]
         whole[name] = assemble(shards, [piece for *_, piece in held])
-    whole["embedding.word.weight"] = whole["embedding.word.weight"][:VOCAB]
-    return whole
+    padded = {"embedding.word.weight", "head.weight", "head.bias"} & whole.keys()
+    return whole | {name: whole[name][:vocab] for name in padded}

@@ -15,7 +15,11 @@ from mpctl.spec.presets import KINDS, find_preset, get_preset, preset_names
 from mpctl.spec.training import RuntimeName
 
 GIB = 2**30
-JOBS_OF_THE_CONTRACT = {"demo", "two-nodes-16-gpus", "megatron-8.3b-512", "tp8-dp192"}
+JOBS_OF_THE_CONTRACT = {
+    "demo", "demo-llama", "demo-bert", "demo-t5", "demo-glm", "two-nodes-16-gpus",
+    "megatron-8.3b-512", "tp8-dp192",
+}  # fmt: skip
+DEMOS = {"demo-gpt", "demo-llama", "demo-bert", "demo-t5", "demo-glm"}
 
 
 def table(kind: Any, name: str) -> dict[str, Any]:
@@ -151,7 +155,7 @@ def test_model_has_its_published_size(name: str) -> None:
 
 
 def test_every_model_preset_is_held_against_a_published_size() -> None:
-    assert set(preset_names("models")) - set(PUBLISHED) == {"demo-gpt", "demo-llama"}
+    assert set(preset_names("models")) - set(PUBLISHED) == DEMOS
 
 
 @pytest.mark.parametrize("name", preset_names("jobs"))
@@ -162,7 +166,7 @@ def test_job_fills_its_world_and_divides_its_batch(name: str) -> None:
     per_pass = job.training.micro_batch_size * sizes["dp"]
     assert job.training.global_batch_size == per_pass * job.num_microbatches
     assert job.model is not None
-    assert job.model.layers % (sizes["pp"] * job.parallel.vpp) == 0
+    assert job.model.all_layers % (sizes["pp"] * job.parallel.vpp) == 0
     assert job.model.heads % sizes["tp"] == 0
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from mpctl.document import communication_entry
 from mpctl.estimate.communication import block_traffic, local_parameters, phi_bytes
 from mpctl.estimate.messages import Message
-from mpctl.families.gpt.ops import BLOCK, HEAD, LOOKUP, operator_table
+from mpctl.families.gpt.ops import BLOCK, HIDDEN, operator_table
+from mpctl.families.shapes import head, lookup
 from mpctl.families.table import OperatorTable
 from mpctl.plan import Plan, load_plan, make_plan
 from mpctl.spec.job import JobSpec
@@ -50,8 +51,8 @@ def test_a_block_all_reduces_four_times(
         }
     )
     phi = micro * (1024 // cp) * 768 * dtype[1]
-    block = block_traffic(job, shape_of(job), BLOCK)
-    assert block.phi_bytes == phi_bytes(job, shape_of(job)) == phi
+    block = block_traffic(job, shape_of(job), table_of(job).stacks[0])
+    assert block.phi_bytes == phi_bytes(job, shape_of(job), table_of(job).stacks[0]) == phi
     assert set(block.parts) == {"attention", "mlp"}
     for part in block.parts.values():
         assert (part.all_reduces, part.volume_phi, part.volume_bytes) == (2, 4, 4 * phi)
@@ -61,7 +62,7 @@ def test_a_block_all_reduces_four_times(
 
 def test_one_rank_of_tp_sends_nothing() -> None:
     job = job_of({"parallel.dp": 4})
-    block = block_traffic(job, shape_of(job), BLOCK)
+    block = block_traffic(job, shape_of(job), table_of(job).stacks[0])
     totals = (block.all_reduces, block.volume_phi, block.volume_bytes, block.ring_bytes_per_rank)
     assert totals == (0, 0, 0, 0)
     assert block.phi_bytes == 1024 * 768 * 4
@@ -69,7 +70,8 @@ def test_one_rank_of_tp_sends_nothing() -> None:
 
 def test_f_and_g_of_each_product() -> None:
     """arXiv 1909.08053, figure 3: columns reduce backward (f), rows forward (g)."""
-    axes = {p.name: (p.forward_axes, p.backward_axes) for p in (*BLOCK, LOOKUP, HEAD)}
+    ends = (lookup(HIDDEN), head(HIDDEN, tied=True))
+    axes = {p.name: (p.forward_axes, p.backward_axes) for p in (*BLOCK, *ends)}
     assert axes == {
         "attention.qkv": ((), ("tp",)),
         "attention.output": (("tp",), ()),
@@ -138,8 +140,9 @@ def test_ranks_hold_every_split_weight_once_and_every_whole_one_tp_times(tp: int
     table = table_of(job)
     stages = [[(k * 12 // pp, (k + 1) * 12 // pp)] for k in range(pp)]
     held = sum(tp * local_parameters(job, table, s, stage=k) for k, s in enumerate(stages))
-    whole = sum(w.numel for w in table.weights() if "tp" not in w.axes())
-    copies = table.tied.numel if pp > 1 and table.tied else 0  # the last stage's word table
+    whole = sum(w.numel for w in table.weights() if not w.is_split)
+    word = next(table.weights())
+    copies = word.numel if pp > 1 else 0  # the last stage's word table
     assert held == table.numel + (tp - 1) * whole + copies
 
 

@@ -16,7 +16,12 @@ from mpctl.rules.check import Check, divides, listed, nearest
 from tests.unit.jobs import answers, job_of
 
 TWO_NODES = {"cluster.nodes": 2, "cluster.gpus_per_node": 8}
-T5 = {"model.family": "t5"}
+T5 = {
+    "model.family": "t5",
+    "model.position": "relative",
+    "model.decoder_layers": 12,
+    "model.decoder_seq_length": 256,
+}
 
 
 @dataclass(frozen=True)
@@ -171,9 +176,9 @@ CASES = (
         "layers-per-stage",
         {**T5, "model.decoder_layers": 6, "parallel.pp": 3},
         {**T5, "model.decoder_layers": 7, "parallel.pp": 3},
-        "model.decoder_layers",
-        ("7 layers", "3 stages"),
-        r"6 or 9 layers",
+        "model.layers",
+        ("19 layers", "3 stages"),
+        r"18 or 21 layers",
     ),
     Case(
         "tensor-mode",
@@ -202,8 +207,8 @@ CASES = (
     ),
     Case(
         "decoder-layers",
-        {**T5, "model.decoder_layers": 12},
         T5,
+        {**T5, "model.decoder_layers": None},
         "model.decoder_layers",
         ("family t5 needs",),
         r"use 12",
@@ -215,6 +220,67 @@ CASES = (
         "model.decoder_layers",
         ("family gpt", "3 layers"),
         r"leave it out, or use family t5",
+    ),
+    Case(
+        "decoder-length",
+        T5,
+        {**T5, "model.decoder_seq_length": None},
+        "model.decoder_seq_length",
+        ("family t5 needs",),
+        r"use 229",  # span corruption of 1024 inputs
+    ),
+    Case(
+        "decoder-length",
+        {},
+        {"model.decoder_seq_length": 64},
+        "model.decoder_seq_length",
+        ("family gpt", "64 tokens"),
+        r"leave it out, or use family t5",
+    ),
+    Case(
+        "cp-divides-decoder",
+        {**T5, "parallel.cp": 2},
+        {**T5, "parallel.cp": 2, "model.decoder_seq_length": 114},
+        "model.decoder_seq_length",
+        ("4", "114 decoder tokens"),
+        r"multiple of 4",
+    ),
+    Case(
+        "sp-divides-decoder",
+        {**T5, "parallel.tp": 4, "parallel.sequence_parallel": True},
+        {
+            **T5,
+            "parallel.tp": 4,
+            "parallel.sequence_parallel": True,
+            "model.decoder_seq_length": 114,
+        },
+        "model.decoder_seq_length",
+        ("4", "114 decoder tokens"),
+        r"multiple of 4",
+    ),
+    Case(
+        "family-positions",
+        {"model.position": "rotary"},
+        {"model.family": "bert", "model.position": "rotary"},
+        "model.position",
+        ("bert", "rotary"),
+        r"use learned",
+    ),
+    Case(
+        "family-norms",
+        {"model.family": "bert", "model.norm_order": "post"},
+        {"model.norm_order": "post"},
+        "model.norm_order",
+        ("gpt", "before"),
+        r"use pre",
+    ),
+    Case(
+        "family-kv-heads",
+        T5,
+        {**T5, "model.kv_heads": 4},
+        "model.kv_heads",
+        ("4", "12"),
+        r"use 12",
     ),
     Case(
         "max-positions",

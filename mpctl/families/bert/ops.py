@@ -1,0 +1,74 @@
+"""The operator table of BERT: embeddings, L blocks, a word head and a next-sentence head.
+
+Devlin et al., arXiv 1810.04805: word, position and segment tables, summed and normed; blocks whose
+norms come after the sums; over every token h x h, gelu and a norm before the tied table with a
+bias a word; over the first token h x h, tanh and two classes. Both heads' h x h are whole on every
+rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatron's rearranged BERT
+(arXiv 1909.08053, figure 7): no norm of the embeddings, one after the last block.
+"""
+
+from __future__ import annotations
+
+from mpctl.families.shapes import (
+    attention_weights,
+    head,
+    linear_weights,
+    lookup,
+    mlp,
+    mlp_weights,
+    norm_weights,
+    self_attention,
+    word_table,
+)
+from mpctl.families.table import Core, Dims, OperatorTable, Part, Product, Stack, Weight
+from mpctl.spec.model import Model
+
+HIDDEN: Dims = ("batch", "seq", "hidden")
+FIRST: Dims = ("batch", "hidden")
+BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
+TRANSFORM = Product("transform", "head", HIDDEN, ("hidden", "features"), (*HIDDEN[:2], "features"))
+POOLER = Product("pooler", "next", FIRST, ("hidden", "features"), ("batch", "features"))
+NEXT = Product("next", "next", POOLER.writes, ("features", "classes"), ("batch", "classes"))
+CLASSES = 2
+
+
+def operator_table(model: Model, *, tp: int) -> OperatorTable:
+    """tp only matters to how far the vocabulary is padded."""
+    word = word_table(model, tp=tp)
+    is_post = model.norm_order == "post"
+    stack = Stack(
+        "layers",
+        model.layers,
+        Part(BLOCK, (*attention_weights(model), *mlp_weights(model))),
+        (Core("attention"),),
+        entry=Part(
+            (lookup(HIDDEN),),
+            (word, *_places(model), *(norm_weights("embedding.norm", model) if is_post else ())),
+        ),
+        exit=Part(
+            (TRANSFORM, head(HIDDEN, tied=model.tied_embeddings), POOLER, NEXT),
+            (*(() if is_post else norm_weights("final_norm", model)), *_heads(model, word)),
+        ),
+    )
+    return OperatorTable((stack,))
+
+
+def _places(model: Model) -> tuple[Weight, ...]:
+    heights = {"position": model.max_positions, "types": model.token_types}
+    return tuple(
+        Weight(f"embedding.{name}.weight", (height, model.hidden), (name, "hidden"))
+        for name, height in heights.items()
+    )
+
+
+def _heads(model: Model, word: Weight) -> tuple[Weight, ...]:
+    hidden, features = ("hidden", model.hidden), ("features", model.hidden)
+    output = word if model.tied_embeddings else Weight("head.weight", word.shape, word.dims)
+    return (
+        *linear_weights("transform", features, hidden, bias=True),
+        *norm_weights("transform_norm", model),
+        output,
+        Weight("head.bias", word.shape[:1], ("vocab",)),
+        *linear_weights("pooler", features, hidden, bias=True),
+        *linear_weights("next", ("classes", CLASSES), features, bias=True),
+    )

@@ -1,0 +1,43 @@
+"""The module and the objective of each family, for the runtime; torch is needed to look here.
+
+A module's class takes (model, training, *, group, cp, sequence_parallel, dtype, device).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mpctl.families.batch import Family, Objective
+from mpctl.families.bert import samples as bert
+from mpctl.families.bert.module import BERT
+from mpctl.families.glm import samples as glm
+from mpctl.families.glm.module import GLM
+from mpctl.families.gpt import samples as gpt
+from mpctl.families.gpt.module import GPT
+from mpctl.families.t5 import samples as t5
+from mpctl.families.t5.module import T5
+from mpctl.kernels.group import Group
+from mpctl.spec.model import FamilyName, Model
+from mpctl.spec.training import Training
+
+MODULES: dict[FamilyName, Any] = {"gpt": GPT, "bert": BERT, "t5": T5, "glm": GLM}
+OBJECTIVES: dict[FamilyName, type[Objective]] = {
+    "gpt": gpt.Samples,
+    "bert": bert.Samples,
+    "t5": t5.Samples,
+    "glm": glm.Samples,
+}
+
+
+def build_module(
+    model: Model, training: Training, *, group: Group, cp: Group, sequence_parallel: bool,
+    dtype: torch.dtype, device: torch.device,
+) -> Family:  # fmt: skip
+    """The family's module, uninitialised."""
+    module: Family = MODULES[model.family](
+        model, training, group=group, cp=cp, sequence_parallel=sequence_parallel, dtype=dtype,
+        device=device,
+    )  # fmt: skip
+    return module
