@@ -37,7 +37,7 @@ K_SEES = {
     "kernels": {"kernels"},
     "data": {"data"},
     "families/module": {"families/module", "kernels", "data"},
-    "weights": {"weights", "kernels"},
+    "weights": {"weights", "kernels", "data"},
     "runtime": {"runtime", "families/module", "kernels", "data", "weights"},
 }
 LOOKS_INTO_K = {"launch", "cli", "render"}  # before a run, in functions; a launch without torch

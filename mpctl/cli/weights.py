@@ -22,7 +22,7 @@ Out = Annotated[
 def weights() -> None:
     """Start from weights that others trained, and give trained ones back.
 
-    GPT-2 and Llama shapes. A launch also reads a Hugging Face directory as it stands:
+    GPT-2, Llama, BERT and T5 shapes. A launch also reads a Hugging Face directory as it stands:
     --set training.init_from=DIR.
     """
 
@@ -62,13 +62,14 @@ def export(
     ] = 5_000_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Write what GPT2LMHeadModel or LlamaForCausalLM load, from a run of any layout."""
+    """Write what the shape's class of transformers loads, from a run of any layout."""
     from mpctl.render.tasks import TaskBar
     from mpctl.weights.writer import export_weights
 
     with TaskBar() as bar:
         written = export_weights(run, out, shard_bytes=shard_bytes, on_progress=bar.update)
-    load = f"from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(out)!r})"
+    imported = f"from transformers import {written.architecture} as M"
+    load = f"{imported}; M.from_pretrained({str(out)!r})"
     _print(written, ["python", "-c", load], as_json=as_json)
 
 

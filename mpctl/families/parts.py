@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding
@@ -15,7 +16,7 @@ from mpctl.kernels.group import Group
 from mpctl.kernels.layer import ParallelTransformerLayer, held_rows
 from mpctl.kernels.masks import Places
 from mpctl.kernels.noise import Noise
-from mpctl.kernels.parameters import Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
 from mpctl.kernels.rotary import Rotary
 from mpctl.sharding import local_range, padded_vocab
 from mpctl.spec.model import Model
@@ -39,6 +40,21 @@ class Table(nn.Module):
         """[s, h] of the rows of a range, or [..., h] of the rows that a tensor names."""
         weight: Tensor = self.weight
         return weight[rows.start : rows.stop] if isinstance(rows, range) else weight[rows]
+
+
+class WholeLinear(nn.Module):
+    """[..., i] -> [..., o] by a matrix that every rank holds whole."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, init: Init, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.weight = shard_parameter(Shard((outputs, inputs)), init=init, **place)
+        self.bias = shard_parameter(Shard((outputs,)), init=ZEROS, **place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 class Embedding(nn.Module):

@@ -42,6 +42,11 @@ _GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The function itself; of a gated MLP, its gate's."""
+    return {**_ACTIVATIONS, **_GATES}[name]
+
+
 class ParallelMLP(nn.Module):
     """[b, s, h] -> [b, s, f/t] -> [b, s, h]; with sequence_parallel from and to [b, s/t, h]."""
 

@@ -19,7 +19,8 @@ def print_written(written: Written, *, use: list[str]) -> None:
     model, table = written.model, Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_row("class", written.architecture)
-    table.add_row("model", f"{model.layers} layers, hidden {model.hidden}, {model.heads} heads, "
+    layers = f"{model.layers} + {model.decoder_layers}" if model.decoder_layers else model.layers
+    table.add_row("model", f"{layers} layers, hidden {model.hidden}, {model.heads} heads, "
                   f"vocabulary {model.vocab:,}")  # fmt: skip
     table.add_row("parameters", f"{count_text(written.parameters)}, {written.dtype}, "
                   f"{bytes_text(written.bytes)}")  # fmt: skip

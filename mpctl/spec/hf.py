@@ -31,6 +31,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "head_dim": ("head_dim", "d_kv"),
     "vocab": ("vocab_size",),
     "seq_length": ("max_position_embeddings", "n_positions", "n_ctx"),
+    "token_types": ("type_vocab_size",),
+    "relative_buckets": ("relative_attention_num_buckets",),
+    "relative_max_distance": ("relative_attention_max_distance",),
     "norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"),
     "tied_embeddings": ("tie_word_embeddings",),
 }
@@ -41,6 +44,7 @@ LLAMA: Raw = {
     "position": "rotary",
     "bias": False,
     "tied_embeddings": False,
+    "norm_epsilon": 1e-6,
 }
 T5: Raw = {
     "family": "t5",
@@ -48,13 +52,17 @@ T5: Raw = {
     "norm": "rmsnorm",
     "position": "relative",
     "bias": False,
-    "seq_length": 512,
+    "head_dim": 64,
+    "norm_epsilon": 1e-6,
 }
+# Relative positions set no bound: the lengths T5 was trained at, inputs and the targets that
+# corrupting 15 % of 568 tokens in spans of 3 leaves (arXiv 1910.10683, sections 3.1.2 and 3.1.4).
+T5_LENGTHS: Raw = {"seq_length": 512, "decoder_seq_length": 114}
 FAMILIES: dict[str, Raw] = {
     "gpt2": {"family": "gpt", "activation": "gelu_tanh", "tied_embeddings": True},
     "llama": LLAMA,
     "mistral": LLAMA,
-    "bert": {"family": "bert"},
+    "bert": {"family": "bert", "norm_epsilon": 1e-12},
     "t5": T5,
 }
 ACTIVATION_NAMES = ("activation_function", "hidden_act", "feed_forward_proj")
@@ -62,8 +70,8 @@ PLAIN = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
-# Of a gate, the exact gelu and its tanh form cost the same: a Model has one geglu for both.
-GATED = {name: "geglu" for name in PLAIN if "gelu" in name} | {"silu": "swiglu", "swish": "swiglu"}
+GATED = {name: law.replace("gelu", "geglu") for name, law in PLAIN.items() if law != "relu"}
+GATED |= {"silu": "swiglu", "swish": "swiglu"}
 BIAS_NAMES = ("attention_bias", "mlp_bias")
 # Our key of a Llama 3.1 scaling -> theirs.
 SCALING = {
@@ -90,7 +98,11 @@ def shape_from_hf(name: Any) -> Raw:
     shape: Raw = {**FAMILIES[kind], "source": str(file)}
     wrong: list[str] = []
     for found in chain(
-        _numbers(config), _activation(config, kind), _biases(config, kind), _rotary(config, kind)
+        _numbers(config),
+        _activation(config, kind),
+        _biases(config, kind),
+        _rotary(config, kind),
+        _scaled(config, kind),
     ):
         if isinstance(found, str):
             wrong.append(found)
@@ -99,8 +111,10 @@ def shape_from_hf(name: Any) -> Raw:
     if wrong:
         hint = "give the [model] keys themselves, without hf_config"
         raise InputError(Issue("hf-config", WHERE, f"{file}: {what}", hint) for what in wrong)
-    if kind == "t5" and "layers" in shape:
-        shape.setdefault("decoder_layers", shape["layers"])
+    if kind == "t5":
+        shape |= T5_LENGTHS
+        if "layers" in shape:
+            shape.setdefault("decoder_layers", shape["layers"])
     return shape
 
 
@@ -130,12 +144,17 @@ def _numbers(config: Raw) -> Found:
 
 
 def _activation(config: Raw, kind: str) -> Found:
-    """A llama's MLP is always gated; a t5 says so by the prefix `gated-`; the others never are."""
+    """A llama's MLP is always gated; a t5 says so by the prefix `gated-`; the others never are.
+
+    T5 1.1 has the tanh form in its gate and calls it gated-gelu.
+    """
     for name in ACTIVATION_NAMES:
         if (text := config.get(name)) is None:
             continue
         plain = text.removeprefix("gated-") if isinstance(text, str) else ""
         known = GATED if kind in ("llama", "mistral") or plain != text else PLAIN
+        if kind == "t5" and text == "gated-gelu":
+            plain = "gelu_new"
         if plain in known:
             yield "activation", known[plain]
         else:
@@ -179,6 +198,21 @@ def _rotary(config: Raw, kind: str) -> Found:
             yield "rotary_scaling", {key: float(value) for key, value in given.items()}
     elif law != "default":
         yield f"rope_type is {short(law)}, which is none of default, llama3"
+
+
+def _scaled(config: Raw, kind: str) -> Found:
+    """A T5 scales its logits where the word table is its head, and nowhere else.
+
+    transformers 5 says which by a key of its own, beside a tie_word_embeddings that is true for a
+    head of its own as well.
+    """
+    scaled = config.get("scale_decoder_outputs")
+    if kind != "t5" or scaled is None:
+        return
+    if scaled is True and config.get("tie_word_embeddings") is False:
+        yield "scale_decoder_outputs true without tie_word_embeddings cannot be expressed"
+    else:
+        yield "tied_embeddings", scaled
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -88,7 +88,7 @@ def _nothing(folder: Path) -> Issue:
     if any(any(folder.glob(pattern)) for pattern in PICKLES):
         return Issue("weights-pickled", str(folder), "holds weights as pickles only, which can run "
                      "code and are never opened", "save them as safetensors, where you trust them:"
-                     " AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)")  # fmt: skip
+                     " from_pretrained(DIR).save_pretrained(OUT) of their class")  # fmt: skip
     return Issue("weights-missing", str(folder), f"holds neither {SINGLE} nor {INDEX}",
                  "name a directory that save_pretrained wrote")  # fmt: skip
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
@@ -21,26 +21,31 @@ from mpctl.shards import (
     newest_checkpoint,
     read_manifest,
     read_shard_record,
+    sha256,
     shard_path,
 )
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
 from mpctl.weights.headers import FLOATS, Held, read_folder, read_header
-from mpctl.weights.names import HEAD, SCHEMES, Row, Scheme, get_scheme, is_extra, rows_of
+from mpctl.weights.names import SCHEMES, Row, as_stored, get_scheme, is_extra, rows_of
+from mpctl.weights.scheme import HEAD, Scheme
 
 FRAGMENT = "model.toml"
 # What may differ between a model and the one whose weights it starts from.
-FREE = ("name", "source", "vocab_divisor", "seq_length", "attention")
-# Settings of their configs that change the function and that a Model cannot express.
-UNUSUAL: dict[str, tuple[tuple[str, Any], ...]] = {
-    "gpt2": (
-        ("scale_attn_weights", True),
-        ("scale_attn_by_inverse_layer_idx", False),
-        ("add_cross_attention", False),
-    ),
-    "llama": (),
-}
-EXACT_GATES = ("silu", "swish", "gelu", "gelu_python")
+FREE = ("name", "source", "vocab_divisor", "seq_length", "decoder_seq_length", "attention")
+
+
+class Extension(Protocol):
+    """What weights need of an extended tokenizer: id old_vocab_size + k stands for pieces[k]."""
+
+    @property
+    def old_vocab_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def old_tokenizer_sha256(self) -> str: ...
+    @property
+    def pieces(self) -> tuple[tuple[int, ...], ...]: ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,10 @@ class Hub:
     model: Model
     rows: dict[str, Row]
     tensors: dict[str, Held]
+
+    @property
+    def tokenizer(self) -> Path | None:
+        return _tokenizer(self.folder, None, None)
 
 
 @dataclass(frozen=True)
@@ -87,13 +96,39 @@ def open_origin(path: Path) -> Hub | Saved:
     )  # fmt: skip
 
 
-def origin_issues(path: Path, model: Model) -> list[Issue]:
-    """Everything that keeps `model` from starting from what is at `path`; headers only."""
+def origin_issues(
+    path: Path, model: Model, extension: Extension | None = None, *, reserved: int = 0
+) -> list[Issue]:
+    """Everything that keeps `model` from starting from what is at `path`; headers only.
+
+    extension: of the tokenizer of the data to train on, where it adds to an older one; reserved:
+    ids at the top of the vocabulary that no text uses.
+    """
     try:
         origin = open_origin(path)
     except InputError as error:
         return list(error.issues)
-    return list(differences(model, origin.model, path))
+    extended = is_extended(model, origin, extension, reserved=reserved)
+    found = differences(model, origin.model, path)
+    return [issue for issue in found if not (extended and issue.where == "model.vocab")]
+
+
+def is_extended(
+    model: Model, origin: Hub | Saved, extension: Extension | None, *, reserved: int = 0
+) -> bool:
+    """Whether the extension starts where the origin ends, so that it explains all new rows.
+
+    The origin's vocabulary is the old tokenizer's by its size; or by its very tokenizer, which may
+    leave rows unused. By hand: 300 rows, extended from 300 to 340, a model of 340 to 384 rows.
+    """
+    if extension is None:
+        return False
+    words, path = origin.model.vocab - reserved, origin.tokenizer
+    if words == extension.old_vocab_size:
+        return model.vocab > origin.model.vocab
+    if path is None or not extension.old_vocab_size < words <= model.vocab - reserved:
+        return False
+    return sha256(path) == extension.old_tokenizer_sha256
 
 
 def differences(ours: Model, theirs: Model, path: Path) -> Iterator[Issue]:
@@ -102,8 +137,12 @@ def differences(ours: Model, theirs: Model, path: Path) -> Iterator[Issue]:
     for key in Model.model_fields:
         now, then = getattr(ours, key), getattr(theirs, key)
         if now != then and key not in free:
+            hint = f"use model.{key} {then!r}"
+            if key == "vocab" and now > then:
+                hint += f", or data of a tokenizer of {then} extended to more: `mpctl data prepare"
+                hint += " --extend-tokenizer`"
             yield Issue("init-from-model", f"model.{key}", f"{now!r}, but the weights in {path} "
-                        f"are of {then!r}", f"use model.{key} {then!r}")  # fmt: skip
+                        f"are of {then!r}", hint)  # fmt: skip
 
 
 def open_hub(folder: Path) -> Hub:
@@ -120,7 +159,7 @@ def open_hub(folder: Path) -> Hub:
     tensors, issues = read_folder(folder)
     if issues and not tensors:
         raise InputError(issues)
-    rows = rows if _is_prefixed(tensors, scheme) else _bare(rows, scheme)
+    rows = as_stored(rows, tensors, scheme)
     found = _tensor_issues(folder, model, rows, tensors, scheme)
     # What an unreadable file may hold is not called missing.
     whole = not issues
@@ -131,32 +170,14 @@ def open_hub(folder: Path) -> Hub:
 
 
 def _unusual(path: Path, config: dict[str, Any]) -> Iterator[Issue]:
-    kind = config["model_type"]
-    if kind not in SCHEMES:
+    scheme = SCHEMES.get(kind := config["model_type"])
+    if scheme is None:
         yield Issue("no-hub-class", str(path), f"weights of {kind} are not read by this version",
-                    f"use {' or '.join(SCHEMES)}")  # fmt: skip
+                    f"use {', '.join(SCHEMES)}")  # fmt: skip
         return
-    for key, usual in UNUSUAL[kind]:
+    for key, usual in scheme.usual.items():
         if config.get(key, usual) != usual:
             yield Issue("hf-config", str(path), f"{key} {config[key]!r} cannot be expressed")
-    gate = config.get("hidden_act", "silu")
-    if kind == "llama" and gate not in EXACT_GATES:
-        yield Issue("hf-config", str(path), f"hidden_act {gate!r} is not run in this exact form",
-                    f"known: {', '.join(EXACT_GATES)}")  # fmt: skip
-
-
-def _is_prefixed(tensors: dict[str, Held], scheme: Scheme) -> bool:
-    return any(name.startswith(scheme.prefix) for name in tensors)
-
-
-def _bare(rows: dict[str, Row], scheme: Scheme) -> dict[str, Row]:
-    """The same rows as a model saved without its head names them."""
-    return {
-        name: replace(row, pieces=tuple(
-            replace(piece, name=piece.name.removeprefix(scheme.prefix)) for piece in row.pieces
-        ))
-        for name, row in rows.items()
-    }  # fmt: skip
 
 
 def _tensor_issues(
@@ -167,7 +188,7 @@ def _tensor_issues(
         held = tensors.get(name)
         if held is None:
             yield Issue("weights-missing", str(folder), f"{name} {list(piece.shape)} is in no file",
-                        "the shape in config.json needs it")  # fmt: skip
+                        f"{scheme.architecture} of this config.json has it")  # fmt: skip
         elif held.shape != piece.shape:
             yield Issue("weights-shape", str(held.path), f"{name} is {list(held.shape)}, the shape "
                         f"in config.json needs {list(piece.shape)}")  # fmt: skip

@@ -2,14 +2,14 @@
 
 Import writes OUT/checkpoints/step-0 (one shard, values only, in the dtype that was stored),
 OUT/model.toml (a job fragment that launches from it) and the tokenizer. Export writes what
-GPT2LMHeadModel or LlamaForCausalLM load: config.json, safetensors in the hub's layout, tokenizer.
+the classes of names.py load: config.json, safetensors in the hub's layout, tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mpctl.data.special import added_tokens, special_ids
 from mpctl.errors import InputError
-from mpctl.families import get_table
+from mpctl.families import get_table, special_tokens
 from mpctl.kernels.parameters import Shard, assemble
+from mpctl.sharding import AXIS_OF_DIM
 from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, sha256, shard_path
 from mpctl.spec.model import Model
 from mpctl.weights.files import DTYPES, Entry, whole_folder, write_file
@@ -32,7 +34,6 @@ from mpctl.weights.reader import fill, read_piece
 Progress = Callable[[str, int, int], None]
 TOKENIZER = "tokenizer.json"
 SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 5GB
-END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -98,15 +99,12 @@ def _entries_of_ours(hub: Hub) -> tuple[list[Entry], dict[str, Any]]:
     for weight in table.weights():
         first = hub.tensors[hub.rows[weight.name].pieces[0].name]
         # One rank's part of tp 1 is the whole; it is split where a rank of any tp may cut it.
-        dim = next((d for d, name in enumerate(weight.dims) if name in _SPLIT), None)
+        dim = next((d for d, name in enumerate(weight.dims) if AXIS_OF_DIM.get(name) == "tp"), None)
         blocks = [] if dim is None else [[0, weight.shape[dim]]]
         places[weight.name] = {"shape": list(weight.shape), "dim": dim, "blocks": blocks}
         make = partial(_whole, hub, weight.name, weight.shape, first.dtype)
         entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
     return entries, places
-
-
-_SPLIT = ("vocab", "heads", "ffn")
 
 
 def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -158,8 +156,9 @@ def export_weights(
         _write_sharded(work, entries, shard_bytes, _Counter("export", entries, on_progress))
         if saved.tokenizer is not None:
             shutil.copyfile(saved.tokenizer, work / TOKENIZER)
-        ends = _end_of_text(saved.tokenizer)
-        _write_json(work / "config.json", hub_config(saved.model, _dtype(entries), ends))
+        tokens = _token_ids(saved.model, saved.tokenizer)
+        config = hub_config(saved.model, _dtype(entries), tokens)
+        _write_json(work / "config.json", config)
         files = _files(work)
     return Written(
         run, out, saved.model, scheme.architecture, _numel(rows.values()),
@@ -207,55 +206,29 @@ def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _Count
     _write_json(work / INDEX, {"metadata": {"total_size": counter.total}, "weight_map": placed})
 
 
-def hub_config(model: Model, dtype: str, end_of_text: int | None) -> dict[str, Any]:
-    """The config.json of a model, which shape_from_hf reads back as the same model."""
+def hub_config(model: Model, dtype: str, tokens: Mapping[str, int]) -> dict[str, Any]:
+    """The config.json of a model, which shape_from_hf reads back as the same model.
+
+    tokens: ids by the names of special tokens.
+    """
     scheme = get_scheme(model)
     shared = {
         "architectures": [scheme.architecture], "model_type": scheme.model_type,
         "vocab_size": model.vocab, "tie_word_embeddings": model.tied_embeddings,
-        "bos_token_id": end_of_text, "eos_token_id": end_of_text,
         "dtype": TORCH_NAMES[dtype], "torch_dtype": TORCH_NAMES[dtype],
     }  # fmt: skip
-    return {**shared, **(_gpt2(model) if scheme.model_type == "gpt2" else _llama(model))}
+    ids = {
+        key: next((tokens[name] for name in names if name in tokens), None)
+        for key, names in scheme.tokens.items()
+    }
+    return {**shared, **ids, **scheme.config(model)}
 
 
-def _gpt2(model: Model) -> dict[str, Any]:
-    return {
-        "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
-        "n_inner": model.ffn, "n_positions": model.max_positions,
-        "layer_norm_epsilon": model.norm_epsilon,
-        "activation_function": {"gelu_tanh": "gelu_new"}.get(model.activation, model.activation),
-    }  # fmt: skip
-
-
-def _llama(model: Model) -> dict[str, Any]:
-    rotary: dict[str, Any] = {"rope_type": "default"}
-    if model.rotary_scaling is not None:
-        scaling = dict(model.rotary_scaling)
-        original = int(scaling.pop("original_max_position"))
-        rotary = {
-            "rope_type": "llama3", **scaling, "original_max_position_embeddings": original,
-        }  # fmt: skip
-    return {
-        "num_hidden_layers": model.layers, "hidden_size": model.hidden,
-        "intermediate_size": model.ffn, "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads, "head_dim": model.head_size,
-        "max_position_embeddings": model.seq_length, "rms_norm_eps": model.norm_epsilon,
-        "hidden_act": {"swiglu": "silu", "geglu": "gelu"}[model.activation],
-        "attention_bias": model.bias, "mlp_bias": model.bias,
-        # Before transformers 5 the base stood alone and the scaling had a table of its own.
-        "rope_theta": model.rotary_base,
-        "rope_scaling": None if model.rotary_scaling is None else rotary,
-        "rope_parameters": {"rope_theta": model.rotary_base, **rotary},
-    }  # fmt: skip
-
-
-def _end_of_text(tokenizer: Path | None) -> int | None:
-    if tokenizer is None:
-        return None
-    added = json.loads(tokenizer.read_text("utf-8")).get("added_tokens") or ()
-    ids = {token["content"]: int(token["id"]) for token in added}
-    return next((ids[name] for name in END_OF_TEXT if name in ids), None)
+def _token_ids(model: Model, tokenizer: Path | None) -> dict[str, int]:
+    """Of special tokens: those that the tokenizer has, and those that training reserved."""
+    added = {} if tokenizer is None else added_tokens(tokenizer)
+    words = max(added.values(), default=-1) + 1
+    return added | special_ids(added, special_tokens(model), vocab=model.vocab, words=words)
 
 
 def _numel(rows: Iterable[Row]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
+from mpctl.families.t5.special import target_length
 from mpctl.spec.hf import BIAS_NAMES
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
@@ -75,6 +76,14 @@ BERT = {
 }  # fmt: skip
 
 
+# As published for google-t5/t5-base.
+T5_BASE = {
+    "model_type": "t5", "num_layers": 12, "d_model": 768, "d_ff": 3072, "num_heads": 12,
+    "d_kv": 64, "vocab_size": 32128, "layer_norm_epsilon": 1e-06, "n_positions": 512,
+    "relative_attention_num_buckets": 32, "is_encoder_decoder": True,
+}  # fmt: skip
+
+
 def issues_of(path: Path, **more: Any) -> list[Issue]:
     with pytest.raises(InputError) as caught:
         load_job(None, {"model.hf_config": str(path), **more})
@@ -84,7 +93,8 @@ def issues_of(path: Path, **more: Any) -> list[Issue]:
 def test_a_t5_has_as_many_decoder_layers_unless_told(tmp_path: Path) -> None:
     model = model_of(write(tmp_path, T5))
     assert (model.layers, model.decoder_layers, model.head_size) == (6, 6, 64)
-    assert (model.activation, model.tied_embeddings, model.seq_length) == ("geglu", False, 512)
+    assert (model.activation, model.tied_embeddings) == ("geglu_tanh", False)
+    assert (model.seq_length, model.decoder_seq_length) == (512, target_length(512))
     assert model_of(write(tmp_path, {**T5, "num_decoder_layers": 2})).decoder_layers == 2
 
 
@@ -96,12 +106,16 @@ def test_a_t5_has_as_many_decoder_layers_unless_told(tmp_path: Path) -> None:
         (GPT2, "activation_function", "relu", "relu"),
         (GPT2, "activation_function", None, "gelu_tanh"),
         (LLAMA, "hidden_act", "silu", "swiglu"),
-        (LLAMA, "hidden_act", "gelu_pytorch_tanh", "geglu"),
+        (LLAMA, "hidden_act", "gelu_pytorch_tanh", "geglu_tanh"),
+        (LLAMA, "hidden_act", "gelu", "geglu"),
         (LLAMA, "hidden_act", None, "swiglu"),
         (BERT, "hidden_act", "gelu", "gelu"),
         (BERT, "hidden_act", "gelu_new", "gelu_tanh"),
         (T5, "feed_forward_proj", "relu", "relu"),
-        (T5, "feed_forward_proj", "gated-gelu", "geglu"),
+        (T5, "feed_forward_proj", "gated-gelu", "geglu_tanh"),
+        (T5, "feed_forward_proj", "gated-gelu_new", "geglu_tanh"),
+        (T5, "feed_forward_proj", "gated-gelu_python", "geglu"),
+        (T5, "feed_forward_proj", "gelu", "gelu"),
         (T5, "feed_forward_proj", "gated-silu", "swiglu"),
         (T5, "feed_forward_proj", None, "relu"),
     ],
@@ -110,6 +124,52 @@ def test_activation(
     tmp_path: Path, config: dict[str, Any], name: str, value: Any, activation: str
 ) -> None:
     assert model_of(write(tmp_path, {**config, name: value})).activation == activation
+
+
+@pytest.mark.parametrize(
+    ("keys", "tied"),
+    [
+        ({}, True),  # t5-small's
+        ({"tie_word_embeddings": False}, False),  # version 4 of transformers, T5 1.1
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": True}, True),
+        ({"tie_word_embeddings": True, "scale_decoder_outputs": False}, False),  # version 5, 1.1
+        ({"tie_word_embeddings": False, "scale_decoder_outputs": False}, False),
+    ],
+)
+def test_a_t5_has_a_head_of_its_own_where_logits_are_not_scaled(
+    tmp_path: Path, keys: dict[str, bool], tied: bool
+) -> None:
+    config = {key: value for key, value in T5.items() if key != "tie_word_embeddings"}
+    assert model_of(write(tmp_path, {**config, **keys})).tied_embeddings is tied
+
+
+@pytest.mark.parametrize(("config", "name"), [(BERT, "bert-base"), (T5_BASE, "t5-base")])
+def test_a_published_config_is_the_preset(
+    tmp_path: Path, config: dict[str, Any], name: str
+) -> None:
+    """T5's preset counts the tokenizer's pieces and sentinels, the config the table's rows."""
+    preset = load_job(None, {"model": name}).model
+    assert preset is not None
+    said = model_of(write(tmp_path, config), vocab=preset.vocab)
+    left_out = {"name", "source"}
+    assert said.model_dump(exclude=left_out) == preset.model_dump(exclude=left_out)
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (BERT, {"token_types": 1}),
+        (T5, {"relative_buckets": 16, "relative_max_distance": 64, "norm_epsilon": 1e-5}),
+    ],
+)
+def test_what_only_one_family_has(
+    tmp_path: Path, config: dict[str, Any], keys: dict[str, float]
+) -> None:
+    names = {"token_types": "type_vocab_size", "norm_epsilon": "layer_norm_epsilon",
+             "relative_buckets": "relative_attention_num_buckets",
+             "relative_max_distance": "relative_attention_max_distance"}  # fmt: skip
+    path = write(tmp_path, {**config, **{names[key]: value for key, value in keys.items()}})
+    assert keys.items() <= model_of(path).model_dump().items()
 
 
 @pytest.mark.parametrize("bias", [True, False, None])
@@ -126,6 +186,7 @@ def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None
         (GPT2, {"activation_function": "tanh"}, "activation_function is 'tanh'"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', which is none of"),
         (T5, {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is 'gated-relu'"),
+        (T5, {"scale_decoder_outputs": True}, "scale_decoder_outputs true"),
         (BERT, {"hidden_act": ["gelu"]}, "hidden_act is ['gelu']"),
         (BERT, {"hidden_size": {"x": 1}}, "hidden_size is {'x': 1}, which is no number"),
         (BERT, {"vocab_size": "x" * 9999}, "which is no number"),
@@ -147,6 +208,7 @@ WEIRD = [None, True, -1, 0.5, 1e999, "", "x", [], ["x"], {}, {"x": [1]}]
 @pytest.mark.parametrize("config", [GPT2, LLAMA, BERT, T5])
 def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any]) -> None:
     keys = [*config, *BIAS_NAMES, "num_decoder_layers", "num_key_value_heads"]
+    keys += ["scale_decoder_outputs"]
     for key, value in product(keys, WEIRD):
         path = write(tmp_path, {**config, key: value})
         try:

@@ -157,7 +157,6 @@ def test_pickles_are_never_opened(llama: Path) -> None:
     "keys",
     [
         {"model_type": "mistral"},
-        {"hidden_act": "gelu_new"},
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}},

@@ -12,7 +12,8 @@ import torch
 from safetensors import safe_open
 
 from mpctl.errors import InputError
-from mpctl.families.gpt.module import GPT
+from mpctl.families.batch import Batch, Family
+from mpctl.families.modules import build_module
 from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import Shard, assemble, shard_of
 from mpctl.shards import checkpoints
@@ -23,18 +24,20 @@ from mpctl.weights.origin import Saved, differences, open_hub, open_origin
 from mpctl.weights.reader import fill
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.ranks import run_ranks
-from tests.weights.hub import KINDS, VOCAB, Truth, load, tokens
+from tests.weights.hub import KINDS, VOCAB, Truth, answer, fields, load, summed_loss, tokens
 
 Truths = Callable[[str], Truth]
 every = pytest.mark.parametrize("kind", KINDS)
 
 
-def built(folder: Path, group: Group) -> GPT:
+def built(folder: Path, group: Group) -> Family:
     """The rank's share of the model in a Hugging Face directory; whatever was there is written
     over."""
     hub = open_hub(folder)
-    model = GPT(hub.model, Training(), group=group, dtype=torch.float32,
-                device=torch.device("cpu"))  # fmt: skip
+    model = build_module(
+        hub.model, Training(), group=group, cp=Group(name="cp"), sequence_parallel=False,
+        dtype=torch.float32, device=torch.device("cpu"),
+    )  # fmt: skip
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float("nan"))
@@ -42,21 +45,39 @@ def built(folder: Path, group: Group) -> GPT:
     return model
 
 
-def _rank(rank: int, size: int, folder: str) -> dict[str, Any]:
-    group = Group(rank, size, None, "tp") if size > 1 else Group()
-    model = built(Path(folder), group)
-    inputs, targets = tokens()
+def answer_of_ours(model: Family, asked: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """As hub.answer has it, of this rank's words."""
+    inputs = [asked[name] for name in ("tokens", "types", "decoder_tokens") if name in asked]
     with torch.no_grad():
-        logits = model(inputs)
-    model.losses(inputs, targets).mean().backward()
+        said = model(*inputs)
+    return list(said) if isinstance(said, tuple) else [said]
+
+
+def _rank(rank: int, size: int, folder: str, kind: str) -> dict[str, Any]:
+    group = Group(rank, size, None, "tp") if size > 1 else Group()
+    model, asked = built(Path(folder), group), fields(kind)
+    said = answer_of_ours(model, asked)
+    loss = model.loss(Batch(torch.arange(2), asked), None)
+    loss.backward()
     return {
-        "logits": logits,
+        "answer": said,
+        "loss": float(loss.detach()),
         "gradients": {
             name: (list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks], p.grad)
             for name, p in model.named_parameters()
             for shard in [shard_of(p)]
         },
     }
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Each of a list, to 1e-5 of the largest number in it."""
+    if isinstance(expected, list):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    else:
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
 def whole(parts: list[Any]) -> torch.Tensor:
@@ -74,10 +95,13 @@ def theirs(row: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:
 @pytest.mark.parametrize("tp", [1, 2])
 def test_logits_and_every_gradient_are_theirs(kind: str, tp: int, truths: Truths) -> None:
     truth = truths(kind)
-    ranks = run_ranks(_rank, tp, str(truth.folder))
-    logits = torch.cat([rank["logits"] for rank in ranks], -1)
-    scale = truth.logits.abs().max()
-    assert (logits - truth.logits).abs().max() / scale < 1e-5
+    ranks = run_ranks(_rank, tp, str(truth.folder), kind)
+    logits = torch.cat([rank["answer"][0] for rank in ranks], -1)
+    assert_close(logits, truth.logits)
+    for rank in ranks:
+        assert_close(rank["answer"][1:], truth.answer[1:])
+        loss = summed_loss(truth.answer, fields(kind))
+        assert rank["loss"] == pytest.approx(float(loss), rel=1e-5)
     rows = rows_of(open_hub(truth.folder).model)
     assert rows.keys() == ranks[0]["gradients"].keys()
     for name, row in rows.items():
@@ -109,8 +133,7 @@ def test_import_then_export_gives_the_same_tensors(
         with safe_open(held.path, "pt") as one, safe_open(after.tensors[name].path, "pt") as two:
             assert torch.equal(one.get_tensor(name), two.get_tensor(name)), name
     with torch.no_grad():
-        logits = load(tmp_path / "theirs")(tokens()[0]).logits
-    assert torch.allclose(logits, truth.logits, rtol=1e-4, atol=1e-5)
+        assert_close(answer(load(tmp_path / "theirs"), kind), truth.answer)
 
 
 def test_an_import_is_one_file_when_it_fits(truths: Truths, tmp_path: Path) -> None:
@@ -144,6 +167,10 @@ def test_a_model_saved_without_its_head_reads_the_same(truths: Truths, tmp_path:
 
 
 SHAPE: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 300, "seq_length": 32}
+BERT: dict[str, Any] = {**SHAPE, "family": "bert"}
+T5: dict[str, Any] = {**SHAPE, "family": "t5", "position": "relative", "norm": "rmsnorm",
+                      "bias": False, "activation": "relu", "decoder_layers": 3,
+                      "decoder_seq_length": 12}  # fmt: skip
 ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu"}
 
 
@@ -155,6 +182,15 @@ ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "act
         ({**SHAPE, "kv_heads": 2, "head_dim": 16}, {"model.kv_heads", "model.head_dim"}),
         ({**SHAPE, "activation": "geglu"}, {"model.activation"}),
         ({**ROTARY, "norm": "layernorm", "activation": "gelu"}, {"model.norm", "model.activation"}),
+        ({**SHAPE, "family": "glm"}, {"model.family"}),
+        (
+            {**BERT, "norm_order": "pre", "tied_embeddings": False, "activation": "geglu_tanh"},
+            {"model.norm_order", "model.tied_embeddings", "model.activation"},
+        ),
+        ({**BERT, "head_dim": 16, "position": "learned"}, {"model.head_dim"}),
+        ({**T5, "bias": True, "norm": "layernorm"}, {"model.bias", "model.norm"}),
+        ({**T5, "kv_heads": 2}, {"model.kv_heads"}),
+        ({**T5, "position": "rotary"}, {"model.position"}),
     ],
 )
 def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) -> None:
@@ -170,13 +206,21 @@ def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) 
         {**SHAPE, "activation": "gelu_tanh", "tied_embeddings": False, "ffn": 100},
         {**ROTARY, "bias": True, "kv_heads": 2, "rotary_base": 5e5, "norm_epsilon": 1e-6},
         {**ROTARY, "bias": False, "activation": "geglu", "tied_embeddings": False},
+        {**ROTARY, "bias": False, "activation": "geglu_tanh"},
+        {**BERT, "norm_epsilon": 1e-12},
+        {**BERT, "activation": "gelu_tanh", "token_types": 3, "ffn": 100, "max_positions": 64},
+        T5,
+        {**T5, "activation": "geglu_tanh", "tied_embeddings": False, "head_dim": 16},
+        {**T5, "activation": "geglu", "relative_buckets": 8, "relative_max_distance": 20},
+        {**T5, "activation": "swiglu", "norm_epsilon": 1e-5},
+        {**T5, "activation": "gelu_tanh"},
     ],
 )
 def test_our_config_says_our_model(keys: Any, tmp_path: Path) -> None:
     from mpctl.spec.load import load_job
 
     model = Model(**keys)
-    (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", None)))
+    (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", {})))
     again = load_job(None, {"model.hf_config": str(tmp_path)}).model
     assert again is not None
     assert list(differences(model, again, tmp_path)) == []

@@ -1,6 +1,6 @@
 """BERT as a module: what the operator table beside it counts, with the same names and shapes.
 
-h0 = drop(norm(word + position + segment)); h = blocks(h0); logits = norm(gelu(h T)) word^T + bias;
+h0 = drop(norm(word + position + segment)); h = blocks(h0); logits = norm(act(h T)) word^T + bias;
 next = tanh(h[0] P) N, of the first token alone (Devlin et al., arXiv 1810.04805, sections 3 and
 3.1; the word head's transform is their released code's). The loss of a sample is the mean over its
 masked words plus the next-sentence loss.
@@ -20,12 +20,19 @@ from torch import Tensor, nn
 
 from mpctl.families.batch import Batch, Family
 from mpctl.families.bert.ops import CLASSES
-from mpctl.families.parts import Embedding, encoder_layers, own_head, padded, weighted_sum
+from mpctl.families.parts import (
+    Embedding,
+    WholeLinear,
+    encoder_layers,
+    own_head,
+    padded,
+    weighted_sum,
+)
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import tied_logits
 from mpctl.kernels.group import Group
 from mpctl.kernels.layer import NORMS
-from mpctl.kernels.linear import ColumnParallelLinear
+from mpctl.kernels.mlp import activation_of
 from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
 from mpctl.sharding import local_range
@@ -59,12 +66,13 @@ class BERT(Family):
         made: nn.Module = norm(model.hidden, eps=eps, **place)
         self.embedding.norm = made if is_post else nn.Identity()
         self.final_norm = nn.Identity() if is_post else made
-        self.transform = _whole(model.hidden, model.hidden, init=init, **place)
+        self.transform = WholeLinear(model.hidden, model.hidden, init=init, **place)
+        self.activation = activation_of(model.activation)
         self.transform_norm = norm(model.hidden, eps=eps, **place)
         self.head: nn.Module = own_head(model, training, **split) or nn.Module()
         self.head.bias = _word_bias(model, group, **place)
-        self.pooler = _whole(model.hidden, model.hidden, init=init, **place)
-        self.next = _whole(model.hidden, CLASSES, init=init, **place)
+        self.pooler = WholeLinear(model.hidden, model.hidden, init=init, **place)
+        self.next = WholeLinear(model.hidden, CLASSES, init=init, **place)
         if sequence_parallel:
             for end in (made, self.transform, self.transform_norm, self.pooler, self.next):
                 mark_partial(end)
@@ -81,7 +89,7 @@ class BERT(Family):
         return self._words(hidden), self._next(hidden) if self.has_first_token else None
 
     def _words(self, hidden: Tensor) -> Tensor:
-        features = self.transform_norm(F.gelu(self.transform(hidden)))
+        features = self.transform_norm(self.activation(self.transform(hidden)))
         is_tied = self.model.tied_embeddings
         logits = tied_logits(features, self.embedding.word) if is_tied else self.head(features)
         bias: Tensor = self.head.get_parameter("bias")
@@ -102,11 +110,6 @@ class BERT(Family):
         if follows is None:
             return total
         return total + F.cross_entropy(follows.to(losses.dtype), batch["next"], reduction="sum")
-
-
-def _whole(inputs: int, outputs: int, **rest: Any) -> ColumnParallelLinear:
-    """A linear layer that every rank holds whole."""
-    return ColumnParallelLinear(inputs, outputs, group=Group(), **rest)
 
 
 def _word_bias(model: Model, group: Group, **place: Any) -> nn.Parameter:

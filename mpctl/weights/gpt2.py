@@ -1,0 +1,50 @@
+"""GPT2LMHeadModel. Its linear layers are Conv1D, stored [in, out]; c_attn holds q, k and v as
+thirds of the columns, which transposed is our fused [q | k | v] (modeling_gpt2.py of transformers).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpctl.spec.model import Model
+from mpctl.weights.scheme import ENDS, HEAD, Scheme, plain_activation
+
+
+def config(model: Model) -> dict[str, Any]:
+    return {
+        "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
+        "n_inner": model.ffn, "n_positions": model.max_positions,
+        "layer_norm_epsilon": model.norm_epsilon,
+        "activation_function": plain_activation(model.activation),
+    }  # fmt: skip
+
+
+GPT2 = Scheme(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    modules={
+        "embedding.word": ("transformer.wte",),
+        "embedding.position": ("transformer.wpe",),
+        "layers.{}.attention_norm": ("transformer.h.{}.ln_1",),
+        "layers.{}.attention.qkv": ("transformer.h.{}.attn.c_attn",),
+        "layers.{}.attention.output": ("transformer.h.{}.attn.c_proj",),
+        "layers.{}.mlp_norm": ("transformer.h.{}.ln_2",),
+        "layers.{}.mlp.up": ("transformer.h.{}.mlp.c_fc",),
+        "layers.{}.mlp.down": ("transformer.h.{}.mlp.c_proj",),
+        "final_norm": ("transformer.ln_f",),
+        "head": (HEAD,),
+    },
+    config=config,
+    expressible={
+        "norm": ("layernorm",), "bias": (True,), "activation": ("gelu_tanh", "gelu", "relu"),
+    },
+    usual={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    tokens=ENDS,
+    spellings=((r"^transformer\.", ""),),  # saved without the head
+    extra=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
+    conv1d=True,
+)  # fmt: skip

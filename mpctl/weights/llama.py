@@ -1,0 +1,60 @@
+"""LlamaForCausalLM: q, k and v apart, gate and up apart (modeling_llama.py of transformers)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpctl.spec.model import Model
+from mpctl.weights.scheme import ENDS, HEAD, Scheme
+
+GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
+
+
+def config(model: Model) -> dict[str, Any]:
+    rotary: dict[str, Any] = {"rope_type": "default"}
+    if model.rotary_scaling is not None:
+        scaling = dict(model.rotary_scaling)
+        original = int(scaling.pop("original_max_position"))
+        rotary = {
+            "rope_type": "llama3", **scaling, "original_max_position_embeddings": original,
+        }  # fmt: skip
+    return {
+        "num_hidden_layers": model.layers, "hidden_size": model.hidden,
+        "intermediate_size": model.ffn, "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads, "head_dim": model.head_size,
+        "max_position_embeddings": model.seq_length, "rms_norm_eps": model.norm_epsilon,
+        "hidden_act": GATES[model.activation],
+        "attention_bias": model.bias, "mlp_bias": model.bias,
+        # Before transformers 5 the base stood alone and the scaling had a table of its own.
+        "rope_theta": model.rotary_base,
+        "rope_scaling": None if model.rotary_scaling is None else rotary,
+        "rope_parameters": {"rope_theta": model.rotary_base, **rotary},
+    }  # fmt: skip
+
+
+LLAMA = Scheme(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    modules={
+        "embedding.word": ("model.embed_tokens",),
+        "layers.{}.attention_norm": ("model.layers.{}.input_layernorm",),
+        "layers.{}.attention.qkv": (
+            "model.layers.{}.self_attn.q_proj",
+            "model.layers.{}.self_attn.k_proj",
+            "model.layers.{}.self_attn.v_proj",
+        ),
+        "layers.{}.attention.output": ("model.layers.{}.self_attn.o_proj",),
+        "layers.{}.mlp_norm": ("model.layers.{}.post_attention_layernorm",),
+        "layers.{}.mlp.up": ("model.layers.{}.mlp.gate_proj", "model.layers.{}.mlp.up_proj"),
+        "layers.{}.mlp.down": ("model.layers.{}.mlp.down_proj",),
+        "final_norm": ("model.norm",),
+        "head": (HEAD,),
+    },
+    config=config,
+    expressible={"norm": ("rmsnorm",), "activation": tuple(GATES)},
+    tokens=ENDS,
+    spellings=((r"^model\.", ""),),  # saved without the head
+    extra=r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    heads_fill_hidden=False,
+    grouped_heads=True,
+)

@@ -1,0 +1,55 @@
+"""What a class of Hugging Face's transformers calls a family's parameters and how it stores them.
+
+A Scheme is a table, written out in a file a class (gpt2.py, llama.py, bert.py, t5.py) together with
+its config.json; names.py reads the tables. No torch here.
+By hand: `"layers.{}.attention.output": ("model.layers.{}.self_attn.o_proj",)` says that our
+layers.7.attention.output.weight is their model.layers.7.self_attn.o_proj.weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpctl.spec.model import Model
+
+HEAD = "lm_head"
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+ENDS = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
+
+Modules = Mapping[str, tuple[str, ...]]
+"""A module of ours, {} for a layer's number: theirs, whose tensors are stacked on dim 0."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One class of theirs. All names are full ones.
+
+    gated: modules that have other names where the MLP is gated. config: the shape as its
+    config.json says it. expressible: legal values by key of a Model. usual: settings of its config
+    that change the function and that no Model can express, with the value that they must have.
+    tokens: settings that are the id of a token, by the token's possible names. spellings: (pattern,
+    replacement) of other names in some files. extra: tensors of files that are not read.
+    """
+
+    model_type: str
+    architecture: str
+    modules: Modules
+    config: Callable[[Model], dict[str, Any]]
+    expressible: Mapping[str, tuple[object, ...]]
+    tokens: Mapping[str, tuple[str, ...]]
+    extra: str
+    gated: Modules = field(default_factory=dict)
+    usual: Mapping[str, object] = field(default_factory=dict)
+    spellings: tuple[tuple[str, str], ...] = ()
+    conv1d: bool = False
+    """Whether linear layers of blocks are stored [in, out]."""
+    heads_fill_hidden: bool = True
+    grouped_heads: bool = False
+    """Whether keys and values may have fewer heads."""
+
+
+def plain_activation(name: str) -> str:
+    """Their name of an activation without a gate; `gelu` is the exact one for both."""
+    return {"gelu_tanh": "gelu_new"}.get(name, name)
