@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from mpctl.rules import family, layout, model
+from mpctl.rules import family, freeze, layout, model
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 
@@ -31,6 +31,7 @@ RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it rea
     (model.sequence_rules, SHAPE),
     (model.batch_rules, LAYOUT | BATCH),
     (model.recompute_rules, BATCH),
+    (freeze.freeze_rules, {"model", "training"}),
     (model.dtype_rules, {"cluster", "training"}),
 )
 

@@ -45,7 +45,8 @@ def prepare(
         int | None,
         typer.Option(
             help="Entries of the tokenizer to train: more make texts shorter, and the model's "
-            "word table larger. Give the model as many.",
+            "word table larger. Give the model as many. With --extend-tokenizer, old and new "
+            "ones together.",
             show_default="4096, or as many as --tokenizer has",
         ),
     ] = None,
@@ -53,10 +54,19 @@ def prepare(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Use this tokenizer.json instead of training one: token ids then mean what they "
-            "mean to its model.",
+            help="Use this tokenizer.json (or that of a folder of prepared data, or of a run) "
+            "instead of training one: token ids then mean what they mean to its model.",
         ),
     ] = None,
+    extend_tokenizer: Annotated[
+        bool,
+        typer.Option(
+            "--extend-tokenizer",
+            help="Add pieces of this corpus to --tokenizer, up to --vocab-size entries in all: a "
+            "new language gets shorter, and old ids keep their meaning for a model that is "
+            "started from its old weights.",
+        ),
+    ] = False,
     validation_fraction: Annotated[
         float,
         typer.Option(
@@ -90,6 +100,7 @@ def prepare(
     with TaskBar() as bar:
         prepared = prepare_data(
             sources=sources or [PYTHON_STDLIB], out=out, tokenizer=tokenizer,
+            extend=extend_tokenizer,
             vocab_size=_default_vocab_size(tokenizer) if vocab_size is None else vocab_size,
             max_bytes=max_bytes,
             validation_fraction=validation_fraction, seed=seed, overwrite=overwrite,
@@ -122,9 +133,9 @@ def show(
 def _default_vocab_size(tokenizer: Path | None) -> int:
     if tokenizer is None:
         return 4096
-    from mpctl.data.tokenizer import load_tokenizer, vocabulary_size
+    from mpctl.data.tokenizer import find_tokenizer, load_tokenizer, vocabulary_size
 
-    return vocabulary_size(load_tokenizer(tokenizer))
+    return vocabulary_size(load_tokenizer(find_tokenizer(tokenizer)))
 
 
 def _print(prepared: Prepared, *, as_json: bool, first_lines: list[str] | None) -> None:

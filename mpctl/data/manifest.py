@@ -1,7 +1,8 @@
 """The manifest of prepared data, data.json: what lies in the directory and how it came about.
 
 It is written last and whole, so a directory holds prepared data if and only if it holds a
-data.json that agrees with the files beside it: sizes always, sha256 on demand.
+data.json that agrees with the files beside it: sizes always, sha256 on demand. Data of an extended
+tokenizer hold extension.json too, and the manifest says from what it was `extended_from`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mpctl.data.extension import EXTENSION, Extension, read_extension
 from mpctl.data.indexed import IndexedDataset
 from mpctl.errors import InputError, Issue
 
@@ -55,6 +57,7 @@ class Prepared:
     """A directory of prepared data. `settings` are the arguments that made it.
 
     vocab_size is the size the model gets; tokenizer_vocab_size, what the tokenizer uses of it.
+    extension: what the ids stand for that were added to an older tokenizer.
     """
 
     path: Path
@@ -68,6 +71,7 @@ class Prepared:
     end_of_text_id: int
     dtype: str
     files: Mapping[str, FileRecord]
+    extension: Extension | None = None
 
     @property
     def tokenizer_path(self) -> Path:
@@ -94,6 +98,7 @@ class Prepared:
             "end_of_text_id": self.end_of_text_id,
             "dtype": self.dtype,
             "tokenizer_sha256": self.tokenizer_sha256,
+            **({} if self.extension is None else {"extended_from": _source(self.extension)}),
             "files": {
                 name: {"bytes": file.bytes, "sha256": file.sha256}
                 for name, file in self.files.items()
@@ -115,12 +120,48 @@ def open_prepared(out: Path, *, hashes: bool = False) -> Prepared:
     except (KeyError, TypeError, ValueError, AttributeError, OSError, RecursionError) as error:
         message = f"damaged manifest: {type(error).__name__}: {error}"
         raise InputError.of("data-manifest", str(path), message, AGAIN) from None
-    issues = [issue for name in FILES for issue in _differences(prepared, name, hashes)]
+    issues = [issue for name in prepared.files for issue in _differences(prepared, name, hashes)]
     if not issues:
         issues = [issue for name in SPLITS for issue in _split_differences(prepared, name)]
     if issues:
         raise InputError(issues)
-    return prepared
+    return _with_extension(prepared) if EXTENSION in prepared.files else prepared
+
+
+def open_validations(main: Prepared, folders: Mapping[str, Path]) -> dict[str, Prepared]:
+    """Other prepared data to validate on, by name; InputError unless all use main's tokenizer."""
+    opened: dict[str, Prepared] = {}
+    issues: list[Issue] = []
+    for name, folder in folders.items():
+        try:
+            opened[name] = open_prepared(folder)
+        except InputError as error:
+            issues += error.issues
+            continue
+        if opened[name].tokenizer_sha256 != main.tokenizer_sha256:
+            message = f"the tokenizer of {folder} is not that of {main.path}: ids differ in meaning"
+            hint = f"prepare its text with --tokenizer {main.tokenizer_path}"
+            issues.append(Issue("validation-tokenizer", f"data.validation.{name}", message, hint))
+    if issues:
+        raise InputError(issues)
+    return opened
+
+
+def _source(extension: Extension) -> dict[str, Any]:
+    return {
+        "vocab_size": extension.old_vocab_size,
+        "tokenizer_sha256": extension.old_tokenizer_sha256,
+    }
+
+
+def _with_extension(prepared: Prepared) -> Prepared:
+    path = prepared.path / EXTENSION
+    extension = read_extension(path)
+    said = extension.tokenizer_sha256, extension.vocab_size
+    if said != (prepared.tokenizer_sha256, prepared.tokenizer_vocab_size):
+        message = f"is of another tokenizer, of {extension.vocab_size} entries, than {TOKENIZER}"
+        raise InputError.of("data-extension", str(path), message, AGAIN)
+    return replace(prepared, extension=extension)
 
 
 def _parse(out: Path, path: Path) -> Prepared:
@@ -144,11 +185,15 @@ def _parse(out: Path, path: Path) -> Prepared:
         tokenizer_vocab_size=_count(read, "tokenizer_vocab_size"),
         end_of_text_id=_count(read, "end_of_text_id"),
         dtype=str(read["dtype"]),
-        files={name: _file(read["files"][name]) for name in FILES},
+        files={name: _file(read["files"][name]) for name in _names(read["files"])},
     )
     if prepared.tokenizer_sha256 != read["tokenizer_sha256"]:
         raise ValueError(f"two different hashes for {TOKENIZER}")
     return prepared
+
+
+def _names(files: Any) -> tuple[str, ...]:
+    return (*FILES, EXTENSION) if EXTENSION in files else FILES
 
 
 def _tokens(read: Any, name: str) -> int:

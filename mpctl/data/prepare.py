@@ -3,8 +3,8 @@
 Files move into OUT at the end, data.json last (workplace.py), so an interrupted run leaves nothing
 that looks prepared. Long texts are cut, and all are where documents would be few (documents.py;
 the manifest counts `texts` before and `documents` after). Texts are streamed, once to count them,
-once to train the tokenizer (on the training split alone), once to encode: memory holds a batch. No
-date, no host and no path but those given go in: same input, same bytes.
+once to train or extend the tokenizer (on the training split alone), once to encode: memory holds a
+batch. No date, no host and no path but those given go in: same input, same bytes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from mpctl.data.corpus import find_documents
 from mpctl.data.documents import Corpus, count_corpus
 from mpctl.data.encode import write_splits
+from mpctl.data.extend import check_extendable, extend_tokenizer
+from mpctl.data.extension import EXTENSION, Extension, find_extension, read_extension
 from mpctl.data.indexed import token_dtype
 from mpctl.data.manifest import (
     FILES,
@@ -38,15 +40,13 @@ from mpctl.data.split import validates
 from mpctl.data.tokenizer import (
     Progress,
     end_of_text_id,
+    find_tokenizer,
     load_tokenizer,
     train_tokenizer,
     vocabulary_size,
 )
 from mpctl.data.workplace import publish, workplace
 from mpctl.errors import InputError, Issue
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 __all__ = ["Prepared", "open_prepared", "prepare"]
 
@@ -57,6 +57,7 @@ def prepare(
     out: Path,
     vocab_size: int,
     tokenizer: Path | None = None,
+    extend: bool = False,
     validation_fraction: float = 0.02,
     max_bytes: int | None = None,
     seed: int = 1234,
@@ -65,14 +66,19 @@ def prepare(
 ) -> Prepared:
     """Write OUT/{train,validation}.{bin,idx}, OUT/tokenizer.json and OUT/data.json.
 
+    `tokenizer` may be a folder that holds a tokenizer.json. `extend` adds pieces of this corpus to
+    it, up to vocab_size, and writes OUT/extension.json; so does a tokenizer that was extended.
     Every document ends with end-of-text. `on_progress(stage, done, total)` hears of `read`
-    (files), `train tokenizer` and `encode` (documents). `overwrite` replaces these six files and
-    touches no other. InputError for bad settings, an unusable corpus or tokenizer, a held OUT.
+    (files), `train tokenizer` (or `count words` and `learn pieces`) and `encode` (documents).
+    `overwrite` replaces these files and touches no other. InputError for bad settings, an unusable
+    corpus or tokenizer, a held OUT.
     """
     path = None if tokenizer is None else str(tokenizer)
-    settings = _Settings(vocab_size, path, validation_fraction, max_bytes, seed)
+    settings = _Settings(vocab_size, path, extend, validation_fraction, max_bytes, seed)
     settings.check()
-    given = None if tokenizer is None else _given(tokenizer, vocab_size)
+    given = None if tokenizer is None else find_tokenizer(tokenizer)
+    if given is not None:
+        _check_given(given, vocab_size, extend=extend)
     report: Progress = on_progress or (lambda stage, done, total: None)
     dtype = token_dtype(vocab_size)
     with workplace(out, overwrite=overwrite) as work:
@@ -80,8 +86,9 @@ def prepare(
         _check_outside(out, paths)
         corpus = count_corpus(paths, report)
         held_out = validates(corpus.documents, validation_fraction, seed)
-        model = given or _train(corpus, held_out, vocab_size, report)
-        _save_tokenizer(model, tokenizer, work / TOKENIZER)
+        extension = _make_tokenizer(corpus, held_out, settings, given, work, report)
+        model = load_tokenizer(work / TOKENIZER)
+        names = FILES if extension is None else (*FILES, EXTENSION)
         train, validation = write_splits(
             corpus.read(), model, held_out, work, dtype=dtype, on_progress=report
         )
@@ -96,10 +103,13 @@ def prepare(
             tokenizer_vocab_size=vocabulary_size(model),
             end_of_text_id=end_of_text_id(model),
             dtype=dtype.name,
-            files={name: FileRecord.of(work / name) for name in FILES},
+            files={name: FileRecord.of(work / name) for name in names},
+            extension=extension,
         )
         (work / MANIFEST).write_text(json.dumps(prepared.as_dict(), indent=2) + "\n")
-        publish(work, out, FILES, last=MANIFEST)
+        publish(work, out, names, last=MANIFEST)
+        if extension is None:
+            _remove_stale(out / EXTENSION)
     return open_prepared(out)
 
 
@@ -107,6 +117,7 @@ def prepare(
 class _Settings:
     vocab_size: int
     tokenizer: str | None
+    extend_tokenizer: bool
     validation_fraction: float
     max_bytes: int | None
     seed: int
@@ -116,6 +127,7 @@ class _Settings:
             ("vocab_size", 0 < self.vocab_size < 2**31, "from 257 to 2^31 - 1"),
             ("validation_fraction", 0 < self.validation_fraction < 1, "above 0 and below 1"),
             ("max_bytes", self.max_bytes is None or self.max_bytes > 0, "above 0, or none"),
+            ("extend_tokenizer", not self.extend_tokenizer or self.tokenizer, "name a tokenizer"),
             ("seed", 0 <= self.seed < 2**64, "from 0 to 2^64 - 1"),
         )
         issues = [
@@ -127,15 +139,16 @@ class _Settings:
             raise InputError(issues)
 
 
-def _given(path: Path, vocab_size: int) -> Tokenizer:
+def _check_given(path: Path, vocab_size: int, *, extend: bool) -> None:
     tokenizer = load_tokenizer(path)
     end_of_text_id(tokenizer)
+    if extend:
+        check_extendable(path, vocab_size)
     size = vocabulary_size(tokenizer)
     if size > vocab_size:
         message = f"{path} has {size} entries, data.vocab_size is {vocab_size}"
         hint = f"use a vocabulary size of {size} or more"
         raise InputError.of("tokenizer-too-large", "data.tokenizer", message, hint)
-    return tokenizer
 
 
 def _check_outside(out: Path, paths: list[Path]) -> None:
@@ -147,16 +160,35 @@ def _check_outside(out: Path, paths: list[Path]) -> None:
         raise InputError.of("data-out", str(out), message, hint)
 
 
-def _train(
-    corpus: Corpus, held_out: NDArray[np.bool_], vocab_size: int, report: Progress
-) -> Tokenizer:
-    texts = compress(corpus.read(), ~held_out)
-    total = int((~held_out).sum())
-    return train_tokenizer(texts, vocab_size=vocab_size, total=total, on_progress=report)
-
-
-def _save_tokenizer(model: Tokenizer, given: Path | None, path: Path) -> None:
+def _make_tokenizer(
+    corpus: Corpus,
+    held_out: NDArray[np.bool_],
+    settings: _Settings,
+    given: Path | None,
+    folder: Path,
+    report: Progress,
+) -> Extension | None:
+    """Write tokenizer.json to `folder`, and extension.json where it has one."""
+    path, size = folder / TOKENIZER, settings.vocab_size
+    texts, total = compress(corpus.read(), ~held_out), int((~held_out).sum())
     if given is None:
+        model = train_tokenizer(texts, vocab_size=size, total=total, on_progress=report)
         path.write_text(model.to_str(pretty=True), encoding="utf-8")
+        return None
+    if settings.extend_tokenizer:
+        made = extend_tokenizer(given, texts, vocab_size=size, total=total, on_progress=report)
+        path.write_text(made.text, encoding="utf-8")
+        extension: Extension | None = made.extension
     else:
         shutil.copyfile(given, path)  # to the byte: its hash says which tokenizer it is
+        extension = find_extension(given)
+    if extension is not None:
+        (folder / EXTENSION).write_text(extension.to_json(), encoding="utf-8")
+    return extension
+
+
+def _remove_stale(path: Path) -> None:
+    """What an earlier run left there; a file of that name that is not ours stays."""
+    with suppress(InputError):
+        read_extension(path)
+        path.unlink()

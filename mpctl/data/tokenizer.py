@@ -49,11 +49,18 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_counted(texts, total, on_progress), trainer)
     return _plain(tokenizer)
+
+
+def alphabet() -> list[str]:
+    """The 256 characters that stand for the bytes, sorted."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def _counted(texts: Iterable[str], total: int, on_progress: Progress | None) -> Iterator[str]:
@@ -61,6 +68,12 @@ def _counted(texts: Iterable[str], total: int, on_progress: Progress | None) -> 
         yield text
         if on_progress is not None:
             on_progress("train tokenizer", done, total)
+
+
+def find_tokenizer(path: Path) -> Path:
+    """The tokenizer.json that a path means: itself, or that of prepared data or of a run."""
+    places = [path / "tokenizer.json", path / "data" / "tokenizer.json"] if path.is_dir() else []
+    return next((place for place in places if place.is_file()), path)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -7,7 +7,8 @@ Cross attention reduces twice backward, for both of its inputs. A ring sends 2(t
 message from every rank.
 
 With sequence parallelism each is split into its two phases, and the inputs of the column products
-are gathered once more in backward: 5Φ and 10Φ. All messages of a step: messages.py.
+are gathered once more in backward: 5Φ and 10Φ. Frozen parameters take some of it away
+(families/gradients.py). All messages of a step: messages.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from mpctl.families.table import Dims, Held, OperatorTable, Stack, Weight
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Dims, Needs, Stack, Weight
+from mpctl.families.table import Held, OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
@@ -101,13 +104,19 @@ def phi_bytes(job: JobSpec, model: Model, stack: Stack) -> int:
     return message_bytes(job, model, ("batch", stack.seq, "hidden"))
 
 
-def block_traffic(job: JobSpec, model: Model, stack: Stack) -> BlockTraffic:
-    """Collectives over tp of one block, counted product by product, recomputation left out."""
+def block_traffic(
+    job: JobSpec, model: Model, stack: Stack, flow: Flow | None = None
+) -> BlockTraffic:
+    """Collectives over tp of one block, counted product by product, recomputation left out.
+
+    flow: which gradients it computes; None is all.
+    """
     tp, phi = job.parallel.tp, phi_bytes(job, model, stack)
     kinds: dict[str, Counter[str]] = {}
     volumes: Counter[str] = Counter()
     for product in stack.block.products:
-        phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel)
+        needs = flow.needs[product.name] if flow else Needs()
+        phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel, needs=needs)
         sent = Counter((*phases.forward, *phases.backward) if tp > 1 else ())
         kinds.setdefault(product.part, Counter()).update(sent)
         message = message_bytes(job, model, product.message)
@@ -123,11 +132,11 @@ def held_by(job: JobSpec, table: OperatorTable, spans: list[Span], *, stage: int
 
 def local_parameters(
     job: JobSpec, table: OperatorTable, spans: list[Span], *, stage: int,
-    replicated_only: bool = False,
+    replicated_only: bool = False, trained_only: bool = False,
 ) -> int:  # fmt: skip
     """Parameters that one rank of a stage holds: those of its equal blocks and of its ends.
 
-    replicated_only: just those that every rank of tp holds whole.
+    replicated_only: just those that every rank of tp holds whole; trained_only: not the frozen.
     """
 
     def count(weights: Iterable[Weight]) -> int:
@@ -135,6 +144,9 @@ def local_parameters(
         return sum(weight.local_numel(job.parallel.tp) for weight in kept)
 
     found = held_by(job, table, spans, stage=stage)
-    ends = {weight.name: weight for held in found for weight in held.end_weights()}
-    blocks = sum(len(held.layers) * count(held.stack.block.weights) for held in found)
+    ends = {w.name: w for held in found for w in held.end_weights(trained_only=trained_only)}
+    blocks = sum(
+        layers * count(flow.trained if trained_only else flow.part.weights)
+        for held in found for layers, flow in held.blocks
+    )  # fmt: skip
     return blocks + count(ends.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, stage_memory
@@ -17,7 +17,7 @@ from mpctl.topology import Topology
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the model costs under this layout. blocks: one block of each stack."""
+    """What the model costs under this layout. blocks: the last block of each stack."""
 
     blocks: tuple[BlockTraffic, ...]
     messages: tuple[tuple[Message, ...], ...]
@@ -34,9 +34,13 @@ def estimate_job(job: JobSpec, topology: Topology, stages: list[list[Span]]) -> 
     """Of a legal job with a model."""
     assert job.model is not None
     model = job.model
-    table = get_table(model, tp=job.parallel.tp)
+    whole = get_table(model, tp=job.parallel.tp)
+    table = replace(whole, freeze=tuple(job.training.freeze))
     return Estimate(
-        blocks=tuple(block_traffic(job, model, stack) for stack in table.stacks),
+        blocks=tuple(
+            block_traffic(job, model, stack, flow.last)
+            for stack, flow in zip(table.stacks, table.flows, strict=True)
+        ),
         messages=tuple(_messages(job, table, stages)),
         parameters=table.numel,
         memory=tuple(stage_memory(job, model, table, stages)),

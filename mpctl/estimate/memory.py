@@ -2,14 +2,15 @@
 
 States are exact counts of the operator table: parameters in the training dtype, gradients in the
 reduction dtype, AdamW's two float32 moments and, when parameters are 16-bit, a float32 master copy
-(2 + 4 + 4 + 8 bytes a parameter in bf16). ZeRO 1, 2, 3 divides optimizer, gradients, parameters
-by dp.
+(2 + 4 + 4 + 8 bytes a parameter in bf16; a frozen one takes its 2 alone). ZeRO 1, 2, 3 divides
+optimizer, gradients, parameters by dp.
 
 Activations per layer, 16-bit, dropout on (Korthikanti et al., arXiv 2205.05198, table 2), in units
 of sbh: no tp 34 + 5as/h; tp 10 + 24/t + 5as/(ht); with sequence parallelism all over t; selective
 recomputation and flash attention drop the 5as/h term; full recomputation keeps 2. A wider dtype
-scales them. A first stage holds min(p, m) micro batches under 1F1B, all m under GPipe. Heads,
-temporaries and allocator slack are not counted: the total is a lower bound.
+scales them. A layer that computes no gradient (families/gradients.py) keeps nothing, any other
+counts whole. A first stage holds min(p, m) micro batches under 1F1B, all m under GPipe. Heads,
+temporaries and allocator slack are not counted: with nothing frozen the total is a lower bound.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpctl.estimate.communication import held_by, local_parameters, local_sizes
-from mpctl.families.table import Core, OperatorTable, Stack
+from mpctl.families.products import Core, Stack
+from mpctl.families.table import OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
@@ -53,21 +55,24 @@ def _one_stage(
 ) -> StageMemory:
     training, dp, zero = job.training, job.sizes["dp"], job.parallel.zero
     count = local_parameters(job, table, spans, stage=stage)
+    trained = local_parameters(job, table, spans, stage=stage, trained_only=True)
     width = DTYPE_BYTES[training.dtype]
     moments = 2 * max(4, width)
     master = 4 if width < 4 else 0
-    held = micro_batches_in_flight(job, stage)
+    in_flight = micro_batches_in_flight(job, stage)
     kept = sum(
-        len(part.layers) * layer_activation_bytes(job, model, part.stack)
-        for part in held_by(job, table, spans, stage=stage)
+        layers * layer_activation_bytes(job, model, held.stack)
+        for held in held_by(job, table, spans, stage=stage)
+        for layers, flow in held.blocks
+        if flow.after
     )
     return StageMemory(
         stage=stage,
         parameters=count,
         parameter_bytes=_shared(count * width, dp, zero >= 3),
-        gradient_bytes=_shared(count * DTYPE_BYTES[training.reduced_dtype], dp, zero >= 2),
-        optimizer_bytes=_shared(count * (moments + master), dp, zero >= 1),
-        activation_bytes=round(held * kept),
+        gradient_bytes=_shared(trained * DTYPE_BYTES[training.reduced_dtype], dp, zero >= 2),
+        optimizer_bytes=_shared(trained * (moments + master), dp, zero >= 1),
+        activation_bytes=round(in_flight * kept),
     )
 
 

@@ -7,6 +7,9 @@ all-reduces of one float32 a token), the kv heads that fewer ranks own than need
 values over cp (arXiv 2205.05198; kernels/context.py), gradients over dp and cp, once a step, those
 that are partial under sequence parallelism over tp before, the square of the gradient's norm, and a
 status over the world (loss, stop, memory).
+
+Where parameters are frozen, backward sends what families/gradients.py leaves of it. A layer that
+computes no gradient is not recomputed, and its kept input is not gathered.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from itertools import chain
 from math import prod
 
 from mpctl.estimate.communication import held_by, local_parameters, local_sizes, message_bytes
-from mpctl.families.table import Core, Held, OperatorTable, Part, Product
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Core, Needs, Product, Stack
+from mpctl.families.table import Held, OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
@@ -56,24 +61,25 @@ def step_messages(
 def _stack(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
     """Of all micro batches of a step."""
     m = job.num_microbatches
-    yield from _times(_block(job, model, held), len(held.layers) * m)
-    for part in held.ends:
-        yield from _times(_end(job, model, part), m)
+    for layers, flow in held.blocks:
+        yield from _times(_block(job, model, held.stack, flow), layers * m)
+    for end in held.ends:
+        yield from _times(_end(job, model, end), m)
 
 
 def _times(messages: Iterable[Message], count: int) -> Iterator[Message]:
     return (replace(message, count=message.count * count) for message in messages)
 
 
-def _block(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
+def _block(job: JobSpec, model: Model, stack: Stack, flow: Flow) -> Iterator[Message]:
     """One block and micro batch."""
-    stack, training = held.stack, job.training
+    training = job.training
     forward, backward = [], []
     for product in stack.block.products:
-        ahead, back = _phases(job, model, product)
+        ahead, back = _phases(job, model, product, flow.needs[product.name])
         forward += ahead
         backward += back
-    again = training.recompute == "full"
+    again = runs_again(job, model, flow)
     sent = forward + backward
     if again:
         sent += forward if _runs_to_its_end(job, model) else forward[:-1]
@@ -81,7 +87,17 @@ def _block(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
         sent += [("all_gather", kept)] * training.partition_activations
     yield from _counted(sent, stack.title)
     for core in stack.cores:
-        yield from _keys_and_values(job, model, core, forwards=1 + again)
+        is_trained = flow.needs[core.key_product].y
+        yield from _keys_and_values(job, model, core, 1 + again, backwards=int(is_trained))
+
+
+def runs_again(job: JobSpec, model: Model, flow: Flow) -> bool:
+    """Whether backward runs the forward of a block again: where it asks for a tensor of it. The
+    last product's own bias asks for none, the mask or the norm after it does."""
+    if job.training.recompute != "full":
+        return False
+    last = flow.needs[flow.part.products[-1].name]
+    return flow.after if _runs_to_its_end(job, model) else last.x or last.w
 
 
 def _runs_to_its_end(job: JobSpec, model: Model) -> bool:
@@ -89,9 +105,10 @@ def _runs_to_its_end(job: JobSpec, model: Model) -> bool:
     return job.training.dropout > 0 or model.norm_order == "post"
 
 
-def _phases(job: JobSpec, model: Model, product: Product) -> tuple[Sent, Sent]:
+def _phases(job: JobSpec, model: Model, product: Product, needs: Needs) -> tuple[Sent, Sent]:
     """(kind, bytes) of what it sends over tp, forward and backward."""
-    phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel)
+    split = job.parallel.sequence_parallel
+    phases = product.collectives(sequence_parallel=split, needs=needs)
     if not (phases.forward or phases.backward):
         return [], []
     size = message_bytes(job, model, product.message)
@@ -103,7 +120,9 @@ def _counted(sent: Sent, what: str) -> Iterator[Message]:
         yield Message("tp", kind, what, size, count)
 
 
-def _keys_and_values(job: JobSpec, model: Model, core: Core, *, forwards: int) -> Iterator[Message]:
+def _keys_and_values(
+    job: JobSpec, model: Model, core: Core, forwards: int, *, backwards: int
+) -> Iterator[Message]:
     """Gathered forward, summed and scattered backward: over tp where it has more ranks than there
     are kv heads, over cp always."""
     tp, cp, width = job.parallel.tp, job.parallel.cp, DTYPE_BYTES[job.training.dtype]
@@ -112,16 +131,16 @@ def _keys_and_values(job: JobSpec, model: Model, core: Core, *, forwards: int) -
     if tp > model.kv_heads:
         whole = head * model.kv_heads // cp
         yield Message("tp", "all_gather", "kv heads", whole, forwards)
-        yield Message("tp", "reduce_scatter", "kv heads", whole, 1)
+        yield Message("tp", "reduce_scatter", "kv heads", whole, backwards)
     local = head * max(1, model.kv_heads // tp)
     yield Message("cp", "all_gather", "keys and values", local, forwards)
-    yield Message("cp", "reduce_scatter", "keys and values", local, 1)
+    yield Message("cp", "reduce_scatter", "keys and values", local, backwards)
 
 
-def _end(job: JobSpec, model: Model, part: Part) -> Iterator[Message]:
+def _end(job: JobSpec, model: Model, flow: Flow) -> Iterator[Message]:
     """One end of a stack and micro batch; logits bring their loss."""
-    for product in part.products:
-        forward, backward = _phases(job, model, product)
+    for product in flow.part.products:
+        forward, backward = _phases(job, model, product, flow.needs[product.name])
         yield from _counted(forward + backward, product.name)
         if "vocab" in product.writes:
             sizes = local_sizes(job, model)
@@ -135,10 +154,12 @@ def _once_a_step(
 ) -> Iterator[Message]:
     width = DTYPE_BYTES[job.training.reduced_dtype]
     if job.parallel.sequence_parallel:
-        partial = local_parameters(job, table, spans, stage=stage, replicated_only=True)
-        yield Message("tp", "all_reduce", "partial gradients", partial * width, 1)
-    local = local_parameters(job, table, spans, stage=stage)
-    yield Message("dp", "all_reduce", "gradients", local * width, 1)
+        partial = local_parameters(
+            job, table, spans, stage=stage, replicated_only=True, trained_only=True
+        )
+        yield Message("tp", "all_reduce", "partial gradients", partial * width, int(partial > 0))
+    local = local_parameters(job, table, spans, stage=stage, trained_only=True)
+    yield Message("dp", "all_reduce", "gradients", local * width, int(local > 0))
     yield Message("tp", "all_reduce", "gradient norm", STATUS_BYTES, 1)
     slots = STATUS_FIXED + job.world_size
     yield Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1)

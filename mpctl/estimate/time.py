@@ -3,7 +3,8 @@
 Compute: 2mnk FLOP forward and twice that backward for every product of the operator table and for
 attention's two score products (causal ones count whole, as kernels without flash skipping do),
 with full recomputation one more forward (Narayanan et al., arXiv 2104.04473, eq. 3: 72 or 96 per
-B s L h^2). The pipeline adds its bubble (p-1)/(v m). Communication: ring all-reduces over the link
+B s L h^2). Where parameters are frozen, a product lacks the passes of the gradients that it does
+not compute. The pipeline adds its bubble (p-1)/(v m). Communication: ring all-reduces over the link
 a group spans. It is a floor and is called one: real kernels run below the peak of a datasheet. For
 the cpu device, whose figure is a measured matmul rate, it is close.
 """
@@ -14,8 +15,10 @@ from dataclasses import dataclass
 from math import prod
 
 from mpctl.estimate.communication import held_by, local_sizes, ring_bytes
-from mpctl.estimate.messages import Message, step_messages
-from mpctl.families.table import Core, OperatorTable, Part
+from mpctl.estimate.messages import Message, runs_again, step_messages
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Core
+from mpctl.families.table import OperatorTable
 from mpctl.spec.cluster import Link
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
@@ -96,33 +99,36 @@ def step_flops(
     job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], *, stage: int
 ) -> float:
     """FLOP of one rank of a stage in one step, forward and backward."""
-    passes = 4 if job.training.recompute == "full" else 3
     total = 0.0
     for held in held_by(job, table, spans, stage=stage):
-        scores = sum(_core_flops(job, model, core) for core in held.stack.cores)
-        block = _part_flops(job, model, held.stack.block) + scores
-        ends = sum(_part_flops(job, model, part) for part in held.ends)
-        total += len(held.layers) * block * passes + ends * 3
+        for layers, flow in held.blocks:
+            again = int(runs_again(job, model, flow))
+            scores = sum(_core_flops(job, model, core, flow, again) for core in held.stack.cores)
+            total += layers * (_part_flops(job, model, flow, again) + scores)
+        total += sum(_part_flops(job, model, end, 0) for end in held.ends)
     return total * job.num_microbatches
 
 
-def _core_flops(job: JobSpec, model: Model, core: Core) -> float:
-    """q k^T and p v of one micro batch, forward, on one rank; keys are of the whole sequence."""
+def _core_flops(job: JobSpec, model: Model, core: Core, flow: Flow, again: int) -> float:
+    """q k^T and p v of one micro batch on one rank, forward, `again`, and once more for each of
+    queries and keys that needs a gradient; keys are of the whole sequence."""
+    passes = 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
     sizes, p = local_sizes(job, model), job.parallel
     pairs = sizes["batch"] * sizes[core.queries] * sizes[core.keys] * p.cp
-    return 4 * pairs * model.heads * model.head_size / p.tp
+    return passes * 4 * pairs * model.heads * model.head_size / p.tp
 
 
-def _part_flops(job: JobSpec, model: Model, part: Part) -> float:
-    """2 x rows x elements of each matrix, forward, on one rank: split with the matrix, or with the
-    rows under sequence parallelism; a lookup costs nothing."""
+def _part_flops(job: JobSpec, model: Model, flow: Flow, again: int) -> float:
+    """2 x rows x elements of each matrix on one rank, forward, `again`, for dX and for dW: split
+    with the matrix, or with the rows under sequence parallelism; a lookup costs nothing."""
     sizes = local_sizes(job, model)
-    weights = {weight.name: weight for weight in part.weights}
+    weights = {weight.name: weight for weight in flow.part.weights}
     total = 0.0
-    for product in part.products:
+    for product in flow.part.products:
         if not product.is_lookup:
-            weight = weights[product.parameter]
+            weight, needs = weights[product.parameter], flow.needs[product.name]
             is_split = weight.is_split or job.parallel.sequence_parallel
             whole = 2 * weight.numel * prod(sizes[dim] for dim in product.rows)
+            whole *= 1 + again + needs.x + needs.w
             total += whole / job.parallel.tp if is_split else whole
     return total

@@ -6,37 +6,47 @@ To add a family: its folder, its lines here and in modules.py, a preset.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from mpctl.families.bert import ops as bert
-from mpctl.families.bert import special as bert_special
+from mpctl.families.bert import special as bert_text
 from mpctl.families.glm import ops as glm
-from mpctl.families.glm import special as glm_special
+from mpctl.families.glm import special as glm_text
 from mpctl.families.gpt import ops as gpt
-from mpctl.families.gpt import special as gpt_special
+from mpctl.families.gpt import special as gpt_text
 from mpctl.families.t5 import ops as t5
-from mpctl.families.t5 import special as t5_special
+from mpctl.families.t5 import special as t5_text
 from mpctl.families.table import OperatorTable
 from mpctl.spec.model import FamilyName, Model
 
-TABLES: dict[FamilyName, Callable[..., OperatorTable]] = {
-    "gpt": gpt.operator_table,
-    "bert": bert.operator_table,
-    "t5": t5.operator_table,
-    "glm": glm.operator_table,
-}
-SPECIALS: dict[FamilyName, Callable[[Model], tuple[str, ...]]] = {
-    "gpt": gpt_special.special_tokens,
-    "bert": bert_special.special_tokens,
-    "t5": t5_special.special_tokens,
-    "glm": glm_special.special_tokens,
+
+@dataclass(frozen=True)
+class Family:
+    """What the planning half asks of a family."""
+
+    operator_table: Callable[..., OperatorTable]
+    special_tokens: Callable[[Model], tuple[str, ...]]
+    least_tokens: Callable[[Model], int]
+
+
+FAMILIES: dict[FamilyName, Family] = {
+    "gpt": Family(gpt.operator_table, gpt_text.special_tokens, gpt_text.least_tokens),
+    "bert": Family(bert.operator_table, bert_text.special_tokens, bert_text.least_tokens),
+    "t5": Family(t5.operator_table, t5_text.special_tokens, t5_text.least_tokens),
+    "glm": Family(glm.operator_table, glm_text.special_tokens, glm_text.least_tokens),
 }
 
 
 def get_table(model: Model, *, tp: int) -> OperatorTable:
     """The operator table of the model's family; tp only matters to how far tables are padded."""
-    return TABLES[model.family](model, tp=tp)
+    return FAMILIES[model.family].operator_table(model, tp=tp)
 
 
 def special_tokens(model: Model) -> tuple[str, ...]:
     """Names of the tokens that the family's samples hold beside text."""
-    return SPECIALS[model.family](model)
+    return FAMILIES[model.family].special_tokens(model)
+
+
+def least_tokens(model: Model) -> int:
+    """Tokens of text that a split of prepared data must hold for the family's samples."""
+    return FAMILIES[model.family].least_tokens(model)

@@ -6,7 +6,7 @@ A block of GPT-2's shape has 12 h^2 + 13 h parameters (Narayanan et al., arXiv 2
 
 from __future__ import annotations
 
-from mpctl.families.table import Dims, Product, Weight
+from mpctl.families.products import Dims, Product, Weight
 from mpctl.sharding import padded_vocab
 from mpctl.spec.model import Model
 

@@ -25,6 +25,7 @@ Letters: b batch, s sequence, h hidden, t tp, c cp.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
@@ -77,12 +78,16 @@ class ResidualLayer(nn.Module):
         return made
 
     def _kept(self, once: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        """once(hidden, ..), keeping what the layer's `recompute` says."""
-        if self.recompute != "full":
+        """once(hidden, ..), keeping what the layer's `recompute` says; frozen, nothing is kept."""
+        if self.recompute != "full" or not self._computes_gradients(*args, *kwargs.values()):
             return once(*args, **kwargs)
         return checkpointed(
             once, *args, group=self.group, partition=self.partition, offload=self.offload, **kwargs
         )
+
+    def _computes_gradients(self, *given: Any) -> bool:
+        tensors = (value for value in given if isinstance(value, Tensor))
+        return any(tensor.requires_grad for tensor in chain(tensors, self.parameters()))
 
     def _branch(
         self, name: str, x: Tensor, norm: nn.Module, work: Callable[[Tensor], Tensor],

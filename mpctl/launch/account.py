@@ -31,6 +31,10 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any
         "final_loss": last.get("loss"),
         "validation_loss": validated[-1]["validation_loss"] if validated else None,
         "initial_validation_loss": records[0].get("initial_validation_loss") if records else None,
+        "validation_losses": validated[-1].get("validation_losses", {}) if validated else {},
+        "initial_validation_losses": records[0].get("initial_validation_losses", {})
+        if records
+        else {},
         "tokens": last.get("tokens", 0),
         "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
         "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,

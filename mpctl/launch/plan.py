@@ -84,7 +84,8 @@ def resolved(plan: Plan, machine: Machine) -> JobSpec:
             "predicted_step_seconds": predicted,
         }
     )
-    data = job.data.model_copy(update={"path": _absolute(job.data.path)})
+    others = {name: str(Path(path).resolve()) for name, path in job.data.validation.items()}
+    data = job.data.model_copy(update={"path": _absolute(job.data.path), "validation": others})
     initial = _pinned(job.training.init_from)
     training = job.training.model_copy(update={"init_from": initial})
     return job.model_copy(update={"launch": launch, "data": data, "training": training})

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from mpctl.errors import InputError, Issue
-from mpctl.families import special_tokens
+from mpctl.families import least_tokens, special_tokens
+from mpctl.families.t5.special import target_length
 from mpctl.launch.machine import Machine
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
@@ -51,7 +52,8 @@ def check_launch(plan: Plan, machine: Machine, *, resumed: RunDir | None = None)
     if job.model is None:
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
     saved = () if resumed is None else _resumption(job, resumed)
-    checks = _unsupported(job), _world(plan, machine), _data(job, resumed), _initial(job, resumed)
+    checks = (_unsupported(job), _targets(job.model), _world(plan, machine), _data(job, resumed),
+              _initial(job, resumed))  # fmt: skip
     return [*chain.from_iterable(checks), *saved]
 
 
@@ -98,6 +100,15 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
                         "version", f"use {', '.join(RUNNABLE_DTYPES)}")  # fmt: skip
 
 
+def _targets(model: Model) -> Iterator[Issue]:
+    """A decoder must have room for what span corruption asks of it."""
+    if model.family == "t5" and (model.decoder_seq_length or 0) < target_length(model.seq_length):
+        yield Issue("decoder-holds-targets", "model.decoder_seq_length",
+                    f"{model.decoder_seq_length} tokens, but inputs of {model.seq_length} have "
+                    f"{target_length(model.seq_length)} targets",
+                    f"use {target_length(model.seq_length)} or more")  # fmt: skip
+
+
 def _world(plan: Plan, machine: Machine) -> Iterator[Issue]:
     job, world = plan.job, plan.job.world_size
     if chosen_device(job, machine) == "cuda":
@@ -134,10 +145,22 @@ def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
     """The weights to start from, by their headers; a run with a checkpoint needs them no more."""
     if job.training.init_from is None or (resumed is not None and resumed.last_checkpoint()):
         return []
+    from mpctl.data.extension import find_extension
+    from mpctl.data.special import added_tokens
+    from mpctl.data.tokenizer import find_tokenizer
     from mpctl.weights.origin import origin_issues
 
     assert job.model is not None
-    return origin_issues(Path(job.training.init_from), job.model)
+    origin, place = Path(job.training.init_from), job.data.path or job.data.tokenizer
+    if place is None:
+        return origin_issues(origin, job.model)
+    tokenizer = find_tokenizer(Path(place))
+    try:
+        extension, known = find_extension(tokenizer), added_tokens(tokenizer)
+    except (InputError, OSError):  # _data says what is wrong with it
+        return []
+    reserved = sum(name not in known for name in special_tokens(job.model))
+    return origin_issues(origin, job.model, extension, reserved=reserved)
 
 
 def _data(job: JobSpec, resumed: RunDir | None) -> Iterator[Issue]:
@@ -154,21 +177,24 @@ def _data(job: JobSpec, resumed: RunDir | None) -> Iterator[Issue]:
 
 
 def _prepared(job: JobSpec, path: Path) -> Iterator[Issue]:
-    from mpctl.data.manifest import open_prepared
+    from mpctl.data.manifest import open_prepared, open_validations
 
     assert job.model is not None
     try:
         prepared = open_prepared(path)
+        folders = {name: Path(folder) for name, folder in job.data.validation.items()}
+        others = open_validations(prepared, folders)
     except InputError as error:
         yield from error.issues
         return
     yield from _vocabulary(job.model, prepared.tokenizer_path, prepared.tokenizer_vocab_size)
-    for split in (prepared.train, prepared.validation):
+    validations = [other.validation for other in (prepared, *others.values())]
+    for split in (prepared.train, *validations):
         is_needed = split is prepared.train or job.training.eval_samples > 0
-        if is_needed and split.tokens <= job.model.seq_length:
+        if is_needed and split.tokens < (least := least_tokens(job.model)):
             yield Issue("too-few-tokens", "model.seq_length", f"{split.prefix} holds "
-                        f"{split.tokens} tokens, fewer than one sequence of "
-                        f"{job.model.seq_length} and its last target",
+                        f"{split.tokens} tokens, fewer than the {least} that samples of "
+                        f"{job.model.seq_length} take",
                         "prepare more text, or use a shorter sequence")  # fmt: skip
 
 
@@ -194,5 +220,9 @@ def _corpus(job: JobSpec) -> Iterator[Issue]:
         find_documents(job.data.corpus or [], max_bytes=job.data.max_bytes)
     except InputError as error:
         yield from error.issues
-    if job.data.tokenizer is not None and not Path(job.data.tokenizer).is_file():
-        yield Issue("no-such-file", "data.tokenizer", f"{job.data.tokenizer} is not a file")
+    if job.data.tokenizer is not None:
+        from mpctl.data.tokenizer import find_tokenizer
+
+        if not find_tokenizer(Path(job.data.tokenizer)).is_file():
+            yield Issue("no-such-file", "data.tokenizer", f"{job.data.tokenizer} is neither a "
+                        "file nor a folder that holds a tokenizer.json")  # fmt: skip

@@ -12,6 +12,7 @@ from rich.text import Text
 from mpctl.units import bytes_text, count_text
 
 if TYPE_CHECKING:
+    from mpctl.data.extension import Extension
     from mpctl.data.manifest import Prepared
 
 
@@ -54,9 +55,18 @@ def _facts(prepared: Prepared) -> Table:
         "vocabulary",
         f"{prepared.vocab_size:,} entries, {used:,} of them in use, stored as {prepared.dtype}",
     )
+    if prepared.extension is not None:
+        table.add_row("extension", _extension(prepared.extension))
     for name, file in prepared.files.items():
         table.add_row(name, f"{bytes_text(file.bytes)}, sha256 {file.sha256[:12]}")
     return table
+
+
+def _extension(extension: Extension) -> str:
+    new, old = len(extension.pieces), extension.old_vocab_size
+    mean = sum(map(len, extension.pieces)) / new
+    source = f"{old:,} of sha256 {extension.old_tokenizer_sha256[:12]}"
+    return f"{new:,} added to {source}, each for {mean:.1f} of those"
 
 
 def command_line(prepared: Prepared) -> str:
@@ -64,8 +74,8 @@ def command_line(prepared: Prepared) -> str:
     options = [
         part
         for name, value in prepared.settings.items()
-        if value is not None
-        for part in (f"--{name.replace('_', '-')}", str(value))
+        if value is not None and value is not False
+        for part in (f"--{name.replace('_', '-')}", *(() if value is True else (str(value),)))
     ]
     out = ("--out", str(prepared.path))
     return shlex.join(["mpctl", "data", "prepare", *prepared.sources, *out, *options])

@@ -88,6 +88,9 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if summary["validation_loss"] is not None:
         first, last = summary["initial_validation_loss"], _number(summary["validation_loss"])
         rows.append(("validation loss", last if first is None else f"{_number(first)} → {last}"))
+    for name, value in summary["validation_losses"].items():
+        first, last = summary["initial_validation_losses"].get(name), _number(value)
+        rows.append((f"  of {name}", last if first is None else f"{_number(first)} → {last}"))
     if summary["step_seconds"] is not None:
         predicted = summary["predicted_step_seconds"]
         beside = f", predicted at least {seconds_text(predicted)}" if predicted else ""

@@ -15,6 +15,7 @@ POSITIONS: dict[FamilyName, tuple[str, ...]] = {
     "t5": ("relative",),
     "glm": ("learned",),
 }
+SHORTEST: dict[FamilyName, int] = {"gpt": 1, "bert": 5, "t5": 3, "glm": 3}
 
 
 def family_rules(job: JobSpec) -> Iterator[Check]:
@@ -26,6 +27,10 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
         yield Check("family-positions", "error", "model.position",
                     f"family {model.family} has no {model.position} positions",
                     f"use {' or '.join(legal)}")  # fmt: skip
+    if model.seq_length < (least := SHORTEST[model.family]):
+        yield Check("shortest-sequence", "error", "model.seq_length",
+                    f"{model.seq_length} tokens do not hold one sample of family {model.family}",
+                    f"use {least} or more")  # fmt: skip
     if model.norm_order == "post" and model.family != "bert":
         yield Check("family-norms", "error", "model.norm_order",
                     f"family {model.family} has its norms before attention and MLP",

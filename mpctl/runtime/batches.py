@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpctl.data.manifest import Prepared, Split, open_prepared
+from mpctl.data.manifest import Prepared, Split, open_prepared, open_validations
 from mpctl.data.samples import sample_numbers
 from mpctl.data.special import added_tokens, special_ids
 from mpctl.errors import InputError
@@ -33,13 +33,28 @@ class Batches:
         assert job.model is not None
         self.job, self.dp, self.cp, self.device = job, dp, cp, device
         self.vocab = job.model.vocab
-        prepared = open_prepared(data)
+        prepared = self.prepared = open_prepared(data)
         self.train = self._objective(prepared, prepared.train, shuffle=True)
         self.validation = None
         if job.training.eval_samples:
             held = self._objective(prepared, prepared.validation, shuffle=False)
             self.validation = held
-            self.eval_samples = min(job.training.eval_samples, held.samples_per_epoch)
+        folders = {name: Path(folder) for name, folder in job.data.validation.items()}
+        others = open_validations(prepared, folders if self.validation else {})
+        self.validations = {
+            name: self._objective(other, other.validation, shuffle=False)
+            for name, other in others.items()
+        }
+
+    @property
+    def reserved(self) -> int:
+        """Special tokens that take ids which the tokenizer leaves free."""
+        assert self.job.model is not None
+        known = added_tokens(self.prepared.tokenizer_path)
+        return sum(name not in known for name in special_tokens(self.job.model))
+
+    def eval_samples(self, held: Objective) -> int:
+        return min(self.job.training.eval_samples, held.samples_per_epoch)
 
     def _objective(self, prepared: Prepared, split: Split, *, shuffle: bool) -> Objective:
         model, words = self.job.model, prepared.tokenizer_vocab_size
@@ -67,14 +82,12 @@ class Batches:
             )
             yield self._batch(self.train, list(numbers))
 
-    def evaluation(self) -> Iterator[Batch]:
+    def evaluation(self, held: Objective) -> Iterator[Batch]:
         """This rank's share of the same validation samples every time."""
-        if self.validation is None:
-            return
-        own = range(self.dp.rank, self.eval_samples, self.dp.size)
+        own = range(self.dp.rank, self.eval_samples(held), self.dp.size)
         size = self.job.training.micro_batch_size
         for start in range(0, len(own), size):
-            yield self._batch(self.validation, list(own[start : start + size]))
+            yield self._batch(held, list(own[start : start + size]))
 
     def _batch(self, samples: Objective, numbers: list[int]) -> Batch:
         fields = {name: torch.from_numpy(a) for name, a in samples.batch(numbers).items()}

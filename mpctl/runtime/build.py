@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from mpctl.families.gradients import frozen_by
 from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.batches import Batches
@@ -47,7 +48,11 @@ def build_trainer(
         sequence_parallel=job.parallel.sequence_parallel,
     )  # fmt: skip
     initialise(model, job.training.seed)
-    buffer = GradientBuffer(model.parameters(), TORCH_DTYPES[job.training.reduced_dtype])
+    is_frozen = frozen_by(job.training.freeze)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not is_frozen(name))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    buffer = GradientBuffer(trained, TORCH_DTYPES[job.training.reduced_dtype])
     trainer = Trainer(
         job=job, mesh=mesh, model=model, buffer=buffer,
         optimizer=Optimizer(buffer, job.training),

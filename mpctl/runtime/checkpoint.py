@@ -4,6 +4,10 @@ RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank (
 moments of every parameter), `shard-K.json` beside it (full shape, split dimension, blocks kept,
 bytes and sha256 of the file), and `manifest.json`. It is assembled under a temporary name and
 renamed when whole, so that dying while saving never costs the previous one. Replicas save nothing.
+
+A frozen parameter has no moments: its value is saved alone, in its own dtype, to the bit, and the
+record names it under `frozen`. A run that trains it reads the value and starts its moments at 0; a
+run that freezes what was trained reads the value alone.
 """
 
 from __future__ import annotations
@@ -67,33 +71,39 @@ def _barrier(mesh: Mesh) -> None:
 
 def _save_shard(folder: Path, index: int, names: dict[Tensor, str], optimizer: Optimizer) -> None:
     tensors, places = {}, {}
-    for position, parameter in enumerate(optimizer.parameters):
+    states = {p: optimizer.state(position) for position, p in enumerate(optimizer.parameters)}
+    frozen = {p: {"value": p.detach()} for p in names if p not in states}
+    for parameter, state in (states | frozen).items():
         name, shard = names[parameter], shard_of(parameter)
-        for field, tensor in optimizer.state(position).items():
+        for field, tensor in state.items():
             tensors[f"{name}/{field}"] = tensor.contiguous()
         blocks = [[block.start, block.stop] for block in shard.blocks]
         places[name] = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
     path = shard_path(folder, index)
     save_file(tensors, path)
     record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
+    if frozen:
+        record["frozen"] = [names[parameter] for parameter in frozen]
     write_json(path.with_suffix(".json"), record)
 
 
 @dataclass(frozen=True)
 class _Source:
-    """One file of a checkpoint and what it holds."""
+    """One file of a checkpoint and what it holds; frozen: of these, the value alone."""
 
     path: Path
     places: dict[str, Shard]
+    frozen: frozenset[str]
 
 
 def load(
     folder: Path, names: dict[Tensor, str], optimizer: Optimizer, *, may_lack: dict[str, int]
 ) -> int:
-    """Fill the optimizer's values and moments from a checkpoint of any layout; returns its step.
+    """Fill values and the optimizer's moments from a checkpoint of any layout; returns its step.
 
-    may_lack: by parameter, the first row that a checkpoint need not hold (vocabulary padding,
-    whose height depends on tp). Raises InputError naming file and tensor.
+    names: of all parameters, the frozen ones too. may_lack: by parameter, the first row that a
+    checkpoint need not hold (vocabulary padding, whose height depends on tp). Raises InputError
+    naming file and tensor.
     """
     manifest = read_manifest(folder)
     sources = [_open_source(folder, index) for index in range(manifest.shards)]
@@ -104,9 +114,14 @@ def load(
         name = names[parameter]
         tensors = optimizer.state(position)
         tensors["value"] = tensors["value"].clone()
+        if name in sources[0].frozen:
+            tensors = {"value": tensors["value"]}
         _fill(name, shard_of(parameter), tensors, sources, may_lack.get(name))
         optimizer.load(position, tensors, step=manifest.step)
     optimizer.publish()
+    for frozen in names.keys() - set(optimizer.parameters):
+        name, value = names[frozen], frozen.detach()
+        _fill(name, shard_of(frozen), {"value": value}, sources, may_lack.get(name))
     return manifest.step
 
 
@@ -129,7 +144,7 @@ def _open_source(folder: Path, index: int) -> _Source:
         name: Shard(tuple(p["shape"]), p["dim"], tuple(range(*block) for block in p["blocks"]))
         for name, p in record["parameters"].items()
     }
-    return _Source(shard_path(folder, index), places)
+    return _Source(shard_path(folder, index), places, frozenset(record.get("frozen", ())))
 
 
 def _fill(

@@ -3,7 +3,8 @@
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
 arXiv 1710.03740); gradients are accumulated and reduced in the reduction dtype. The norm counts
 each parameter of the model once: shards are summed over tp, replicas are counted on one rank only.
-AdamW: arXiv 1711.05101; norms and biases are not decayed.
+AdamW: arXiv 1711.05101; norms and biases are not decayed. Frozen parameters (training.freeze) are
+in neither: no gradient, no moments, no master, and what the model computes with is their value.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Optimizer:
         self.training = training
         self.parameters = buffer.parameters
         self.values = [_master(parameter) for parameter in self.parameters]
+        self.masters: dict[Tensor, Tensor] = dict(zip(self.parameters, self.values, strict=True))
         self.gradients = buffer.views
         decayed = [v for v in self.values if v.dim() > 1]
         plain = [v for v in self.values if v.dim() <= 1]
@@ -137,6 +139,10 @@ class Optimizer:
             if parameter is not value:
                 parameter.copy_(value)
 
+    def value_of(self, parameter: Tensor) -> Tensor:
+        """What a parameter's value is written to: its master where it has one."""
+        return self.masters.get(parameter, parameter)
+
     def state(self, index: int) -> dict[str, Tensor]:
         """Value and moments of one parameter, for a checkpoint; moments are 0 before a step."""
         value = self.values[index]
@@ -146,9 +152,13 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, index: int, tensors: dict[str, Tensor], *, step: int) -> None:
-        """The inverse of `state`, after `step` updates."""
+        """The inverse of `state`, after `step` updates; without moments, which a parameter that was
+        frozen has not, its updates start anew."""
         value = self.values[index]
         value.copy_(tensors["value"])
+        if tensors.keys() == {"value"}:
+            self.adam.state.pop(value, None)
+            return
         count = torch.tensor(float(step), device=value.device)
         self.adam.state[value] = {"step": count, **{name: tensors[name] for name in MOMENTS}}
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mpctl.families import get_table
-from mpctl.families.batch import Family
+from mpctl.families.batch import Family, Objective
 from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
@@ -28,6 +28,7 @@ from mpctl.runtime.optimizer import GradientBuffer, Optimizer
 from mpctl.runtime.status import Status, share
 from mpctl.runtime.traffic import Traffic
 from mpctl.spec.job import JobSpec
+from mpctl.weights.extend import fill_tables
 from mpctl.weights.origin import Hub, open_origin
 from mpctl.weights.reader import fill
 
@@ -61,7 +62,7 @@ class Trainer:
         while self.step < training.steps and not stopping:
             record, stopping = self._one_step()
             if self.step == 1 and before:
-                record["initial_validation_loss"] = before["validation_loss"]
+                record |= {f"initial_{name}": value for name, value in before.items()}
             is_last = self.step == training.steps
             if is_last or _due(training.eval_interval, self.step):
                 record |= self.validate()
@@ -114,20 +115,25 @@ class Trainer:
         for batch in self.batches.step(self.step):
             noise = Noise(self.job.training.seed, self.step, batch.samples)
             loss = self.model.loss(batch, noise) / samples
-            loss.backward()
+            if loss.requires_grad:  # else all that is trained lies on other ranks (BERT's pooler)
+                loss.backward()
             total += float(loss.detach())
         return total
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """Mean loss over the validation samples, without dropout."""
+        """Mean loss over the validation samples, without dropout; of every corpus that has some."""
         self.doing = f"validation after step {self.step}"
         if self.batches.validation is None:
             return {}
-        losses = (self.model.loss(batch, None).double() for batch in self.batches.evaluation())
-        total = sum(float(loss) for loss in losses)
-        mean = share(Status(total / self.batches.eval_samples), self.mesh).loss
-        return {"validation_loss": mean}
+        found: dict[str, Any] = {"validation_loss": self._mean_loss(self.batches.validation)}
+        others = {name: self._mean_loss(held) for name, held in self.batches.validations.items()}
+        return found | ({"validation_losses": others} if others else {})
+
+    def _mean_loss(self, held: Objective) -> float:
+        batches = self.batches.evaluation(held)
+        total = sum(float(self.model.loss(batch, None).double()) for batch in batches)
+        return share(Status(total / self.batches.eval_samples(held)), self.mesh).loss
 
     @property
     def names(self) -> dict[Tensor, str]:
@@ -151,10 +157,12 @@ class Trainer:
         """Take the weights of another model of this shape, into float32 masters where there are
         any; step, moments and data order are those of a fresh run."""
         self.doing = f"reading initial weights from {path}"
-        values = zip(self.optimizer.parameters, self.optimizer.values, strict=True)
-        names = self.names
-        targets = {names[p]: (shard_of(p), value.detach()) for p, value in values}
-        origin = open_origin(path)
+        values = {p: self.optimizer.value_of(p).detach() for p in self.names}
+        targets = {name: (shard_of(p), values[p]) for p, name in self.names.items()}
+        origin, model = open_origin(path), self.job.model
+        assert model is not None
+        extension, reserved = self.batches.prepared.extension, self.batches.reserved
+        targets = fill_tables(origin, model, targets, extension, reserved=reserved)
         if isinstance(origin, Hub):
             fill(origin, targets)
         else:

@@ -23,6 +23,11 @@ class Data(Table):
     )
     path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
     tokenizer: str | None = Field(None, description="an existing tokenizer.json")
+    validation: dict[str, str] = Field(
+        default_factory=dict,
+        description="more folders of prepared data to validate on, by a name of yours: an old "
+        "language beside the new one",
+    )
     validation_fraction: Probability = Field(0.02, description="share of documents held back")
     max_bytes: Bytes | None = Field(None, description="use at most this much text of the corpus")
 

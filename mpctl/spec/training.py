@@ -64,6 +64,11 @@ class Training(Table):
         description="weights to start from: a Hugging Face directory, what `mpctl weights import` "
         "wrote, or a run; drawn from the seed when absent",
     )
+    freeze: list[str] = Field(
+        default_factory=list,
+        description="parameters that training leaves alone, by patterns over their names such as "
+        '"embedding.*" or "layers.[0-5].*"',
+    )
     runtime: RuntimeName = Field("mpctl", description="software whose overlaps a plan assumes")
 
     @property

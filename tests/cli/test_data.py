@@ -17,6 +17,7 @@ import pytest
 
 from mpctl.cli.app import run
 from mpctl.data.manifest import FILES, open_prepared
+from tests.data.languages import FRENCH, write_corpus
 
 ALL = sorted([*FILES, "data.json"])
 
@@ -100,6 +101,50 @@ def test_a_given_tokenizer_decides_the_vocabulary(
     manifest = json.loads(capsys.readouterr().out)
     assert manifest["vocab_size"] == 300
     assert manifest["tokenizer_sha256"] == open_prepared(data).tokenizer_sha256
+
+
+def test_more_languages(
+    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The old tokenizer extended by new text, shown, made again, and used for the old text."""
+    corpus, out = write_corpus(tmp_path / "fr", FRENCH), tmp_path / "e"
+    extend = ["--tokenizer", str(data), "--extend-tokenizer"]
+    arguments = ["data", "prepare", str(corpus), "--out", str(out), "--vocab-size", "360", *extend]
+    assert run(arguments) == 0
+    said = capsys.readouterr().out
+    old = open_prepared(data).tokenizer_sha256
+    assert f"60 added to 300 of sha256 {old[:12]}, each for " in said
+    assert "extension.json" in said
+    assert "360 entries, 360 of them in use" in said
+    assert run(["data", "show", str(out), "--hashes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("extension") and "60 added" in line for line in lines)
+    (line,) = [x for x in lines if x.startswith("made by")]
+    command = shlex.split(line.removeprefix("made by").replace(str(out), f"{tmp_path}/again"))
+    assert "--extend-tokenizer" in command and "True" not in command
+    assert run(command[1:]) == 0
+    for name in (*ALL, "extension.json"):
+        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    capsys.readouterr()
+    kept = ["data", "prepare", str(text), "--out", f"{tmp_path}/kept", "--tokenizer", str(out)]
+    assert run([*kept, "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["vocab_size"] == 360
+    assert manifest["extended_from"] == {"vocab_size": 300, "tokenizer_sha256": old}
+
+
+def test_bad_extensions(
+    text: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = ("--out", tmp_path / "new", "--extend-tokenizer")
+    assert "extend_tokenizer" in issues_of(capsys, "prepare", text, *new)["data-setting"]
+    bad = issues_of(capsys, "prepare", text, *new, "--tokenizer", data)
+    assert "300 entries leave no room" in bad["vocab-too-small"]
+    (tmp_path / "t.json").write_text("{}")
+    bad = issues_of(capsys, "prepare", text, *new, "--tokenizer", tmp_path / "t.json",
+                    "--vocab-size", 400)  # fmt: skip
+    assert "tokenizer-damaged" in bad
+    assert not (tmp_path / "new").exists()
 
 
 def test_show_shows_the_first_lines_and_nothing_that_steers_a_terminal(

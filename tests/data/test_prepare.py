@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import numpy as np
 import pytest
 
 from mpctl.data.corpus import find_documents, read_documents
-from mpctl.data.manifest import FILES
+from mpctl.data.extension import EXTENSION, read_extension
+from mpctl.data.manifest import FILES, open_validations
 from mpctl.data.prepare import open_prepared, prepare
 from mpctl.data.samples import PackedSamples
 from mpctl.data.tokenizer import load_tokenizer
 from mpctl.errors import InputError
+from tests.data.languages import ENGLISH, FRENCH, write_corpus
 
 ALL = sorted([*FILES, "data.json"])
 
@@ -104,6 +107,7 @@ def test_manifest_says_what_is_there(tmp_path, corpus):
     assert manifest["settings"] == {
         "vocab_size": 300,
         "tokenizer": None,
+        "extend_tokenizer": False,
         "validation_fraction": 0.1,
         "max_bytes": None,
         "seed": 1234,
@@ -340,3 +344,134 @@ def test_damaged_manifests(whole, edit):
 def test_manifests_that_are_none(whole, text):
     (whole / "data.json").write_text(text)
     assert "damaged manifest" in issues_of(lambda: open_prepared(whole))["data-manifest"]
+
+
+# ---------------------------------------------------------------- an extended tokenizer
+
+
+@pytest.fixture(scope="module")
+def english(tmp_path_factory) -> Path:
+    """Prepared with 400 entries of its own."""
+    root = tmp_path_factory.mktemp("english")
+    return make(write_corpus(root / "text", ENGLISH), root / "data", vocab_size=400).path
+
+
+@pytest.fixture(scope="module")
+def french(tmp_path_factory, english) -> Path:
+    """Prepared with those 400 and 100 of its own."""
+    root = tmp_path_factory.mktemp("french")
+    text = write_corpus(root / "text", FRENCH)
+    return make(text, root / "data", vocab_size=500, tokenizer=english, extend=True).path
+
+
+def test_prepared_data_know_what_they_extend(english, french):
+    old, new = open_prepared(english), open_prepared(french, hashes=True)
+    assert sorted(path.name for path in french.iterdir()) == sorted([*ALL, EXTENSION])
+    assert (new.vocab_size, new.tokenizer_vocab_size, len(new.extension.pieces)) == (500, 500, 100)
+    assert new.extension.old_tokenizer_sha256 == old.tokenizer_sha256
+    assert new.extension == read_extension(french / EXTENSION)
+    manifest = json.loads((french / "data.json").read_text())
+    assert manifest == new.as_dict()
+    assert manifest["schema"] == "mpctl.data/1"
+    assert manifest["extended_from"] == {
+        "vocab_size": 400,
+        "tokenizer_sha256": old.tokenizer_sha256,
+    }
+    assert manifest["settings"]["extend_tokenizer"] is True
+    assert "extended_from" not in old.as_dict()
+    assert old.extension is None
+
+
+def test_new_text_is_shorter_than_with_the_old_tokenizer(tmp_path, english, french):
+    text = french.parent / "text"
+    before = make(text, tmp_path / "old", vocab_size=400, tokenizer=english)
+    after = open_prepared(french)
+    assert after.train.tokens < 0.65 * before.train.tokens
+    assert before.train.documents == after.train.documents
+    new = load_tokenizer(after.tokenizer_path)
+    end = after.end_of_text_id
+    spelled = [new.decode([i for i in after.train.open().document(k) if i != end]) for k in (0, 1)]
+    texts = list(read_documents(find_documents([text])))
+    assert all(found in texts for found in spelled)
+
+
+def test_pieces_are_learned_on_the_training_split_alone(tmp_path, english):
+    """A word that is only in a held-back document becomes no piece."""
+    text = write_corpus(tmp_path / "text", FRENCH)
+    first = make(text, tmp_path / "a", vocab_size=410, tokenizer=english, extend=True)
+    held = load_tokenizer(first.tokenizer_path).decode(first.validation.open().document(0).tolist())
+    (place,) = [p for p in text.iterdir() if p.read_text() == held]
+    place.write_text(held + "zzyzx " * 400)
+    again = make(text, tmp_path / "b", vocab_size=410, tokenizer=english, extend=True)
+    assert again.tokenizer_sha256 == first.tokenizer_sha256
+    assert again.validation.tokens > first.validation.tokens
+
+
+def test_the_extension_goes_where_its_tokenizer_goes(tmp_path, english, french):
+    """Old text prepared with it, to see that the old language is kept, or to train on both."""
+    text = english.parent / "text"
+    for given in (french, french / "tokenizer.json"):
+        again = make(text, tmp_path / "x", vocab_size=500, tokenizer=given, overwrite=True)
+        assert again.extension == open_prepared(french).extension
+    same = make(text, tmp_path / "x", vocab_size=400, tokenizer=english, overwrite=True)
+    assert same.extension is None
+    assert sorted(path.name for path in same.path.iterdir()) == ALL
+    assert open_validations(open_prepared(english), {"x": same.path}) == {"x": same}
+
+
+def test_a_file_of_that_name_that_is_not_ours_stays(tmp_path, corpus):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / EXTENSION).write_text("{}")
+    make(corpus, tmp_path / "data", overwrite=True)
+    assert (tmp_path / "data" / EXTENSION).read_text() == "{}"
+
+
+def test_an_interrupted_extension_leaves_nothing(tmp_path, english, french):
+    for stage in ("count words", "learn pieces", "encode"):
+
+        def stop(name: str, done: int, total: int, stage: str = stage) -> None:
+            if name == stage:
+                raise KeyboardInterrupt
+
+        arguments = {"vocab_size": 500, "tokenizer": english, "extend": True, "on_progress": stop}
+        with pytest.raises(KeyboardInterrupt):
+            make(french.parent / "text", tmp_path / "data", **arguments)
+        assert not (tmp_path / "data").exists()
+
+
+def test_bad_settings_of_an_extension(tmp_path, corpus, english):
+    out = tmp_path / "data"
+    assert "name a tokenizer" in issues_of(lambda: make(corpus, out, extend=True))["data-setting"]
+    small = {"tokenizer": english, "extend": True, "vocab_size": 400}
+    assert "use 401 or more" in issues_of(lambda: make(corpus, out, **small))["vocab-too-small"]
+    gone = {"tokenizer": tmp_path, "extend": True}
+    assert "not readable" in issues_of(lambda: make(corpus, out, **gone))["tokenizer-unreadable"]
+    assert not out.exists()
+
+
+def test_an_extension_that_differs_from_the_manifest(tmp_path, french):
+    folder = shutil.copytree(french, tmp_path / "data")
+    path = folder / EXTENSION
+    text = path.read_text()
+    path.write_text(text[:-40])
+    assert "bytes, the manifest says" in issues_of(lambda: open_prepared(folder))["data-file"]
+    path.write_text(text.replace("[[", "[[ ", 1)[:-2] + "\n")  # as long, and no JSON
+    assert "damaged" in issues_of(lambda: open_prepared(folder))["data-extension"]
+    other = json.loads(text)
+    other["tokenizer_sha256"] = "0" * 64
+    path.write_text(json.dumps(other) + "\n")
+    assert "is of another" in issues_of(lambda: open_prepared(folder))["data-extension"]
+    path.unlink()
+    assert "missing" in issues_of(lambda: open_prepared(folder))["data-file"]
+
+
+def test_validations_share_the_tokenizer(tmp_path, corpus, english, french):
+    main = open_prepared(french)
+    kept = make(english.parent / "text", tmp_path / "kept", vocab_size=500, tokenizer=french)
+    opened = open_validations(main, {"english": kept.path, "french": french})
+    assert opened == {"english": kept, "french": main}
+    folders = {"a": english, "b": tmp_path / "gone", "french": french}
+    issues = issues_of(lambda: open_validations(main, folders))
+    assert "data.validation.a" in issues["validation-tokenizer"]
+    assert f"--tokenizer {french}" in issues["validation-tokenizer"]
+    assert "data-not-prepared" in issues

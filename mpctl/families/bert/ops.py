@@ -9,6 +9,7 @@ rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatro
 
 from __future__ import annotations
 
+from mpctl.families.products import Core, Dims, Part, Product, Stack, Weight
 from mpctl.families.shapes import (
     attention_weights,
     head,
@@ -20,7 +21,7 @@ from mpctl.families.shapes import (
     self_attention,
     word_table,
 )
-from mpctl.families.table import Core, Dims, OperatorTable, Part, Product, Stack, Weight
+from mpctl.families.table import OperatorTable
 from mpctl.spec.model import Model
 
 HIDDEN: Dims = ("batch", "seq", "hidden")
@@ -36,10 +37,11 @@ def operator_table(model: Model, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     word = word_table(model, tp=tp)
     is_post = model.norm_order == "post"
+    branches = (attention_weights(model), mlp_weights(model))
     stack = Stack(
         "layers",
         model.layers,
-        Part(BLOCK, (*attention_weights(model), *mlp_weights(model))),
+        Part(BLOCK, tuple(w for branch in branches for w in _in_order(branch, is_post))),
         (Core("attention"),),
         entry=Part(
             (lookup(HIDDEN),),
@@ -51,6 +53,11 @@ def operator_table(model: Model, *, tp: int) -> OperatorTable:
         ),
     )
     return OperatorTable((stack,))
+
+
+def _in_order(branch: tuple[Weight, ...], is_post: bool) -> tuple[Weight, ...]:
+    """In the order of the data: the norm first, or last where it is of the sum."""
+    return tuple(sorted(branch, key=lambda weight: is_post and "_norm." in weight.name))
 
 
 def _places(model: Model) -> tuple[Weight, ...]:

@@ -20,11 +20,10 @@ from mpctl.data.draws import Purpose, choose, draw, integers
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, PackedSamples, require_length, stack
 from mpctl.errors import InputError
-from mpctl.families.bert.special import CLS, MASK, SEP
+from mpctl.families.bert.special import CLS, MASK, SEP, SPECIAL_PLACES
 from mpctl.spec.model import Model
 
 Tokens = NDArray[np.int64]
-SPECIAL_PLACES = 3
 MASKED_TENTHS, RANDOM_TENTHS = 8, 1  # of what is predicted; the tenth that is left stays
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpctl.families.gpt import ops as gpt
-from mpctl.families.table import OperatorTable, Part, Weight
+from mpctl.families.products import Part, Weight
+from mpctl.families.table import OperatorTable
 from mpctl.spec.model import Model
 
 

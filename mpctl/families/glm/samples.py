@@ -18,7 +18,6 @@ The packed length is what fits with spans of 3: of s = 512, over 1000 samples, 0
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -32,18 +31,12 @@ from numpy.typing import NDArray
 from mpctl.data.draws import Purpose, choose, draw
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, PackedSamples, require_length, stack
-from mpctl.families.glm.special import END, MASK, START
+from mpctl.families.glm.special import END, MASK, START, text_length
 from mpctl.spec.model import Model
 
 Tokens = NDArray[np.int64]
 MEAN_SPAN = 3
 LONGEST_SPAN = 20
-
-
-def text_length(seq_length: int) -> int:
-    """The most text that fits when spans of 3 cover 15 % of it: n + 2 n/20, 464 of 512."""
-    texts = range(1, seq_length + 1)
-    return bisect_right(texts, seq_length, key=lambda text: text + 2 * -(-text // 20))
 
 
 def length_thresholds(longest: int) -> NDArray[np.uint64]:

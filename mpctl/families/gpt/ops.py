@@ -6,6 +6,7 @@ Parameters of a GPT-2 shape: v h + s h + L (12 h^2 + 13 h) + 2 h, v padded (Nara
 
 from __future__ import annotations
 
+from mpctl.families.products import Core, Dims, Part, Stack, Weight
 from mpctl.families.shapes import (
     attention_weights,
     head,
@@ -16,7 +17,7 @@ from mpctl.families.shapes import (
     self_attention,
     word_table,
 )
-from mpctl.families.table import Core, Dims, OperatorTable, Part, Stack, Weight
+from mpctl.families.table import OperatorTable
 from mpctl.spec.model import Model
 
 HIDDEN: Dims = ("batch", "seq", "hidden")

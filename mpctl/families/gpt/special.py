@@ -8,3 +8,8 @@ from mpctl.spec.model import Model
 def special_tokens(model: Model) -> tuple[str, ...]:
     """Names of the tokens that samples of this model hold beside text."""
     return ()
+
+
+def least_tokens(model: Model) -> int:
+    """Tokens of text that a split must hold: one sample and its last target."""
+    return model.seq_length + 1

@@ -8,6 +8,7 @@ summed over tp, one message of each length (Megatron-LM's split, arXiv 1909.0805
 
 from __future__ import annotations
 
+from mpctl.families.products import Core, Dims, Part, Product, Stack, Weight
 from mpctl.families.shapes import (
     attention_weights,
     head,
@@ -19,7 +20,7 @@ from mpctl.families.shapes import (
     self_attention,
     word_table,
 )
-from mpctl.families.table import Core, Dims, OperatorTable, Part, Product, Stack, Weight
+from mpctl.families.table import OperatorTable
 from mpctl.spec.model import Model
 
 SOURCE: Dims = ("batch", "seq", "hidden")
@@ -64,7 +65,7 @@ def _decoder(model: Model, word: Weight, *, tp: int) -> Stack:
             (*attention_weights(model), *_cross_weights(model), *mlp_weights(model)),
         ),
         (Core("attention", "decoder_seq", "decoder_seq"),
-         Core("cross attention", "decoder_seq", "seq")),
+         Core("cross attention", "decoder_seq", "seq", "cross.query", "cross.key_value")),
         entry=Part((lookup(TARGET),), (word,)),
         exit=Part(
             (head(TARGET, tied=model.tied_embeddings),),

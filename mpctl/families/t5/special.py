@@ -64,3 +64,8 @@ def special_tokens(model: Model) -> tuple[str, ...]:
     """Names of the tokens that samples of this model hold beside text, a sentinel a span."""
     spans = lengths(model.seq_length).spans
     return (*(sentinel(span) for span in range(spans)), PAD, END)
+
+
+def least_tokens(model: Model) -> int:
+    """Tokens of text that a split must hold: one sample and one."""
+    return lengths(model.seq_length).text + 1

@@ -1,0 +1,205 @@
+"""New pieces for an existing byte-level BPE tokenizer, learned on a new corpus.
+
+BPE training is continued (Purason et al., arXiv 2512.03989): words of the corpus are cut by the old
+tokenizer, and merges of what it leaves apart are learned on top (merges.py). They follow all old
+merges, so they act where no old one does any more: a text becomes its old ids, some neighbours
+inside a word joined, and never other old ids. So old ids mean what they meant, old text changes
+only in words that hold a new piece, and each new piece stands for the old ids that it was joined
+from (extension.py). A pair that spells an entry of the old vocabulary stays apart: as an old id it
+could call for old merges. By hand: ids b 0, j 1, n 2, o 3, r 4, u 5, on 6 and a corpus that says
+`bonjour`, 0 6 1 3 5 4: bon is 7 for 0 6, jo 8 for 1 3, ur 9 for 5 4, bonjo 10 for 0 6 1 3.
+
+The `tokenizers` library's trainer cannot start from given merges, and the merges of one that starts
+afresh cut words elsewhere than the old ones do, so many of its pieces would never be reached.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpctl.data.extension import Extension, sha256
+from mpctl.data.merges import Pair, learn_merges
+from mpctl.data.tokenizer import Progress, alphabet, load_tokenizer, vocabulary_size
+from mpctl.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+LONGEST_WORD = 1024  # in pieces: a merge costs as much as the words that hold it are long
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """The text of an extended tokenizer.json and what its new ids stand for."""
+
+    text: str
+    extension: Extension
+
+
+def check_extendable(path: Path, vocab_size: int) -> None:
+    """InputError unless `path` is a byte-level BPE tokenizer of fewer than vocab_size entries."""
+    tokenizer = load_tokenizer(path)
+    why = _foreign(json.loads(path.read_text(encoding="utf-8")))
+    if why is not None:
+        hint = "extend a byte-level BPE, as GPT-2, Llama 3 and `mpctl data prepare` have; others "
+        hint += "can be used as they are, without --extend-tokenizer"
+        raise InputError.of("tokenizer-not-extendable", str(path), why, hint)
+    size = vocabulary_size(tokenizer)
+    if vocab_size <= size:
+        message = f"{vocab_size} entries leave no room: {path} has {size}"
+        hint = f"use {size + 1} or more, which counts old and new ones together"
+        raise InputError.of("vocab-too-small", "data.vocab_size", message, hint)
+
+
+def _foreign(document: Any) -> str | None:
+    """Why merges cannot be appended to a tokenizer; None where they can."""
+    model = document["model"]
+    if model.get("type", "BPE") != "BPE" or "merges" not in model:
+        return f"its model is {model.get('type')}, not BPE"
+    for part, inner in (("pre_tokenizer", "pretokenizers"), ("decoder", "decoders")):
+        if "ByteLevel" not in _kinds(document.get(part), inner):
+            return f"its {part} does not work on bytes"
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "dropout"):
+        if model.get(key):
+            return f"its pieces are not plain bytes: {key} is {model[key]!r}"
+    missing = len(set(alphabet()) - model["vocab"].keys())
+    return f"{missing} of the 256 bytes are not in its vocabulary" if missing else None
+
+
+def _kinds(part: Any, inner: str) -> set[str]:
+    if not isinstance(part, dict):
+        return set()
+    return {str(step.get("type")) for step in (part, *part.get(inner, ()))}
+
+
+def extend_tokenizer(
+    path: Path,
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    total: int = 0,
+    on_progress: Progress | None = None,
+) -> Extended:
+    """The tokenizer at `path` with pieces of `texts` added, up to vocab_size entries in all.
+
+    `total` is the number of texts, for the progress calls alone. A small corpus may yield fewer.
+    InputError when there is nothing to learn, or the tokenizer cannot be extended.
+    """
+    check_extendable(path, vocab_size)
+    report: Progress = on_progress or (lambda stage, done, total: None)
+    tokenizer = load_tokenizer(path)
+    content = path.read_bytes()
+    document = json.loads(content)
+    old_size = vocabulary_size(tokenizer)
+    pieces = _Pieces(tokenizer.get_vocab(with_added_tokens=True), old_size)
+    words = _cut(tokenizer, _count_words(tokenizer, texts, total, report))
+    merges = _learn(words, pieces, vocab_size - old_size, report)
+    if not merges:
+        message = f"holds no two neighbours that {path} leaves apart twice"
+        raise InputError.of("corpus-too-small", "data.sources", message, "add more text")
+    text = _appended(document, pieces, merges)
+    _check_kept(path, text, pieces.vocab | pieces.names)
+    old, new = sha256(content), sha256(text.encode())
+    return Extended(text, Extension(old_size, old, new, tuple(pieces.made)))
+
+
+@dataclass(slots=True)
+class _Pieces:
+    """Old vocabulary and what is added to it; ids of new ones follow the largest old id."""
+
+    vocab: dict[str, int]
+    first: int
+    strings: dict[int, str] = field(init=False)
+    made: list[tuple[int, ...]] = field(default_factory=list)  # old ids, by new piece
+    names: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.strings = {number: string for string, number in self.vocab.items()}
+
+    def join(self, left: int, right: int) -> int | None:
+        """The id of what two pieces spell together: a new one, or one made by another way."""
+        string = self.strings[left] + self.strings[right]
+        if string in self.vocab:
+            return None
+        if string not in self.names:
+            number = self.names[string] = self.first + len(self.made)
+            self.strings[number] = string
+            self.made.append((*self.old_ids(left), *self.old_ids(right)))
+        return self.names[string]
+
+    @property
+    def newest(self) -> int:
+        return self.first + len(self.made) - 1
+
+    def old_ids(self, number: int) -> tuple[int, ...]:
+        return (number,) if number < self.first else self.made[number - self.first]
+
+
+def _count_words(
+    tokenizer: Tokenizer, texts: Iterable[str], total: int, report: Progress
+) -> Counter[str]:
+    """How often each word, the span that merges stay inside, occurs; as the model gets it."""
+    words: Counter[str] = Counter()
+    normalizer, cutter = tokenizer.normalizer, tokenizer.pre_tokenizer
+    for done, text in enumerate(texts, start=1):
+        plain = text if normalizer is None else normalizer.normalize_str(text)
+        words.update(word for word, _ in cutter.pre_tokenize_str(plain))
+        report("count words", done, total)
+    return words
+
+
+def _cut(tokenizer: Tokenizer, words: Counter[str]) -> dict[tuple[int, ...], int]:
+    """Words by their old ids; those of one piece have nothing to join."""
+    cut: Counter[tuple[int, ...]] = Counter()
+    model = tokenizer.model
+    for word, count in words.items():
+        ids = tuple(token.id for token in model.tokenize(word))
+        if 1 < len(ids) <= LONGEST_WORD:
+            cut[ids] += count
+    return dict(cut)
+
+
+def _learn(
+    words: dict[tuple[int, ...], int], pieces: _Pieces, wanted: int, report: Progress
+) -> list[Pair]:
+    """Merges that make `wanted` new pieces, or as many as there are."""
+    merges: list[Pair] = []
+    for pair, made in learn_merges(words, pieces.join):
+        merges.append(pair)
+        if made == pieces.newest:
+            report("learn pieces", len(pieces.made), wanted)
+        if len(pieces.made) == wanted:
+            break
+    return merges
+
+
+def _appended(document: Any, pieces: _Pieces, merges: list[Pair]) -> str:
+    """The tokenizer.json with new entries and merges at the end; all else is as it was.
+
+    Tokens that stand outside the model's vocabulary enter it under their own ids: the library
+    numbers those that it does not find there by the vocabulary's size, which has grown.
+    """
+    model = document["model"]
+    model["vocab"] |= dict(sorted(pieces.vocab.items(), key=lambda entry: entry[1]))
+    model["vocab"] |= pieces.names
+    spelled = [[pieces.strings[left], pieces.strings[right]] for left, right in merges]
+    as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)  # the older notation
+    model["merges"] += [" ".join(pair) for pair in spelled] if as_text else spelled
+    return json.dumps(document, ensure_ascii=False, indent=2)
+
+
+def _check_kept(path: Path, text: str, vocabulary: dict[str, int]) -> None:
+    """The library's view of the result is ours: it renumbers added tokens that it finds odd."""
+    from tokenizers import Tokenizer
+
+    found = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+    moved = sorted(name for name, number in vocabulary.items() if found.get(name) != number)
+    if moved:
+        message = f"{moved[0]!r} would not keep its id {vocabulary[moved[0]]}"
+        hint = "save it once more with the tokenizers library, then extend that"
+        raise InputError.of("tokenizer-not-extendable", str(path), message, hint)

@@ -1,0 +1,165 @@
+"""Rows for pieces that were added to a tokenizer: each the mean of the rows it was split into.
+
+Old row v of a table E stays as it is; a new piece that stands for the old ids p_1 .. p_n gets
+
+    E'[v] = (E[p_1] + ... + E[p_n]) / n
+
+in the word table and in an output layer of its own (Gee et al., EMNLP 2022, "Fast Vocabulary
+Transfer"). By hand: E = [1, 2, 4], id 3 stands for 0, 2 and id 4 for 2, 2, 0: rows 2.5 and 3. Sums
+are float64 and rounded once, so a row is the same bits whichever rank computes it. A rank reads its
+own old rows and those that its new ones need; rows past the last piece keep what the seed gave.
+Special tokens that lie at the top of a family's vocabulary (data/special.py) move up with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from mpctl.errors import InputError
+from mpctl.families import get_table
+from mpctl.kernels.parameters import Shard
+from mpctl.spec.model import Model
+from mpctl.weights.headers import unreadable
+from mpctl.weights.origin import Extension, Hub, Saved, differences, is_extended
+from mpctl.weights.reader import Targets
+
+ReadRows = Callable[[Sequence[int]], Tensor]
+"""Rows of a table by ascending ids, [ids, ...], in the dtype that is stored."""
+ROWS_AT_ONCE = 4096
+
+
+@torch.no_grad()
+def fill_tables(
+    origin: Hub | Saved, model: Model, targets: Targets, extension: Extension | None,
+    *, reserved: int = 0,
+) -> Targets:  # fmt: skip
+    """Fill the word table and the head where the data's extension adds rows to the origin's;
+    returns the targets that are left, all of them where it does not.
+
+    reserved: ids at the top of the vocabulary that no text uses. InputError where rows are missing
+    that no extension explains.
+    """
+    if not is_extended(model, origin, extension, reserved=reserved):
+        issues = [i for i in differences(model, origin.model, origin.folder)
+                  if i.where == "model.vocab"]  # fmt: skip
+        if issues:
+            raise InputError(issues)
+        return targets
+    assert extension is not None
+    tables = vocabulary_tables(model)
+    top = range(model.vocab - reserved, model.vocab)
+    for name in sorted(tables & targets.keys()):
+        read_rows, (shard, tensor) = row_reader(origin, name), targets[name]
+        for to, ids in held_rows(shard, range(extension.vocab_size)):
+            tensor[to].copy_(extended_rows(read_rows, ids, extension))
+        for to, ids in held_rows(shard, top):
+            then = [number - model.vocab + origin.model.vocab for number in ids]
+            tensor[to].copy_(read_rows(then))
+    return {name: target for name, target in targets.items() if name not in tables}
+
+
+def vocabulary_tables(model: Model) -> set[str]:
+    """Parameters with a row for each piece: word table, head, and a bias of the head."""
+    weights = get_table(model, tp=1).weights()
+    return {weight.name for weight in weights if weight.dims[0] == "vocab"}
+
+
+def held_rows(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
+    """Of the rows `wanted`, those of this rank, a few at a time: (where it keeps them, their ids).
+
+    >>> list(held_rows(Shard((8, 2), 0, (range(4, 8),)), range(6)))
+    [(slice(0, 2, None), range(4, 6))]
+    """
+    assert shard.dim in (0, None), f"a vocabulary split along dim {shard.dim}"
+    offset = 0
+    for block in shard.blocks if shard.dim == 0 else (range(shard.shape[0]),):
+        end = min(block.stop, wanted.stop)
+        for start in range(max(block.start, wanted.start), end, ROWS_AT_ONCE):
+            ids = range(start, min(start + ROWS_AT_ONCE, end))
+            to = offset + start - block.start
+            yield slice(to, to + len(ids)), ids
+        offset += len(block)
+
+
+def extended_rows(read_rows: ReadRows, wanted: range, extension: Extension) -> Tensor:
+    """Rows `wanted` of the extended table, [wanted, ...]: float64 if stored so, else float32."""
+    first = extension.old_vocab_size
+    assert wanted.stop <= extension.vocab_size, f"{wanted} of {extension.vocab_size} rows"
+    new = slice(max(0, wanted.start - first), max(0, wanted.stop - first))
+    pieces = extension.pieces[new]
+    old = range(wanted.start, min(wanted.stop, first))
+    ids = sorted({*old, *chain.from_iterable(pieces)})
+    places = {number: place for place, number in enumerate(ids)}
+    held = read_rows(ids)
+    held = held.to(torch.promote_types(held.dtype, torch.float32))
+    kept = held[[places[number] for number in old]]
+    means = [held[[places[i] for i in piece]].double().mean(0).to(held.dtype) for piece in pieces]
+    return torch.cat([kept, torch.stack(means)]) if means else kept
+
+
+# ---------------------------------------------------------------- rows of files
+
+
+def row_reader(origin: Hub | Saved, name: str) -> ReadRows:
+    """Reads just the rows that it is asked for, from whichever files hold them."""
+    if isinstance(origin, Hub):
+        return partial(_hub_rows, origin, name)
+    return partial(_saved_rows, origin, name)
+
+
+def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
+    (piece,) = hub.rows[name].pieces
+    return _stored_rows(hub.tensors[piece.name].path, piece.name, ids)
+
+
+def _saved_rows(saved: Saved, name: str, ids: Sequence[int]) -> Tensor:
+    parts: list[Tensor] = []
+    found: list[int] = []
+    for tensors, places in zip(saved.tensors, saved.places, strict=True):
+        place = places[name]
+        blocks = place["blocks"] if place["dim"] == 0 else [[0, place["shape"][0]]]
+        local = dict(_local_rows(ids, blocks))
+        if local.keys() - found:
+            parts.append(_stored_rows(tensors[name].path, f"{name}/value", list(local.values())))
+            found += local
+    if lacking := sorted(set(ids) - set(found)):
+        raise unreadable(saved.checkpoint, f"{name}: row {lacking[0]} is in no shard")
+    order = sorted(range(len(found)), key=found.__getitem__)
+    return torch.cat(parts)[order]
+
+
+def _local_rows(ids: Sequence[int], blocks: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
+    """(id, row of the shard that keeps these blocks) of the ids that it holds."""
+    offset = 0
+    for start, stop in blocks:
+        yield from ((number, number - start + offset) for number in ids if start <= number < stop)
+        offset += stop - start
+
+
+def _stored_rows(path: Path, name: str, ids: Sequence[int]) -> Tensor:
+    """Rows of one tensor of one file, neighbours in one read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = file.get_slice(name)
+            return torch.cat([stored[span.start : span.stop] for span in spans(ids)])
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise unreadable(path, f"{name}: {error}") from None
+
+
+def spans(ids: Sequence[int]) -> Iterator[range]:
+    """
+    >>> list(spans([0, 1, 2, 5, 7, 8]))
+    [range(0, 3), range(5, 6), range(7, 9)]
+    """
+    start = 0
+    for end in range(1, len(ids) + 1):
+        if end == len(ids) or ids[end] != ids[end - 1] + 1:
+            yield range(ids[start], ids[end - 1] + 1)
+            start = end
