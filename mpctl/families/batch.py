@@ -42,10 +42,26 @@ class Objective(Protocol):
         """Arrays by name, each with the batch first; integers, or float64 weights."""
 
 
+State = tuple[Tensor, ...]
+
+
 class Family(nn.Module):
-    """One rank's share of a model."""
+    """What one rank has of a model: all of it, or what a pipeline stage holds."""
+
+    def advance(self, state: State, batch: Batch, noise: Noise | None) -> State:
+        """What the stage before gave, () for the first -> what the stage behind needs; of the last
+        one the loss alone. `OperatorTable.boundary` names the dimensions in between.
+
+        The loss is the sum over the batch's samples of their mean losses, of which training sums
+        this rank's part; a scalar. noise None is no dropout.
+        """
+        raise NotImplementedError
+
+    def forward(self, batch: Batch, noise: Noise | None = None) -> Any:
+        """Logits of this rank's words, [b, s/c, v_local], of a model in one stage."""
+        raise NotImplementedError
 
     def loss(self, batch: Batch, noise: Noise | None) -> Tensor:
-        """The sum over the batch's samples of their mean losses, of which training sums this
-        rank's part; a scalar. None is no dropout."""
-        raise NotImplementedError
+        """Of a model in one stage."""
+        (loss,) = self.advance((), batch, noise)
+        return loss

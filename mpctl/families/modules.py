@@ -1,14 +1,16 @@
 """The module and the objective of each family, for the runtime; torch is needed to look here.
 
-A module's class takes (model, training, *, group, cp, sequence_parallel, dtype, device).
+A module's class takes (model, training, place, *held): what a stage holds of each of its stacks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from mpctl.families import get_table
 from mpctl.families.batch import Family, Objective
 from mpctl.families.bert import samples as bert
 from mpctl.families.bert.module import BERT
@@ -16,8 +18,10 @@ from mpctl.families.glm import samples as glm
 from mpctl.families.glm.module import GLM
 from mpctl.families.gpt import samples as gpt
 from mpctl.families.gpt.module import GPT
+from mpctl.families.parts import Place
 from mpctl.families.t5 import samples as t5
 from mpctl.families.t5.module import T5
+from mpctl.families.table import Held
 from mpctl.kernels.group import Group
 from mpctl.spec.model import FamilyName, Model
 from mpctl.spec.training import Training
@@ -33,11 +37,12 @@ OBJECTIVES: dict[FamilyName, type[Objective]] = {
 
 def build_module(
     model: Model, training: Training, *, group: Group, cp: Group, sequence_parallel: bool,
-    dtype: torch.dtype, device: torch.device,
+    dtype: torch.dtype, device: torch.device, held: Sequence[Held] | None = None,
 ) -> Family:  # fmt: skip
-    """The family's module, uninitialised."""
-    module: Family = MODULES[model.family](
-        model, training, group=group, cp=cp, sequence_parallel=sequence_parallel, dtype=dtype,
-        device=device,
-    )  # fmt: skip
+    """What a stage holds of the family's module, by default all of it; uninitialised."""
+    if held is None:
+        table = get_table(model, tp=group.size)
+        held = table.held([(0, table.layers)])
+    place = Place(group, cp, sequence_parallel, dtype, device)
+    module: Family = MODULES[model.family](model, training, place, *held)
     return module

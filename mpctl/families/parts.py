@@ -1,19 +1,27 @@
 """Parts that the families' modules have in common, built as a model and its training say.
 
+A pipeline stage builds what it holds of each stack (families/table.py): some layers, the entry with
+the first, the exit with the last. A tied head needs the word table, so that the exit has one too.
+
 Letters: b batch, s sequence, h hidden; t tp, c cp.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding
+from mpctl.families.batch import Batch, Family, State
+from mpctl.families.table import Held
+from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
 from mpctl.kernels.group import Group
-from mpctl.kernels.layer import ParallelTransformerLayer, held_rows
+from mpctl.kernels.layer import NORMS, ParallelTransformerLayer, held_rows
 from mpctl.kernels.masks import Places
 from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
@@ -22,19 +30,46 @@ from mpctl.sharding import local_range, padded_vocab
 from mpctl.spec.model import Model
 from mpctl.spec.training import Training
 
+M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's share of a model lies: the groups that split it, its type and its device."""
+
+    group: Group
+    cp: Group
+    sequence_parallel: bool
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def of_tensors(self) -> dict[str, Any]:
+        return {"dtype": self.dtype, "device": self.device}
+
+    @property
+    def of_linear(self) -> dict[str, Any]:
+        split = {"group": self.group, "sequence_parallel": self.sequence_parallel}
+        return split | self.of_tensors
+
+    @property
+    def of_layers(self) -> dict[str, Any]:
+        return self.of_linear | {"cp": self.cp}
+
+    def partial(self, module: M) -> M:
+        """The module, marked where each tp rank sees a part of the sequence by it."""
+        if self.sequence_parallel:
+            mark_partial(module)
+        return module
+
 
 class Table(nn.Module):
     """A replicated table [n, h]: positions, segments."""
 
-    def __init__(
-        self, rows: int, hidden: int, *, init: Init, is_partial: bool, dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:  # fmt: skip
+    def __init__(self, rows: int, hidden: int, place: Place, *, init: Init) -> None:
         super().__init__()
-        whole = Shard((rows, hidden))
-        self.weight = shard_parameter(whole, init=init, dtype=dtype, device=device)
-        if is_partial:
-            mark_partial(self)
+        self.weight = shard_parameter(Shard((rows, hidden)), init=init, **place.of_tensors)
+        place.partial(self)
 
     def forward(self, rows: Places) -> Tensor:
         """[s, h] of the rows of a range, or [..., h] of the rows that a tensor names."""
@@ -45,13 +80,12 @@ class Table(nn.Module):
 class WholeLinear(nn.Module):
     """[..., i] -> [..., o] by a matrix that every rank holds whole."""
 
-    def __init__(
-        self, inputs: int, outputs: int, *, init: Init, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, place: Place, *, init: Init) -> None:
         super().__init__()
-        place: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.weight = shard_parameter(Shard((outputs, inputs)), init=init, **place)
-        self.bias = shard_parameter(Shard((outputs,)), init=ZEROS, **place)
+        whole = Shard((outputs, inputs))
+        self.weight = shard_parameter(whole, init=init, **place.of_tensors)
+        self.bias = shard_parameter(Shard((outputs,)), init=ZEROS, **place.of_tensors)
+        place.partial(self)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -65,25 +99,18 @@ class Embedding(nn.Module):
     """
 
     def __init__(
-        self, model: Model, training: Training, *, group: Group, cp: Group,
-        sequence_parallel: bool, dtype: torch.dtype, device: torch.device,
-        tables: dict[str, int], word_std: float | None = None,
+        self, model: Model, training: Training, place: Place, *, tables: dict[str, int],
+        word_std: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         init = Init("normal", training.init_std)
-        self.dropout, self.group, self.cp = training.dropout, group, cp
-        self.sequence_parallel = sequence_parallel
+        self.dropout, self.place = training.dropout, place
         self.word = VocabParallelEmbedding(
-            model.vocab, model.hidden, group=group, padded_vocab=padded(model, group),
-            init=init if word_std is None else Init("normal", word_std),
-            sequence_parallel=sequence_parallel, dtype=dtype, device=device,
+            model.vocab, model.hidden, padded_vocab=padded(model, place.group),
+            init=init if word_std is None else Init("normal", word_std), **place.of_linear,
         )  # fmt: skip
         for name, height in tables.items():
-            table = Table(
-                height, model.hidden, init=init, is_partial=sequence_parallel, dtype=dtype,
-                device=device,
-            )  # fmt: skip
-            self.add_module(name, table)
+            self.add_module(name, Table(height, model.hidden, place, init=init))
 
     def forward(self, tokens: Tensor, **places: Tensor | None) -> Tensor:
         """places: by table, row numbers [b, s/c], or None for where the tokens stand."""
@@ -99,16 +126,18 @@ class Embedding(nn.Module):
         return noise.dropout(hidden, self.dropout, site=site, rows=self._rows(hidden))
 
     def _rows(self, hidden: Tensor) -> Places:
+        place = self.place
         return held_rows(
-            hidden.shape[1], group=self.group, cp=self.cp,
-            sequence_parallel=self.sequence_parallel, device=hidden.device,
+            hidden.shape[1], group=place.group, cp=place.cp,
+            sequence_parallel=place.sequence_parallel, device=hidden.device,
         )  # fmt: skip
 
     def _own(self, numbers: Tensor) -> Tensor:
         """[b, s/c] -> [b, s/(ct)] under sequence parallelism."""
-        if not self.sequence_parallel:
+        group = self.place.group
+        if not self.place.sequence_parallel:
             return numbers
-        own = local_range(numbers.shape[1], parts=self.group.size, index=self.group.rank)
+        own = local_range(numbers.shape[1], parts=group.size, index=group.rank)
         return numbers[:, own.start : own.stop]
 
 
@@ -117,18 +146,19 @@ def padded(model: Model, group: Group) -> int:
     return padded_vocab(model.vocab, tp=group.size, divisor=model.vocab_divisor)
 
 
-def own_head(
-    model: Model, training: Training, *, group: Group, sequence_parallel: bool,
-    dtype: torch.dtype, device: torch.device,
-) -> OutputHead | None:  # fmt: skip
+def own_head(model: Model, training: Training, place: Place) -> OutputHead | None:
     """None where the word table is the head."""
     if model.tied_embeddings:
         return None
     return OutputHead(
-        model.vocab, model.hidden, group=group, init=Init("normal", training.init_std),
-        padded_vocab=padded(model, group), sequence_parallel=sequence_parallel, dtype=dtype,
-        device=device,
+        model.vocab, model.hidden, init=Init("normal", training.init_std),
+        padded_vocab=padded(model, place.group), **place.of_linear,
     )  # fmt: skip
+
+
+def norm_of(model: Model, place: Place) -> nn.Module:
+    norm = NORMS[model.norm](model.hidden, eps=model.norm_epsilon, **place.of_tensors)
+    return place.partial(norm)
 
 
 def layer_settings(model: Model, training: Training) -> dict[str, Any]:
@@ -147,20 +177,90 @@ def layer_settings(model: Model, training: Training) -> dict[str, Any]:
 
 
 def encoder_layers(
-    model: Model, training: Training, *, prefix: str = "layers", **settings: Any
-) -> nn.ModuleDict:
-    """`model.layers` layers of self-attention and MLP by number. settings: causal, and the group,
-    cp, sequence_parallel, dtype and device of every kernel."""
+    model: Model, training: Training, place: Place, numbers: Iterable[int], *,
+    prefix: str = "layers", **settings: Any,
+) -> nn.ModuleDict:  # fmt: skip
+    """Layers of self-attention and MLP by their numbers. settings: causal, order, scale."""
     rotary = None
     if model.position == "rotary":
         rotary = Rotary(model.head_size, model.rotary_base, model.rotary_scaling)
-    common = {**layer_settings(model, training), "kv_heads": model.kv_heads, "rotary": rotary}
+    settings |= {"kv_heads": model.kv_heads, "rotary": rotary, **place.of_layers}
+    settings |= layer_settings(model, training)
     return nn.ModuleDict({
         str(n): ParallelTransformerLayer(
-            model.hidden, model.heads, model.ffn, site=f"{prefix}.{n}", **common, **settings
+            model.hidden, model.heads, model.ffn, site=f"{prefix}.{n}", **settings
         )
-        for n in range(model.layers)
+        for n in numbers
     })  # fmt: skip
+
+
+class OneStack(Family):
+    """A family of one stack of self-attention: a stage holds some layers, and either end.
+
+    tables: those beside the words', for the entry. Subclasses say how hidden states come about
+    (`entered`), what else a layer is given (`beside`) and what is made of them (`logits`, `left`).
+    """
+
+    def __init__(
+        self, model: Model, training: Training, place: Place, held: Held, *,
+        tables: dict[str, int], **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model, self.place, self.held = model, place, held
+        needs_words = held.has_entry or (held.has_exit and model.tied_embeddings)
+        own = tables if held.has_entry else {}
+        self.embedding = Embedding(model, training, place, tables=own) if needs_words else None
+        self.layers = encoder_layers(model, training, place, held.layers, **settings)
+        self.head: nn.Module | None = None
+        if held.has_exit:
+            self.head = own_head(model, training, place)
+
+    def advance(self, state: State, batch: Batch, noise: Noise | None) -> State:
+        hidden = self.through(self.entered(batch, noise) if self.held.has_entry else state[0],
+                              batch, noise)  # fmt: skip
+        return (self.left(hidden, batch),) if self.held.has_exit else (hidden,)
+
+    def forward(self, batch: Batch, noise: Noise | None = None) -> Any:
+        return self.logits(self.through(self.entered(batch, noise), batch, noise))
+
+    def through(self, hidden: Tensor, batch: Batch, noise: Noise | None) -> Tensor:
+        beside = self.beside(batch)
+        for layer in self.layers.values():
+            hidden = layer(hidden, noise, **beside)
+        return hidden
+
+    def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
+        """Hidden states of the batch's tokens."""
+        raise NotImplementedError
+
+    def beside(self, batch: Batch) -> dict[str, Tensor]:
+        """What every layer is given beside the hidden states."""
+        return {}
+
+    def logits(self, hidden: Tensor) -> Any:
+        """Hidden states behind the last layer -> logits, as the family gives them."""
+        raise NotImplementedError
+
+    def left(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The loss, from hidden states behind the last layer."""
+        raise NotImplementedError
+
+    def words(self, hidden: Tensor) -> Tensor:
+        """Logits [b, s/c, v_local] by the word table, or by a head of its own."""
+        if self.head is not None and not self.model.tied_embeddings:
+            logits: Tensor = self.head(hidden)
+            return logits
+        assert self.embedding is not None
+        return tied_logits(hidden, self.embedding.word)
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return word_losses(self.model, self.place, logits, targets)
+
+
+def word_losses(model: Model, place: Place, logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p(target) of every token, [b, s/c]; the vocabulary is never gathered."""
+    own = local_range(padded(model, place.group), parts=place.group.size, index=place.group.rank)
+    return vocab_parallel_cross_entropy(logits, targets, group=place.group, first=own.start)
 
 
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import Shard, assemble, initialise, shard_of
@@ -88,8 +89,7 @@ def _rank(rank: int, size: int) -> dict[str, Any]:
     with torch.no_grad():  # zeros and ones would hide a forgotten bias
         for p in model.parameters():
             p.add_(0.1) if p.dim() == 1 else None
-    fields = (torch.tensor([row]) for row in (TOKENS, PLACES, BLOCKS))
-    logits = model(*fields, torch.tensor([CONTEXT]))
+    logits = model(batch_of(TOKENS))
     # [1, 10, v/t] -> the log-likelihood needs all words: a weighted sum of logits does as well
     first = model.get_submodule("embedding.word").vocab_range.start
     (logits[0] * wanted()[:, first : first + logits.shape[-1]]).sum().backward()
@@ -99,6 +99,13 @@ def _rank(rank: int, size: int) -> dict[str, Any]:
         spans = [[b.start, b.stop] for b in shard.blocks]
         parts[name] = (list(shard.shape), shard.dim, spans, p.data, p.grad)
     return {"logits": logits.detach(), "parts": parts}
+
+
+def batch_of(*tokens: list[int]) -> Batch:
+    rows = {"tokens": list(tokens), "positions": [PLACES] * len(tokens),
+            "blocks": [BLOCKS] * len(tokens), "context": [CONTEXT] * len(tokens)}  # fmt: skip
+    fields = {name: torch.tensor(row) for name, row in rows.items()}
+    return Batch(torch.arange(len(tokens)), fields)
 
 
 def wanted() -> Tensor:
@@ -133,9 +140,7 @@ def test_a_word_of_a_blank_is_not_told_by_later_ones() -> None:
     )  # fmt: skip
     initialise(model, 7)
     other = [*TOKENS[:-1], 20]
-    both = torch.tensor([TOKENS, other])
-    rest = [torch.tensor([row, row]) for row in (PLACES, BLOCKS)]
     with torch.no_grad():
-        logits = model(both, *rest, torch.tensor([CONTEXT, CONTEXT]))
+        logits = model(batch_of(TOKENS, other))
     assert torch.equal(logits[0, :-1], logits[1, :-1])
     assert not torch.equal(logits[0, -1], logits[1, -1])

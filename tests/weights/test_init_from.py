@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.families.batch import Batch
 from mpctl.launch.machine import this_machine
 from mpctl.launch.preflight import check_launch, check_replaced
 from mpctl.launch.rundir import RunDir
@@ -78,7 +79,12 @@ def test_a_finished_run_of_tp_2_is_a_model_of_transformers(
     assert trainer.validate()["validation_loss"] == pytest.approx(loss, rel=1e-6)
     with torch.no_grad():
         theirs = load(tmp_path / "hf")(tokens()[0]).logits
-        assert torch.allclose(trainer.model(tokens()[0]), theirs, rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            trainer.model(Batch(torch.arange(2), {"tokens": tokens()[0]})),
+            theirs,
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 @pytest.mark.parametrize("imported", [False, True])

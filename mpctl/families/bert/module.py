@@ -2,118 +2,88 @@
 
 h0 = drop(norm(word + position + segment)); h = blocks(h0); logits = norm(act(h T)) word^T + bias;
 next = tanh(h[0] P) N, of the first token alone (Devlin et al., arXiv 1810.04805, sections 3 and
-3.1; the word head's transform is their released code's). The loss of a sample is the mean over its
-masked words plus the next-sentence loss.
+3.1; the word head's transform is their released code's).
 
 The first token lies on one rank of cp and, under sequence parallelism, on one of tp: that rank
 alone computes what follows from it, and the sums over ranks that gradients and losses take anyway
-do the rest. Letters: b batch, s sequence, h hidden, v vocabulary; t tp, c cp.
+do the rest.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, Family
+from mpctl.families.batch import Batch
 from mpctl.families.bert.ops import CLASSES
-from mpctl.families.parts import (
-    Embedding,
-    WholeLinear,
-    encoder_layers,
-    own_head,
-    padded,
-    weighted_sum,
-)
-from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
-from mpctl.kernels.embedding import tied_logits
-from mpctl.kernels.group import Group
-from mpctl.kernels.layer import NORMS
+from mpctl.families.parts import OneStack, Place, WholeLinear, norm_of, padded, weighted_sum
+from mpctl.families.table import Held
 from mpctl.kernels.mlp import activation_of
 from mpctl.kernels.noise import Noise
-from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
 from mpctl.sharding import local_range
 from mpctl.spec.model import Model
 from mpctl.spec.training import Training
 
 
-class BERT(Family):
-    """One rank's share of the model: `group` splits its tensors, `cp` the sequence.
+class BERT(OneStack):
+    """Fed tokens, types, targets and weights [b, s/c], and next [b]; the loss of a sample is the
+    mean over its masked words plus the next-sentence loss."""
 
-    forward gives logits [b, s/c, v_local] of this rank's words and, where the first token is,
-    next-sentence logits [b, 2], else None.
-    """
-
-    def __init__(
-        self, model: Model, training: Training, *, group: Group, dtype: torch.dtype,
-        device: torch.device, cp: Group | None = None, sequence_parallel: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.model, self.group, self.cp = model, group, cp or Group(name="cp")
-        self.has_first_token = self.cp.rank == 0 and not (sequence_parallel and group.rank)
-        place: dict[str, Any] = {"dtype": dtype, "device": device}
-        split: dict[str, Any] = {"group": group, "sequence_parallel": sequence_parallel, **place}
+    def __init__(self, model: Model, training: Training, place: Place, held: Held) -> None:
         tables = {"position": model.max_positions, "types": model.token_types}
-        self.embedding = Embedding(model, training, cp=self.cp, tables=tables, **split)
-        self.layers = encoder_layers(
-            model, training, cp=self.cp, causal=False, order=model.norm_order, **split
-        )
-        norm, eps, init = NORMS[model.norm], model.norm_epsilon, Init("normal", training.init_std)
+        super().__init__(model, training, place, held, tables=tables, causal=False,
+                         order=model.norm_order)  # fmt: skip
         is_post = model.norm_order == "post"
-        made: nn.Module = norm(model.hidden, eps=eps, **place)
-        self.embedding.norm = made if is_post else nn.Identity()
-        self.final_norm = nn.Identity() if is_post else made
-        self.transform = WholeLinear(model.hidden, model.hidden, init=init, **place)
+        if self.embedding is not None and held.has_entry:
+            self.embedding.norm = norm_of(model, place) if is_post else nn.Identity()
+        if held.has_exit:
+            self._build_heads(model, training, place)
+            self.final_norm = nn.Identity() if is_post else norm_of(model, place)
+
+    def _build_heads(self, model: Model, training: Training, place: Place) -> None:
+        init, h = Init("normal", training.init_std), model.hidden
+        self.transform = WholeLinear(h, h, place, init=init)
         self.activation = activation_of(model.activation)
-        self.transform_norm = norm(model.hidden, eps=eps, **place)
-        self.head: nn.Module = own_head(model, training, **split) or nn.Module()
-        self.head.bias = _word_bias(model, group, **place)
-        self.pooler = WholeLinear(model.hidden, model.hidden, init=init, **place)
-        self.next = WholeLinear(model.hidden, CLASSES, init=init, **place)
-        if sequence_parallel:
-            for end in (made, self.transform, self.transform_norm, self.pooler, self.next):
-                mark_partial(end)
+        self.transform_norm = norm_of(model, place)
+        self.head = self.head or nn.Module()
+        self.head.bias = _word_bias(model, place)
+        self.pooler = WholeLinear(h, h, place, init=init)
+        self.next = WholeLinear(h, CLASSES, place, init=init)
 
-    def forward(
-        self, tokens: Tensor, types: Tensor, noise: Noise | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """tokens, types [b, s/c]: this rank's part of them."""
-        hidden = self.embedding(tokens, position=None, types=types)
-        hidden = self.embedding.dropped(self.embedding.get_submodule("norm")(hidden), noise)
-        for layer in self.layers.values():
-            hidden = layer(hidden, noise)
+    def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
+        assert self.embedding is not None
+        hidden = self.embedding(batch["tokens"], position=None, types=batch["types"])
+        return self.embedding.dropped(self.embedding.get_submodule("norm")(hidden), noise)
+
+    def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Behind the last layer -> [b, s/c, v_local] of this rank's words and, where the first
+        token is, next-sentence logits [b, 2]."""
+        assert self.head is not None
         hidden = self.final_norm(hidden)
-        return self._words(hidden), self._next(hidden) if self.has_first_token else None
-
-    def _words(self, hidden: Tensor) -> Tensor:
-        features = self.transform_norm(self.activation(self.transform(hidden)))
-        is_tied = self.model.tied_embeddings
-        logits = tied_logits(features, self.embedding.word) if is_tied else self.head(features)
-        bias: Tensor = self.head.get_parameter("bias")
-        return logits + bias[: logits.shape[-1]]
+        logits = self.words(self.transform_norm(self.activation(self.transform(hidden))))
+        bias = self.head.get_parameter("bias")
+        has_first = self.place.cp.rank == 0
+        has_first &= not (self.place.sequence_parallel and self.place.group.rank)
+        return logits + bias[: logits.shape[-1]], self._next(hidden) if has_first else None
 
     def _next(self, hidden: Tensor) -> Tensor:
         # [b, s, h] -> [b, 1, h] -> [b, 2]
         logits: Tensor = self.next(torch.tanh(self.pooler(hidden[:, :1])))
         return logits[:, 0]
 
-    def loss(self, batch: Batch, noise: Noise | None) -> Tensor:
-        logits, follows = self(batch["tokens"], batch["types"], noise)
-        first = self.embedding.word.vocab_range.start
-        losses = vocab_parallel_cross_entropy(
-            logits, batch["targets"], group=self.group, first=first
-        )
+    def left(self, hidden: Tensor, batch: Batch) -> Tensor:
+        logits, follows = self.logits(hidden)
+        losses = self.losses(logits, batch["targets"])
         total = weighted_sum(losses, batch["weights"])
         if follows is None:
             return total
         return total + F.cross_entropy(follows.to(losses.dtype), batch["next"], reduction="sum")
 
 
-def _word_bias(model: Model, group: Group, **place: Any) -> nn.Parameter:
+def _word_bias(model: Model, place: Place) -> nn.Parameter:
     """[v/t], of this rank's words."""
-    rows = padded(model, group)
-    own = local_range(rows, parts=group.size, index=group.rank)
-    return shard_parameter(Shard((rows,), 0, (own,)), init=ZEROS, **place)
+    rows = padded(model, place.group)
+    own = local_range(rows, parts=place.group.size, index=place.group.rank)
+    return shard_parameter(Shard((rows,), 0, (own,)), init=ZEROS, **place.of_tensors)

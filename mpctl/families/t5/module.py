@@ -4,34 +4,35 @@ y = norm(encoder(word[tokens])), z = norm(decoder(word[decoder tokens], y)); eve
 adds the stack's relative bias to its self-attention's scores, which are not divided by sqrt(d). A
 tied table gives logits z word^T / sqrt(h), and words start with a standard deviation of 1 (Raffel
 et al., arXiv 1910.10683, section 2.1; the scales are their released code's). T5 1.1: a gated MLP
-and a head of its own. The loss of a sample is the mean over its targets.
+and a head of its own.
 
+A stage of the encoder hands on its hidden states, one of the decoder those and y.
 Letters: b batch, s encoder positions, q decoder positions, h hidden, v vocabulary; t tp, c cp.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, Family
+from mpctl.families.batch import Batch, Family, State
 from mpctl.families.parts import (
     Embedding,
+    Place,
     encoder_layers,
     layer_settings,
+    norm_of,
     own_head,
     weighted_sum,
+    word_losses,
 )
+from mpctl.families.table import Held
 from mpctl.kernels.context import context_positions
-from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
 from mpctl.kernels.embedding import tied_logits
-from mpctl.kernels.group import Group
-from mpctl.kernels.layer import NORMS
 from mpctl.kernels.noise import Noise
-from mpctl.kernels.parameters import mark_partial
 from mpctl.kernels.relative import RelativeBias
 from mpctl.spec.model import Model
 from mpctl.spec.training import Training
@@ -40,87 +41,119 @@ UNSCALED, WORD_STD = 1.0, 1.0
 
 
 class _Stack(nn.Module):
-    """Layers with the relative bias before and the norm behind them."""
+    """Layers with the relative bias that they add, and the norm behind the last of them."""
 
     def __init__(
-        self, model: Model, training: Training, layers: nn.ModuleDict, *, bidirectional: bool,
-        group: Group, cp: Group, sequence_parallel: bool, **place: Any,
+        self, model: Model, training: Training, place: Place, held: Held, layers: nn.ModuleDict,
+        *, bidirectional: bool,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.cp, self.layers = cp, layers
+        self.cp, self.layers, self.held = place.cp, layers, held
         self.position = RelativeBias(
-            model.relative_buckets, model.relative_max_distance, model.heads, group=group,
-            bidirectional=bidirectional, init_std=training.init_std, **place,
-        )  # fmt: skip
-        self.final_norm = NORMS[model.norm](model.hidden, eps=model.norm_epsilon, **place)
-        if sequence_parallel:
-            mark_partial(self.final_norm)
+            model.relative_buckets, model.relative_max_distance, model.heads, group=place.group,
+            bidirectional=bidirectional, init_std=training.init_std, **place.of_tensors,
+        ) if layers else None  # fmt: skip
+        self.final_norm = norm_of(model, place) if held.has_exit else nn.Identity()
 
     def forward(self, hidden: Tensor, length: int, *args: Any) -> Tensor:
         """length: of the whole sequence; args: the context of a decoder, and the noise."""
-        cp = self.cp
-        rows = context_positions(length, cp.size, cp.rank, device=hidden.device)
-        bias = self.position.at(rows, range(length))
-        for layer in self.layers.values():
-            hidden = layer(hidden, *args, bias=bias)
+        if self.position is not None:
+            cp = self.cp
+            rows = context_positions(length, cp.size, cp.rank, device=hidden.device)
+            bias = self.position.at(rows, range(length))
+            for layer in self.layers.values():
+                hidden = layer(hidden, *args, bias=bias)
         normed: Tensor = self.final_norm(hidden)
         return normed
 
 
 class T5(Family):
-    """One rank's share of the model: `group` splits its tensors, `cp` both sequences.
+    """Fed tokens [b, s/c], decoder_tokens, targets and weights [b, q/c]; the loss of a sample is
+    the mean over its targets."""
 
-    forward gives logits [b, q/c, v_local] of this rank's words.
-    """
-
-    def __init__(
-        self, model: Model, training: Training, *, group: Group, dtype: torch.dtype,
-        device: torch.device, cp: Group | None = None, sequence_parallel: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, model: Model, training: Training, place: Place, *held: Held) -> None:
         super().__init__()
-        self.model, self.group, self.cp = model, group, cp or Group(name="cp")
-        split: dict[str, Any] = {
-            "group": group, "sequence_parallel": sequence_parallel, "dtype": dtype,
-            "device": device,
-        }  # fmt: skip
-        whole: dict[str, Any] = {**split, "cp": self.cp}
-        self.embedding = Embedding(model, training, tables={}, word_std=WORD_STD, **whole)
-        encoder = encoder_layers(
-            model, training, prefix="encoder.layers", causal=False, scale=UNSCALED, **whole
+        self.model, self.place = model, place
+        self.encoder, self.decoder = (
+            _encoder(model, training, place, held),
+            _decoder(model, training, place, held),
         )
-        decoder = _decoder_layers(model, training, **whole)
-        self.encoder = _Stack(model, training, encoder, bidirectional=True, **whole)
-        self.decoder = _Stack(model, training, decoder, bidirectional=False, **whole)
-        self.head = own_head(model, training, **split)
+        self.has_entry = any(part.has_entry for part in held)
+        self.has_exit = self.decoder is not None and self.decoder.held.has_exit
+        self.embedding = None
+        if self.has_entry or (self.has_exit and model.tied_embeddings):
+            self.embedding = Embedding(model, training, place, tables={}, word_std=WORD_STD)
+        self.head = own_head(model, training, place) if self.has_exit else None
 
-    def forward(self, tokens: Tensor, decoder_tokens: Tensor, noise: Noise | None = None) -> Tensor:
-        """tokens [b, s/c], decoder_tokens [b, q/c]: this rank's part of them."""
-        source = self._embedded(tokens, noise, "encoder.embedding")
-        target = self._embedded(decoder_tokens, noise, "decoder.embedding")
-        source = self.encoder(source, tokens.shape[1] * self.cp.size, noise)
-        hidden = self.decoder(target, decoder_tokens.shape[1] * self.cp.size, source, noise)
+    def advance(self, state: State, batch: Batch, noise: Noise | None) -> State:
+        if self.encoder is not None:
+            state = (self.encoded(state, batch, noise),)
+        if self.decoder is None:
+            return state
+        hidden, source = self.decoded(state, batch, noise)
+        if not self.has_exit:
+            return hidden, source
+        losses = word_losses(self.model, self.place, self.logits(hidden), batch["targets"])
+        return (weighted_sum(losses, batch["weights"]),)
+
+    def forward(self, batch: Batch, noise: Noise | None = None) -> Tensor:
+        source = self.encoded((), batch, noise)
+        return self.logits(self.decoded((source,), batch, noise)[0])
+
+    def encoded(self, state: State, batch: Batch, noise: Noise | None) -> Tensor:
+        assert self.encoder is not None
+        tokens = batch["tokens"]
+        hidden = state[0] if state else self._embedded(tokens, noise, "encoder.embedding")
+        encoded: Tensor = self.encoder(hidden, tokens.shape[1] * self.place.cp.size, noise)
+        return encoded
+
+    def decoded(self, state: State, batch: Batch, noise: Noise | None) -> tuple[Tensor, Tensor]:
+        """state: the encoder's result y alone, or hidden states and y -> both."""
+        assert self.decoder is not None
+        tokens, source = batch["decoder_tokens"], state[-1]
+        if self.decoder.held.has_entry:
+            hidden = self._embedded(tokens, noise, "decoder.embedding")
+        else:
+            hidden = state[0]
+        return self.decoder(hidden, tokens.shape[1] * self.place.cp.size, source, noise), source
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Behind the decoder's norm -> [b, q/c, v_local]."""
         if self.head is not None:
             return self.head(hidden)
+        assert self.embedding is not None
         return tied_logits(hidden * self.model.hidden**-0.5, self.embedding.word)
 
     def _embedded(self, tokens: Tensor, noise: Noise | None, site: str) -> Tensor:
+        assert self.embedding is not None
         return self.embedding.dropped(self.embedding(tokens), noise, site=site)
 
-    def loss(self, batch: Batch, noise: Noise | None) -> Tensor:
-        logits = self(batch["tokens"], batch["decoder_tokens"], noise)
-        first = self.embedding.word.vocab_range.start
-        losses = vocab_parallel_cross_entropy(
-            logits, batch["targets"], group=self.group, first=first
-        )
-        return weighted_sum(losses, batch["weights"])
+
+def _find(held: Sequence[Held], prefix: str) -> Held | None:
+    return next((part for part in held if part.stack.prefix == prefix), None)
 
 
-def _decoder_layers(model: Model, training: Training, **whole: Any) -> nn.ModuleDict:
-    settings = layer_settings(model, training)
-    return nn.ModuleDict({
+def _encoder(model: Model, training: Training, place: Place, held: Sequence[Held]) -> _Stack | None:
+    part = _find(held, "encoder.layers")
+    if part is None:
+        return None
+    layers = encoder_layers(
+        model, training, place, part.layers, prefix=part.stack.prefix, causal=False,
+        scale=UNSCALED,
+    )  # fmt: skip
+    return _Stack(model, training, place, part, layers, bidirectional=True)
+
+
+def _decoder(model: Model, training: Training, place: Place, held: Sequence[Held]) -> _Stack | None:
+    part = _find(held, "decoder.layers")
+    if part is None:
+        return None
+    settings = layer_settings(model, training) | place.of_layers
+    layers = nn.ModuleDict({
         str(n): ParallelDecoderLayer(
-            model.hidden, model.heads, model.ffn, site=f"decoder.layers.{n}", scale=UNSCALED,
-            **settings, **whole,
+            model.hidden, model.heads, model.ffn, site=f"{part.stack.prefix}.{n}",
+            scale=UNSCALED, **settings,
         )
-        for n in range(model.decoder_layers or 0)
+        for n in part.layers
     })  # fmt: skip
+    return _Stack(model, training, place, part, layers, bidirectional=False)
