@@ -8,6 +8,7 @@ the bytes of the *whole* message, which lets a run be held against its plan byte
 `start_x(..).wait()` is `x(..)`; between the two the caller computes while the message travels.
 Along dim d the pieces of a message lie apart in memory, and one copy brings them together, unless
 every dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, nothing is copied.
+Ranks of one host may share memory (shared.py); what is recorded does not depend on the way taken.
 
 >>> Group().size, Collective("all_reduce", "tp", 8, "float32").bytes
 (1, 8)
@@ -17,14 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
+from mpctl.kernels.messages import Reduction
+from mpctl.kernels.shared import Exchange
 from mpctl.sharding import local_size
 
-Reduction = Literal["sum", "max"]
 _REDUCE_OP = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renames both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -41,12 +43,18 @@ class Collective:
     dtype: str
 
 
+class Work(Protocol):
+    """torch's handle on a collective under way, or ours."""
+
+    def wait(self) -> object: ...
+
+
 @dataclass(frozen=True)
 class Pending:
     """A collective under way: its result may be read once `wait` has returned it."""
 
     result: Tensor
-    work: dist.Work | None = None
+    work: Work | None = None
 
     def wait(self) -> Tensor:
         """Host or, on CUDA, the current stream waits. Not a promise that the kernels have ended."""
@@ -68,13 +76,17 @@ class _Joined(Pending):
 
 @dataclass(frozen=True)
 class Group:
-    """Rank `rank` of `size` along axis `name`; process_group None means the default group."""
+    """Rank `rank` of `size` along axis `name`; process_group None means the default group.
+
+    shared: the way through memory, where there is one; otherwise messages go by process_group.
+    """
 
     rank: int = 0
     size: int = 1
     process_group: dist.ProcessGroup | None = None
     name: str = "tp"
     record: Callable[[Collective], None] | None = None
+    shared: Exchange | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -112,7 +124,10 @@ class Group:
             return tensor
         tensor = tensor.contiguous()
         self._report("broadcast", tensor)
-        dist.broadcast(tensor, group=self.process_group, group_src=source)
+        if self.shared is not None:
+            self.shared.broadcast(tensor, source, self.name).wait()
+        else:
+            dist.broadcast(tensor, group=self.process_group, group_src=source)
         return tensor
 
     def _all_reduce(self, tensor: Tensor, op: Reduction, later: bool) -> Pending:
@@ -120,6 +135,8 @@ class Group:
             return Pending(tensor)
         tensor = tensor.contiguous()
         self._report("all_reduce", tensor)
+        if self.shared is not None:
+            return Pending(tensor, self.shared.all_reduce(tensor, op, self.name))
         work = dist.all_reduce(tensor, _REDUCE_OP[op], group=self.process_group, async_op=later)
         return Pending(tensor, work)
 
@@ -128,9 +145,13 @@ class Group:
             return Pending(tensor)
         blocks = tensor.new_empty((self.size, *tensor.shape))
         self._report("all_gather", blocks)
-        work = _all_gather(
-            blocks.view(-1), tensor.reshape(-1), group=self.process_group, async_op=later
-        )
+        work: Work | None
+        if self.shared is not None:
+            work = self.shared.all_gather(blocks, tensor.contiguous(), self.name)
+        else:
+            work = _all_gather(
+                blocks.view(-1), tensor.reshape(-1), group=self.process_group, async_op=later
+            )
         return _Joined(blocks, work, dim % tensor.dim())
 
     def _reduce_scatter(self, tensor: Tensor, dim: int, later: bool) -> Pending:
@@ -142,6 +163,8 @@ class Group:
         blocks = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
         self._report("reduce_scatter", blocks)
         own = blocks.new_empty(blocks.shape[1:])
+        if self.shared is not None:
+            return Pending(own, self.shared.reduce_scatter(own, blocks, self.name))
         work = _reduce_scatter(
             own.view(-1), blocks.view(-1), group=self.process_group, async_op=later
         )

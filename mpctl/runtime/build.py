@@ -41,7 +41,7 @@ def build_trainer(
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device = _device(job.launch.device, local_rank)
     traffic = Traffic()
-    mesh = build_mesh(topology, rank, device, record=traffic.record)
+    mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
     dtype = TORCH_DTYPES[job.training.dtype]
     model = build_module(
         job.model, job.training, group=mesh.tp, cp=mesh.cp, dtype=dtype, device=device,

@@ -40,6 +40,9 @@ class Launch(Table):
     timeout_seconds: Positive = Field(
         300.0, description="longest that a rank waits for its peers in one collective"
     )
+    shared_memory: bool = Field(
+        True, description="ranks of one host exchange through memory, on cpu; false: by gloo"
+    )
     stop_seconds: Positive = Field(
         60.0, description="time that ranks get to finish their step and save when asked to stop"
     )

@@ -2,11 +2,12 @@
 
 Two ranks, gloo, one thread each: 8 GPT blocks, hidden 512, 8 heads, sequence 256, micro batch 4,
 forward and backward, no dropout (the peers have none that two ranks could agree on). In every round
-each contender takes one step, in turn (A B C D, A B C D), in the same two processes:
+each contender takes one step, in turn (A B C .., A B C ..), in the same two processes:
 
     plain     the same blocks in plain torch, whole, on every rank at once
     dtensor   those blocks cut by torch's parallelize_module (ColwiseParallel, RowwiseParallel)
     ours tp=1, ours tp=2
+    shared memory    ours tp=2, the messages through memory that both ranks have mapped
 
 The figure is the median of a step's seconds on rank 0, wall and CPU, and the ratio to `plain`.
 """
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 from mpctl.kernels.group import Group
 from mpctl.kernels.layer import ParallelTransformerLayer
 from mpctl.kernels.parameters import initialise
+from mpctl.kernels.segment import open_segment
+from mpctl.kernels.shared import Exchange
 from tests.ranks import run_ranks
 
 LAYERS, HIDDEN, HEADS, SEQ, BATCH = 8, 512, 8, 256, 4
@@ -89,11 +92,13 @@ def measure(rank: int, size: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     x = torch.randn(BATCH, SEQ, HIDDEN, requires_grad=True)
+    shared = Exchange(open_segment(rank, range(size), None), timeout=60)
     contenders = {
         "plain": nn.Sequential(*(PlainBlock() for _ in range(LAYERS))),
         "dtensor tp=2": dtensor_blocks(size),
         "ours tp=1": our_blocks(Group()),
         "ours tp=2": our_blocks(Group(rank, size)),
+        "shared memory": our_blocks(Group(rank, size, shared=shared)),
     }
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     for turn in range(rounds + 2):
