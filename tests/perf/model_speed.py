@@ -1,0 +1,225 @@
+"""A small model, ours against plain torch and torch's own tensor parallelism:
+`python -m tests.perf.model_speed [gpt|llama] [ROUNDS]`.
+
+Two ranks, one thread each, float32: 8 layers, hidden 512, 8 heads, vocabulary 32000 with a head of
+its own, sequence 256, micro batch 4; forward, loss and backward, no dropout. `gpt`: learned
+positions, LayerNorm, gelu, biases; `llama`: rotary positions, RMSNorm, SwiGLU of 1408, no biases.
+
+    plain     the model in plain torch, whole, on every rank at once
+    dtensor   the same cut by torch's parallelize_module: table, blocks, head and loss_parallel
+    ours tp=1, ours tp=2 over gloo, ours tp=2 through shared memory
+
+Speed: in every round each contender takes one step, in turn, in the same two processes; medians of
+rank 0, wall and CPU. Memory: each contender alone in fresh processes, the growth of a rank's
+resident peak from before the model is built to after three steps, gradients kept as in training.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mpctl.families.batch import Batch
+from mpctl.families.modules import build_module
+from mpctl.kernels.group import Group
+from mpctl.kernels.parameters import initialise
+from mpctl.kernels.segment import open_segment
+from mpctl.kernels.shared import Exchange
+from mpctl.spec.model import Model
+from mpctl.spec.training import Training
+from tests.ranks import run_ranks
+
+LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 8, 512, 8, 32000, 256, 4
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt": {"ffn": 4 * HIDDEN},
+    "llama": {"ffn": 1408, "position": "rotary", "norm": "rmsnorm", "activation": "swiglu",
+              "bias": False},
+}  # fmt: skip
+Step = Callable[[], Tensor]
+
+
+class PlainBlock(nn.Module):
+    """One layer on torch's own modules; `heads` is what this rank computes."""
+
+    def __init__(self, shape: str, heads: int) -> None:
+        super().__init__()
+        self.heads, self.is_llama = heads, shape == "llama"
+        ffn, bias = SHAPES[shape]["ffn"], not self.is_llama
+        norm = nn.RMSNorm if self.is_llama else nn.LayerNorm
+        self.norm1, self.norm2 = norm(HIDDEN), norm(HIDDEN)
+        self.q, self.k, self.v = (nn.Linear(HIDDEN, HIDDEN, bias=bias) for _ in range(3))
+        self.o = nn.Linear(HIDDEN, HIDDEN, bias=bias)
+        self.up, self.down = nn.Linear(HIDDEN, ffn, bias=bias), nn.Linear(ffn, HIDDEN, bias=bias)
+        self.gate = nn.Linear(HIDDEN, ffn, bias=False) if self.is_llama else None
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        h = self.norm1(x)
+        q, k, v = (
+            f(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v)
+        )
+        if self.is_llama:
+            q, k = _turned(q, turn), _turned(k, turn)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        wide = F.gelu(self.up(h)) if self.gate is None else F.silu(self.gate(h)) * self.up(h)
+        return x + self.down(wide)
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * turn[0] + torch.cat((-second, first), -1) * turn[1]
+
+
+class PlainModel(nn.Module):
+    def __init__(self, shape: str, heads: int = HEADS) -> None:
+        super().__init__()
+        self.word, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
+        self.place = nn.Embedding(SEQ, HIDDEN) if shape == "gpt" else None
+        self.blocks = nn.ModuleList(PlainBlock(shape, heads) for _ in range(LAYERS))
+        self.norm = (nn.RMSNorm if shape == "llama" else nn.LayerNorm)(HIDDEN)
+        angles = torch.arange(SEQ)[:, None] / 10000 ** (torch.arange(32) / 32)
+        wide = torch.cat((angles, angles), -1)
+        self.turn = (wide.cos(), wide.sin())
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.word(tokens)
+        if self.place is not None:
+            x = x + self.place(torch.arange(SEQ))
+        for block in self.blocks:
+            x = block(x, self.turn)
+        return self.head(self.norm(x))
+
+
+def parallelized(shape: str, size: int) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh, model = init_device_mesh("cpu", (size,)), PlainModel(shape, HEADS // size)
+    columns = dict.fromkeys(("q", "k", "v", "up", "gate"), ColwiseParallel())
+    plan: dict[str, Any] = {**columns, "o": RowwiseParallel(), "down": RowwiseParallel()}
+    for block in model.blocks:
+        present = {name: how for name, how in plan.items() if getattr(block, name) is not None}
+        parallelize_module(block, mesh, present)
+    ends = {
+        "word": RowwiseParallel(input_layouts=Replicate()),
+        "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+    }
+    parallelize_module(model, mesh, ends)
+    return model
+
+
+def torch_step(model: nn.Module, tokens: Tensor, targets: Tensor, *, is_cut: bool) -> Step:
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    def step() -> Tensor:
+        with loss_parallel() if is_cut else nullcontext():
+            logits = model(tokens)
+            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            loss.backward()
+        return loss
+
+    return step
+
+
+def our_step(shape: str, group: Group, tokens: Tensor, targets: Tensor) -> tuple[nn.Module, Step]:
+    model = Model(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq_length=SEQ,
+                  tied_embeddings=False, **SHAPES[shape])  # fmt: skip
+    module = build_module(
+        model, Training(), group=group, cp=Group(name="cp"), sequence_parallel=False,
+        dtype=torch.float32, device=torch.device("cpu"),
+    )  # fmt: skip
+    initialise(module, 1)
+    batch = Batch(torch.arange(BATCH), {"tokens": tokens, "targets": targets})
+
+    def step() -> Tensor:
+        loss = module.loss(batch, None) / BATCH
+        loss.backward()
+        return loss
+
+    return module, step
+
+
+CONTENDERS = ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory")
+
+
+def build(name: str, shape: str, rank: int, size: int) -> tuple[nn.Module, Step]:
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    tokens, targets = (torch.randint(0, VOCAB, (BATCH, SEQ), generator=draw) for _ in range(2))
+    if name == "plain":
+        model: nn.Module = PlainModel(shape)
+        return model, torch_step(model, tokens, targets, is_cut=False)
+    if name.startswith("dtensor"):
+        model = parallelized(shape, size)
+        return model, torch_step(model, tokens, targets, is_cut=True)
+    group = Group() if name.endswith("tp=1") else Group(rank, size)
+    if name.endswith("memory"):
+        segment = open_segment(rank, range(size), None)
+        group = Group(rank, size, shared=Exchange(segment, timeout=60))
+    return our_step(shape, group, tokens, targets)
+
+
+def speed(rank: int, size: int, shape: str, rounds: int) -> dict[str, list[list[float]]]:
+    torch.set_num_threads(1)
+    built = {name: build(name, shape, rank, size) for name in CONTENDERS}
+    spent: dict[str, list[list[float]]] = {name: [] for name in built}
+    for turn in range(rounds + 2):
+        for name, (model, step) in built.items():
+            torch.distributed.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            step()
+            seconds = [time.perf_counter() - wall, time.process_time() - cpu]
+            for parameter in model.parameters():
+                parameter.grad = None
+            if turn > 1:
+                spent[name].append(seconds)
+    return spent
+
+
+def memory(rank: int, size: int, shape: str, name: str) -> int:
+    """Bytes by which this rank's resident peak grew."""
+    torch.set_num_threads(1)
+    build_warm = torch.ones(8, 8, requires_grad=True)
+    (build_warm @ build_warm).sum().backward()
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _, step = build(name, shape, rank, size)
+    for _ in range(3):
+        step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def main() -> None:
+    shape = sys.argv[1] if len(sys.argv) > 1 else "gpt"
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
+    spent = run_ranks(speed, 2, shape, rounds, timeout=900)[0]
+    peaks = {name: max(run_ranks(memory, 2, shape, name, timeout=120)) for name in CONTENDERS}
+    plain = [median(column) for column in zip(*spent["plain"], strict=True)]
+    print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds, rank 0")
+    print(
+        f"{'':18} {'wall ms':>8} {'cpu ms':>8} {'plain / wall':>13} {'plain / cpu':>12} {'MiB':>6}"
+    )
+    for name, figures in spent.items():
+        wall, cpu = (median(column) for column in zip(*figures, strict=True))
+        row = f"{wall * 1e3:8.1f} {cpu * 1e3:8.1f} {plain[0] / wall:13.2f} {plain[1] / cpu:12.2f}"
+        print(f"{name:18} {row} {peaks[name] / 2**20:6.0f}")
+
+
+if __name__ == "__main__":
+    main()
