@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.errors import InputError
 from mpctl.plan import Plan
+from mpctl.stages import Span, stack_spans
 from mpctl.topology import Topology
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from mpctl.estimate.time import StepTime
 
 LISTED_RANKS = 4096
+TIME_PARTS = ("compute", "bubble", "tp", "cp", "dp", "pp")
 
 
 def wanted_kinds(groups: str | None) -> tuple[str, ...] | None:
@@ -66,6 +68,8 @@ def plan_document(
     document["checks"] = [{"status": c.status, **c.issue.as_dict()} for c in plan.checks]
     if plan.stages is not None:
         document["stages"] = [list(map(list, spans)) for spans in plan.stages]
+        if any(stacks := [stack_layers(plan, spans) for spans in plan.stages]):
+            document["stage_stacks"] = stacks
     return document | _estimate_entries(plan.estimate)
 
 
@@ -93,8 +97,20 @@ def rank_entry(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
         "coords": coords,
     }
     if plan.stages is not None:
-        entry["layers"] = list(map(list, plan.stages[coords["pp"]]))
+        spans = plan.stages[coords["pp"]]
+        entry["layers"] = list(map(list, spans))
+        entry |= {"stacks": stacks} if (stacks := stack_layers(plan, spans)) else {}
     return entry
+
+
+def stack_layers(plan: Plan, spans: Iterable[Span]) -> dict[str, list[list[int]]]:
+    """Of a model with two stacks, what a stage holds of each, by the stack's own numbers: layers 4
+    to 9 of 6 + 6 are 4 and 5 of the encoder, 0 to 3 of the decoder. Empty for other models."""
+    model = plan.job.model
+    if model is None or model.decoder_layers is None:
+        return {}
+    encoder, decoder = stack_spans(spans, (model.layers, model.decoder_layers))
+    return {"encoder": list(map(list, encoder)), "decoder": list(map(list, decoder))}
 
 
 def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
@@ -173,7 +189,7 @@ def _memory_entry(stage: Any) -> dict[str, Any]:
 def _time_entry(time: StepTime | str) -> dict[str, Any]:
     if isinstance(time, str):
         return {"step_seconds": None, "reason": time}
-    parts = {key: getattr(time, key) for key in ("compute", "bubble", "tp", "cp", "dp")}
+    parts = {key: getattr(time, key) for key in TIME_PARTS}
     return {
         "step_seconds": time.total,
         "is_lower_bound": True,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
 from mpctl.rules.check import Check
-from mpctl.rules.layout import find_topology, job_stages
+from mpctl.rules.layout import find_topology
 from mpctl.rules.model import memory_check
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
-from mpctl.stages import Span
+from mpctl.stages import Span, job_stages
 from mpctl.topology import Topology
 from mpctl.validate import check_job
 

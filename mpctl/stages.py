@@ -12,7 +12,12 @@ counts; when the embedding or the loss counts as a layer, the end stage holds on
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
 from mpctl.sharding import divisors
+from mpctl.spec.job import JobSpec
 
 Span = tuple[int, int]
 
@@ -43,6 +48,15 @@ def stage_layers(
         stages[virtual % pp].append((start, start + count))
         start += count
     return stages
+
+
+def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
+    """Layers of every stage and chunk of a job, `layers` in all; raises UnevenLayersError."""
+    p = job.parallel
+    return stage_layers(
+        layers, pp=p.pp, vpp=p.vpp, first=p.first_stage_layers, last=p.last_stage_layers,
+        embedding_is_layer=p.embedding_is_layer, loss_is_layer=p.loss_is_layer,
+    )  # fmt: skip
 
 
 def _counts(
@@ -111,3 +125,75 @@ def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
         f"{(chunk + 1) * blocks - extra} layers; or give "
         "parallel.first_stage_layers and last_stage_layers",
     )
+
+
+def stack_spans(spans: Iterable[Span], sizes: Sequence[int]) -> list[list[Span]]:
+    """Of each of several stacks, which share one numbering, its layers by its own.
+
+    >>> stack_spans([(4, 10)], (6, 6))
+    [[(4, 6)], [(0, 4)]]
+    """
+    cuts = list(spans)
+    found = []
+    for size, end in zip(sizes, accumulate(sizes), strict=True):
+        own = [(max(a, end - size), min(b, end)) for a, b in cuts]
+        found.append([(a - end + size, b - end + size) for a, b in own if a < b])
+    return found
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each layer takes, and what a model's ends take besides, in any unit."""
+
+    layers: Sequence[float]
+    entry: float = 0.0
+    exit: float = 0.0
+
+    def of_stages(self, stages: Sequence[Sequence[Span]]) -> list[float]:
+        found = [sum(sum(self.layers[start:stop]) for start, stop in spans) for spans in stages]
+        found[0] += self.entry
+        found[-1] += self.exit
+        return found
+
+
+def balanced_layers(costs: Costs, *, pp: int, vpp: int = 1) -> list[int] | None:
+    """Layers of each stage such that the slowest takes least: of all cuts that `stage_layers` makes
+    of first and last, of equals the evenest. None where there is no cut without an empty stage.
+
+    >>> balanced_layers(Costs([1] * 24, exit=3.5), pp=4)      # 27.5 / 4 is 6.9
+    [7, 7, 7, 3]
+    """
+    assert pp > 1, "one stage has no cut"
+    layers, most = len(costs.layers), -(-len(costs.layers) // pp)
+    while not (even := list(_cuts(layers, pp, vpp, most))):
+        most += 1
+        if most > layers:
+            return None
+    enough = min(_slowest(costs, cut, pp, vpp) for cut in even)
+    cuts = _cuts(layers, pp, vpp, int(enough / min(costs.layers)))  # others are slower still
+    first, middle, last = min(cuts, key=lambda c: (_slowest(costs, c, pp, vpp), _spread(c)))
+    return [first, *[middle] * (pp - 2), last]
+
+
+Cut = tuple[int, int, int]  # layers of the first stage, of each in between, of the last
+
+
+def _cuts(layers: int, pp: int, vpp: int, most: int) -> Iterator[Cut]:
+    """Those of at most so many layers a stage; 0 where nothing is in between."""
+    inner = pp - 2
+    for first in range(vpp, min(layers, most) + 1, vpp):
+        least = max(vpp, -((first + most - layers) // inner) // vpp * vpp) if inner else 0
+        for middle in range(least, most + 1, vpp) if inner else (0,):
+            last = layers - first - inner * middle
+            if vpp <= last <= most and last % vpp == 0:
+                yield first, middle, last
+
+
+def _slowest(costs: Costs, cut: Cut, pp: int, vpp: int) -> float:
+    stages = stage_layers(len(costs.layers), pp=pp, vpp=vpp, first=cut[0], last=cut[2])
+    return max(costs.of_stages(stages))
+
+
+def _spread(cut: Cut) -> int:
+    held = [count for count in cut if count]
+    return max(held) - min(held)

@@ -14,7 +14,7 @@ are gathered once more in backward: 5Φ and 10Φ. Frozen parameters take some of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -125,13 +125,13 @@ def block_traffic(
     return BlockTraffic(stack.title, phi, tp, parts)
 
 
-def held_by(job: JobSpec, table: OperatorTable, spans: list[Span], *, stage: int) -> list[Held]:
+def held_by(job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int) -> list[Held]:
     """What a pipeline stage has of each stack."""
     return table.held(spans, is_first=stage == 0, is_last=stage == job.parallel.pp - 1)
 
 
 def local_parameters(
-    job: JobSpec, table: OperatorTable, spans: list[Span], *, stage: int,
+    job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int,
     replicated_only: bool = False, trained_only: bool = False,
 ) -> int:  # fmt: skip
     """Parameters that one rank of a stage holds: those of its equal blocks and of its ends.

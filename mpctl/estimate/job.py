@@ -9,7 +9,6 @@ from mpctl.estimate.memory import StageMemory, stage_memory
 from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.families import get_table
-from mpctl.families.table import OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.stages import Span
 from mpctl.topology import Topology
@@ -36,23 +35,14 @@ def estimate_job(job: JobSpec, topology: Topology, stages: list[list[Span]]) -> 
     model = job.model
     whole = get_table(model, tp=job.parallel.tp)
     table = replace(whole, freeze=tuple(job.training.freeze))
+    messages = tuple(step_messages(job, model, table, stages))
     return Estimate(
         blocks=tuple(
             block_traffic(job, model, stack, flow.last)
             for stack, flow in zip(table.stacks, table.flows, strict=True)
         ),
-        messages=tuple(_messages(job, table, stages)),
+        messages=messages,
         parameters=table.numel,
         memory=tuple(stage_memory(job, model, table, stages)),
-        time=find_step_time(job, model, table, stages, topology),
+        time=find_step_time(job, model, table, stages, topology, messages),
     )
-
-
-def _messages(
-    job: JobSpec, table: OperatorTable, stages: list[list[Span]]
-) -> list[tuple[Message, ...]]:
-    assert job.model is not None
-    return [
-        tuple(step_messages(job, job.model, table, spans, stage=stage))
-        for stage, spans in enumerate(stages)
-    ]

@@ -9,17 +9,20 @@ Activations per layer, 16-bit, dropout on (Korthikanti et al., arXiv 2205.05198,
 of sbh: no tp 34 + 5as/h; tp 10 + 24/t + 5as/(ht); with sequence parallelism all over t; selective
 recomputation and flash attention drop the 5as/h term; full recomputation keeps 2. A wider dtype
 scales them. A layer that computes no gradient (families/gradients.py) keeps nothing, any other
-counts whole. A first stage holds min(p, m) micro batches under 1F1B, all m under GPipe. Heads,
-temporaries and allocator slack are not counted: with nothing frozen the total is a lower bound.
+counts whole. How many micro batches of each chunk a stage holds at once is the schedule's
+(schedule/orders.py): min(p - stage, m) under 1F1B, all m under GPipe. Heads, temporaries and
+allocator slack are not counted: with nothing frozen the total is a lower bound.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mpctl.estimate.communication import held_by, local_parameters, local_sizes
 from mpctl.families.products import Core, Stack
 from mpctl.families.table import OperatorTable
+from mpctl.schedule.orders import FREES, actions, peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import Span
@@ -59,20 +62,14 @@ def _one_stage(
     width = DTYPE_BYTES[training.dtype]
     moments = 2 * max(4, width)
     master = 4 if width < 4 else 0
-    in_flight = micro_batches_in_flight(job, stage)
-    kept = sum(
-        layers * layer_activation_bytes(job, model, held.stack)
-        for held in held_by(job, table, spans, stage=stage)
-        for layers, flow in held.blocks
-        if flow.after
-    )
+    kept = [_chunk_bytes(job, model, table, span, stage) for span in spans]
     return StageMemory(
         stage=stage,
         parameters=count,
         parameter_bytes=_shared(count * width, dp, zero >= 3),
         gradient_bytes=_shared(trained * DTYPE_BYTES[training.reduced_dtype], dp, zero >= 2),
         optimizer_bytes=_shared(trained * (moments + master), dp, zero >= 1),
-        activation_bytes=round(in_flight * kept),
+        activation_bytes=round(held_bytes(job, kept, stage=stage)),
     )
 
 
@@ -80,14 +77,27 @@ def _shared(amount: int, dp: int, is_shared: bool) -> int:
     return -(-amount // dp) if is_shared else amount
 
 
-def micro_batches_in_flight(job: JobSpec, stage: int) -> float:
-    """Micro batches whose activations a stage holds at once."""
-    p, m, v = job.parallel.pp, job.num_microbatches, job.parallel.vpp
-    if job.parallel.schedule == "gpipe":
-        return m
-    if v > 1:  # arXiv 2205.05198, section 4.2.3: the first stage holds 1 + (p-1)/(pv) of p
-        return min(m, (p - stage) + (p - 1) / v)
-    return min(m, p - stage)
+def _chunk_bytes(job: JobSpec, model: Model, table: OperatorTable, span: Span, stage: int) -> float:
+    """Of one micro batch in one chunk."""
+    return sum(
+        layers * layer_activation_bytes(job, model, held.stack)
+        for held in held_by(job, table, [span], stage=stage)
+        for layers, flow in held.blocks
+        if flow.after
+    )
+
+
+def held_bytes(job: JobSpec, chunks: Sequence[float], *, stage: int) -> float:
+    """The most that a stage holds at once, by what one micro batch in each of its chunks takes."""
+    p = job.parallel
+    sizes = {"stage": stage, "stages": p.pp, "microbatches": job.num_microbatches, "chunks": p.vpp}
+    if len(set(chunks)) == 1:
+        return peak_in_flight(p.schedule, **sizes) * chunks[0]
+    held = peak = 0.0
+    for kind, _, chunk in actions(p.schedule, **sizes):
+        held += chunks[chunk] * ((kind == "forward") - (kind in FREES))
+        peak = max(peak, held)
+    return peak
 
 
 def layer_activation_bytes(job: JobSpec, model: Model, stack: Stack) -> float:

@@ -1,12 +1,14 @@
-"""Every collective that a rank takes part in during one training step, in bytes of whole messages.
+"""Every message that a rank takes part in during one training step, in bytes of whole messages.
 
 What a product sends follows from the contraction law (families/table.py). Full recomputation runs a
 block's forward again in backward, up to the last tensor that backward asks for: with dropout all of
 it, without all but the last row product's reduction. Besides the products: the loss (three
 all-reduces of one float32 a token), the kv heads that fewer ranks own than need them, keys and
 values over cp (arXiv 2205.05198; kernels/context.py), gradients over dp and cp, once a step, those
-that are partial under sequence parallelism over tp before, the square of the gradient's norm, and a
-status over the world (loss, stop, memory).
+that are partial under sequence parallelism over tp before, the square of the gradient's norm over
+tp and pp, and a status over the world (loss, stop, memory). Between stages of a pipeline
+(pipeline.py) each tensor is one send, counted by its sender, and a parameter that several stages
+hold is one all-reduce, counted by all of them.
 
 Where parameters are frozen, backward sends what families/gradients.py leaves of it. A layer that
 computes no gradient is not recomputed, and its kept input is not gathered.
@@ -15,12 +17,13 @@ computes no gradient is not recomputed, and its kept input is not gathered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 
 from mpctl.estimate.communication import held_by, local_parameters, local_sizes, message_bytes
+from mpctl.estimate.pipeline import Stages, hand_overs, shared_parameters
 from mpctl.families.gradients import Flow
 from mpctl.families.products import Core, Needs, Product, Stack
 from mpctl.families.table import Held, OperatorTable
@@ -32,12 +35,13 @@ from mpctl.units import DTYPE_BYTES
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
 STATUS_BYTES = 8  # float64: the gradient norm's square; a step's status, a slot a rank
 STATUS_FIXED = 2  # of which loss and stop are not a rank's own
+NOTHING = Needs(False, False, False)
 Sent = list[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """`count` equal collectives a step, each of `bytes`, by one rank over one axis."""
+    """`count` equal messages a step, each of `bytes`, by one rank over one axis."""
 
     axis: str
     kind: str
@@ -47,24 +51,68 @@ class Message:
 
 
 def step_messages(
-    job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], *, stage: int
-) -> list[Message]:
-    """Those of one rank of `stage`; a group of one sends nothing."""
-    found = chain(
-        *(_stack(job, model, held) for held in held_by(job, table, spans, stage=stage)),
-        _once_a_step(job, table, spans, stage),
-    )
+    job: JobSpec, model: Model, table: OperatorTable, stages: Stages
+) -> list[tuple[Message, ...]]:
+    """Those of one rank of each stage; a group of one sends nothing."""
+    between = _between_stages(job, model, table, stages)
+    return [
+        tuple(sent(job, chain(
+            *(_all_passes(job, model, held) for held in held_by(job, table, spans, stage=stage)),
+            between[stage],
+            _once_a_step(job, table, spans, stage),
+        )))
+        for stage, spans in enumerate(stages)
+    ]  # fmt: skip
+
+
+def sent(job: JobSpec, messages: Iterable[Message]) -> Iterator[Message]:
+    """Those of groups of more than one rank."""
     sizes = {**job.sizes, "dp": job.sizes["dp"] * job.sizes["cp"], "world": job.world_size}
-    return [message for message in found if message.count and sizes[message.axis] > 1]
+    return (message for message in messages if message.count and sizes[message.axis] > 1)
 
 
-def _stack(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
+def _all_passes(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
     """Of all micro batches of a step."""
-    m = job.num_microbatches
+    return _times(pass_messages(job, model, held), job.num_microbatches)
+
+
+def pass_messages(
+    job: JobSpec, model: Model, held: Held, *, forward_only: bool = False
+) -> Iterator[Message]:
+    """One micro batch through what a stage holds, within the stage. A forward is a pass of which
+    nothing is trained."""
+    chosen = _forward if forward_only else _whole
     for layers, flow in held.blocks:
-        yield from _times(_block(job, model, held.stack, flow), layers * m)
+        yield from _times(_block(job, model, held.stack, chosen(flow)), layers)
     for end in held.ends:
-        yield from _times(_end(job, model, end), m)
+        yield from _end(job, model, chosen(end))
+
+
+def _whole(flow: Flow) -> Flow:
+    return flow
+
+
+def _forward(flow: Flow) -> Flow:
+    return Flow(flow.part, dict.fromkeys(flow.needs, NOTHING), (), after=False)
+
+
+def _between_stages(
+    job: JobSpec, model: Model, table: OperatorTable, stages: Stages
+) -> list[list[Message]]:
+    """Of each stage: sends to its neighbours, sums with those that hold the same."""
+    sends: list[Counter[int]] = [Counter() for _ in stages]
+    for hand_over in hand_overs(job, model, table, stages):
+        sends[hand_over.sender.stage].update(hand_over.sizes)
+    m, width = job.num_microbatches, DTYPE_BYTES[job.training.reduced_dtype]
+    found = [
+        [Message("pp", "send", "stages", size, m * count) for size, count in sorted(sizes.items())]
+        for sizes in sends
+    ]
+    for shared in shared_parameters(job, table, stages):
+        size = shared.weight.local_numel(job.parallel.tp) * width
+        for stage in shared.stages:
+            found[stage].append(Message("pp", "all_reduce", "shared parameters", size, 1))
+    return found
 
 
 def _times(messages: Iterable[Message], count: int) -> Iterator[Message]:
@@ -150,7 +198,7 @@ def _end(job: JobSpec, model: Model, flow: Flow) -> Iterator[Message]:
 
 
 def _once_a_step(
-    job: JobSpec, table: OperatorTable, spans: list[Span], stage: int
+    job: JobSpec, table: OperatorTable, spans: Sequence[Span], stage: int
 ) -> Iterator[Message]:
     width = DTYPE_BYTES[job.training.reduced_dtype]
     if job.parallel.sequence_parallel:
@@ -160,6 +208,7 @@ def _once_a_step(
         yield Message("tp", "all_reduce", "partial gradients", partial * width, int(partial > 0))
     local = local_parameters(job, table, spans, stage=stage, trained_only=True)
     yield Message("dp", "all_reduce", "gradients", local * width, int(local > 0))
-    yield Message("tp", "all_reduce", "gradient norm", STATUS_BYTES, 1)
+    for axis in ("tp", "pp"):
+        yield Message(axis, "all_reduce", "gradient norm", STATUS_BYTES, 1)
     slots = STATUS_FIXED + job.world_size
     yield Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1)

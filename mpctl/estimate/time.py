@@ -1,134 +1,163 @@
 """A floor under the step time: every matrix product at its device's rate, nothing overlapped.
 
-Compute: 2mnk FLOP forward and twice that backward for every product of the operator table and for
-attention's two score products (causal ones count whole, as kernels without flash skipping do),
-with full recomputation one more forward (Narayanan et al., arXiv 2104.04473, eq. 3: 72 or 96 per
-B s L h^2). Where parameters are frozen, a product lacks the passes of the gradients that it does
-not compute. The pipeline adds its bubble (p-1)/(v m). Communication: ring all-reduces over the link
-a group spans. It is a floor and is called one: real kernels run below the peak of a datasheet. For
-the cpu device, whose figure is a measured matmul rate, it is close.
+What a stage does for a micro batch is its products (flops.py) and its messages over tp and cp
+(network.py), forward and backward by chunk: embedding and head where they are. Those seconds, and
+those of a message between stages, are played through the schedule (schedule/replay.py). When its
+own last action has ended, a stage starts its sums of once a step: gradients over dp, parameters
+that it shares and the norm over pp. The step is over when the last stage has done so. Of that the
+busiest stage's own work is compute, tp, cp, dp and a part of pp; bubble is what it waits where
+messages between stages take no time, and the rest of pp what the step takes longer as they do.
+
+It is a floor and is called one: real kernels run below the peak of a datasheet. For the cpu device,
+whose figure is a measured matmul rate, it is close.
+
+By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
+1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from mpctl.estimate.communication import held_by, local_sizes, ring_bytes
-from mpctl.estimate.messages import Message, runs_again, step_messages
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Core
-from mpctl.families.table import OperatorTable
-from mpctl.spec.cluster import Link
+from mpctl.estimate.communication import held_by
+from mpctl.estimate.flops import pass_flops, step_flops
+from mpctl.estimate.messages import STATUS_BYTES, Message, pass_messages, sent
+from mpctl.estimate.network import MissingLink, Network
+from mpctl.estimate.pipeline import Stages, hand_overs, shared_parameters
+from mpctl.families.table import Held, OperatorTable
+from mpctl.schedule.orders import Kind, Place, actions
+from mpctl.schedule.replay import Transfer, replay
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
-from mpctl.stages import Span
 from mpctl.topology import Topology
+from mpctl.units import DTYPE_BYTES
+
+ChunkSeconds = Mapping[Kind, float]
+PARTS: tuple[Kind, ...] = ("forward", "backward_input", "backward_weight")
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of one step of the slowest stage, by part."""
+    """Seconds of one step, by part: of the busiest stage."""
 
     compute: float
     bubble: float
     tp: float
     cp: float
     dp: float
+    pp: float
     flops_per_rank: float
 
     @property
     def total(self) -> float:
-        return self.compute + self.bubble + self.tp + self.cp + self.dp
+        return self.compute + self.bubble + self.tp + self.cp + self.dp + self.pp
 
 
 def find_step_time(
-    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]], topology: Topology
-) -> StepTime | str:
-    """The floor, or in words what is missing to state one."""
+    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology,
+    messages: Sequence[Sequence[Message]],
+) -> StepTime | str:  # fmt: skip
+    """The floor, or in words what is missing to state one. messages: of each stage."""
     device = job.cluster.device
     if device is None:
         return "no cluster.device is named"
     rate = device.peak_flops.get(job.training.dtype)
     if rate is None:
         return f"{device.name} has no {job.training.dtype} rate in its preset"
-    times = [
-        _stage_time(job, model, table, spans, stage, topology, rate)
-        for stage, spans in enumerate(stages)
-    ]
-    reasons = [time for time in times if isinstance(time, str)]
-    if reasons:
-        return reasons[0]
-    return max((time for time in times if isinstance(time, StepTime)), key=lambda t: t.total)
+    floor = _Floor(job, model, table, stages, Network(job.cluster, topology), rate)
+    try:
+        return floor.step(messages)
+    except MissingLink as missing:
+        return str(missing)
 
 
-def _stage_time(
-    job: JobSpec,
-    model: Model,
-    table: OperatorTable,
-    spans: list[Span],
-    stage: int,
-    topology: Topology,
-    rate: float,
-) -> StepTime | str:
-    flops = step_flops(job, model, table, spans, stage=stage)
-    compute = flops / rate
-    bubble = compute * (job.parallel.pp - 1) / (job.parallel.vpp * job.num_microbatches)
-    seconds = {"tp": 0.0, "cp": 0.0, "dp": 0.0}
-    for message in step_messages(job, model, table, spans, stage=stage):
-        if message.axis not in seconds:
-            continue
-        crosses = topology.straddling(message.axis)[1] > 0
-        link = job.cluster.inter_node if crosses else job.cluster.intra_node
-        if link is None:
-            level = "inter_node" if crosses else "intra_node"
-            return f"cluster.{level} has no bandwidth, and {message.axis} needs it"
-        seconds[message.axis] += _message_seconds(message, topology, link, crosses)
-    return StepTime(compute, bubble, seconds["tp"], seconds["cp"], seconds["dp"], flops)
+@dataclass(frozen=True)
+class _Floor:
+    job: JobSpec
+    model: Model
+    table: OperatorTable
+    stages: Stages
+    network: Network
+    rate: float
+
+    def step(self, messages: Sequence[Sequence[Message]]) -> StepTime:
+        """messages: of each stage."""
+        own = [self._own(stage, found) for stage, found in enumerate(messages)]
+        if len(own) == 1:
+            return own[0]
+        own = [replace(time, pp=pp) for time, pp in zip(own, self._sums(), strict=True)]
+        idle = self._idle()
+        prompt, late = (
+            max(time.total + waits for time, waits in zip(own, found, strict=True))
+            for found in (idle(_at_once), idle(self._transfer()))
+        )
+        busiest = max(own, key=lambda time: time.total)
+        return replace(busiest, bubble=prompt - busiest.total, pp=busiest.pp + late - prompt)
+
+    def _own(self, stage: int, messages: Iterable[Message]) -> StepTime:
+        """What a stage works by itself."""
+        seconds = {"tp": 0.0, "cp": 0.0, "dp": 0.0}
+        for message in messages:
+            if message.axis in seconds:
+                seconds[message.axis] += self.network.collective(message)
+        flops = step_flops(self.job, self.model, self.table, self.stages[stage], stage=stage)
+        return StepTime(flops / self.rate, 0.0, **seconds, pp=0.0, flops_per_rank=flops)
+
+    def _sums(self) -> list[float]:
+        """Seconds of each stage in sums over the pipeline: what it shares, and the norm."""
+        width, tp = DTYPE_BYTES[self.job.training.reduced_dtype], self.job.parallel.tp
+        seconds = [self.network.sum_over(range(len(self.stages)), STATUS_BYTES)] * len(self.stages)
+        for shared in shared_parameters(self.job, self.table, self.stages):
+            size = shared.weight.local_numel(tp) * width
+            for stage in shared.stages:
+                seconds[stage] += self.network.sum_over(shared.stages, size)
+        return seconds
+
+    def _idle(self) -> Callable[[Transfer], list[float]]:
+        """From the seconds of a message between stages to those that each stage waits for others
+        before its last action has ended."""
+        p, m = self.job.parallel, self.job.num_microbatches
+        orders = [
+            tuple(actions(p.schedule, stage=s, stages=p.pp, microbatches=m, chunks=p.vpp))
+            for s in range(p.pp)
+        ]
+        chunks = [
+            [self._chunk(held_by(self.job, self.table, [span], stage=stage)) for span in spans]
+            for stage, spans in enumerate(self.stages)
+        ]
+        work = [m * sum(c["forward"] + c["backward"] for c in row) for row in chunks]
+
+        def idle(transfer: Transfer) -> list[float]:
+            line = replay(orders, lambda s, c, kind: chunks[s][c][kind], transfer=transfer)
+            return [ends[-1] - busy for ends, busy in zip(line.ends, work, strict=True)]
+
+        return idle
+
+    def _transfer(self) -> Transfer:
+        """Between chunks of neighbours."""
+        found = hand_overs(self.job, self.model, self.table, self.stages)
+        seconds = {(h.sender, h.receiver): self.network.transfer(h) for h in found}
+        return lambda sender, receiver: seconds[sender, receiver]
+
+    def _chunk(self, held: list[Held]) -> ChunkSeconds:
+        """Seconds of each kind of action; what backward sends belongs to its first part."""
+        forward, inputs, weights = (
+            pass_flops(self.job, self.model, held, [kind]) / self.rate for kind in PARTS
+        )
+        ahead, both = self._sent(held, forward_only=True), self._sent(held, forward_only=False)
+        forward, inputs = forward + ahead, inputs + both - ahead
+        return {"forward": forward, "backward": inputs + weights,
+                "backward_input": inputs, "backward_weight": weights}  # fmt: skip
+
+    def _sent(self, held: Iterable[Held], *, forward_only: bool) -> float:
+        """Seconds of one micro batch's messages within the stage."""
+        found = (
+            message for part in held
+            for message in pass_messages(self.job, self.model, part, forward_only=forward_only)
+        )  # fmt: skip
+        return sum(map(self.network.collective, sent(self.job, found)))
 
 
-def _message_seconds(message: Message, topology: Topology, link: Link, crosses: bool) -> float:
-    ranks = topology.sizes[message.axis] * (topology.sizes["cp"] if message.axis == "dp" else 1)
-    phases = 2 if message.kind == "all_reduce" else 1
-    sharing = min(topology.gpus_per_node, topology.world_size) if crosses else 1
-    transfer = ring_bytes(message.bytes, ranks, phases=phases) / (link.bandwidth / sharing)
-    return message.count * (transfer + phases * (ranks - 1) * link.latency)
-
-
-def step_flops(
-    job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], *, stage: int
-) -> float:
-    """FLOP of one rank of a stage in one step, forward and backward."""
-    total = 0.0
-    for held in held_by(job, table, spans, stage=stage):
-        for layers, flow in held.blocks:
-            again = int(runs_again(job, model, flow))
-            scores = sum(_core_flops(job, model, core, flow, again) for core in held.stack.cores)
-            total += layers * (_part_flops(job, model, flow, again) + scores)
-        total += sum(_part_flops(job, model, end, 0) for end in held.ends)
-    return total * job.num_microbatches
-
-
-def _core_flops(job: JobSpec, model: Model, core: Core, flow: Flow, again: int) -> float:
-    """q k^T and p v of one micro batch on one rank, forward, `again`, and once more for each of
-    queries and keys that needs a gradient; keys are of the whole sequence."""
-    passes = 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
-    sizes, p = local_sizes(job, model), job.parallel
-    pairs = sizes["batch"] * sizes[core.queries] * sizes[core.keys] * p.cp
-    return passes * 4 * pairs * model.heads * model.head_size / p.tp
-
-
-def _part_flops(job: JobSpec, model: Model, flow: Flow, again: int) -> float:
-    """2 x rows x elements of each matrix on one rank, forward, `again`, for dX and for dW: split
-    with the matrix, or with the rows under sequence parallelism; a lookup costs nothing."""
-    sizes = local_sizes(job, model)
-    weights = {weight.name: weight for weight in flow.part.weights}
-    total = 0.0
-    for product in flow.part.products:
-        if not product.is_lookup:
-            weight, needs = weights[product.parameter], flow.needs[product.name]
-            is_split = weight.is_split or job.parallel.sequence_parallel
-            whole = 2 * weight.numel * prod(sizes[dim] for dim in product.rows)
-            whole *= 1 + again + needs.x + needs.w
-            total += whole / job.parallel.tp if is_split else whole
-    return total
+def _at_once(sender: Place, receiver: Place) -> float:
+    return 0.0

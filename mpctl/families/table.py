@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpctl.families.gradients import Flow, StackFlow, find_flows
-from mpctl.families.products import Stack
+from mpctl.families.products import Dims, Stack
 from mpctl.families.products import Weight as Weight  # what the table is read for
 
 Span = tuple[int, int]
@@ -65,6 +65,33 @@ class OperatorTable:
     def layers(self) -> int:
         return sum(stack.layers for stack in self.stacks)
 
+    def boundary(self, layer: int) -> tuple[Dims, ...]:
+        """The tensors between layer - 1 and `layer`, which a stage that ends there hands over: the
+        hidden states and, inside a stack that is not the first, the result of the one before.
+
+        By hand, T5 of 2 and 2 layers: one tensor of the encoder's at 1 and 2, two at 3.
+        """
+        at, before = self._at(layer)
+        met = self.stacks[at : at + 1] if before or not at else ()
+        return tuple(
+            ("batch", stack.seq, "hidden") for stack in (*met, *self.stacks[max(at - 1, 0) : at])
+        )
+
+    def boundary_needs(self, layer: int) -> tuple[bool, ...]:
+        """Of each of them, whether its gradient is sent back: where anything trained lies before
+        it, whatever the gradient's value."""
+        at, before = self._at(layer)
+        met = (_after(self.flows[at], before),) if before or not at else ()
+        return (*met, *(flow.exit.after for flow in self.flows[max(at - 1, 0) : at]))
+
+    def _at(self, layer: int) -> tuple[int, int]:
+        """The stack of `layer`, and how many layers of it lie before; behind the last, the last."""
+        for at, stack in enumerate(self.stacks[:-1]):
+            if layer < stack.layers:
+                return at, layer
+            layer -= stack.layers
+        return len(self.stacks) - 1, layer
+
     def held(
         self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
     ) -> list[Held]:
@@ -110,6 +137,12 @@ class OperatorTable:
         ends = {w.name: w.numel for part in held for w in part.end_weights()}
         blocks = (s.layers * sum(w.numel for w in s.block.weights) for s in self.stacks)
         return sum(ends.values()) + sum(blocks)
+
+
+def _after(flow: StackFlow, layers: int) -> bool:
+    """Whether hidden states need a gradient behind so many layers of a stack."""
+    runs = (run_flow for run, run_flow in flow.runs if layers - 1 in run)
+    return next(runs).after if layers else flow.entry.after
 
 
 def _named(held: Held) -> Iterator[Weight]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.group import Group
@@ -35,6 +34,7 @@ from mpctl.kernels.regions import (
 from mpctl.sharding import local_range, local_size, split_parts
 
 WEIGHTS = Init("normal", 0.02)
+ALONE = Group()  # of a product whose sum, if it needs one, is made elsewhere
 
 
 class ColumnParallelLinear(nn.Module):
@@ -156,8 +156,8 @@ class RowParallelLinear(nn.Module):
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group)
         if self.group.size == 1 and not self.skip_bias_add:
-            return F.linear(x, self.weight, self.bias)
-        output = self._summed(F.linear(x, self.weight))
+            return column_product(x, self.weight, self.bias, group=ALONE)
+        output = self._summed(column_product(x, self.weight, group=ALONE))
         if self.skip_bias_add:
             return output, self.bias
         return output if self.bias is None else output.add_(self.bias)

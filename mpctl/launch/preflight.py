@@ -26,9 +26,7 @@ from mpctl.units import bytes_text
 Device = Literal["cpu", "cuda"]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp64")
 # What the planner knows and the runtime does not run yet: setting, its value that runs.
-NOT_RUN_YET = (
-    ("parallel.pp", 1), ("parallel.vpp", 1), ("parallel.zero", 0), ("parallel.tensor_mode", "1d"),
-)  # fmt: skip
+NOT_RUN_YET = (("parallel.zero", 0), ("parallel.tensor_mode", "1d"))
 
 # What may differ between a run and its resumption without changing the shape of any weight.
 RESHAPES_NOTHING = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")

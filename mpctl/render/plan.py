@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.axes import GROUP_KINDS
-from mpctl.document import axis_sizes, rank_entry
+from mpctl.document import TIME_PARTS, axis_sizes, rank_entry, stack_layers
 from mpctl.plan import Plan
 from mpctl.render.svg import write_svg
 from mpctl.topology import Topology
@@ -24,11 +24,12 @@ from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.estimate.communication import BlockTraffic
+    from mpctl.estimate.job import Estimate
     from mpctl.estimate.time import StepTime
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
-SHOWN_NODES, SHOWN_GROUPS, GPUS_A_ROW = 8, 8, 8
+SHOWN_NODES, SHOWN_GROUPS, SHOWN_STAGES, GPUS_A_ROW = 8, 8, 32, 8
 
 
 def print_plan(
@@ -185,9 +186,16 @@ def _ranks(plan: Plan, topology: Topology) -> Table:
             str(entry["node"]),
             str(entry["local_rank"]),
             *places,
-            _layers(entry.get("layers", [])),
+            _held(entry.get("layers", []), entry.get("stacks")),
         )
     return table
+
+
+def _held(spans: list[list[int]], stacks: dict[str, list[list[int]]] | None) -> str:
+    """`0-5`; of an encoder and a decoder `enc 4-5, dec 0-3`."""
+    if not stacks:
+        return _layers(spans)
+    return ", ".join(f"{name[:3]} {_layers(own)}" for name, own in stacks.items() if own)
 
 
 def _layers(spans: list[list[int]]) -> str:
@@ -196,7 +204,26 @@ def _layers(spans: list[list[int]]) -> str:
 
 def _communication(plan: Plan, topology: Topology) -> RenderableType:
     assert plan.estimate is not None
-    return Group(*(_block_table(block, topology) for block in plan.estimate.blocks))
+    blocks = [_block_table(block, topology) for block in plan.estimate.blocks]
+    return Group(*blocks, *_pipeline(plan.estimate))
+
+
+def _pipeline(estimate: Estimate) -> Iterator[RenderableType]:
+    """What each stage sends its neighbours, and what is summed over the stages that share it."""
+    if len(estimate.messages) == 1:
+        return
+    numbers = ("messages", "bytes", "shared")
+    table = _table("\nPipeline traffic of one step", "stage", *numbers, right=numbers)
+    for stage, messages in enumerate(estimate.messages[:SHOWN_STAGES]):
+        sends = [m for m in messages if (m.axis, m.kind) == ("pp", "send")]
+        shared = sum(m.bytes for m in messages if m.what == "shared parameters")
+        sent = sum(m.bytes * m.count for m in sends)
+        table.add_row(
+            str(stage), str(sum(m.count for m in sends)), *map(bytes_text, (sent, shared))
+        )
+    yield table
+    yield Text("shared: gradients of parameters that other stages hold too, summed with them",
+               style="dim")  # fmt: skip
 
 
 def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
@@ -228,7 +255,7 @@ def _costs(plan: Plan) -> Iterator[RenderableType]:
         "total",
         right=("parameters", "weights", "gradients", "optimizer", "activations", "total"),
     )
-    for stage in estimate.memory[:32]:
+    for stage in estimate.memory[:SHOWN_STAGES]:
         spans = plan.stages[stage.stage] if plan.stages else ()
         sizes = (
             stage.parameter_bytes,
@@ -239,7 +266,7 @@ def _costs(plan: Plan) -> Iterator[RenderableType]:
         )
         table.add_row(
             str(stage.stage),
-            _layers([list(s) for s in spans]),
+            _held([list(s) for s in spans], stack_layers(plan, spans)),
             count_text(stage.parameters),
             *map(bytes_text, sizes),
         )
@@ -250,13 +277,7 @@ def _costs(plan: Plan) -> Iterator[RenderableType]:
 def _time(time: StepTime | str) -> Text:
     if isinstance(time, str):
         return Text(f"\nStep time: not estimated, {time}", style="dim")
-    parts = (
-        ("compute", time.compute),
-        ("bubble", time.bubble),
-        ("tp", time.tp),
-        ("cp", time.cp),
-        ("dp", time.dp),
-    )
+    parts = ((name, getattr(time, name)) for name in TIME_PARTS)
     shown = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
     return Text.assemble(
         ("\nStep time, at least ", "bold"),
@@ -287,7 +308,7 @@ def print_rank(document: dict[str, Any]) -> None:
         )
     )
     if "layers" in document:
-        console.print(f"layers {_layers(document['layers'])}")
+        console.print(f"layers {_held(document['layers'], document.get('stacks'))}")
     table = _table("", "group", "size", "members", right=("size",))
     for kind, group in document["groups"].items():
         table.add_row(kind, str(len(group)), _members(group, 64))

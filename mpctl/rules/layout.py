@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
+from mpctl.families import get_table
 from mpctl.rules.check import Check, listed, nearest
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
-from mpctl.stages import Span, UnevenLayersError, stage_layers
+from mpctl.spec.model import Model
+from mpctl.stages import UnevenLayersError, balanced_layers, job_stages, stage_layers
 from mpctl.topology import Topology
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
+WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
 def find_topology(job: JobSpec) -> Topology | None:
@@ -24,20 +28,6 @@ def find_topology(job: JobSpec) -> Topology | None:
         return Topology.of(sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node)
     except ValueError:
         return None
-
-
-def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
-    """Layers of every stage and chunk; raises UnevenLayersError."""
-    p = job.parallel
-    return stage_layers(
-        layers,
-        pp=p.pp,
-        vpp=p.vpp,
-        first=p.first_stage_layers,
-        last=p.last_stage_layers,
-        embedding_is_layer=p.embedding_is_layer,
-        loss_is_layer=p.loss_is_layer,
-    )
 
 
 def world_rules(job: JobSpec) -> Iterator[Check]:
@@ -139,7 +129,10 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
         )
     if job.model is None:
         return
-    yield _stage_check(job, "model.layers", job.model.all_layers)
+    layers = _stage_check(job, "model.layers", job.model.all_layers)
+    yield layers
+    if layers.status == "ok" and _is_cut_for(job, job.model):
+        yield from _balance(job, job.model)
 
 
 def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
@@ -161,6 +154,41 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
     return Check(
         "layers-per-stage", "ok", where, f"{layers} layers: {listed(counts)} a stage{chunks}"
     )
+
+
+def _is_cut_for(job: JobSpec, model: Model) -> bool:
+    """Whether the planner chose how many layers the end stages hold, of a model that other rules
+    find fit to be counted."""
+    p = job.parallel
+    is_chosen = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer
+    decoder = model.family != "t5" or (model.decoder_layers and model.decoder_seq_length)
+    shaped = model.head_dim is not None or model.hidden % model.heads == 0
+    return p.pp > 1 and not is_chosen and not p.loss_is_layer and bool(decoder) and shaped
+
+
+def _balance(job: JobSpec, model: Model) -> Iterator[Check]:
+    """An equal cut leaves the stage of the output head the slowest, and all others wait for it."""
+    from mpctl.estimate.flops import layer_costs  # a plan without a pipeline does not count here
+
+    p, rule = job.parallel, "stage-balance"
+    table = replace(get_table(model, tp=p.tp), freeze=tuple(job.training.freeze))
+    costs = layer_costs(job, model, table)
+    if min(costs.layers) == 0:  # less than a token a rank: cp-divides-sequence
+        return
+    takes = costs.of_stages(job_stages(job, len(costs.layers)))
+    counts = balanced_layers(costs, pp=p.pp, vpp=p.vpp)
+    assert counts is not None, "the equal cut is one"
+    first, last = counts[0], counts[-1]
+    best = stage_layers(len(costs.layers), pp=p.pp, vpp=p.vpp, first=first, last=last)
+    times = max(takes) / max(costs.of_stages(best))
+    slowest, layers = takes.index(max(takes)), listed(sorted(set(counts)))
+    message = f"stage {slowest}, the slowest, computes {times:.2f} times as long as the slowest "
+    message += f"would with {layers} layers a stage"
+    if times <= WORTH_BALANCING:
+        yield Check(rule, "ok", "parallel", message)
+        return
+    hint = f"use parallel.first_stage_layers {first} and last_stage_layers {last}"
+    yield Check(rule, "warning", "parallel", f"{message}, above {WORTH_BALANCING:g}", hint)
 
 
 def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:

@@ -16,12 +16,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from mpctl.families.batch import Family
 from mpctl.families.gradients import frozen_by
 from mpctl.families.modules import build_module
+from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.batches import Batches
-from mpctl.runtime.mesh import build_mesh
+from mpctl.runtime.mesh import Mesh, build_mesh, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, GradientBuffer, Optimizer
+from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.stage import Chunks, Cut
 from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.train import Trainer
 from mpctl.shards import checkpoints
@@ -42,19 +46,21 @@ def build_trainer(
     device = _device(job.launch.device, local_rank)
     traffic = Traffic()
     mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
-    dtype = TORCH_DTYPES[job.training.dtype]
-    model = build_module(
-        job.model, job.training, group=mesh.tp, cp=mesh.cp, dtype=dtype, device=device,
-        sequence_parallel=job.parallel.sequence_parallel,
-    )  # fmt: skip
+    cut = Cut.of(job, mesh.pp.rank)
+    chunks = _build_chunks(cut, mesh)
+    model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
     initialise(model, job.training.seed)
     is_frozen = frozen_by(job.training.freeze)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not is_frozen(name))
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    buffer = GradientBuffer(trained, TORCH_DTYPES[job.training.reduced_dtype])
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    buffer = GradientBuffer(
+        trained.values(), TORCH_DTYPES[job.training.reduced_dtype], device=device,
+        copies={trained[name]: group for name, group in _copies(cut, mesh) if name in trained},
+    )  # fmt: skip
+    pipeline = Pipeline(cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=device)
     trainer = Trainer(
-        job=job, mesh=mesh, model=model, buffer=buffer,
+        job=job, mesh=mesh, cut=cut, pipeline=pipeline, model=model, buffer=buffer,
         optimizer=Optimizer(buffer, job.training),
         batches=Batches(
             job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, cp=mesh.cp, device=device
@@ -68,6 +74,25 @@ def build_trainer(
     elif job.training.init_from is not None:
         trainer.start_from(Path(job.training.init_from))
     return trainer
+
+
+def _build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
+    job = cut.job
+    return [
+        build_module(
+            cut.model, job.training, group=mesh.tp, cp=mesh.cp, device=mesh.device,
+            dtype=TORCH_DTYPES[job.training.dtype], held=held,
+            sequence_parallel=job.parallel.sequence_parallel,
+        )
+        for held in cut.chunks
+    ]  # fmt: skip
+
+
+def _copies(cut: Cut, mesh: Mesh) -> list[tuple[str, Group]]:
+    """Parameters of this stage that others have too, with the group of them all, by name."""
+    groups = stage_groups(mesh, cut.holders.values())
+    return [(name, groups[stages]) for name, stages in sorted(cut.holders.items())
+            if cut.stage in stages]  # fmt: skip
 
 
 def _device(kind: str, local_rank: int) -> torch.device:

@@ -1,9 +1,10 @@
 """Checkpoints that any layout can read: shards in safetensors, each knowing its place in the whole.
 
-RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank (value and AdamW's
-moments of every parameter), `shard-K.json` beside it (full shape, split dimension, blocks kept,
-bytes and sha256 of the file), and `manifest.json`. It is assembled under a temporary name and
-renamed when whole, so that dying while saving never costs the previous one. Replicas save nothing.
+RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank of a pipeline stage
+(value and AdamW's moments of its parameters; K = stage tp + rank), `shard-K.json` beside it (full
+shape, split dimension, blocks kept, bytes and sha256 of the file), and `manifest.json`. It is
+assembled under a temporary name and renamed when whole, so that dying while saving never costs the
+previous one. Replicas save nothing, nor does a stage what one before it holds too.
 
 A frozen parameter has no moments: its value is saved alone, in its own dtype, to the bit, and the
 record names it under `frozen`. A run that trains it reads the value and starts its moments at 0; a
@@ -13,7 +14,7 @@ run that freezes what was trained reads the value alone.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,17 +39,20 @@ from mpctl.shards import (
 
 
 def save(root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, mesh: Mesh) -> Path:
-    """Write `step-N` after `step` updates; every rank calls it and returns when it is whole."""
+    """Write `step-N` after `step` updates; every rank calls it and returns when it is whole.
+
+    names: of the parameters that this rank's shard is to hold.
+    """
     partial = root / f".step-{step}.partial"
     if mesh.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     _barrier(mesh)
     if mesh.is_model_writer:
-        _save_shard(partial, mesh.tp.rank, names, optimizer)
+        _save_shard(partial, mesh.pp.rank * mesh.tp.size + mesh.tp.rank, names, optimizer)
     _barrier(mesh)
     if mesh.rank == 0:
-        manifest = {"schema": SCHEMA, "step": step, "shards": mesh.tp.size}
+        manifest = {"schema": SCHEMA, "step": step, "shards": mesh.tp.size * mesh.pp.size}
         write_json(partial / MANIFEST, manifest)
         _publish(partial, root / f"step-{step}")
     _barrier(mesh)
@@ -71,7 +75,8 @@ def _barrier(mesh: Mesh) -> None:
 
 def _save_shard(folder: Path, index: int, names: dict[Tensor, str], optimizer: Optimizer) -> None:
     tensors, places = {}, {}
-    states = {p: optimizer.state(position) for position, p in enumerate(optimizer.parameters)}
+    trained = enumerate(optimizer.parameters)
+    states = {p: optimizer.state(position) for position, p in trained if p in names}
     frozen = {p: {"value": p.detach()} for p in names if p not in states}
     for parameter, state in (states | frozen).items():
         name, shard = names[parameter], shard_of(parameter)
@@ -97,24 +102,26 @@ class _Source:
 
 
 def load(
-    folder: Path, names: dict[Tensor, str], optimizer: Optimizer, *, may_lack: dict[str, int]
-) -> int:
+    folder: Path, names: dict[Tensor, str], optimizer: Optimizer, *, model: Collection[str],
+    may_lack: dict[str, int],
+) -> int:  # fmt: skip
     """Fill values and the optimizer's moments from a checkpoint of any layout; returns its step.
 
-    names: of all parameters, the frozen ones too. may_lack: by parameter, the first row that a
-    checkpoint need not hold (vocabulary padding, whose height depends on tp). Raises InputError
-    naming file and tensor.
+    names: of all parameters here, the frozen ones too; model: those of every stage. may_lack: by
+    parameter, the first row that a checkpoint need not hold (vocabulary padding, whose height
+    depends on tp). Raises InputError naming file and tensor.
     """
     manifest = read_manifest(folder)
     sources = [_open_source(folder, index) for index in range(manifest.shards)]
-    unknown = sorted(sources[0].places.keys() - set(names.values()))
-    if unknown:
-        raise damaged(sources[0].path, f"holds {unknown[0]}, which the model does not have")
+    for source in sources:
+        if unknown := sorted(source.places.keys() - set(model)):
+            raise damaged(source.path, f"holds {unknown[0]}, which the model does not have")
+    frozen_then = frozenset[str]().union(*(source.frozen for source in sources))
     for position, parameter in enumerate(optimizer.parameters):
         name = names[parameter]
         tensors = optimizer.state(position)
         tensors["value"] = tensors["value"].clone()
-        if name in sources[0].frozen:
+        if name in frozen_then:
             tensors = {"value": tensors["value"]}
         _fill(name, shard_of(parameter), tensors, sources, may_lack.get(name))
         optimizer.load(position, tensors, step=manifest.step)
@@ -151,12 +158,15 @@ def _fill(
     name: str, target: Shard, tensors: dict[str, Tensor], sources: list[_Source],
     first_optional: int | None,
 ) -> None:  # fmt: skip
-    covered = 0
-    for source in sources:
-        held = source.places.get(name)
-        if held is None or not _fits(held, target, is_padded=first_optional is not None):
-            shape = None if held is None else held.shape
-            raise damaged(source.path, f"{name}: holds {shape}, the model needs {target.shape}")
+    covered, owners = 0, [source for source in sources if name in source.places]
+    if not owners:
+        raise damaged(sources[0].path.parent, f"{name} is in no shard, the model has it")
+    for source in owners:
+        held = source.places[name]
+        if not _fits(held, target, is_padded=first_optional is not None):
+            raise damaged(
+                source.path, f"{name}: holds {held.shape}, the model needs {target.shape}"
+            )
         copies = (
             [(slice(None), slice(None))] if target.dim is None else list(overlaps(held, target))
         )

@@ -2,7 +2,8 @@
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
 arXiv 1710.03740); gradients are accumulated and reduced in the reduction dtype. The norm counts
-each parameter of the model once: shards are summed over tp, replicas are counted on one rank only.
+each parameter of the model once: shards are summed over tp, replicas are counted on one rank only,
+and what several pipeline stages hold on the first of them.
 AdamW: arXiv 1711.05101; norms and biases are not decayed. Frozen parameters (training.freeze) are
 in neither: no gradient, no moments, no master, and what the model computes with is their value.
 """
@@ -10,7 +11,7 @@ in neither: no gradient, no moments, no master, and what the model computes with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,13 +39,19 @@ class GradientBuffer:
     last those of which each tp rank computes a part (sequence parallelism).
 
     A micro batch adds to it; `reduce` sums it over the replicas once a step, in one message.
+    copies: parameters that several pipeline stages hold, in one order on all, with the group of
+    these stages. A stage may train nothing.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], dtype: torch.dtype, *,
+        copies: Mapping[nn.Parameter, Group] | None = None, device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         held = list(parameters)
         self.parameters = sorted(held, key=lambda p: (not is_sharded(p), is_partial(p)))
         total = sum(p.numel() for p in held)
-        self.flat = torch.zeros(total, dtype=dtype, device=held[0].device)
+        self.flat = torch.zeros(total, dtype=dtype, device=device or held[0].device)
+        self.copies = copies or {}
         self.split = sum(p.numel() for p in held if is_sharded(p))
         self.partial = total - sum(p.numel() for p in held if is_partial(p))
         self.views = self._make_views()
@@ -66,15 +73,37 @@ class GradientBuffer:
 
     def reduce(self, tp: Group, replicas: Group) -> None:
         """Sum partial gradients over tp, and all of them over the replicas: losses were divided by
-        the global batch, so that nothing is averaged."""
+        the global batch, so that nothing is averaged.
+
+        Copies are summed over their stages last. A ring adds in an order that depends on where in
+        the buffer a gradient lies, and that differs between stages; the last sum gives all the same
+        bits.
+        """
         if self.partial < len(self.flat):
             tp.all_reduce(self.flat[self.partial :])
-        replicas.all_reduce(self.flat)
+        if len(self.flat):
+            replicas.all_reduce(self.flat)
+        views = dict(zip(self.parameters, self.views, strict=True))
+        for parameter, stages in self.copies.items():
+            stages.all_reduce(views[parameter])
 
-    def norm(self, tp: Group) -> float:
+    def norm(self, tp: Group, pp: Group | None = None) -> float:
         """L2 norm of the whole model's gradient, each parameter once."""
-        own, both = _squares(self.flat[: self.split]), _squares(self.flat[self.split :])
-        return float((tp.all_reduce(own) + both).sqrt())
+        own, both = self._squares(0, self.split), self._squares(self.split, len(self.flat))
+        total = tp.all_reduce(own) + both
+        return float((pp.all_reduce(total) if pp else total).sqrt())
+
+    def _squares(self, start: int, stop: int) -> Tensor:
+        """Of what lies there, less the copies that another stage counts."""
+        parts, at = [], 0
+        for parameter in self.parameters:
+            end = at + parameter.numel()
+            copy = self.copies.get(parameter)
+            if copy is not None and copy.rank > 0 and start <= at < stop:
+                parts.append(self.flat[start:at])
+                start = end
+            at = end
+        return _squares([*parts, self.flat[start:stop]])
 
     def clip(self, norm: float, bound: float) -> None:
         """Scale so that the norm is at most `bound`; 0 means no bound."""
@@ -82,19 +111,19 @@ class GradientBuffer:
             self.flat.mul_(bound / norm)
 
 
-def _squares(flat: Tensor) -> Tensor:
+def _squares(parts: Sequence[Tensor]) -> Tensor:
     """Sum of squares, float64: exact enough in blocks without a wide copy of the whole."""
-    blocks = flat.split(NORM_BLOCK)
-    wide = torch.promote_types(flat.dtype, torch.float32)  # of 16 bit, 3 digits would be left
-    norms = torch._foreach_norm(blocks, dtype=wide) if len(flat) else [flat.new_zeros(())]
+    blocks = [block for part in parts if len(part) for block in part.split(NORM_BLOCK)]
+    wide = torch.promote_types(parts[0].dtype, torch.float32)  # of 16 bit, 3 digits would be left
+    norms = torch._foreach_norm(blocks, dtype=wide) if blocks else [parts[0].new_zeros(())]
     return torch.stack(norms).double().square().sum()
 
 
 def _adder(view: Tensor):  # type: ignore[no-untyped-def]
     def add(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        view.add_(parameter.grad)
-        parameter.grad = None
+        if parameter.grad is not None:  # else it is put off (kernels/later.py)
+            view.add_(parameter.grad)
+            parameter.grad = None
 
     return add
 

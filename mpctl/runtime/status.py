@@ -1,8 +1,8 @@
 """What all ranks tell each other once a step, in one small all-reduce over the world.
 
-A vector of float64: the loss (each replica's share, told by its tp rank 0), whether a stop was
-asked for, and every rank's peak memory in its own slot. It is how a stop reaches all ranks at the
-same step.
+A vector of float64: the loss (each replica's share, told by tp rank 0 of its last stage, which
+alone knows it), whether a stop was asked for, and every rank's peak memory in its own slot. It is
+how a stop reaches all ranks at the same step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Status:
 def share(own: Status, mesh: Mesh) -> Status:
     """The sum over all replicas, equal on every rank."""
     vector = torch.zeros(FIXED + mesh.world.size, dtype=torch.float64)
-    vector[0] = own.loss if mesh.tp.rank == 0 else 0.0
+    vector[0] = own.loss if mesh.tells_loss else 0.0
     vector[1] = float(own.stop)
     vector[FIXED + mesh.rank] = float(own.peak_memory)
     summed = mesh.world.all_reduce(vector.to(mesh.device)).tolist()

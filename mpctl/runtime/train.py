@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpctl.families import get_table
-from mpctl.families.batch import Family, Objective
-from mpctl.kernels.noise import Noise
+from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import GradientBuffer, Optimizer
+from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.stage import Cut
 from mpctl.runtime.status import Status, share
 from mpctl.runtime.traffic import Traffic
 from mpctl.spec.job import JobSpec
@@ -35,11 +36,13 @@ from mpctl.weights.reader import fill
 
 @dataclass
 class Trainer:
-    """One rank's training state; `stop_asked` is polled once a step."""
+    """One rank's training state; `stop_asked` is polled once a step. phase: of the run."""
 
     job: JobSpec
     mesh: Mesh
-    model: Family
+    cut: Cut
+    pipeline: Pipeline
+    model: nn.Module
     buffer: GradientBuffer
     optimizer: Optimizer
     batches: Batches
@@ -48,9 +51,13 @@ class Trainer:
     peak_memory: Callable[[], int]
     traffic: Traffic
     step: int = 0
-    doing: str = "starting"
+    phase: str = "starting"
     saved: set[int] = field(default_factory=set)
     step_traffic: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @property
+    def doing(self) -> str:
+        return self.phase + self.pipeline.where
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Train to the last step, or to the first step after a stop was asked for.
@@ -74,12 +81,13 @@ class Trainer:
 
     def _one_step(self) -> tuple[dict[str, Any], bool]:
         """One update; the record of it and whether any rank was asked to stop."""
-        self.doing = f"step {self.step + 1}"
+        self.phase = f"step {self.step + 1}"
         self.traffic.clear()
         began, cpu_began = time.perf_counter(), time.process_time()
-        loss = self._accumulate()
+        self.buffer.zero()
+        loss = self.pipeline.train(self.batches.step(self.step), step=self.step)
         self.buffer.reduce(self.mesh.tp, self.mesh.replicas)
-        norm = self.buffer.norm(self.mesh.tp)
+        norm = self.buffer.norm(self.mesh.tp, self.mesh.pp)
         if not math.isfinite(norm):  # the same number on every rank: all stop before the update
             raise FloatingPointError(f"the gradient norm of step {self.step + 1} is {norm}")
         self.buffer.clip(norm, self.job.training.clip_norm)
@@ -108,22 +116,10 @@ class Trainer:
         assert self.job.model is not None
         return (self.job.training.global_batch_size or 1) * self.job.model.tokens_per_sample
 
-    def _accumulate(self) -> float:
-        """Gradients of this rank's micro batches; returns their share of the mean loss."""
-        self.buffer.zero()
-        total, samples = 0.0, self.job.training.global_batch_size or 1
-        for batch in self.batches.step(self.step):
-            noise = Noise(self.job.training.seed, self.step, batch.samples)
-            loss = self.model.loss(batch, noise) / samples
-            if loss.requires_grad:  # else all that is trained lies on other ranks (BERT's pooler)
-                loss.backward()
-            total += float(loss.detach())
-        return total
-
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
         """Mean loss over the validation samples, without dropout; of every corpus that has some."""
-        self.doing = f"validation after step {self.step}"
+        self.phase = f"validation after step {self.step}"
         if self.batches.validation is None:
             return {}
         found: dict[str, Any] = {"validation_loss": self._mean_loss(self.batches.validation)}
@@ -131,8 +127,7 @@ class Trainer:
         return found | ({"validation_losses": others} if others else {})
 
     def _mean_loss(self, held: Objective) -> float:
-        batches = self.batches.evaluation(held)
-        total = sum(float(self.model.loss(batch, None).double()) for batch in batches)
+        total = self.pipeline.evaluate(list(self.batches.evaluation(held)))
         return share(Status(total / self.batches.eval_samples(held)), self.mesh).loss
 
     @property
@@ -142,21 +137,23 @@ class Trainer:
     def save(self) -> None:
         if self.step in self.saved:
             return
-        self.doing = f"saving step {self.step}"
-        checkpoint.save(self.checkpoints, self.step, self.names, self.optimizer, self.mesh)
+        self.phase = f"saving step {self.step}"
+        own = {p: name for p, name in self.names.items() if self.cut.owns(name)}
+        checkpoint.save(self.checkpoints, self.step, own, self.optimizer, self.mesh)
         self.saved.add(self.step)
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it."""
-        self.doing = f"loading {folder.name}"
-        padded = self._padded()
-        self.step = checkpoint.load(folder, self.names, self.optimizer, may_lack=padded)
+        self.phase = f"loading {folder.name}"
+        self.step = checkpoint.load(
+            folder, self.names, self.optimizer, model=self.cut.names, may_lack=self._padded()
+        )
         self.saved.add(self.step)
 
     def start_from(self, path: Path) -> None:
         """Take the weights of another model of this shape, into float32 masters where there are
         any; step, moments and data order are those of a fresh run."""
-        self.doing = f"reading initial weights from {path}"
+        self.phase = f"reading initial weights from {path}"
         values = {p: self.optimizer.value_of(p).detach() for p in self.names}
         targets = {name: (shard_of(p), values[p]) for p, name in self.names.items()}
         origin, model = open_origin(path), self.job.model

@@ -3,8 +3,9 @@
 A stage does one action at a time, in order, as soon as what it needs is there: a forward the
 activations of the virtual stage before, a backward the gradient of the one after (at the end, its
 own forward), a weights' gradient its own inputs'. A message arrives `transfer` seconds after the
-action that made it and keeps no one busy; links are not shared. With equal times F, B (W) of a
-stage's whole work on a micro batch, and no transfer, the makespan is m (F + B + W) and
+action that made it (of sender and receiver, where links differ) and keeps no one busy; links are
+not shared. With equal times F, B (W) of a stage's whole work on a micro batch, and no transfer, the
+makespan is m (F + B + W) and
 
     gpipe, 1f1b  (p-1) (F + B)                                      (p-1)/m of the ideal time
     interleaved  (p-1) (F + B) / v                                  (p-1)/(v m)
@@ -32,6 +33,7 @@ from typing import NamedTuple
 from mpctl.schedule.orders import Action, Kind, Place, held_at_most, show, source
 
 Seconds = Callable[[int, int, Kind], float]  # of (stage, chunk, kind); asked once for each
+Transfer = Callable[[Place, Place], float]  # of (sender, receiver); asked once for each and kind
 Order = tuple[Action, ...]
 
 
@@ -100,11 +102,12 @@ class _Shape:
         virtual = place.chunk * self.stages + place.stage
         return (part * self.chunks * self.stages + virtual) * self.microbatches
 
-    def row(self, kind: Kind, place: Place, seconds: float, transfer: float) -> _Row:
+    def row(self, kind: Kind, place: Place, seconds: float, transfer: float | Transfer) -> _Row:
         action, gives = Action(kind, 0, place.chunk), self.number(kind, place)
         sender = source(action, stage=place.stage, stages=self.stages, chunks=self.chunks)
         if sender is not None:
-            return _Row(seconds, self.number(kind, sender), transfer, gives)
+            delay = transfer(sender, place) if callable(transfer) else transfer
+            return _Row(seconds, self.number(kind, sender), delay, gives)
         if kind == "forward":
             return _Row(seconds, None, 0, gives)
         own: Kind = "backward_input" if kind == "backward_weight" else "forward"
@@ -112,7 +115,7 @@ class _Shape:
 
 
 def replay(
-    orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float = 0
+    orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float | Transfer = 0
 ) -> Timeline:
     """Play the orders of stages 0, 1, ...; raises DeadlockError if they cannot all be done."""
     played = tuple(map(tuple, orders))

@@ -41,7 +41,10 @@ def refused(argv: list[str], capsys: Capture) -> str:
 
 
 SETTINGS_REFUSED = [
-    (["--pp", "2", "--set", "cluster.gpus_per_node=2"], "parallel.pp: 2 is planned but not run"),
+    (
+        ["--dp", "2", "--zero", "1", "--set", "cluster.gpus_per_node=2"],
+        "parallel.zero: 1 is planned but not run",
+    ),
     (["--set", "model.position=relative"], "model.position"),
     (["--set", "training.dtype=fp16"], "training.dtype: fp16"),
     (["--set", "training.gradient_dtype=fp16"], "training.gradient_dtype: fp16"),

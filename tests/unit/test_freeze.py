@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.estimate.communication import local_parameters
-from mpctl.estimate.time import step_flops
+from mpctl.estimate.flops import step_flops
 from mpctl.families import get_table
 from mpctl.families.gradients import Flow, StackFlow, find_flows, frozen_by
 from mpctl.families.products import Needs

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.memory import StageMemory, layer_activation_bytes, micro_batches_in_flight
+from mpctl.estimate.memory import StageMemory, held_bytes, layer_activation_bytes
 from mpctl.families.gpt.ops import operator_table
+from mpctl.families.t5.ops import operator_table as t5_table
 from mpctl.plan import load_plan, make_plan
 from mpctl.spec.job import JobSpec
 from tests.unit.jobs import job_of, shape_of
@@ -81,12 +82,48 @@ def test_share_saved_by_selective_recomputation(
         ({}, [4, 3, 2, 1]),
         ({"training.global_batch_size": 2}, [2, 2, 2, 1]),
         ({"parallel.schedule": "gpipe"}, [16, 16, 16, 16]),
-        ({"parallel.vpp": 3}, [5, 4, 3, 2]),  # first stage p (1 + (p-1)/(p v)) = 4 + 3/3
+        ({"parallel.schedule": "zero-bubble"}, [4, 4, 4, 4]),
+        ({"parallel.vpp": 3}, [15 / 3, 13 / 3, 11 / 3, 9 / 3]),
     ],
 )
 def test_micro_batches_in_flight(settings: dict[str, Any], by_stage: list[float]) -> None:
+    """4 stages. 1F1B: a stage is p - stage - 1 forwards ahead and does one more. Zero-bubble: it
+    also keeps, for their weights' gradients, as many as its number.
+
+    Interleaved, 3 chunks: the first stage meets a micro batch again after p others, so that it does
+    (v-1) p forwards of its first chunks before the last one's; the first backward returns after
+    2 (p-1) more hops, in each of which it does a forward; and one more: 8 + 6 + 1 chunks of a third
+    of the layers, p (1 + (p-1)/(p v)) = 5 micro batches. Each further stage is 2 hops nearer to the
+    last: 2 chunks less.
+    """
     job = job_of({"parallel.pp": 4, "training.global_batch_size": 16, **settings})
-    assert [micro_batches_in_flight(job, stage) for stage in range(4)] == by_stage
+    chunks = [1 / job.parallel.vpp] * job.parallel.vpp
+    assert [held_bytes(job, chunks, stage=stage) for stage in range(4)] == pytest.approx(by_stage)
+
+
+@pytest.mark.parametrize(("chunks", "held"), [((10, 1), 21), ((1, 10), 12), ((5, 5), 15)])
+def test_chunks_of_unequal_size_are_held_as_the_schedule_holds_them(
+    chunks: tuple[float, ...], held: float
+) -> None:
+    """Stage 1 of 2, 2 chunks, 2 micro batches: F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0."""
+    job = job_of({"parallel.pp": 2, "parallel.vpp": 2, "training.global_batch_size": 2})
+    assert held_bytes(job, chunks, stage=1) == held
+
+
+def test_a_decoders_chunk_weighs_less_than_an_encoders() -> None:
+    """T5, 2 stages of 2 chunks: stage 0 holds 6 encoder layers and 6 decoder layers; it does all
+    but one of its 4 forwards before its first backward, and its decoder's F1 after that."""
+    t5 = {
+        "model.family": "t5", "model.position": "relative", "model.decoder_layers": 12,
+        "model.decoder_seq_length": 256, "parallel.pp": 2, "parallel.vpp": 2,
+        "training.global_batch_size": 2,
+    }  # fmt: skip
+    job = job_of(t5)
+    model = shape_of(job)
+    encoder, decoder = (layer_activation_bytes(job, model, s) for s in t5_table(model, tp=1).stacks)
+    assert decoder < encoder
+    first = stages(t5)[0]
+    assert first.activation_bytes == round(6 * (2 * encoder + 2 * decoder))
 
 
 def stages(settings: dict[str, Any]) -> tuple[StageMemory, ...]:

@@ -181,6 +181,24 @@ CASES = (
         r"18 or 21 layers",
     ),
     Case(
+        "stage-balance",
+        {"parallel.pp": 4, "model.vocab": 512},
+        {"parallel.pp": 4},  # a head of 4.47 layers: 3 + 4.47 against 1 + 4.47
+        "parallel",
+        ("stage 3", "1.37 times", "above 1.1"),
+        r"parallel.first_stage_layers 3 and last_stage_layers 1$",
+        status="warning",
+    ),
+    Case(
+        "stage-balance",
+        {"parallel.pp": 4, "parallel.first_stage_layers": 5, "parallel.last_stage_layers": 1},
+        {**T5, "parallel.pp": 2, "model.decoder_seq_length": 64},
+        "parallel",
+        ("stage 0", "1.", "above 1.1"),
+        r"parallel.first_stage_layers \d and last_stage_layers 1\d$",
+        status="warning",
+    ),
+    Case(
         "tensor-mode",
         {"parallel.tensor_mode": "2d", "parallel.tp": 4},
         {"parallel.tensor_mode": "2d", "parallel.tp": 6},
@@ -490,3 +508,32 @@ def test_nearest_are_three_ascending() -> None:
 def test_divides_names_only_ways_of_a_sensible_size() -> None:
     check = divides("r", "w", 4096, 24, "things")
     assert check.hint == "use 1, 2, 4, 8, 16, 32 or 64"
+
+
+@pytest.mark.parametrize("settings", [{"parallel.pp": 4}, {**T5, "parallel.pp": 3}])
+def test_the_balanced_cut_is_legal_and_shortens_the_step(settings: dict[str, Any]) -> None:
+    job = {**settings, "cluster": "dgx-a100", "cluster.nodes": 1,
+           "cluster.gpus_per_node": settings["parallel.pp"],
+           "training.global_batch_size": 16}  # fmt: skip
+    (check,) = [c for c in answers("stage-balance", job) if c.status == "warning"]
+    first, last = map(int, re.findall(r"layers (\d+)", check.hint))
+    ends = {"parallel.first_stage_layers": first, "parallel.last_stage_layers": last}
+    even, better = make_plan(job_of(job)).estimate, make_plan(job_of({**job, **ends})).estimate
+    assert even and better and even.step_seconds and better.step_seconds
+    assert better.step_seconds < even.step_seconds
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"model.heads": 5},
+        {"model.family": "t5"},
+        {"model.family": "t5", "model.decoder_layers": 12},
+        {"model.seq_length": 1, "parallel.cp": 2},
+    ],
+)
+def test_stages_of_a_model_that_cannot_be_counted_are_not(broken: dict[str, Any]) -> None:
+    """Other rules say what is wrong with it."""
+    settings = {"parallel.pp": 2, **broken}
+    assert answers("stage-balance", settings) == []
+    assert "error" in {check.status for check in make_plan(job_of(settings)).checks}

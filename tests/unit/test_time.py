@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.estimate.time import StepTime, step_flops
+from mpctl.estimate.flops import layer_costs, step_flops
+from mpctl.estimate.time import StepTime
 from mpctl.families.gpt.ops import operator_table
+from mpctl.families.products import Part
+from mpctl.families.shapes import head, word_table
+from mpctl.families.t5.ops import SOURCE
+from mpctl.families.t5.ops import operator_table as t5_table
+from mpctl.families.table import OperatorTable
 from mpctl.plan import load_plan, make_plan
-from mpctl.rules.layout import job_stages
+from mpctl.stages import job_stages
 from tests.unit.jobs import GPT, job_of, shape_of
 
 DEVICE = {
@@ -87,6 +94,25 @@ def test_flops_of_gpt3() -> None:
     assert days == pytest.approx(34, rel=0.03)
 
 
+def test_an_end_between_two_stacks_counts_to_the_layer_beside_it() -> None:
+    """A T5 whose encoder ended with a head of its own: its last layer takes 6 v h a token more."""
+    job = job_of({
+        **{key: value for key, value in TINY.items() if key.startswith("model")},
+        "model.family": "t5", "model.position": "relative", "model.decoder_layers": 2,
+        "model.decoder_seq_length": 8,
+    })  # fmt: skip
+    model = shape_of(job)
+    table = t5_table(model, tp=1)
+    encoder, decoder = table.stacks
+    extra = Part((head(SOURCE, tied=False),), (word_table(model, tp=1, name="head"),))
+    plain = layer_costs(job, model, table)
+    costs = layer_costs(job, model, OperatorTable((replace(encoder, exit=extra), decoder)))
+    added = [a - b for a, b in zip(costs.layers, plain.layers, strict=True)]
+    assert added == [0, 16 * 6 * 256 * 64, 0, 0]
+    assert (plain.entry, plain.exit) == (0, 8 * 6 * 256 * 64)
+    assert (costs.entry, costs.exit) == (plain.entry, plain.exit)
+
+
 def floor(settings: dict[str, Any]) -> StepTime:
     estimate = make_plan(job_of({**TINY, **settings})).estimate
     assert estimate is not None
@@ -123,13 +149,113 @@ def test_dp_seconds_by_hand_within_and_between_nodes() -> None:
     assert between.dp == pytest.approx(1.5 * 4 * parameters / 2.5e8 + 6e-5, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("settings", "share"),
-    [({}, 1 / 4), ({"parallel.vpp": 2, "model.layers": 4}, 1 / 8)],
-)
-def test_bubble_is_p_less_one_over_v_m(settings: dict[str, Any], share: float) -> None:
-    time = floor({"parallel.pp": 2, "training.global_batch_size": 4, **settings})
-    assert time.bubble == pytest.approx(time.compute * share)
+# A layer's forward, the head's, and 4 KiB of hidden states between two stages, seconds.
+LAYER, HEAD, HOP = 16 * 4 * (6 * 64**2 + 16 * 64) / 1e12, 16 * 2 * 64 * 256 / 1e12, 5.096e-6
+WORDS = 256 * 64 * 4 / 1e9 + 2e-6  # a ring of 2 sums the tied word table
+NORM = 8 / 1e9 + 2e-6
+
+
+def test_two_unequal_stages_by_hand() -> None:
+    """1F1B, m 4: stage 1, which has the head, is the busiest: F + H and twice that. It waits F for
+    the first micro batch, works, and then stage 0 does its last backward: 3 F of bubble.
+
+    With a hop t > (F + H) / 2: stage 0's second backward needs stage 1's, the third forward waits
+    for it, and so on: F0 t (F0 B0) t B0 F2 t (F2 B2) (F3 B3) t B3 = 6 F + 9 (F + H) + 4 t.
+    """
+    time = floor({"parallel.pp": 2, "training.global_batch_size": 4})
+    slow = LAYER + HEAD
+    assert time.compute == pytest.approx(12 * slow)
+    assert time.bubble == pytest.approx(3 * LAYER)
+    assert time.pp == pytest.approx(4 * HOP - 3 * HEAD + WORDS + NORM)
+    assert time.total == pytest.approx(6 * LAYER + 9 * slow + 4 * HOP + WORDS + NORM)
+    assert (time.tp, time.cp, time.dp) == (0, 0, 0)
+
+
+def test_gpipe_by_hand() -> None:
+    """Stage 1 waits F and t, does all of its work, and t later stage 0 its last backward."""
+    time = floor({"parallel.pp": 2, "training.global_batch_size": 4, "parallel.schedule": "gpipe"})
+    assert time.bubble == pytest.approx(3 * LAYER)
+    assert time.pp == pytest.approx(2 * HOP + WORDS + NORM)
+
+
+def test_a_layer_given_to_the_other_stage_balances_the_head() -> None:
+    """A head of 1.28 layers: of 6 + 6 the second stage takes 7.28, of 7 + 5 the first one 7."""
+    shape = {
+        "model.layers": 12, "model.vocab": 8192, "model.hidden": 512, "model.seq_length": 128,
+        "parallel.pp": 2, "training.global_batch_size": 64,
+    }  # fmt: skip
+    layer, head = 72 * 512**2 + 12 * 512 * 128, 6 * 512 * 8192
+    even = floor(shape)
+    better = floor({**shape, "parallel.first_stage_layers": 7})
+    assert even.flops_per_rank == 64 * 128 * (6 * layer + head)
+    assert better.flops_per_rank == 64 * 128 * 7 * layer
+    assert better.total < even.total
+
+
+@pytest.mark.parametrize(("vpp", "layers"), [(1, 4), (2, 4), (4, 8)])
+def test_bubble_of_nearly_equal_stages(vpp: int, layers: int) -> None:
+    """(p-1)/(v m) of the work, but for a head of 128 words, 1 % of a layer."""
+    shape = {"model.hidden": 1024, "model.vocab": 128, "model.seq_length": 128}
+    time = floor({
+        **shape, "model.layers": layers, "parallel.pp": 2, "parallel.vpp": vpp,
+        "training.global_batch_size": 4,
+    })  # fmt: skip
+    assert time.bubble == pytest.approx(time.compute / (4 * vpp), rel=0.03)
+
+
+def test_zero_bubbles_bubble_is_a_forward_and_a_backward_less_the_weights_gradient() -> None:
+    """(p-1) (F + B - W) where W is the least: W takes no scores, F and B do."""
+    shape = {"model.hidden": 1024, "model.vocab": 128, "model.seq_length": 128, "model.layers": 4}
+    job = {**shape, "parallel.pp": 4, "training.global_batch_size": 8}
+    time = floor({**job, "parallel.schedule": "zero-bubble"})
+    weights, scores = 24 * 1024**2 * 128, 4 * 1024 * 128**2
+    bubble = 3 * (weights + scores + weights + 2 * scores - weights) / 1e12
+    assert time.bubble == pytest.approx(bubble, rel=0.03)
+    assert time.bubble < 0.5 * floor(job).bubble
+
+
+def test_tp_messages_of_a_stage_are_played_too() -> None:
+    """tp 2 x pp 2, m 4: forward a block reduces twice, the head's stage its loss three times and,
+    backward, the head's input; the first stage looks words up. Stage 1 waits for one forward of
+    stage 0, and stage 0 ends with a backward."""
+    slow = {**TINY["cluster.device"], "peak_flops": {"fp32": 1e15}}  # messages alone
+    time = floor({"cluster.device": slow, "parallel.tp": 2, "parallel.pp": 2,
+                  "training.global_batch_size": 4})  # fmt: skip
+    phi, loss = 16 * 64 * 4 / 1e9 + 2e-6, 16 * 4 / 1e9 + 2e-6
+    assert time.tp == pytest.approx(4 * (5 * phi + 3 * loss) + NORM)
+    assert time.bubble == pytest.approx((2 + 1) * phi + 2 * phi, rel=0.01)
+
+
+def test_a_forward_is_told_from_a_backward() -> None:
+    """A stage of 4 layers before one of 1, messages alone: with 9 to 8 all-reduces forward to
+    backward stage 0 has one more forward to do, or a backward of 8, while stage 1 does 2 + 3 and a
+    loss. It never waits: had it all 17 forward it would wait for the last of them."""
+    slow = {**TINY["cluster.device"], "peak_flops": {"fp32": 1e15}}
+    time = floor({
+        "cluster.device": slow, "model.layers": 5, "parallel.first_stage_layers": 4,
+        "parallel.tp": 2, "parallel.pp": 2, "training.global_batch_size": 4,
+    })  # fmt: skip
+    assert time.tp == pytest.approx(4 * 17 * (4096 / 1e9 + 2e-6) + NORM)
+    assert time.bubble == pytest.approx(0, abs=1e-12)
+
+
+def test_boundaries_of_unequal_links() -> None:
+    """pp 4 on 2 nodes, one micro batch: 2 hops inside a node and one between, forward and back."""
+    network = {"cluster.inter_node.bandwidth": 1e8, "cluster.inter_node.latency": 1e-4}
+    apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.pp": 4, **network}
+    time = floor({**apart, "model.layers": 4, "parallel.schedule": "gpipe"})
+    words, norm = 256 * 64 * 4 / 1e8 + 2e-4, 2 * (3 / 4) * 8 / 1e8 + 6e-4
+    assert time.pp == pytest.approx(2 * (2 * HOP + 4096 / 1e8 + 1e-4) + words + norm)
+
+
+def test_stages_on_two_nodes_share_the_nodes_link() -> None:
+    """pp 2 x dp 2: both ranks of a stage are on one node, and send to the other at once."""
+    network = {"cluster.inter_node.bandwidth": 1e9, "cluster.inter_node.latency": 1e-6}
+    apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.pp": 2, **network}
+    time = floor({**apart, "training.global_batch_size": 2, "parallel.schedule": "gpipe"})
+    hop = 2 * 4096 / 1e9 + 1e-6
+    words, norm = 2 * 256 * 64 * 4 / 1e9 + 2e-6, 2 * 8 / 1e9 + 2e-6
+    assert time.pp == pytest.approx(2 * hop + words + norm)
 
 
 def reason(settings: dict[str, Any]) -> str:
@@ -147,6 +273,7 @@ def test_a_missing_figure_is_named() -> None:
     words = "cluster.{} has no bandwidth, and {} needs it"
     assert reason({**bare, "parallel.tp": 2}) == words.format("intra_node", "tp")
     assert reason({**bare, "parallel.dp": 2}) == words.format("intra_node", "dp")
+    assert reason({**bare, "parallel.pp": 2}) == words.format("intra_node", "pp")
     apart = {**bare, "cluster.nodes": 2, "cluster.gpus_per_node": 1, "parallel.dp": 2}
     assert reason(apart) == words.format("inter_node", "dp")
 

@@ -1,0 +1,119 @@
+"""FLOP of matrix products: 2mnk forward, as many again for dX and for dW.
+
+Of every product of the operator table and of attention's two score products (causal ones count
+whole, as kernels without flash skipping do), with full recomputation one more forward (Narayanan et
+al., arXiv 2104.04473, eq. 3: 72 or 96 per B s L h^2). Where parameters are frozen, a product lacks
+the passes of the gradients that it does not compute. A schedule that runs the backward in two takes
+dW alone for its second part: what is run again and the scores belong to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from math import prod
+
+from mpctl.estimate.communication import held_by, local_sizes
+from mpctl.estimate.messages import runs_again
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Core
+from mpctl.families.table import Held, OperatorTable
+from mpctl.schedule.orders import Kind
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.stages import Costs, Span
+
+ALL: tuple[Kind, ...] = ("forward", "backward")
+
+
+def step_flops(
+    job: JobSpec, model: Model, table: OperatorTable, spans: Sequence[Span], *, stage: int
+) -> float:
+    """Of one rank of a stage in one step, forward and backward."""
+    held = held_by(job, table, spans, stage=stage)
+    return pass_flops(job, model, held) * job.num_microbatches
+
+
+def pass_flops(
+    job: JobSpec, model: Model, found: Iterable[Held], kinds: Collection[Kind] = ALL
+) -> float:
+    """One micro batch through what a stage holds, on one rank."""
+    total = 0.0
+    for held in found:
+        for layers, flow in held.blocks:
+            total += layers * block_flops(job, model, held.stack.cores, flow, kinds)
+        total += sum(end_flops(job, model, end, kinds) for end in held.ends)
+    return total
+
+
+def block_flops(
+    job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow, kinds: Collection[Kind] = ALL
+) -> float:
+    """One layer and micro batch."""
+    again = int(runs_again(job, model, flow))
+    scores = sum(_core_flops(job, model, core, flow, again, kinds) for core in cores)
+    return _part_flops(job, model, flow, again, kinds) + scores
+
+
+def end_flops(job: JobSpec, model: Model, flow: Flow, kinds: Collection[Kind] = ALL) -> float:
+    """One end of a stack and micro batch."""
+    return _part_flops(job, model, flow, 0, kinds)
+
+
+def layer_costs(job: JobSpec, model: Model, table: OperatorTable) -> Costs:
+    """Of every layer of the model, and its ends; an end between two stacks counts to its layer."""
+    layers: list[float] = []
+    entry = exit_ = 0.0
+    for stack, flow in zip(table.stacks, table.flows, strict=True):
+        own = [
+            block_flops(job, model, stack.cores, run_flow)
+            for run, run_flow in flow.runs
+            for _ in run
+        ]
+        before, exit_ = end_flops(job, model, flow.entry), end_flops(job, model, flow.exit)
+        if layers:
+            own[0] += before
+        else:
+            entry = before
+        if stack is not table.stacks[-1]:
+            own[-1] += exit_
+        layers += own
+    return Costs(layers, entry, exit_)
+
+
+def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
+    """Products of one size in actions of these kinds."""
+    counts: dict[Kind, int] = {
+        "forward": 1, "backward": inputs + weights,
+        "backward_input": inputs, "backward_weight": weights,
+    }  # fmt: skip
+    return sum(counts[kind] for kind in kinds)
+
+
+def _core_flops(
+    job: JobSpec, model: Model, core: Core, flow: Flow, again: int, kinds: Collection[Kind]
+) -> float:
+    """q k^T and p v of one micro batch on one rank, forward, `again`, and once more for each of
+    queries and keys that needs a gradient; keys are of the whole sequence."""
+    gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
+    passes = _passes(kinds, inputs=again + gradients)
+    sizes, p = local_sizes(job, model), job.parallel
+    pairs = sizes["batch"] * sizes[core.queries] * sizes[core.keys] * p.cp
+    return passes * 4 * pairs * model.heads * model.head_size / p.tp
+
+
+def _part_flops(
+    job: JobSpec, model: Model, flow: Flow, again: int, kinds: Collection[Kind]
+) -> float:
+    """2 x rows x elements of each matrix on one rank, forward, `again`, for dX and for dW: split
+    with the matrix, or with the rows under sequence parallelism; a lookup costs nothing."""
+    sizes = local_sizes(job, model)
+    weights = {weight.name: weight for weight in flow.part.weights}
+    total = 0.0
+    for product in flow.part.products:
+        if not product.is_lookup:
+            weight, needs = weights[product.parameter], flow.needs[product.name]
+            is_split = weight.is_split or job.parallel.sequence_parallel
+            whole = 2 * weight.numel * prod(sizes[dim] for dim in product.rows)
+            whole *= _passes(kinds, inputs=again + needs.x, weights=int(needs.w))
+            total += whole / job.parallel.tp if is_split else whole
+    return total

@@ -1,0 +1,219 @@
+"""Running a pipeline stage: its program's actions, and the messages between them.
+
+Forward, a chunk takes the states before it and gives those behind it; backward it takes their
+gradients and gives those of what it took (PipeDream-flush, arXiv 2104.04473, section 2.2). Each
+tensor is one message, point to point, reported to `record` by its sender with this rank's bytes. A
+gradient travels where anything trained lies before (`OperatorTable.boundary_needs`), zeros if none
+came about, so that what is sent depends on the plan alone. Under zero-bubble (arXiv 2401.10241) the
+gradients of the layers' matrices are put off (kernels/later.py) to an action of their own; that of
+the head, of whose rows a rank may use some only, comes at once.
+
+Messages carry no tags: between two ranks they match in order. schedule/program.py puts them in one
+line, in which even sends that wait for their receive come to an end. So a receive is posted where
+the line has it, before what it is for, and waited for there; a send is left to travel, and once as
+many are under way as there are stages the oldest is waited for, to bound what they keep.
+
+By hand, gpt of 2 stages, 1f1b, 4 micro batches: stage 0 sends 4 hidden states, stage 1 4 gradients.
+
+Letters: b batch, s sequence, h hidden; t tp, c cp.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpctl.families.batch import Batch, Family, State
+from mpctl.kernels.group import Collective, Group, Work
+from mpctl.kernels.later import Deferred, Later, put_off
+from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.kernels.noise import Noise
+from mpctl.runtime.stage import Border, Cut
+from mpctl.schedule.orders import Action, Place
+from mpctl.schedule.program import Program, Step, program
+
+
+class Pipeline:
+    """One rank's stage; a model in one stage is a pipeline without messages.
+
+    at: what it is doing, None between steps.
+    """
+
+    def __init__(
+        self, cut: Cut, chunks: Sequence[Family], group: Group, *, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        self.cut, self.chunks, self.group = cut, chunks, group
+        self.dtype, self.device = dtype, device
+        self.at: Step | None = None
+        p, micro_batches = cut.job.parallel, cut.job.num_microbatches
+        # Alone, nothing is gained by holding more than one micro batch.
+        schedule = p.schedule if cut.stages > 1 else "1f1b"
+        self.later = Later()
+        if schedule == "zero-bubble":
+            for module in (module for chunk in chunks for module in chunk.modules()):
+                if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+                    put_off(module.weight, self.later)
+        self.program = program(
+            schedule, stage=cut.stage, stages=cut.stages, microbatches=micro_batches, chunks=p.vpp
+        )
+
+    @property
+    def where(self) -> str:
+        """`, stage 1, forward of micro batch 3`, of several stages."""
+        if self.at is None or self.cut.stages == 1:
+            return ""
+        kind, micro_batch, chunk = self.at.action
+        of = f" in chunk {chunk}" if len(self.chunks) > 1 else ""
+        word = kind.replace("_", " ")
+        return f", stage {self.cut.stage}, {word} of micro batch {micro_batch}{of}"
+
+    def train(self, batches: Iterator[Batch], *, step: int) -> float:
+        """Gradients of a step's micro batches; this rank's share of the mean loss, which only the
+        last stage knows."""
+        training = self.cut.job.training
+        samples = training.global_batch_size or 1
+        run = _Run(self, batches, samples, seed=training.seed, step=step)
+        return run.through(self.program)
+
+    def evaluate(self, batches: Sequence[Batch]) -> float:
+        """The sum of this rank's losses without dropout, on the last stage."""
+        return _Run(self, iter(batches), 1).through(self._forwards(len(batches)))
+
+    def _forwards(self, count: int) -> Program:
+        """The forward part of a training step's line is one itself, and so are its first micro
+        batches: of chunks the line needs as many as fill the stages."""
+        stages, chunks = self.cut.stages, len(self.chunks)
+        steps = program(
+            "interleaved" if chunks > 1 else "gpipe",
+            stage=self.cut.stage, stages=stages, microbatches=-(-count // stages) * stages,
+            chunks=chunks,
+        ) if count else []  # fmt: skip
+        return [
+            step for step in steps
+            if step.action.kind == "forward" and step.action.microbatch < count
+        ]  # fmt: skip
+
+
+@dataclass
+class _Run:
+    """One way through a program. kept: states that a backward still needs; put_off: weights'
+    gradients by micro batch; step None: no noise."""
+
+    line: Pipeline
+    source: Iterator[Batch]
+    samples: int
+    seed: int = 0
+    step: int | None = None
+    loss: float = 0.0
+    batches: list[Batch] = field(default_factory=list)
+    kept: dict[tuple[int, int], tuple[State, State]] = field(default_factory=dict)
+    put_off: dict[int, list[Deferred]] = field(default_factory=dict)
+    arriving: dict[Action, list[tuple[Tensor, Work]]] = field(default_factory=dict)
+    made: dict[Action, list[Tensor]] = field(default_factory=dict)
+    leaving: deque[tuple[Tensor, Work]] = field(default_factory=deque)
+
+    def through(self, steps: Iterable[Step]) -> float:
+        for step in steps:
+            self.line.at = step
+            if step.peer is None:
+                self._compute(step.action)
+            elif step.verb == "send":
+                self._send(step.action, step.peer)
+            else:
+                self._receive(step.action, step.peer)
+        self._land(0)
+        self.line.at = None
+        return self.loss
+
+    def _compute(self, action: Action) -> None:
+        given = self.arriving.pop(action, [])
+        for _, work in given:
+            work.wait()
+        tensors = [tensor for tensor, _ in given]
+        if action.kind == "backward_weight":
+            for deferred in self.put_off.pop(action.microbatch):
+                deferred()
+        elif action.kind == "forward":
+            self.made[action] = self._forward(action, tensors)
+        else:
+            self.made[action] = self._backward(action, tensors)
+            self.put_off[action.microbatch] = self.line.later.take()
+
+    def _forward(self, action: Action, given: Sequence[Tensor]) -> list[Tensor]:
+        """States to hand on; of the last chunk none, but its loss."""
+        before, behind = self.line.cut.borders[action.chunk]
+        batch = self._batch(action.microbatch)
+        noise = None if self.step is None else Noise(self.seed, self.step, batch.samples)
+        inputs = tuple(t.requires_grad_(n) for t, n in zip(given, before.needs, strict=True))
+        outputs = self.line.chunks[action.chunk].advance(inputs, batch, noise)
+        if not behind.shapes:
+            (loss,) = outputs
+            outputs = (loss / self.samples,)
+            self.loss += float(outputs[0].detach())
+        if torch.is_grad_enabled():
+            lost = [s for s, need in _paired(outputs, behind) if s.requires_grad and not need]
+            assert not lost, f"{action}: a state needs a gradient that is not sent"
+            self.kept[action.microbatch, action.chunk] = inputs, outputs
+        return [state.detach().contiguous() for state in outputs] if behind.shapes else []
+
+    def _backward(self, action: Action, given: Sequence[Tensor]) -> list[Tensor]:
+        """Adds to the parameters' gradients; those of the inputs that need one."""
+        before, behind = self.line.cut.borders[action.chunk]
+        inputs, outputs = self.kept.pop((action.microbatch, action.chunk))
+        needed = [state for state, need in _paired(outputs, behind) if need]
+        gradients = given if behind.shapes else [torch.ones_like(loss) for loss in needed]
+        pairs = [pair for pair in zip(needed, gradients, strict=True) if pair[0].requires_grad]
+        if pairs:  # else all that is trained lies on other ranks
+            torch.autograd.backward([state for state, _ in pairs], [grad for _, grad in pairs])
+        return [_gradient(state) for state, need in _paired(inputs, before) if need]
+
+    def _batch(self, micro_batch: int) -> Batch:
+        """The chunks of a stage meet each micro batch in order; the first to need one reads it."""
+        while len(self.batches) <= micro_batch:
+            self.batches.append(next(self.source))
+        return self.batches[micro_batch]
+
+    def _receive(self, action: Action, peer: Place) -> None:
+        before, behind = self.line.cut.borders[action.chunk]
+        is_forward = action.kind == "forward"
+        border, line = before if is_forward else behind, self.line
+        b = len(self._batch(action.microbatch).samples)
+        self.arriving[action] = []
+        for shape, need in zip(border.shapes, border.needs, strict=True):
+            if is_forward or need:
+                buffer = torch.empty((b, *shape), dtype=line.dtype, device=line.device)
+                work = dist.irecv(buffer, group=line.group.process_group, group_src=peer.stage)
+                assert work is not None, "this rank is in its pipeline's group"
+                self.arriving[action].append((buffer, work))
+
+    def _send(self, action: Action, peer: Place) -> None:
+        group = self.line.group
+        for tensor in self.made.pop(action):
+            if group.record is not None:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                group.record(Collective("send", group.name, tensor.nbytes, dtype))
+            work = dist.isend(tensor, group=group.process_group, group_dst=peer.stage)
+            assert work is not None, "this rank is in its pipeline's group"
+            self.leaving.append((tensor, work))
+        self._land(group.size)
+
+    def _land(self, most: int) -> None:
+        """Wait for the oldest messages sent until at most so many are under way."""
+        while len(self.leaving) > most:
+            _, work = self.leaving.popleft()
+            work.wait()
+
+
+def _paired(states: State, border: Border) -> Iterable[tuple[Tensor, bool]]:
+    """With whether each needs a gradient; a loss, which no border names, does."""
+    return zip(states, border.needs or (True,) * len(states), strict=True)
+
+
+def _gradient(state: Tensor) -> Tensor:
+    return torch.zeros_like(state) if state.grad is None else state.grad.contiguous()

@@ -1,0 +1,350 @@
+"""Pipelines: stages, chunks and schedules change who computes what and when, never what is
+computed; each rank sends what its stage's plan says.
+
+float64, so that equal means 1e-10. Four layers, dropout on, 4 micro batches a step where not said.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.families.batch import Batch, State
+from mpctl.kernels.noise import Noise
+from mpctl.launch.account import planned_traffic
+from mpctl.runtime.pipeline import _Run
+from mpctl.schedule.orders import Action, peak_in_flight
+from mpctl.shards import damage, read_manifest, read_shard_record
+from mpctl.spec.load import parse
+from tests.launch.command import end_all, endless, launch
+from tests.ranks import run_ranks
+from tests.runtime.test_axes import SHAPES, same_gradients
+from tests.runtime.tiny import _train_rank, column, make_trainer, tiny_job, tiny_plan, train
+
+STEPS = 3
+SEQUENCE = {"parallel__sequence_parallel": True}
+FULL = {"training__recompute": "full"}
+THREE = {"training__global_batch_size": 6}  # micro batches
+T5 = {**SHAPES["t5"], "model__layers": 2, "model__decoder_layers": 2}
+# 3 layers each: 2 stages end with the encoder, 3 have the second on both sides
+T5_THREES = {**T5, "model__layers": 3, "model__decoder_layers": 3}
+MODELS: dict[str, dict[str, Any]] = {
+    **{name: {**shape, "model__layers": 4} for name, shape in SHAPES.items() if name != "t5"},
+    "t5": T5, "t5-threes": T5_THREES, "t5-untied": {**T5, "model__tied_embeddings": False},
+}  # fmt: skip
+
+
+def layout(pp: int, vpp: int = 1, schedule: str = "1f1b", **axes: int) -> dict[str, Any]:
+    """axes: tp, cp, dp."""
+    sizes = {"tp": 1, "cp": 1, "dp": 1, **axes}
+    world = pp * sizes["tp"] * sizes["cp"] * sizes["dp"]
+    return {
+        "parallel__pp": pp, "parallel__vpp": vpp, "parallel__schedule": schedule,
+        **{f"parallel__{axis}": size for axis, size in sizes.items() if axis in ("cp",)},
+        "tp": sizes["tp"], "dp": sizes["dp"], "cluster__gpus_per_node": world,
+    }  # fmt: skip
+
+
+ZERO = "zero-bubble"
+FIRST_OF_FOUR = {"training__freeze": ["embedding.*", "layers.[012].*"]}  # all of stage 0
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("gpt", layout(2, tp=2), {**SEQUENCE, **FULL}),
+    ("llama", layout(2), FIRST_OF_FOUR),
+    ("bert", layout(2, schedule=ZERO), THREE),
+    ("glm", layout(2, 2), {}),
+    ("t5-threes", layout(3, schedule="gpipe"), THREE),
+]
+SLOW_CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("gpt", layout(2), {}),
+    ("gpt", layout(4), THREE),
+    ("gpt", layout(2, 2, "interleaved"), {}),
+    ("llama", layout(2, schedule=ZERO), THREE),
+    ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1}),
+    ("gpt", layout(2, 2, "interleaved"), {"launch__shared_memory": False}),
+    ("gpt", layout(2, 2, "interleaved", tp=2), SEQUENCE),
+    ("gpt", layout(2, schedule="gpipe", dp=2), FULL),
+    ("gpt", layout(2, cp=2), {"parallel__order": "pp-cp-dp-tp"}),
+    ("gpt", layout(4), {"training__freeze": ["embedding.*", "layers.[01].*"]}),
+    ("gpt", layout(2, 2), {"training__freeze": ["*.weight"]}),
+    ("gpt", layout(4), {"parallel__first_stage_layers": 1, "parallel__last_stage_layers": 1}),
+    ("gpt", layout(2, 2), {"model__layers": 2, "parallel__embedding_is_layer": True,
+                           "parallel__loss_is_layer": True}),
+    ("gpt", layout(2, dp=3), {"training__global_batch_size": 12, "launch__shared_memory": False}),
+    ("gpt", layout(2, schedule=ZERO, tp=2), SEQUENCE),
+    ("gpt", layout(4, schedule=ZERO, tp=2), FULL),
+    ("gpt", layout(2, schedule=ZERO, dp=2), {"training__freeze": ["*.mlp.*", "layers.0.*"]}),
+    ("llama", layout(4, schedule="gpipe"), THREE),
+    ("llama", layout(2, cp=2), FIRST_OF_FOUR),
+    ("llama", layout(2, tp=2, dp=2), {**SEQUENCE, "training__global_batch_size": 12}),
+    ("llama", layout(4, tp=2), {**FULL, "training__partition_activations": True}),
+    ("llama", layout(2, schedule=ZERO, tp=2), {**FULL, **SEQUENCE}),
+    ("bert", layout(2, tp=2), {**SEQUENCE, **THREE}),
+    ("bert", layout(4, cp=2), {"training__freeze": ["[!pn]*"]}),
+    ("bert", layout(2, schedule=ZERO, cp=2), {}),
+    ("bert-pre", layout(2, 2, cp=2), FULL),
+    ("glm", layout(2, tp=2), {**SEQUENCE, **FULL}),
+    ("glm", layout(4, cp=2), {}),
+    ("glm", layout(4, schedule=ZERO), THREE),
+    ("t5", layout(4), {}),
+    ("t5", layout(2, 2, tp=2), {}),
+    ("t5", layout(2), {"training__freeze": ["embedding.*", "encoder.*"]}),
+    ("t5", layout(4), {"training__freeze": ["embedding.*", "decoder.*"]}),
+    ("t5", layout(2, schedule=ZERO, tp=2), {}),
+    ("t5-untied", layout(2, 2, dp=2, tp=2), SEQUENCE),
+    ("t5-untied", layout(4, schedule=ZERO), {"training__recompute": "selective"}),
+    ("t5-threes", layout(2, cp=2), {}),
+    ("t5-threes", layout(3, 2), {**THREE, "launch__shared_memory": False}),
+]  # fmt: skip
+
+
+def ident(value: Any) -> str:
+    """What is unusual, in short."""
+    if isinstance(value, str):
+        return value
+    usual = (1, "1f1b")
+    return "-".join(
+        f"{k.split('__')[-1]}={v}" for k, v in value.items()
+        if v not in usual and k != "cluster__gpus_per_node"
+    ) or "-"  # fmt: skip
+
+
+def pipeline_job(data: Path, model: str, how: dict[str, Any], changes: dict[str, Any]):
+    usual = {"training__dtype": "fp64", "training__steps": STEPS,
+             "training__checkpoint_interval": 0, "training__checkpoint_at_end": False}  # fmt: skip
+    return tiny_job(data, **{**usual, **MODELS[model], **how, **changes})
+
+
+@pytest.fixture(scope="module")
+def one_process(data, tmp_path_factory):
+    """Trainings of one process, by what changes the curve."""
+    done: dict[str, list[dict[str, Any]]] = {}
+
+    def trained(model: str, changes: dict[str, Any]) -> list[dict[str, Any]]:
+        kept = {k: v for k, v in changes.items() if k.startswith("model") or k in CURVE}
+        key = f"{model} {sorted(kept.items())}"
+        if key not in done:
+            job = pipeline_job(data, model, {}, kept)
+            folder = tmp_path_factory.mktemp("one")
+            done[key] = [_train_rank(0, 1, job.model_dump(mode="json"), str(folder))]
+        return done[key]
+
+    return trained
+
+
+CURVE = ("training__freeze", "training__global_batch_size")
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "changes"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+    ids=ident,
+)
+def test_the_loss_does_not_tell_and_the_plan_is_what_runs(
+    data, one_process, tmp_path, model: str, how: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    job = pipeline_job(data, model, how, changes)
+    ranks, alone = train(job, tmp_path), one_process(model, changes)
+    for name in ("loss", "grad_norm"):
+        assert column(ranks, name) == pytest.approx(column(alone, name), rel=1e-10)
+    last = [r[0]["records"][-1]["validation_loss"] for r in (ranks, alone)]
+    assert last[0] == pytest.approx(last[1], rel=1e-10)
+    same_gradients(whole_pipelines(ranks), alone, vocab=job.model.vocab)
+    same_copies(ranks)
+    estimate = tiny_plan(job).estimate
+    for rank in ranks:
+        stage = rank["coords"]["pp"]
+        assert rank["count"] == estimate.memory[stage].parameters
+        assert rank["traffic"] == planned_traffic(estimate.messages[stage])
+
+
+def whole_pipelines(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The ranks of the last stages, with what those of the stages before hold besides."""
+    found: dict[str, dict[str, Any]] = {}
+    for rank in ranks:
+        coords = {axis: index for axis, index in rank["coords"].items() if axis != "pp"}
+        whole = found.setdefault(str(coords), {"coords": coords, "weights": {}, "gradients": {}})
+        for what in ("weights", "gradients"):
+            whole[what] |= rank[what]
+    return list(found.values())
+
+
+def same_copies(ranks: list[dict[str, Any]]) -> None:
+    """What several ranks hold of a parameter, they hold to the bit."""
+    first: dict[str, torch.Tensor] = {}
+    for rank in ranks:
+        for name, (*_, blocks, value) in rank["weights"].items():
+            kept = first.setdefault(f"{name} {blocks}", value)
+            assert torch.equal(kept, value), (name, rank["coords"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "how"),
+    [
+        ("fp32", layout(2)),
+        pytest.param("bf16", layout(2, schedule=ZERO), marks=pytest.mark.slow),
+    ],
+    ids=ident,
+)
+def test_shorter_floats_follow_too(runs, tmp_path, dtype: str, how: dict[str, Any]) -> None:
+    """16 bits round what is handed over just as they round what stays."""
+    job = tiny_job(runs.data, **{"training__dtype": dtype, "training__steps": STEPS, **how})
+    one = {"training__dtype": dtype, "training__steps": STEPS}
+    alone = [_train_rank(0, 1, tiny_job(runs.data, **one).model_dump(mode="json"),
+                         str(tmp_path / "one"))]  # fmt: skip
+    assert column(train(job, tmp_path / "two")) == pytest.approx(
+        column(alone), rel=1e-5 if dtype == "fp32" else 2e-3
+    )
+
+
+# ---------------------------------------------------------------- what is held
+
+
+SCHEDULES = {"gpipe": (1, 6), "1f1b": (1, 6), "interleaved": (2, 8), ZERO: (1, 6)}  # vpp, samples
+
+
+def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(data, tmp_path) -> None:
+    jobs = [
+        pipeline_job(data, "gpt", layout(2, vpp, schedule), {
+            "training__global_batch_size": size, "training__steps": 1,
+            "training__eval_samples": 0,
+        }) for schedule, (vpp, size) in SCHEDULES.items()
+    ]  # fmt: skip
+    held = run_ranks(_most_held, 2, [job.model_dump(mode="json") for job in jobs], str(tmp_path))
+    for stage in range(2):
+        assert held[stage] == [
+            peak_in_flight(schedule, stage=stage, stages=2, microbatches=size // 2, chunks=vpp)
+            for schedule, (vpp, size) in SCHEDULES.items()
+        ]  # fmt: skip
+
+
+def _most_held(rank: int, size: int, jobs: list[dict[str, Any]], run_dir: str) -> list[int]:
+    """Of each job, the most whose gradients are not all there."""
+    compute, found = _Run._compute, []
+
+    def watched(run: _Run, action: Action) -> None:
+        compute(run, action)
+        held.append(len(run.kept) + sum(map(bool, run.put_off.values())))
+
+    _Run._compute = watched  # type: ignore[method-assign]
+    for number, raw in enumerate(jobs):
+        held: list[int] = []
+        list(make_trainer(parse(raw), Path(run_dir) / str(number), rank).run())
+        assert held[-1] == 0
+        found.append(max(held))
+    return found
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize(
+    ("model", "saved", "resumed"),
+    [
+        ("gpt", layout(2), layout(1)),
+        ("gpt", layout(1), layout(2, 2)),
+        pytest.param("t5", layout(2, 2, tp=2), layout(4), marks=pytest.mark.slow),
+        pytest.param("t5-threes", layout(3), layout(2, tp=2), marks=pytest.mark.slow),
+        pytest.param("bert", layout(4), layout(2, dp=2), marks=pytest.mark.slow),
+        pytest.param("gpt", layout(2, tp=2), layout(2, tp=2), marks=pytest.mark.slow),
+    ],
+    ids=ident,
+)
+@pytest.mark.parametrize("freeze", [[], pytest.param(["embedding.*"], marks=pytest.mark.slow)])
+def test_a_checkpoint_of_any_cut_goes_on_under_any_other(
+    data, one_process, tmp_path, model: str, saved, resumed, freeze: list[str]
+) -> None:
+    """Moments included, or the losses after the first would tell."""
+    changes = {"training__freeze": freeze}
+    save = {**changes, "training__checkpoint_interval": 1, "training__checkpoint_at_end": True}
+    train(pipeline_job(data, model, saved, save), tmp_path / "saved")
+    _each_is_saved_once(tmp_path / "saved/checkpoints/step-1")
+    shutil.copytree(tmp_path / "saved/checkpoints/step-1", tmp_path / "run/checkpoints/step-1")
+    ranks = train(pipeline_job(data, model, resumed, changes), tmp_path / "run")
+    alone = one_process(model, changes)
+    assert column(ranks, "step") == [2, 3]
+    assert column(ranks) == pytest.approx(column(alone)[1:], rel=1e-10)
+    same_gradients(whole_pipelines(ranks), alone, vocab=310 if model[0] != "g" else 300)
+    same_copies(ranks)
+
+
+def _each_is_saved_once(step: Path) -> None:
+    assert damage(step) == []
+    seen: set[str] = set()
+    for index in range(read_manifest(step).shards):
+        places = read_shard_record(step, index)["parameters"].items()
+        own = {f"{name} {place['blocks']}" for name, place in places if place["dim"] is not None}
+        assert own and not own & seen
+        seen |= own
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_a_stage_that_fails_says_where(data, tmp_path) -> None:
+    job = pipeline_job(data, "gpt", layout(2), {})
+    doing = "step 2, stage 1, forward of micro batch 1: layers on fire"
+    with pytest.raises(AssertionError, match=f"rank 1 of 2[^$]*{doing}"):
+        run_ranks(_failing, 2, job.model_dump(mode="json"), str(tmp_path))
+
+
+def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
+    """Stage 1 fails in the second forward of step 2."""
+    trainer, calls = make_trainer(parse(raw), Path(run_dir), rank), itertools.count(1)
+    (chunk,) = trainer.pipeline.chunks
+    advance = chunk.advance
+
+    def burning(state: State, batch: Batch, noise: Noise | None) -> State:
+        if rank == 1 and noise is not None and next(calls) == 6:
+            raise RuntimeError("layers on fire")
+        return advance(state, batch, noise)
+
+    chunk.advance = burning  # type: ignore[method-assign]
+    try:
+        list(trainer.run())
+    except RuntimeError as error:
+        time.sleep(10 * (rank == 0))  # the first to end is the one that is blamed
+        raise RuntimeError(f"{trainer.doing}: {error}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "suspend"])
+def test_a_lost_stage_leaves_nobody_waiting(data, tmp_path, how: str) -> None:
+    sets = ("cluster.gpus_per_node=2", "launch.timeout_seconds=4")
+    more = [part for one in sets for part in ("--set", one)]
+    try:
+        run = endless(data, tmp_path / "run", "--pp", "2", *more)
+        getattr(run.at_step(3).worker(1), how)()
+        run.ended(30)
+        assert run.process.returncode == 1 and run.summary["failure"]["rank"] == 1
+        echo = json.loads((run.run_dir / "failures/rank-0.json").read_text())
+        assert echo["is_echo"] and not run.left_behind(3)
+    finally:
+        end_all()
+
+
+# ---------------------------------------------------------------- as people type it
+
+
+@pytest.mark.slow
+def test_launch_runs_a_pipeline_as_it_was_planned(data, tmp_path) -> None:
+    sets = ("training.dtype=fp64", "training.steps=4", "training.checkpoint_interval=2")
+    more = [part for one in sets for part in ("--set", one)]
+    two = ["--pp", "2", "--tp", "2", "--set", "cluster.gpus_per_node=4"]
+    one = ["--set", "cluster.gpus_per_node=1"]
+    try:
+        losses = {}
+        for name, flags in (("one", one), ("two", two)):
+            ended = launch(data, tmp_path / name, *more, *flags).ended()
+            assert ended.process.returncode == 0, ended.stderr
+            assert all(rank["agrees"] for rank in ended.summary["plan_beside_run"])
+            losses[name] = ended.losses
+        assert losses["two"] == pytest.approx(losses["one"], rel=1e-10)
+    finally:
+        end_all()
