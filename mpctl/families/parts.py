@@ -260,7 +260,9 @@ class OneStack(Family):
 def word_losses(model: Model, place: Place, logits: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of every token, [b, s/c]; the vocabulary is never gathered."""
     own = local_range(padded(model, place.group), parts=place.group.size, index=place.group.rank)
-    return vocab_parallel_cross_entropy(logits, targets, group=place.group, first=own.start)
+    return vocab_parallel_cross_entropy(
+        logits, targets, group=place.group, first=own.start, overwrite=True
+    )
 
 
 def weighted_sum(losses: Tensor, weights: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ softmax(z) to the gradient. By hand: the example above with e = 0.5 keeps log 4.
 
 The maths is float32 (float64 for float64 logits), in blocks of rows. Saved for backward: the
 logits themselves and two floats a row; the exponentials are computed again, so the peak is logits
-+ gradient, both in the logits' dtype, with no float32 copy of either.
++ gradient, both in the logits' dtype, with no float32 copy of either. Where nobody reads the logits
+after the loss, their memory becomes the gradient's, and the peak is the logits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class _Law:
     smoothing: float
     vocab: int
     z_loss: float
+    overwrite: bool
 
     @property
     def spread(self) -> float:
@@ -49,20 +51,23 @@ class _Law:
 def vocab_parallel_cross_entropy(
     logits: Tensor, targets: Tensor, *, group: Group, first: int, ignore_index: int = -100,
     label_smoothing: float = 0.0, vocab: int | None = None, z_loss: float = 0.0,
+    overwrite: bool = False,
 ) -> Tensor:  # fmt: skip
     """logits [b, s, v_local], targets [b, s] global ids -> losses [b, s], equal on every rank.
 
     first: global id of local column 0; v_local may be 0. Losses are float32 (float64 for float64
     logits). A target of ignore_index has loss and gradient 0 (the caller counts the others); any
     other that is no rank's word counts as a word of logit m. vocab: the real words of all ranks,
-    needed for label_smoothing on more than one. Raises ValueError for a smoothing outside 0..1.
+    needed for label_smoothing on more than one. overwrite: backward writes the gradient over the
+    logits; a second backward, or another operation that saved them, then raises RuntimeError.
+    Raises ValueError for a smoothing outside 0..1.
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing {label_smoothing} is not in 0 <= smoothing <= 1")
     if label_smoothing and vocab is None and group.size > 1:
         raise ValueError(f"label_smoothing {label_smoothing} on {group.size} ranks needs vocab")
     words = logits.shape[-1] if vocab is None else vocab
-    law = _Law(group, first, ignore_index, label_smoothing, max(1, words), z_loss)
+    law = _Law(group, first, ignore_index, label_smoothing, max(1, words), z_loss, overwrite)
     return _CrossEntropy.apply(logits, targets, law)
 
 
@@ -92,7 +97,7 @@ class _CrossEntropy(torch.autograd.Function):
         share = weight / total
         if law.z_loss:
             share = share * _log_sum(peak, total).mul_(2 * law.z_loss).add_(1.0)
-        result = torch.empty_like(flat)
+        result = flat if law.overwrite else torch.empty_like(flat)
         for rows in _row_blocks(flat):
             # softmax, times the incoming gradient, then less what the target has of it
             out = result[rows] if result.dtype == peak.dtype else None

@@ -150,3 +150,34 @@ def test_bad_laws_are_refused() -> None:
         vocab_parallel_cross_entropy(
             logits, targets, group=Group(0, 2), first=0, label_smoothing=0.1
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_gradient_written_over_the_logits_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    draw, targets = torch.Generator().manual_seed(4), torch.tensor([[1, 5, -100, 2]])
+    leaf = torch.randn(1, 4, 9, generator=draw).to(dtype).requires_grad_()
+    found = []
+    for overwrite in (False, True):
+        leaf.grad, logits = None, leaf * 1
+        logits.retain_grad()
+        loss = vocab_parallel_cross_entropy(
+            logits, targets, group=Group(), first=0, z_loss=0.01, overwrite=overwrite
+        )
+        loss.sum().backward()
+        assert (logits.grad.data_ptr() == logits.data_ptr()) == overwrite
+        found.append(leaf.grad)
+    assert torch.equal(*found)
+
+
+def test_overwritten_logits_are_not_read_again_by_mistake() -> None:
+    leaf = torch.randn(1, 2, 9, requires_grad=True)
+    targets = torch.tensor([[1, 5]])
+    logits = leaf * 1
+    square = (logits * logits).sum()
+    loss = vocab_parallel_cross_entropy(
+        logits, targets, group=Group(), first=0, overwrite=True
+    ).sum()
+    loss.backward(retain_graph=True)
+    for again in (loss, square):
+        with pytest.raises(RuntimeError):
+            again.backward(retain_graph=True)

@@ -53,8 +53,10 @@ def contenders(rank: int, size: int) -> dict[str, dict[str, Step]]:
     }
     first = rank * (VOCAB // size)
     steps["cross entropy"] = {
-        # Theirs overwrites the logits, which no leaf allows: both get a copy.
-        "ours": lambda: vocab_parallel_cross_entropy(logits * 1, tokens, group=group, first=first),
+        # Both overwrite the logits, which no leaf allows: both get a copy.
+        "ours": lambda: vocab_parallel_cross_entropy(
+            logits * 1, tokens, group=group, first=first, overwrite=True
+        ),
         "theirs": lambda: megatron.their_cross_entropy(logits * 1, tokens),
     }
     return steps
