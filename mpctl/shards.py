@@ -22,8 +22,11 @@ STEP = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True)
 class Manifest:
+    """shards: in all; of pipeline stage S those from S tp to (S + 1) tp - 1."""
+
     step: int
     shards: int
+    tp: int
 
 
 def checkpoints(root: Path) -> list[tuple[int, Path]]:
@@ -48,7 +51,12 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if document["schema"] != SCHEMA:
             raise damaged(path, f"schema {document['schema']!r}, expected {SCHEMA!r}")
-        return Manifest(int(document["step"]), int(document["shards"]))
+        shards = int(document["shards"])
+        # One that does not say has a single stage: cuts into several always say it.
+        manifest = Manifest(int(document["step"]), shards, int(document.get("tp", shards)))
+        if manifest.tp < 1 or shards < 1 or shards % manifest.tp:
+            raise ValueError(f"{shards} shards are no stages of tp {manifest.tp}")
+        return manifest
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
 

@@ -52,7 +52,8 @@ def save(root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, 
         _save_shard(partial, mesh.pp.rank * mesh.tp.size + mesh.tp.rank, names, optimizer)
     _barrier(mesh)
     if mesh.rank == 0:
-        manifest = {"schema": SCHEMA, "step": step, "shards": mesh.tp.size * mesh.pp.size}
+        tp, stages = mesh.tp.size, mesh.pp.size
+        manifest = {"schema": SCHEMA, "step": step, "shards": tp * stages, "tp": tp}
         write_json(partial / MANIFEST, manifest)
         _publish(partial, root / f"step-{step}")
     _barrier(mesh)

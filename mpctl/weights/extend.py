@@ -122,12 +122,11 @@ def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
 def _saved_rows(saved: Saved, name: str, ids: Sequence[int]) -> Tensor:
     parts: list[Tensor] = []
     found: list[int] = []
-    for tensors, places in zip(saved.tensors, saved.places, strict=True):
-        place = places[name]
+    for held, place in saved.parts(name):
         blocks = place["blocks"] if place["dim"] == 0 else [[0, place["shape"][0]]]
         local = dict(_local_rows(ids, blocks))
         if local.keys() - found:
-            parts.append(_stored_rows(tensors[name].path, f"{name}/value", list(local.values())))
+            parts.append(_stored_rows(held.path, f"{name}/value", list(local.values())))
             found += local
     if lacking := sorted(set(ids) - set(found)):
         raise unreadable(saved.checkpoint, f"{name}: row {lacking[0]} is in no shard")

@@ -74,6 +74,11 @@ class Saved:
     tensors: tuple[dict[str, Held], ...]  # by shard: the values, by our names
     places: tuple[dict[str, Any], ...]  # by shard: full shape, dim and blocks, by our names
 
+    def parts(self, name: str) -> list[tuple[Held, dict[str, Any]]]:
+        """Of a parameter: what each shard of the stage that saved it holds, and its place."""
+        shards = zip(self.tensors, self.places, strict=True)
+        return [(tensors[name], places[name]) for tensors, places in shards if name in places]
+
 
 def open_origin(path: Path) -> Hub | Saved:
     """What initial weights are read from; InputError carries everything wrong with it.
@@ -210,10 +215,9 @@ def _saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Saved:
         lacks = "names no model" if job.model is None else "has no checkpoint yet"
         raise InputError.of("no-weights", str(folder), lacks, "let the run save one")
     manifest = read_manifest(checkpoint)
-    shards = manifest.shards
     issues: list[Issue] = []
     tensors, places = [], []
-    for index in range(shards):
+    for index in range(manifest.shards):
         try:
             values, record = _values(checkpoint, index)
         except InputError as error:
@@ -221,13 +225,15 @@ def _saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Saved:
             continue
         tensors.append(values)
         places.append(record)
-    issues = issues or list(_place_issues(checkpoint, places, job.model))
     if issues:
         raise InputError(issues)
     tokenizer = _tokenizer(folder, job.data.path, job.data.tokenizer)
-    return Saved(
+    saved = Saved(
         folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places)
     )  # fmt: skip
+    if issues := list(_place_issues(saved, manifest.tp)):
+        raise InputError(issues)
+    return saved
 
 
 def _tokenizer(folder: Path, data: str | None, named: str | None) -> Path | None:
@@ -254,15 +260,55 @@ def _values(checkpoint: Path, index: int) -> tuple[dict[str, Held], dict[str, An
     return values, places
 
 
-def _place_issues(checkpoint: Path, places: list[dict[str, Any]], model: Model) -> Iterator[Issue]:
-    """Full shapes as recorded against the model's, whose vocabulary each tp pads otherwise."""
-    table = get_table(model, tp=len(places))
-    wanted = {weight.name: weight.shape for weight in table.weights()}
-    for index, shard in enumerate(places):
-        held = {name: tuple(place["shape"]) for name, place in shard.items()}
-        for name in sorted(wanted.keys() | held.keys()):
-            if wanted.get(name) != held.get(name):
-                yield from damaged(
-                    shard_path(checkpoint, index),
-                    f"{name}: holds {held.get(name)}, the model needs {wanted.get(name)}",
-                ).issues
+def _place_issues(saved: Saved, tp: int) -> Iterator[Issue]:
+    """Shapes and places as recorded against the model's, whose vocabulary each tp pads otherwise.
+
+    All tp ranks of one stage hold each parameter, and no other stage does: what several stages
+    need, the first of them saves.
+    """
+    wanted = {weight.name: weight.shape for weight in get_table(saved.model, tp=tp).weights()}
+    for name in sorted(wanted.keys() | {name for shard in saved.places for name in shard}):
+        holders = [index for index, shard in enumerate(saved.places) if name in shard]
+        if not holders:
+            lacking = f"{name} {list(wanted[name])} is in no shard, the model has it"
+            yield from damaged(saved.checkpoint, lacking).issues
+            continue
+        first = holders[0] // tp * tp
+        stage = range(first, first + tp)
+        found = [
+            damaged(shard_path(saved.checkpoint, index), f"{name}: {why}").issues[0]
+            for index in sorted({*stage, *holders})
+            if (why := _misfit(saved, name, index, stage, wanted.get(name)))
+        ]
+        yield from found
+        if not found and not _is_whole([places[name] for places in saved.places[first:][:tp]]):
+            gaps = f"{name}: the {tp} shards from {first} on do not hold all of it"
+            yield from damaged(saved.checkpoint, gaps).issues
+
+
+def _misfit(
+    saved: Saved, name: str, index: int, stage: range, wanted: tuple[int, ...] | None
+) -> str | None:
+    """Why the part of a parameter in one shard cannot be; None where it can."""
+    place = saved.places[index].get(name)
+    full = None if place is None else tuple(place["shape"])
+    if place is None or full is None or full != wanted:
+        return f"holds {full}, the model needs {wanted}"
+    if index not in stage:
+        return f"shard {stage.start} holds it too, as another stage"
+    kept = sum(stop - start for start, stop in place["blocks"])
+    local = tuple(kept if dim == place["dim"] else size for dim, size in enumerate(full))
+    held = saved.tensors[index][name].shape
+    return None if held == local else f"is {held}, its record says {local}"
+
+
+def _is_whole(places: list[dict[str, Any]]) -> bool:
+    """Whether the blocks of all ranks leave no gap in the split dimension."""
+    dim, end = places[0]["dim"], 0
+    if any(place["dim"] != dim for place in places):
+        return False
+    for start, stop in sorted(block for place in places for block in place["blocks"]):
+        if start > end:
+            return False
+        end = max(end, stop)
+    return dim is None or end == places[0]["shape"][dim]

@@ -117,7 +117,7 @@ def _write_records(checkpoint: Path, places: dict[str, Any]) -> None:
     path = shard_path(checkpoint, 0)
     record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
     _write_json(path.with_suffix(".json"), record)
-    _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1})
+    _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 
 
 def _fragment(model: Model, out: Path, *, tokenizer: bool) -> str:
@@ -167,7 +167,7 @@ def export_weights(
 
 
 def _entries_of_theirs(saved: Saved, row: Row) -> list[Entry]:
-    dtype, entries, first = saved.tensors[0][row.name].dtype, [], 0
+    dtype, entries, first = saved.parts(row.name)[0][0].dtype, [], 0
     for piece in row.pieces:
         rows = slice(first, first + piece.rows)
         make = partial(_piece, saved, row.name, rows, transposed=piece.transposed)
@@ -177,13 +177,12 @@ def _entries_of_theirs(saved: Saved, row: Row) -> list[Entry]:
 
 
 def _piece(saved: Saved, name: str, rows: slice, *, transposed: bool) -> Tensor:
-    """Rows of a whole parameter, put together from every rank's part; padding is left out."""
+    """Rows of a whole parameter, put together from the parts of its stage; padding is left out."""
     shards, parts = [], []
-    for tensors, places in zip(saved.tensors, saved.places, strict=True):
-        place = places[name]
+    for held, place in saved.parts(name):
         blocks = tuple(range(*block) for block in place["blocks"])
         shards.append(Shard(tuple(place["shape"]), place["dim"], blocks))
-        parts.append(read_piece(tensors[name].path, f"{name}/value"))
+        parts.append(read_piece(held.path, f"{name}/value"))
     part = assemble(shards, parts)[rows]
     return part.T if transposed else part
 
