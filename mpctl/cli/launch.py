@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -39,11 +39,23 @@ def launch(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")
     ] = False,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="One step of a rank of each stage, of a world of any "
+                           "size, without memory, messages or data: does it fit, is it as planned?")
+    ] = False,
+    rank: Annotated[
+        int | None, typer.Option(help="Rehearse this rank instead.", show_default=False)
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The run's summary as JSON on stdout.")
     ] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Train: prepare the data, spawn the ranks, watch them, leave nothing behind."""
+    if rehearse or rank is not None:
+        flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
+                 "--overwrite": overwrite}  # fmt: skip
+        _require_alone(rehearse, [name for name, value in flags.items() if value])
+        _rehearse(job, device, rank, as_json=as_json)
     plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     prepared = _check(plan, run, resume=resume, overwrite=overwrite)
     if dry_run:
@@ -77,6 +89,36 @@ def launch(
         else:
             print_summary(summary, str(run.path))
     raise typer.Exit(outcome.exit_code)
+
+
+def _require_alone(rehearse: bool, others: list[str]) -> None:
+    from mpctl.errors import InputError
+
+    if not rehearse:
+        raise InputError.of("usage", "--rank", "a rank is chosen for a rehearsal", "add --rehearse")
+    if others:
+        raise InputError.of("usage", "--rehearse", f"a rehearsal has no use for "
+                            f"{', '.join(others)}: it writes nothing", "leave it out")  # fmt: skip
+
+
+def _rehearse(job: JobSource, device: str | None, rank: int | None, *, as_json: bool) -> NoReturn:
+    from mpctl.errors import InputError
+    from mpctl.launch.machine import this_machine
+    from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
+    from mpctl.render.json import print_json
+    from mpctl.render.rehearsal import RehearsalView, print_rehearsal
+
+    plan, machine = job.plan({} if device is None else {"launch.device": device}), this_machine()
+    issues = check_rehearsal(plan, machine)
+    if issues:
+        raise InputError(issues)
+    ranks = chosen_ranks(plan.require_legal(), rank)
+    document = rehearse(plan, machine, ranks, on_account=RehearsalView(len(ranks)).account)
+    if as_json:
+        print_json(document)
+    else:
+        print_rehearsal(document)
+    raise typer.Exit(exit_code(document))
 
 
 def _resolve(

@@ -1,0 +1,162 @@
+"""A rehearsal as people read it: each rank's memory at its fullest, what each sends, the verdict.
+
+States, messages and parameters are held against the plan to the byte (=, ≠). The plan's activations
+and total are lower bounds: the columns beside them say by how much a step takes more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.units import bytes_text, seconds_text
+
+Rank = dict[str, Any]
+
+
+class RehearsalView:
+    """Says on stderr, rank by rank, how far a rehearsal is."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks, self.done = ranks, 0
+        self.console = Console(stderr=True, highlight=False)
+
+    def account(self, rank: Rank) -> None:
+        self.done += 1
+        run, of = rank["micro_batches_run"], rank["micro_batches"]
+        self.console.print(
+            f"{self.done}/{self.ranks}  rank {rank['rank']}, stage {rank['coords']['pp']}: "
+            f"{run} of {of} micro batches in {seconds_text(rank['seconds'])}", soft_wrap=True,
+        )  # fmt: skip
+
+
+def print_rehearsal(document: dict[str, Any]) -> None:
+    """The account of a rehearsal, on stdout."""
+    console = Console(highlight=False)
+    ranks = [rank for rank in document["ranks"] if rank["failure"] is None]
+    if len(ranks) == 1:
+        console.print(_one_memory(ranks[0]))
+    elif ranks:
+        console.print(_memories(ranks))
+    if ranks:
+        console.print(_messages(ranks))
+    if any(rank["micro_batches_run"] < rank["micro_batches"] for rank in ranks):
+        console.print(Text(document["law"], style="dim"), soft_wrap=True)
+    for rank in document["ranks"]:
+        for line in _differences(rank):
+            console.print(Text.assemble(("✗ ", "bold red"), line), soft_wrap=True)
+    console.print(_verdict(document, ranks), soft_wrap=True)
+
+
+def _table(*names: str, left: int = 0) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for place, name in enumerate(names):
+        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    return table
+
+
+def _memories(ranks: list[Rank]) -> Table:
+    """What is held when it is most."""
+    table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "more")
+    for rank in ranks:
+        states = sum(pair["measured"] for pair in rank["state_bytes"].values())
+        held, peak = rank["at_peak"], rank["peak_bytes"]
+        sizes = (states, held["activations"], held["temporaries"], *_both(peak)[::-1])
+        table.add_row(str(rank["rank"]), str(rank["coords"]["pp"]), *map(bytes_text, sizes),
+                      _more(peak))  # fmt: skip
+    return table
+
+
+def _one_memory(rank: Rank) -> Table:
+    table = _table(f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "more",
+                   left=1)  # fmt: skip
+    states, peak = rank["state_bytes"], rank["peak_bytes"]
+    for name, pair in (*states.items(), ("activations at most", rank["activation_bytes"])):
+        table.add_row(name, *map(bytes_text, _both(pair)), _more(pair))
+    for kind in ("activations", "temporaries"):
+        table.add_row(f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
+    table.add_row("peak", *map(bytes_text, _both(peak)), _more(peak))
+    return table
+
+
+def _both(pair: dict[str, int]) -> tuple[int, int]:
+    return pair["planned"], pair["measured"]
+
+
+def _more(pair: dict[str, int]) -> str:
+    """`=`, or the share above the plan."""
+    planned, measured = _both(pair)
+    if planned == measured:
+        return "="
+    return f"{measured / planned - 1:+.1%}" if planned else "≠"
+
+
+def _messages(ranks: list[Rank]) -> Table:
+    """Of a step; stages that send the same together."""
+    table = _table("stages", "axis", "kind", "messages", "bytes a step", "plan", left=3)
+    alike: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        alike.setdefault(str(rank["step_traffic"]), []).append(rank)
+    for group in alike.values():
+        stages = _spans([rank["coords"]["pp"] for rank in group])
+        planned, measured = (group[0]["step_traffic"][key] for key in ("planned", "measured"))
+        for name, sent in measured.items():
+            sign = "=" if planned.get(name) == sent else "≠"
+            table.add_row(stages, *name.split(" ", 1), f"{sent['count']:,}",
+                          bytes_text(sent["bytes"]), sign)  # fmt: skip
+            stages = ""
+    return table
+
+
+def _spans(stages: list[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2, 5`."""
+    spans: list[list[int]] = []
+    for stage in stages:
+        if spans and spans[-1][1] == stage - 1:
+            spans[-1][1] = stage
+        else:
+            spans.append([stage, stage])
+    return ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in spans)
+
+
+def _differences(rank: Rank) -> Iterator[str]:
+    """What failed, or is other than planned."""
+    place, failure = f"rank {rank['rank']} (stage {rank['coords']['pp']})", rank["failure"]
+    if failure is not None:
+        yield f"{place} failed at {failure['doing']}: {failure['error']}"
+        return
+    sent = rank["step_traffic"]
+    pairs = {"parameters": rank["parameters"]}
+    pairs |= {f"bytes of {kind}": pair for kind, pair in rank["state_bytes"].items()}
+    for name in sorted({*sent["planned"], *sent["measured"]}):
+        pairs[name] = {of: sent[of].get(name, "none") for of in sent}
+    for name, pair in pairs.items():
+        if pair["planned"] != pair["measured"]:
+            yield f"{place}, {name}: {pair['measured']}, but {pair['planned']} planned"
+
+
+def _verdict(document: dict[str, Any], ranks: list[Rank]) -> Text:
+    count = f"{len(document['ranks'])} of {document['world_size']} ranks"
+    if len(ranks) < len(document["ranks"]):
+        return Text(f"{count} rehearsed, {len(document['ranks']) - len(ranks)} failed", "bold red")
+    fullest = max(ranks, key=lambda rank: int(rank["peak_bytes"]["measured"]))
+    name = f"rank {fullest['rank']}"
+    words = f"{f'the fullest, {name},' if len(ranks) > 1 else name} {_peak(fullest, document)}"
+    if document["agrees"]:
+        words += "; parameters, states and messages are as planned, byte by byte"
+    status = {True: "fits", False: "does not fit", None: "rehearsed"}[document["fits"]]
+    is_well = document["agrees"] and document["fits"] is not False
+    return Text.assemble((status, "bold green" if is_well else "bold red"), f": {count}; {words}")
+
+
+def _peak(rank: Rank, document: dict[str, Any]) -> str:
+    peak = f"peaks at {bytes_text(rank['peak_bytes']['measured'])}"
+    if document["device"] is None:
+        return peak
+    room = f"{bytes_text(document['device_memory_bytes'])} of {document['device']}"
+    over = rank["over_bytes"]
+    return f"{peak}, {bytes_text(over)} more than the {room}" if over else f"{peak} of the {room}"
