@@ -121,8 +121,12 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, bias: Tensor) -> Tensor
 
 
 @pytest.mark.parametrize(
-    ("size", "split"), [(1, False), (2, False), (4, False), (2, True), (4, True)]
-)
+    ("size", "split"),
+    [
+        (1, False), (2, False), (2, True), pytest.param(4, False, marks=pytest.mark.slow),
+        pytest.param(4, True, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_every_case_against_its_formula(size: int, split: bool) -> None:
     results = [_run(0, 1, split)] if size == 1 else run_ranks(_run, size, split)
     for case, wanted in CASES.items():

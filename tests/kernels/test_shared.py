@@ -119,7 +119,7 @@ def _several(rank: int, size: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_rank_gets_the_sum_in_rank_order(size: int) -> None:
     """Zero-size messages among them."""
     assert run_ranks(_several, size) == [[]] * size

@@ -77,6 +77,7 @@ def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
     assert said.document["ranks"][0]["coords"] == {"tp": 1, "cp": 0, "dp": 2, "pp": 1}
 
 
+@pytest.mark.slow
 def test_a_device_that_is_too_small_is_known_before(mpctl: Mpctl) -> None:
     small = tiny(**{"cluster__device.memory_bytes": 1 << 20})
     said = mpctl(*small)
@@ -133,6 +134,7 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
     assert len(lines) == 1 and lines[0].startswith("✗ rank 0 (stage 0), ")
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
     document = rehearse(tiny_plan(), HERE, [0], on_account=lambda _: None)
     (rank,) = document["ranks"]

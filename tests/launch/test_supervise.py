@@ -33,7 +33,10 @@ def _saved(run: Launched) -> list[int]:
     return [step for step, _ in found]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+)
 def test_a_signal_finishes_the_step_and_saves(
     data: Path,
     tmp_path: Path,
@@ -131,7 +134,9 @@ def _poison(data: Path, out: Path, *, dp_rank: int, dp: int) -> int:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("tp", "at_fault"), [(1, {1}), (2, {2, 3})])
+@pytest.mark.parametrize(
+    ("tp", "at_fault"), [pytest.param(1, {1}, marks=pytest.mark.slow), (2, {2, 3})]
+)
 def test_a_worker_that_raises_is_told_from_its_echoes(
     data: Path, tmp_path: Path, tp: int, at_fault: set[int]
 ) -> None:

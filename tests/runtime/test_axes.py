@@ -45,9 +45,11 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
     "order": (2, 2, 1, {"parallel__order": "cp-tp-dp-pp"}),
 }
 STEPS = 4
-QUICK = ("tp2-cp2", "tp4-sp", "tp2-sp-cp2-full")  # of all but gpt; the rest: make test-all
+# The rest: make test-all.
+QUICK_MODES = {"gpt": set(MODES) - {"cp2-dp2", "tp4-sp", "order"}, "bert-pre": set()}
+QUICK = {shape: QUICK_MODES.get(shape, {"tp2-sp-cp2-full"}) for shape in SHAPES}
 CASES = [
-    pytest.param(shape, mode, marks=[pytest.mark.slow] * (shape != "gpt" and mode not in QUICK))
+    pytest.param(shape, mode, marks=[pytest.mark.slow] * (mode not in QUICK[shape]))
     for shape in SHAPES
     for mode in MODES
 ]

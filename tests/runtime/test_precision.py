@@ -25,7 +25,10 @@ def curve(runs: Any, folder: Any, shape: str, dtype: str, tp: int = 1) -> list[f
     return [*column(ranks), ranks[0]["records"][-1]["validation_loss"]]
 
 
-@pytest.mark.parametrize("shape", [s for s in SHAPES if s != "bert-pre"])
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(s, marks=[pytest.mark.slow] * (s != "t5")) for s in SHAPES if s != "bert-pre"],
+)
 def test_bf16_tracks_float32(runs: Any, tmp_path: Any, shape: str) -> None:
     exact = curve(runs, tmp_path, shape, "fp32")
     assert exact[-2] < exact[0] - 0.3  # it learns, so there is something to track
