@@ -1,6 +1,6 @@
 """The tables of docs/layouts.md: `python -m tests.perf.layouts > docs/layouts.md`.
 
-Trains the demo jobs for 20 steps under several layouts by `mpctl launch`, dropout and attention
+Trains the demo jobs for 12 steps under several layouts by `mpctl launch`, dropout and attention
 dropout on, two micro batches or more a step: GPT's curves side by side, and for every family how
 far each layout strays from one process.
 """
@@ -21,10 +21,9 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "dp2": ("--tp", "1", "--dp", "2"),
     "cp2": ("--tp", "1", "--cp", "2"),
     "tp2 split, full": ("--tp", "2", "--sequence-parallel", "--recompute", "full"),
-    "tp2 x dp2": ("--tp", "2", "--dp", "2", "--gpus-per-node", "4"),
-    "tp4": ("--tp", "4", "--gpus-per-node", "4"),
+    "pp2": ("--tp", "1", "--pp", "2"),
 }
-STEPS = 20
+STEPS = 12
 SETTINGS = ("--steps", str(STEPS), "--micro-batch-size", "4", "--global-batch-size", "8",
             "--device", "cpu", "--set", "training.attention_dropout=0.1",
             "--set", "training.eval_samples=0",
@@ -48,9 +47,8 @@ What is left is the order of float32 additions: in float64 the tests hold layers
 and final parameters to 1e-10 (`tests/kernels`, `tests/runtime`). Every rank of these runs held the
 parameters and sent the bytes that its plan says.
 
-Renewed by `python -m tests.perf.layouts > docs/layouts.md` ({torch}, two cores; the four-rank
-layouts share them). A step whose loss stands out read an unusual stretch of text, and every layout
-read the same one.
+Renewed by `python -m tests.perf.layouts > docs/layouts.md` ({torch}, two cores). A step whose loss
+stands out read an unusual stretch of text, and every layout read the same one.
 
 ## How
 
