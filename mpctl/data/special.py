@@ -25,7 +25,7 @@ def special_ids(
 
     InputError when the reserved ids would reach into those of the text.
     """
-    missing = [name for name in names if name not in added]
+    missing = missing_tokens(added, names)
     if missing and vocab - len(missing) < words:
         raise InputError.of(
             RULE, "model.vocab",
@@ -36,6 +36,11 @@ def special_ids(
     reserved = {name: vocab - 1 - place for place, name in enumerate(missing)}
     return {name: reserved[name] if name in reserved else _known(added, name, words)
             for name in names}  # fmt: skip
+
+
+def missing_tokens(added: Mapping[str, int], names: Sequence[str]) -> list[str]:
+    """Those of `names` that the tokenizer lacks: each reserves an id of the model's."""
+    return [name for name in names if name not in added]
 
 
 def added_tokens(path: Path) -> dict[str, int]:

@@ -144,7 +144,7 @@ def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
     if job.training.init_from is None or (resumed is not None and resumed.last_checkpoint()):
         return []
     from mpctl.data.extension import find_extension
-    from mpctl.data.special import added_tokens
+    from mpctl.data.special import added_tokens, missing_tokens
     from mpctl.data.tokenizer import find_tokenizer
     from mpctl.weights.origin import origin_issues
 
@@ -157,7 +157,7 @@ def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
         extension, known = find_extension(tokenizer), added_tokens(tokenizer)
     except (InputError, OSError):  # _data says what is wrong with it
         return []
-    reserved = sum(name not in known for name in special_tokens(job.model))
+    reserved = len(missing_tokens(known, special_tokens(job.model)))
     return origin_issues(origin, job.model, extension, reserved=reserved)
 
 

@@ -40,7 +40,7 @@ def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:
     """
     from mpctl.data.manifest import MANIFEST
     from mpctl.data.prepare import prepare
-    from mpctl.data.special import added_tokens
+    from mpctl.data.special import added_tokens, missing_tokens
     from mpctl.data.tokenizer import find_tokenizer
 
     data, model = plan.job.data, plan.job.model
@@ -50,7 +50,7 @@ def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:
     assert model is not None and data.corpus is not None
     tokenizer = None if data.tokenizer is None else Path(data.tokenizer)
     known = {} if tokenizer is None else added_tokens(find_tokenizer(tokenizer))
-    reserved = sum(name not in known for name in special_tokens(model))
+    reserved = len(missing_tokens(known, special_tokens(model)))
     prepare(
         sources=data.corpus, out=out, vocab_size=model.vocab - reserved, tokenizer=tokenizer,
         validation_fraction=data.validation_fraction, max_bytes=data.max_bytes,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mpctl.data.manifest import Prepared, Split, open_prepared, open_validations
 from mpctl.data.samples import sample_numbers
-from mpctl.data.special import added_tokens, special_ids
+from mpctl.data.special import added_tokens, missing_tokens, special_ids
 from mpctl.errors import InputError
 from mpctl.families import special_tokens
 from mpctl.families.batch import Batch, Objective
@@ -34,6 +34,7 @@ class Batches:
         self.job, self.dp, self.cp, self.device = job, dp, cp, device
         self.vocab = job.model.vocab
         prepared = self.prepared = open_prepared(data)
+        self.added = added_tokens(prepared.tokenizer_path)  # one tokenizer for every corpus
         self.train = self._objective(prepared, prepared.train, shuffle=True)
         self.validation = None
         if job.training.eval_samples:
@@ -50,8 +51,7 @@ class Batches:
     def reserved(self) -> int:
         """Special tokens that take ids which the tokenizer leaves free."""
         assert self.job.model is not None
-        known = added_tokens(self.prepared.tokenizer_path)
-        return sum(name not in known for name in special_tokens(self.job.model))
+        return len(missing_tokens(self.added, special_tokens(self.job.model)))
 
     def eval_samples(self, held: Objective) -> int:
         return min(self.job.training.eval_samples, held.samples_per_epoch)
@@ -59,10 +59,7 @@ class Batches:
     def _objective(self, prepared: Prepared, split: Split, *, shuffle: bool) -> Objective:
         model, words = self.job.model, prepared.tokenizer_vocab_size
         assert model is not None
-        special = special_ids(
-            added_tokens(prepared.tokenizer_path), special_tokens(model),
-            vocab=model.vocab, words=words,
-        )  # fmt: skip
+        special = special_ids(self.added, special_tokens(model), vocab=model.vocab, words=words)
         return OBJECTIVES[model.family](
             split.open(), model, seed=self.job.training.seed, special=special, words=words,
             shuffle=shuffle,
