@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpctl.data.tokenizer import TOKENIZER_HINT, tokenizer_text
 from mpctl.errors import InputError
 
 RULE = "special-tokens-fit"
@@ -45,18 +46,13 @@ def missing_tokens(added: Mapping[str, int], names: Sequence[str]) -> list[str]:
 
 def added_tokens(path: Path) -> dict[str, int]:
     """Names and ids of the added tokens of a tokenizer.json; InputError for what is none."""
-    hint = "give a tokenizer.json as the tokenizers library saves it"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"not readable: {error}"
-        raise InputError.of("tokenizer-unreadable", str(path), message, hint) from None
+    text = tokenizer_text(path)
     try:
         read = json.loads(text)
         return dict(_entry(entry) for entry in read.get("added_tokens") or [])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         message = f"not a tokenizer: {type(error).__name__}: {error}"
-        raise InputError.of("tokenizer-damaged", str(path), message, hint) from None
+        raise InputError.of("tokenizer-damaged", str(path), message, TOKENIZER_HINT) from None
 
 
 def _entry(entry: Any) -> tuple[str, int]:

@@ -20,6 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 # What others call it: Llama 3; T5 and Llama 2; many small ones.
 END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 SMALLEST_VOCABULARY = 257
+TOKENIZER_HINT = "give a tokenizer.json as the tokenizers library saves it"
 
 Progress = Callable[[str, int, int], None]
 """Called as (stage, done, total): total is 0 when it is not known."""
@@ -80,17 +81,21 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json, without its truncation and padding; or InputError."""
     from tokenizers import Tokenizer
 
-    hint = "give a tokenizer.json as the tokenizers library saves it"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"not readable: {error}"
-        raise InputError.of("tokenizer-unreadable", str(path), message, hint) from None
+    text = tokenizer_text(path)
     try:
         return _plain(Tokenizer.from_str(text))
     except Exception as error:  # the library raises bare Exception
         message = f"not a tokenizer: {error}"
-        raise InputError.of("tokenizer-damaged", str(path), message, hint) from None
+        raise InputError.of("tokenizer-damaged", str(path), message, TOKENIZER_HINT) from None
+
+
+def tokenizer_text(path: Path) -> str:
+    """What a tokenizer.json holds; InputError where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"not readable: {error}"
+        raise InputError.of("tokenizer-unreadable", str(path), message, TOKENIZER_HINT) from None
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:
