@@ -133,11 +133,11 @@ class AttentionCore:
         if mask is None and bias is None:
             # Whole squares from position 0, or the last rows of a longer prefix.
             first = self.causal and rows.start == 0
-            lower = causal_lower_right(len(rows), key.shape[-2]) if self.causal else None
+            is_tail = self.causal and not first
+            lower = causal_lower_right(len(rows), key.shape[-2]) if is_tail else None
             return F.scaled_dot_product_attention(
-                query, key, value, None if first else lower, is_causal=first, scale=self.scale,
-                enable_gqa=True,
-            )  # fmt: skip
+                query, key, value, lower, is_causal=first, scale=self.scale, enable_gqa=True
+            )
         key, value = _repeated(query, key, value)
         seen = self._seen(mask, rows, key)
         if bias is not None:

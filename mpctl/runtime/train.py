@@ -30,7 +30,8 @@ from mpctl.runtime.status import Status, share
 from mpctl.runtime.traffic import Traffic
 from mpctl.spec.job import JobSpec
 from mpctl.weights.extend import fill_tables
-from mpctl.weights.origin import Hub, open_origin
+from mpctl.weights.hub import Hub
+from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import fill
 
 

@@ -27,8 +27,10 @@ from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard
 from mpctl.spec.model import Model
 from mpctl.weights.headers import unreadable
-from mpctl.weights.origin import Extension, Hub, Saved, differences, is_extended
+from mpctl.weights.hub import Hub
+from mpctl.weights.origin import Extension, differences, is_extended
 from mpctl.weights.reader import Targets
+from mpctl.weights.saved import Saved
 
 ReadRows = Callable[[Sequence[int]], Tensor]
 """Rows of a table by ascending ids, [ids, ...], in the dtype that is stored."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mpctl.kernels.parameters import Shard
 from mpctl.weights.headers import unreadable
+from mpctl.weights.hub import Hub
 from mpctl.weights.names import Piece, Row
-from mpctl.weights.origin import Hub
 
 Targets = dict[str, tuple[Shard, Tensor]]  # by our name: the part kept, and where it goes
 

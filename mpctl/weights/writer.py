@@ -27,9 +27,11 @@ from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, sha256, shard_path
 from mpctl.spec.model import Model
 from mpctl.weights.files import DTYPES, Entry, whole_folder, write_file
 from mpctl.weights.headers import INDEX, SINGLE
+from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
-from mpctl.weights.origin import FRAGMENT, Hub, Saved, open_hub, open_origin
+from mpctl.weights.origin import FRAGMENT, open_origin
 from mpctl.weights.reader import fill, read_piece
+from mpctl.weights.saved import Saved
 
 Progress = Callable[[str, int, int], None]
 TOKENIZER = "tokenizer.json"

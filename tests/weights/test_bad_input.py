@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from mpctl.errors import InputError, Issue
 from mpctl.weights.headers import INDEX, SINGLE, read_header
-from mpctl.weights.origin import open_hub, open_origin
+from mpctl.weights.hub import open_hub
+from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights, import_weights
 from tests.weights.hub import Truth
 

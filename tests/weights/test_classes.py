@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from mpctl.errors import InputError, Issue
 from mpctl.kernels.group import Group
 from mpctl.weights.headers import SINGLE
-from mpctl.weights.origin import open_hub
+from mpctl.weights.hub import open_hub
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.runtime.tiny import column, make_trainer, train
 from tests.weights.hub import KINDS, Truth, answer, fields, load

@@ -29,8 +29,10 @@ from mpctl.weights.extend import (
     spans,
     vocabulary_tables,
 )
-from mpctl.weights.origin import Hub, Saved, is_extended, open_origin, origin_issues
+from mpctl.weights.hub import Hub
+from mpctl.weights.origin import is_extended, open_origin, origin_issues
 from mpctl.weights.reader import Targets
+from mpctl.weights.saved import Saved
 from mpctl.weights.writer import import_weights
 from tests.weights.hub import VOCAB, Truth, load
 

@@ -19,7 +19,8 @@ from mpctl.launch.rundir import RunDir
 from mpctl.plan import make_plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.weights.origin import Saved, open_origin
+from mpctl.weights.origin import open_origin
+from mpctl.weights.saved import Saved
 from mpctl.weights.writer import export_weights, import_weights
 from tests.cli.calls import assert_refused, caller
 from tests.runtime.tiny import column, make_trainer, settings, tiny_job, tiny_plan, train

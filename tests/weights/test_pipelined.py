@@ -19,7 +19,8 @@ from mpctl.shards import MANIFEST, Manifest, damage, read_manifest, sha256, shar
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.weights.extend import row_reader, vocabulary_tables
-from mpctl.weights.origin import Saved, open_origin
+from mpctl.weights.origin import open_origin
+from mpctl.weights.saved import Saved
 from mpctl.weights.writer import export_weights
 from tests.cli.calls import assert_refused, caller
 from tests.ranks import run_ranks

@@ -19,9 +19,11 @@ from mpctl.kernels.parameters import Shard, assemble, shard_of
 from mpctl.shards import checkpoints
 from mpctl.spec.model import Model
 from mpctl.spec.training import Training
+from mpctl.weights.hub import open_hub
 from mpctl.weights.names import get_scheme, rows_of
-from mpctl.weights.origin import Saved, differences, open_hub, open_origin
+from mpctl.weights.origin import differences, open_origin
 from mpctl.weights.reader import fill
+from mpctl.weights.saved import Saved
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.ranks import run_ranks
 from tests.weights.hub import KINDS, VOCAB, Truth, answer, fields, load, summed_loss, tokens

@@ -1,0 +1,97 @@
+"""A Hugging Face directory as headers tell it: its config, its tensors' names, shapes and types.
+
+No torch here: reader.py reads the bytes that this module has checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpctl.errors import InputError, Issue
+from mpctl.spec.load import load_job
+from mpctl.spec.model import Model
+from mpctl.weights.headers import FLOATS, Held, read_folder
+from mpctl.weights.names import SCHEMES, Row, as_stored, get_scheme, is_extra, rows_of
+from mpctl.weights.scheme import HEAD, Scheme
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A Hugging Face directory whose headers agree with its config: tensors by our rows' names."""
+
+    folder: Path
+    model: Model
+    rows: dict[str, Row]
+    tensors: dict[str, Held]
+
+    @property
+    def tokenizer(self) -> Path | None:
+        return find_tokenizer(self.folder)
+
+
+def open_hub(folder: Path) -> Hub:
+    """A Hugging Face directory, checked; InputError names file, tensor and both shapes."""
+    model = load_job(None, {"model.hf_config": str(folder)}).model
+    assert model is not None
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    issues = list(_unusual(folder / "config.json", config))
+    if issues:
+        raise InputError(issues)
+    # A path of this machine would travel with whatever is made of it.
+    model = model.model_copy(update={"source": None})
+    scheme, rows = get_scheme(model), rows_of(model)
+    tensors, issues = read_folder(folder)
+    if issues and not tensors:
+        raise InputError(issues)
+    rows = as_stored(rows, tensors, scheme)
+    found = _tensor_issues(folder, model, rows, tensors, scheme)
+    # What an unreadable file may hold is not called missing.
+    whole = not issues
+    issues += [issue for issue in found if whole or issue.rule != "weights-missing"]
+    if issues:
+        raise InputError(issues)
+    return Hub(folder, model, rows, tensors)
+
+
+def _unusual(path: Path, config: dict[str, Any]) -> Iterator[Issue]:
+    scheme = SCHEMES.get(kind := config["model_type"])
+    if scheme is None:
+        yield Issue("no-hub-class", str(path), f"weights of {kind} are not read by this version",
+                    f"use {', '.join(SCHEMES)}")  # fmt: skip
+        return
+    for key, usual in scheme.usual.items():
+        if config.get(key, usual) != usual:
+            yield Issue("hf-config", str(path), f"{key} {config[key]!r} cannot be expressed")
+
+
+def _tensor_issues(
+    folder: Path, model: Model, rows: dict[str, Row], tensors: dict[str, Held], scheme: Scheme
+) -> Iterator[Issue]:
+    pieces = {piece.name: piece for row in rows.values() for piece in row.pieces}
+    for name, piece in pieces.items():
+        held = tensors.get(name)
+        if held is None:
+            yield Issue("weights-missing", str(folder), f"{name} {list(piece.shape)} is in no file",
+                        f"{scheme.architecture} of this config.json has it")  # fmt: skip
+        elif held.shape != piece.shape:
+            yield Issue("weights-shape", str(held.path), f"{name} is {list(held.shape)}, the shape "
+                        f"in config.json needs {list(piece.shape)}")  # fmt: skip
+        elif held.dtype not in FLOATS:
+            yield Issue("weights-dtype", str(held.path), f"{name} is {held.dtype}, no weight of "
+                        "floating point", f"use {', '.join(FLOATS)}")  # fmt: skip
+    tied = {f"{HEAD}.weight"} if model.tied_embeddings else set()
+    for name in sorted(tensors.keys() - pieces.keys() - tied):
+        if not is_extra(name, scheme):
+            yield Issue("weights-foreign", str(tensors[name].path), f"holds {name} "
+                        f"{list(tensors[name].shape)}, which the shape in config.json "
+                        "does not have")  # fmt: skip
+
+
+def find_tokenizer(folder: Path, *others: Path) -> Path | None:
+    """The tokenizer that the model's tokens mean something to, where there still is one."""
+    places = (folder / "tokenizer.json", folder / "data" / "tokenizer.json", *others)
+    return next((place for place in places if place.is_file()), None)

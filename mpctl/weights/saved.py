@@ -1,0 +1,138 @@
+"""A checkpoint of ours as its headers and records tell it, held against the model it is of.
+
+Of a run, the newest, or of an import (model.toml and a checkpoint). No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpctl.errors import InputError, Issue
+from mpctl.families import get_table
+from mpctl.shards import damaged, newest_checkpoint, read_manifest, read_shard_record, shard_path
+from mpctl.spec.load import load_job
+from mpctl.spec.model import Model
+from mpctl.weights.headers import FLOATS, Held, read_header
+from mpctl.weights.hub import find_tokenizer
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint of ours: that of an import, or a run's newest."""
+
+    folder: Path
+    checkpoint: Path
+    step: int
+    model: Model
+    tokenizer: Path | None
+    tensors: tuple[dict[str, Held], ...]  # by shard: the values, by our names
+    places: tuple[dict[str, Any], ...]  # by shard: full shape, dim and blocks, by our names
+
+    def parts(self, name: str) -> list[tuple[Held, dict[str, Any]]]:
+        """Of a parameter: what each shard of the stage that saved it holds, and its place."""
+        shards = zip(self.tensors, self.places, strict=True)
+        return [(tensors[name], places[name]) for tensors, places in shards if name in places]
+
+
+def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Saved:
+    """source: of the model, a job.json or a model.toml; checkpoint: the newest when absent."""
+    job = load_job(str(source))
+    checkpoint = checkpoint or newest_checkpoint(folder)
+    if job.model is None or checkpoint is None:
+        lacks = "names no model" if job.model is None else "has no checkpoint yet"
+        raise InputError.of("no-weights", str(folder), lacks, "let the run save one")
+    manifest = read_manifest(checkpoint)
+    issues: list[Issue] = []
+    tensors, places = [], []
+    for index in range(manifest.shards):
+        try:
+            values, record = _values(checkpoint, index)
+        except InputError as error:
+            issues += error.issues
+            continue
+        tensors.append(values)
+        places.append(record)
+    if issues:
+        raise InputError(issues)
+    data, named = job.data.path, job.data.tokenizer
+    others = [*([Path(data, "tokenizer.json")] if data else ()), *([Path(named)] if named else ())]
+    tokenizer = find_tokenizer(folder, *others)
+    saved = Saved(
+        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places)
+    )  # fmt: skip
+    if issues := list(_place_issues(saved, manifest.tp)):
+        raise InputError(issues)
+    return saved
+
+
+def _values(checkpoint: Path, index: int) -> tuple[dict[str, Held], dict[str, Any]]:
+    """The values of one shard and where each belongs."""
+    path = shard_path(checkpoint, index)
+    places = dict(read_shard_record(checkpoint, index, hashed=False)["parameters"])
+    try:
+        held = read_header(path)
+    except InputError as error:
+        raise damaged(path, error.issues[0].message) from None
+    values = {n.removesuffix("/value"): h for n, h in held.items() if n.endswith("/value")}
+    if lacking := sorted(places.keys() ^ values.keys()):
+        raise damaged(path, f"{lacking[0]} is not both in it and in its record")
+    if wrong := [name for name, value in values.items() if value.dtype not in FLOATS]:
+        raise damaged(path, f"{wrong[0]} is {values[wrong[0]].dtype}")
+    return values, places
+
+
+def _place_issues(saved: Saved, tp: int) -> Iterator[Issue]:
+    """Shapes and places as recorded against the model's, whose vocabulary each tp pads otherwise.
+
+    All tp ranks of one stage hold each parameter, and no other stage does: what several stages
+    need, the first of them saves.
+    """
+    wanted = {weight.name: weight.shape for weight in get_table(saved.model, tp=tp).weights()}
+    for name in sorted(wanted.keys() | {name for shard in saved.places for name in shard}):
+        holders = [index for index, shard in enumerate(saved.places) if name in shard]
+        if not holders:
+            lacking = f"{name} {list(wanted[name])} is in no shard, the model has it"
+            yield from damaged(saved.checkpoint, lacking).issues
+            continue
+        first = holders[0] // tp * tp
+        stage = range(first, first + tp)
+        found = [
+            damaged(shard_path(saved.checkpoint, index), f"{name}: {why}").issues[0]
+            for index in sorted({*stage, *holders})
+            if (why := _misfit(saved, name, index, stage, wanted.get(name)))
+        ]
+        yield from found
+        if not found and not _is_whole([places[name] for places in saved.places[first:][:tp]]):
+            gaps = f"{name}: the {tp} shards from {first} on do not hold all of it"
+            yield from damaged(saved.checkpoint, gaps).issues
+
+
+def _misfit(
+    saved: Saved, name: str, index: int, stage: range, wanted: tuple[int, ...] | None
+) -> str | None:
+    """Why the part of a parameter in one shard cannot be; None where it can."""
+    place = saved.places[index].get(name)
+    full = None if place is None else tuple(place["shape"])
+    if place is None or full is None or full != wanted:
+        return f"holds {full}, the model needs {wanted}"
+    if index not in stage:
+        return f"shard {stage.start} holds it too, as another stage"
+    kept = sum(stop - start for start, stop in place["blocks"])
+    local = tuple(kept if dim == place["dim"] else size for dim, size in enumerate(full))
+    held = saved.tensors[index][name].shape
+    return None if held == local else f"is {held}, its record says {local}"
+
+
+def _is_whole(places: list[dict[str, Any]]) -> bool:
+    """Whether the blocks of all ranks leave no gap in the split dimension."""
+    dim, end = places[0]["dim"], 0
+    if any(place["dim"] != dim for place in places):
+        return False
+    for start, stop in sorted(block for place in places for block in place["blocks"]):
+        if start > end:
+            return False
+        end = max(end, stop)
+    return dim is None or end == places[0]["shape"][dim]
