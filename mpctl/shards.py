@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,18 @@ STEP = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True)
 class Manifest:
-    """shards: in all; of pipeline stage S those from S tp to (S + 1) tp - 1."""
+    """shards: in all; of pipeline stage S those from S tp to (S + 1) tp - 1. loss_scale: of an fp16
+    run (runtime/loss_scale.py)."""
 
     step: int
     shards: int
     tp: int
+    loss_scale: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        """Steps that changed the parameters."""
+        return self.step - int(self.loss_scale.get("skipped", 0))
 
 
 def checkpoints(root: Path) -> list[tuple[int, Path]]:
@@ -53,11 +60,12 @@ def read_manifest(folder: Path) -> Manifest:
             raise damaged(path, f"schema {document['schema']!r}, expected {SCHEMA!r}")
         shards = int(document["shards"])
         # One that does not say has a single stage: cuts into several always say it.
-        manifest = Manifest(int(document["step"]), shards, int(document.get("tp", shards)))
+        scale = {str(k): float(v) for k, v in document.get("loss_scale", {}).items()}
+        manifest = Manifest(int(document["step"]), shards, int(document.get("tp", shards)), scale)
         if manifest.tp < 1 or shards < 1 or shards % manifest.tp:
             raise ValueError(f"{shards} shards are no stages of tp {manifest.tp}")
         return manifest
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise damaged(path, f"{type(error).__name__}: {error}") from None
 
 

@@ -4,11 +4,16 @@ What a product sends follows from the contraction law (families/table.py). Full 
 block's forward again in backward, up to the last tensor that backward asks for: with dropout all of
 it, without all but the last row product's reduction. Besides the products: the loss (three
 all-reduces of one float32 a token), the kv heads that fewer ranks own than need them, keys and
-values over cp (arXiv 2205.05198; kernels/context.py), gradients over dp and cp, once a step, those
-that are partial under sequence parallelism over tp before, the square of the gradient's norm over
-tp and pp, and a status over the world (loss, stop, memory). Between stages of a pipeline
-(pipeline.py) each tensor is one send, counted by its sender, and a parameter that several stages
-hold is one all-reduce, counted by all of them.
+values over cp (arXiv 2205.05198; kernels/context.py), gradients over dp and cp, bucket by bucket
+(families/buckets.py), those that are partial under sequence parallelism over tp after, the square
+of the gradient's norm over tp and pp, and a status over the world (loss, stop, memory). Between
+stages of a pipeline (pipeline.py) each tensor is one send, counted by its sender, and a parameter
+that several stages hold is one all-reduce, counted by all of them.
+
+Of a bucket of N bytes over its replicas, padded, m micro batches (arXiv 1910.02054, section 7):
+ZeRO 0 all-reduces N; 1 reduce-scatters N and gathers the parameters; 2 scatters in each micro batch
+and gathers once; 3 scatters and gathers twice in each, forward and, where gradients pass, backward.
+From 1 on, what follows it is of a slice, and the norm's square is summed over the replicas too.
 
 Where parameters are frozen, backward sends what families/gradients.py leaves of it. A layer that
 computes no gradient is not recomputed, and its kept input is not gathered.
@@ -17,19 +22,19 @@ computes no gradient is not recomputed, and its kept input is not gathered.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 
-from mpctl.estimate.communication import held_by, local_parameters, local_sizes, message_bytes
-from mpctl.estimate.pipeline import Stages, hand_overs, shared_parameters
+from mpctl.estimate.communication import held_by, local_sizes, message_bytes
+from mpctl.estimate.pipeline import Stages, hand_overs
+from mpctl.families.buckets import Bucket, replicas, shared_names, stage_buckets, zero_stage
 from mpctl.families.gradients import Flow
 from mpctl.families.products import Core, Needs, Product, Stack
 from mpctl.families.table import Held, OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
-from mpctl.stages import Span
 from mpctl.units import DTYPE_BYTES
 
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
@@ -54,12 +59,13 @@ def step_messages(
     job: JobSpec, model: Model, table: OperatorTable, stages: Stages
 ) -> list[tuple[Message, ...]]:
     """Those of one rank of each stage; a group of one sends nothing."""
-    between = _between_stages(job, model, table, stages)
+    between, shared = _between_stages(job, model, table, stages), shared_names(table, stages)
     return [
         tuple(sent(job, chain(
             *(_all_passes(job, model, held) for held in held_by(job, table, spans, stage=stage)),
             between[stage],
-            _once_a_step(job, table, spans, stage),
+            _of_buckets(job, stage_buckets(job, table, spans, stage=stage, shared=shared)),
+            _once_a_step(job),
         )))
         for stage, spans in enumerate(stages)
     ]  # fmt: skip
@@ -99,20 +105,15 @@ def _forward(flow: Flow) -> Flow:
 def _between_stages(
     job: JobSpec, model: Model, table: OperatorTable, stages: Stages
 ) -> list[list[Message]]:
-    """Of each stage: sends to its neighbours, sums with those that hold the same."""
+    """Of each stage: sends to its neighbours."""
     sends: list[Counter[int]] = [Counter() for _ in stages]
     for hand_over in hand_overs(job, model, table, stages):
         sends[hand_over.sender.stage].update(hand_over.sizes)
-    m, width = job.num_microbatches, DTYPE_BYTES[job.training.reduced_dtype]
-    found = [
+    m = job.num_microbatches
+    return [
         [Message("pp", "send", "stages", size, m * count) for size, count in sorted(sizes.items())]
         for sizes in sends
     ]
-    for shared in shared_parameters(job, table, stages):
-        size = shared.weight.local_numel(job.parallel.tp) * width
-        for stage in shared.stages:
-            found[stage].append(Message("pp", "all_reduce", "shared parameters", size, 1))
-    return found
 
 
 def _times(messages: Iterable[Message], count: int) -> Iterator[Message]:
@@ -197,18 +198,33 @@ def _end(job: JobSpec, model: Model, flow: Flow) -> Iterator[Message]:
             yield Message("tp", "all_reduce", "loss", rows * width, LOSS_ALL_REDUCES)
 
 
-def _once_a_step(
-    job: JobSpec, table: OperatorTable, spans: Sequence[Span], stage: int
-) -> Iterator[Message]:
-    width = DTYPE_BYTES[job.training.reduced_dtype]
-    if job.parallel.sequence_parallel:
-        partial = local_parameters(
-            job, table, spans, stage=stage, replicated_only=True, trained_only=True
-        )
-        yield Message("tp", "all_reduce", "partial gradients", partial * width, int(partial > 0))
-    local = local_parameters(job, table, spans, stage=stage, trained_only=True)
-    yield Message("dp", "all_reduce", "gradients", local * width, int(local > 0))
-    for axis in ("tp", "pp"):
+def _of_buckets(job: JobSpec, buckets: Iterable[Bucket]) -> Iterator[Message]:
+    """What a step sends of a stage's gradients and, in slices, of its parameters; equal ones
+    together."""
+    found = Counter(part for bucket in buckets for part in _of_bucket(job, bucket))
+    for (axis, kind, what, size), count in found.items():
+        yield Message(axis, kind, what, size, count)
+
+
+def _of_bucket(job: JobSpec, bucket: Bucket) -> Iterator[tuple[str, str, str, int]]:
+    """(axis, kind, what, bytes) of each of its messages."""
+    training, zero, parts = job.training, zero_stage(job), replicas(job)
+    width, passes = DTYPE_BYTES[training.reduced_dtype], job.num_microbatches * len(bucket.chunks)
+    own = bucket.part(parts) if zero else bucket.numel
+    if bucket.is_trained:
+        kind, whole = ("reduce_scatter", own * parts) if zero else ("all_reduce", own)
+        yield from [("dp", kind, "gradients", whole * width)] * (passes if zero >= 2 else 1)
+        if bucket.is_partial:
+            yield "tp", "all_reduce", "partial gradients", own * width
+        if bucket.is_shared:
+            yield "pp", "all_reduce", "shared parameters", own * width
+    gathers = passes * (1 + bucket.goes_back) if zero == 3 else int(zero > 0)
+    size = own * parts * DTYPE_BYTES[training.dtype]
+    yield from [("dp", "all_gather", "parameters", size)] * gathers
+
+
+def _once_a_step(job: JobSpec) -> Iterator[Message]:
+    for axis in ("dp", "tp", "pp") if zero_stage(job) else ("tp", "pp"):
         yield Message(axis, "all_reduce", "gradient norm", STATUS_BYTES, 1)
     slots = STATUS_FIXED + job.world_size
     yield Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1)

@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
 from mpctl.kernels.group import Group
@@ -134,7 +135,7 @@ class AttentionCore:
             # Whole squares from position 0, or the last rows of a longer prefix.
             first = self.causal and rows.start == 0
             is_tail = self.causal and not first
-            lower = causal_lower_right(len(rows), key.shape[-2]) if is_tail else None
+            lower = _lower_right(len(rows), key.shape[-2]) if is_tail else None
             return F.scaled_dot_product_attention(
                 query, key, value, lower, is_causal=first, scale=self.scale, enable_gqa=True
             )
@@ -172,6 +173,13 @@ class AttentionCore:
             return mask
         causal = causal_mask(rows, range(key.shape[-2]), device=key.device)
         return causal if mask is None else mask & causal
+
+
+def _lower_right(queries: int, keys: int) -> Tensor:
+    """A bias without values is no tensor of a mode's (a ledger's, a rehearsal's): it says where it
+    stands, no more."""
+    with _disable_current_modes():
+        return causal_lower_right(queries, keys)
 
 
 def _repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,17 @@ class Group:
         """`all_gather` that does not wait."""
         return self._all_gather(tensor, dim, True)
 
+    def start_all_gather_into(self, whole: Tensor, piece: Tensor) -> Pending:
+        """Every rank's piece [n] laid into `whole` [t n], of which `piece` may be this rank's
+        part; does not wait."""
+        if self.size == 1:
+            return Pending(whole if whole is piece else whole.copy_(piece))
+        self._report("all_gather", whole)
+        if self.shared is not None:
+            return Pending(whole, self.shared.all_gather(whole, piece, self.name))
+        work = _all_gather(whole, piece, group=self.process_group, async_op=True)
+        return Pending(whole, work)
+
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
         """Sum over the ranks; rank r keeps the r-th of t equal blocks along `dim`."""
         return self._reduce_scatter(tensor, dim, False).wait()

@@ -8,14 +8,17 @@ import sys
 from statistics import median
 from typing import Any
 
+from mpctl.estimate.memory import StageMemory
 from mpctl.estimate.messages import Message
 from mpctl.launch.plan import LaunchPlan
 from mpctl.launch.rundir import RunDir
 from mpctl.launch.supervise import Outcome
-from mpctl.plan import Plan
+from mpctl.plan import Plan, make_plan
 from mpctl.topology import Topology
 
 WARM_UP_STEPS = 2
+STATES = {"parameters": "parameter_bytes", "gradients": "gradient_bytes",
+          "optimizer": "optimizer_bytes"}  # fmt: skip
 
 
 def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any]:
@@ -65,6 +68,7 @@ def _failure(outcome: Outcome) -> dict[str, Any]:
 
 def _comparison(plan: Plan, launch: LaunchPlan) -> list[dict[str, Any]]:
     """For every rank that finished: parameters and bytes of a step, planned and measured."""
+    plan = ours(plan)
     topology, estimate = plan.topology, plan.estimate
     if topology is None or estimate is None:
         return []
@@ -77,13 +81,36 @@ def _rank_comparison(account: dict[str, Any], topology: Topology, plan: Plan) ->
     planned = planned_traffic(plan.estimate.messages[stage])
     parameters = plan.estimate.memory[stage].parameters
     agrees = planned == account["step_traffic"] and parameters == account["parameters"]
+    memory = memory_beside(plan.estimate.memory[stage], account.get("step_memory") or {})
+    agrees &= all(memory[kind]["planned"] == memory[kind]["measured"]
+                  for kind in STATES if kind in memory)  # fmt: skip
     return {
         "rank": account["rank"],
         "agrees": agrees,
         "parameters": {"planned": parameters, "measured": account["parameters"]},
         "step_traffic": {"planned": planned, "measured": account["step_traffic"]},
         "peak_memory_bytes": account["peak_memory_bytes"],
+        "memory": memory,
     }
+
+
+def ours(plan: Plan) -> Plan:
+    """The plan of what runs here, whatever software the job was planned for."""
+    job = plan.job
+    if job.training.runtime == "mpctl":
+        return plan
+    training = job.training.model_copy(update={"runtime": "mpctl"})
+    return make_plan(job.model_copy(update={"training": training}))
+
+
+def memory_beside(planned: StageMemory, found: dict[str, int | None]) -> dict[str, Any]:
+    """Bytes of one watched step by kind: states must be equal, the rest stands beside; what was
+    not counted is left out."""
+    names = {**STATES, "activations": "activation_bytes", "peak": "allocated_bytes"}
+    return {
+        kind: {"planned": getattr(planned, name), "measured": found[kind]}
+        for kind, name in names.items() if found.get(kind) is not None
+    }  # fmt: skip
 
 
 def planned_traffic(messages: tuple[Message, ...]) -> dict[str, dict[str, int]]:

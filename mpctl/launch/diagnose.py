@@ -3,7 +3,8 @@
 A rank that fails by an exception leaves a record that says whether it is only an echo of a lost
 peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. A stopped
 one (SIGSTOP, a debugger) is seen in its process state. Ranks that torchrun itself terminated
-afterwards (SIGTERM) are the cause only when their peers waited for them in vain.
+afterwards (SIGTERM) are the cause only when their peers waited for them in vain. What a rank
+without a record was doing is in its trail (runtime/process.py).
 """
 
 from __future__ import annotations
@@ -48,10 +49,9 @@ def find_failure(
     causes = [record for record in records if not record["is_echo"]]
     if causes:
         return _recorded(run, causes[0])
-    step = f"step {run.last_step() + 1}"
     if stopped:
         why = "its process is stopped (SIGSTOP, a debugger?), so its peers waited in vain"
-        return _failure(run, stopped[0], _coords(job, stopped[0]), why, step)
+        return _silent(run, job, stopped[0], why)
     done = {int(document["rank"]) for document in run.documents("ranks")}
     known = done | {int(record["rank"]) for record in records}
     codes = _exit_codes(run)
@@ -59,7 +59,7 @@ def find_failure(
     killed = [rank for rank in silent if codes.get(rank) not in (None, -signal.SIGTERM)]
     if killed or (silent and records):
         rank = (killed or silent)[0]
-        return _failure(run, rank, _coords(job, rank), _ending(codes.get(rank)), step)
+        return _silent(run, job, rank, _ending(codes.get(rank)))
     if records:
         return _recorded(run, records[0])
     log = run.torchrun_log
@@ -75,15 +75,17 @@ def _recorded(run: RunDir, record: dict[str, Any]) -> Failure:
     return _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
 
 
+def _silent(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
+    coords = Topology.of(job.sizes, order=job.parallel.order).coords(rank)
+    doing = run.doing(rank) or f"step {run.last_step() + 1}"
+    return _failure(run, rank, coords, error, doing)
+
+
 def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
     log = run.log(rank)
     if not log.exists():  # it ended before it could open one
         log = run.torchrun_log
     return Failure(rank, coords, error, doing, str(log), _tail(log))
-
-
-def _coords(job: JobSpec, rank: int) -> dict[str, int]:
-    return Topology.of(job.sizes, order=job.parallel.order).coords(rank)
 
 
 def _ending(code: int | None) -> str:

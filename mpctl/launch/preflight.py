@@ -24,9 +24,9 @@ from mpctl.spec.model import Model
 from mpctl.units import bytes_text
 
 Device = Literal["cpu", "cuda"]
-RUNNABLE_DTYPES = ("fp32", "bf16", "fp64")
+RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
 # What the planner knows and the runtime does not run yet: setting, its value that runs.
-NOT_RUN_YET = (("parallel.zero", 0), ("parallel.tensor_mode", "1d"))
+NOT_RUN_YET = (("parallel.tensor_mode", "1d"),)
 
 # What may differ between a run and its resumption without changing the shape of any weight.
 RESHAPES_NOTHING = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
@@ -117,7 +117,7 @@ def _world(plan: Plan, machine: Machine) -> Iterator[Issue]:
         return
     if plan.estimate is None:
         return
-    need = world * max(s.total_bytes - s.activation_bytes for s in plan.estimate.memory)
+    need = world * max(s.state_bytes for s in plan.estimate.memory)
     if need > machine.memory_bytes:
         yield Issue("world-fits-memory", "cluster", f"weights, gradients and optimizer of {world} "
                     f"ranks take {bytes_text(need)}, this machine has "

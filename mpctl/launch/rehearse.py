@@ -2,7 +2,7 @@
 
 The other process is `mpctl.runtime.rehearse`: it gets the job as a file and gives one JSON line a
 rank. Here each is held against what the plan says of its stage: parameters, the bytes of the states
-and every collective must be equal; the activations and the peak stand beside the plan's lower bound
+and every collective must be equal; the activations and the peak stand beside the plan's estimate
 and are held against the device's memory. No data are read and no rank is started.
 
 By hand: 1024 ranks, tp 8, pp 16, dp 8, order tp-cp-dp-pp: the 16 ranks 0, 64, .. 960 stand for all.
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.account import STATES, ours, planned_traffic
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import resolved
 from mpctl.launch.preflight import check_launch
@@ -32,8 +32,6 @@ from mpctl.topology import Topology
 
 # What a launch asks of this machine and a rehearsal does not.
 OF_THE_MACHINE = ("world-fits-machine", "world-fits-memory", "no-data")
-STATES = {"parameters": "parameter_bytes", "gradients": "gradient_bytes",
-          "optimizer": "optimizer_bytes"}  # fmt: skip
 LAW = (
     "fewer micro batches were run than a step has: those in flight at most, and two rounds; each "
     "sent the same, and messages are once a step + micro batches x one of them"
@@ -62,6 +60,7 @@ def rehearse(
 ) -> dict[str, Any]:
     """Schema mpctl.rehearsal/1; on_account is told of each rank as it is done."""
     began, job = time.perf_counter(), resolved(plan, machine)
+    plan = ours(plan)
     found = []
     for account in _accounts(job, ranks):
         found.append(_beside_plan(account, plan))
@@ -146,7 +145,7 @@ def _beside_plan(account: dict[str, Any], plan: Plan) -> dict[str, Any]:
         **shown, **exact,
         "agrees": all(pair["planned"] == pair["measured"] for pair in pairs),
         "activation_bytes": _pair(memory.activation_bytes, account["activation_bytes"]),
-        "peak_bytes": _pair(memory.total_bytes, account["peak_bytes"]),
+        "peak_bytes": _pair(memory.allocated_bytes, account["peak_bytes"]),
         "at_peak": account["at_peak"],
         "over_bytes": _over(account["peak_bytes"], plan.job),
     }  # fmt: skip

@@ -1,6 +1,6 @@
 """The run directory: what lies in it, when it may be used, what a resumed run finds.
 
-RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ data/
+RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ doing/ data/
 Nothing is ever written outside it. One launch at a time holds it, by a lock on the directory that
 the kernel takes back however the launch ends.
 """
@@ -22,7 +22,7 @@ from mpctl.shards import checkpoints
 
 FILES = ("job.json", "plan.json", "metrics.jsonl", "summary.json", "stop", "torchrun.pid")
 COMMAND = "\n$ "  # begins every torchrun's part of its log
-FOLDERS = ("logs", "checkpoints", "ranks", "failures", "data")
+FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ class RunDir:
         for path in (self.stop, self.torchrun_pid, self.path / "summary.json"):
             path.unlink(missing_ok=True)
         half = (self.path / "checkpoints").glob(".step-*")
-        for folder in (self.path / "failures", self.path / "ranks", *half):
+        said = [self.path / name for name in ("failures", "ranks", "doing")]
+        for folder in (*said, *half):
             shutil.rmtree(folder, ignore_errors=True)
         kept = [record for record in self.records() if record["step"] <= self.last_checkpoint()]
         if self.metrics.exists():
@@ -157,6 +158,13 @@ class RunDir:
 
     def last_step(self) -> int:
         return max((record["step"] for record in self.records()), default=0)
+
+    def doing(self, rank: int) -> str:
+        """What a rank was at when it ended or was stopped; of one that ended well nothing is left,
+        and before its first step there is nothing."""
+        trail = self.path / "doing" / f"rank-{rank}"
+        written = trail.read_bytes() if trail.exists() else b""
+        return written.rstrip(b"\0").decode(errors="replace")
 
     def last_checkpoint(self) -> int:
         """Steps held by the newest checkpoint, 0 without one."""

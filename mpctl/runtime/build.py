@@ -8,26 +8,34 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
 from mpctl.families.batch import Family
+from mpctl.families.buckets import layer_units, stage_buckets, zero_stage
 from mpctl.families.gradients import frozen_by
 from mpctl.families.modules import build_module
-from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.batches import Batches
+from mpctl.runtime.gather import Gathering
+from mpctl.runtime.gradients import Block, GradientBuffer
+from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh, build_mesh, stage_groups
-from mpctl.runtime.optimizer import TORCH_DTYPES, GradientBuffer, Optimizer
+from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
+from mpctl.runtime.overlap import Overlap
+from mpctl.runtime.passes import Passes
 from mpctl.runtime.pipeline import Pipeline
 from mpctl.runtime.stage import Chunks, Cut
 from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.train import Trainer
+from mpctl.runtime.values import GatheredValues, Values, values_of
+from mpctl.runtime.watch import Watch
 from mpctl.shards import checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
@@ -53,20 +61,29 @@ def build_trainer(
     is_frozen = frozen_by(job.training.freeze)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not is_frozen(name))
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    blocks = _blocks(cut, mesh, dict(model.named_parameters()))
+    trained = [block for block in blocks if block.bucket.is_trained]
+    zero, reduced = zero_stage(job), TORCH_DTYPES[job.training.reduced_dtype]
     buffer = GradientBuffer(
-        trained.values(), TORCH_DTYPES[job.training.reduced_dtype], device=device,
-        copies={trained[name]: group for name, group in _copies(cut, mesh) if name in trained},
-    )  # fmt: skip
+        trained, reduced, device, zero=zero, tp=mesh.tp, pp=mesh.pp, replicas=mesh.replicas
+    )
+    values = [values_of(block, zero) for block in blocks]
     pipeline = Pipeline(cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=device)
+    overlap = _overlap(cut, chunks, pipeline, buffer, values)
     trainer = Trainer(
         job=job, mesh=mesh, cut=cut, pipeline=pipeline, model=model, buffer=buffer,
-        optimizer=Optimizer(buffer, job.training),
+        overlap=overlap, scale=LossScale.of(job.training),
+        optimizer=Optimizer(
+            buffer, [store for store in values if store.block.bucket.is_trained], job.training,
+            frozen=[store for store in values if isinstance(store, GatheredValues)
+                    and not store.block.bucket.is_trained],
+        ),
         batches=Batches(
             job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, cp=mesh.cp, device=device
         ),
         checkpoints=run_dir / "checkpoints", stop_asked=stop_asked,
         peak_memory=_memory_reader(device), traffic=traffic,
+        watch=Watch(is_on=job.launch.track_memory, device=device),
     )  # fmt: skip
     saved = checkpoints(trainer.checkpoints)
     if saved:
@@ -88,11 +105,37 @@ def _build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
     ]  # fmt: skip
 
 
-def _copies(cut: Cut, mesh: Mesh) -> list[tuple[str, Group]]:
-    """Parameters of this stage that others have too, with the group of them all, by name."""
+def _blocks(cut: Cut, mesh: Mesh, parameters: Mapping[str, nn.Parameter]) -> list[Block]:
+    """The plan's buckets of this stage, with the parameters that they name."""
     groups = stage_groups(mesh, cut.holders.values())
-    return [(name, groups[stages]) for name, stages in sorted(cut.holders.items())
-            if cut.stage in stages]  # fmt: skip
+    copies = {name: groups[stages] for name, stages in cut.holders.items() if cut.stage in stages}
+    buckets = stage_buckets(
+        cut.job, cut.table, cut.spans[cut.stage], stage=cut.stage, shared=cut.holders
+    )
+    return [
+        Block(bucket, tuple(parameters[name] for name in bucket.names), mesh.replicas,
+              copies.get(bucket.names[0]))
+        for bucket in buckets
+    ]  # fmt: skip
+
+
+def _overlap(
+    cut: Cut, chunks: Sequence[Family], pipeline: Pipeline, buffer: GradientBuffer,
+    values: Sequence[Values],
+) -> Overlap:  # fmt: skip
+    """Tie reductions, and at ZeRO 3 the gathering of parameters, to the pipeline's actions."""
+    zero = zero_stage(cut.job)
+    actions = [step.action for step in pipeline.program if step.peer is None]
+    overlap = Overlap(
+        buffer.stores, actions, each=zero >= 2, early=cut.job.parallel.overlap_gradients
+    )
+    gathered = [store for store in values if isinstance(store, GatheredValues)]
+    passes = Passes([overlap, *([Gathering(gathered)] if gathered else [])])
+    ends = {"is_first": cut.stage == 0, "is_last": cut.is_last}
+    for chunk, span in zip(chunks, cut.spans[cut.stage], strict=True):
+        passes.watch(chunk, layer_units(cut.table, span, **ends))
+    pipeline.listener = passes
+    return overlap
 
 
 def _device(kind: str, local_rank: int) -> torch.device:

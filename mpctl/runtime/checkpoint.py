@@ -4,7 +4,8 @@ RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank o
 (value and AdamW's moments of its parameters; K = stage tp + rank), `shard-K.json` beside it (full
 shape, split dimension, blocks kept, bytes and sha256 of the file), and `manifest.json`. It is
 assembled under a temporary name and renamed when whole, so that dying while saving never costs the
-previous one. Replicas save nothing, nor does a stage what one before it holds too.
+previous one. Replicas save nothing, nor does a stage what one before it holds too; the slices of
+ZeRO are gathered to the one that writes, so that a file does not tell the ZeRO stage.
 
 A frozen parameter has no moments: its value is saved alone, in its own dtype, to the bit, and the
 record names it under `frozen`. A run that trains it reads the value and starts its moments at 0; a
@@ -24,12 +25,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mpctl.kernels.parameters import Shard, shard_of
+from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.process import write_json
 from mpctl.shards import (
     MANIFEST,
     SCHEMA,
+    Manifest,
     damaged,
     read_manifest,
     read_shard_record,
@@ -38,22 +41,28 @@ from mpctl.shards import (
 )
 
 
-def save(root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, mesh: Mesh) -> Path:
-    """Write `step-N` after `step` updates; every rank calls it and returns when it is whole.
+def save(
+    root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, mesh: Mesh, *,
+    scale: LossScale | None = None,
+) -> Path:  # fmt: skip
+    """Write `step-N` after `step` steps; every rank calls it and returns when it is whole.
 
-    names: of the parameters that this rank's shard is to hold.
+    names: of the parameters that this rank's shard is to hold. scale: of the loss, in fp16.
     """
     partial = root / f".step-{step}.partial"
     if mesh.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     _barrier(mesh)
+    held = _held(names, optimizer, is_kept=mesh.is_model_writer)
     if mesh.is_model_writer:
-        _save_shard(partial, mesh.pp.rank * mesh.tp.size + mesh.tp.rank, names, optimizer)
+        _save_shard(partial, mesh.pp.rank * mesh.tp.size + mesh.tp.rank, names, held)
     _barrier(mesh)
     if mesh.rank == 0:
         tp, stages = mesh.tp.size, mesh.pp.size
         manifest = {"schema": SCHEMA, "step": step, "shards": tp * stages, "tp": tp}
+        if scale is not None:
+            manifest["loss_scale"] = scale.state()
         write_json(partial / MANIFEST, manifest)
         _publish(partial, root / f"step-{step}")
     _barrier(mesh)
@@ -74,22 +83,45 @@ def _barrier(mesh: Mesh) -> None:
     mesh.world.all_reduce(torch.zeros(1, device=mesh.device))
 
 
-def _save_shard(folder: Path, index: int, names: dict[Tensor, str], optimizer: Optimizer) -> None:
-    tensors, places = {}, {}
-    trained = enumerate(optimizer.parameters)
-    states = {p: optimizer.state(position) for position, p in trained if p in names}
-    frozen = {p: {"value": p.detach()} for p in names if p not in states}
-    for parameter, state in (states | frozen).items():
+State = dict[str, Tensor]
+
+
+def _held(names: dict[Tensor, str], optimizer: Optimizer, *, is_kept: bool) -> dict[Tensor, State]:
+    """What a shard holds of each parameter, the frozen ones last; of slices the replicas gather it
+    bucket by bucket, and only who writes keeps it."""
+    found: dict[Tensor, State] = {}
+    for parameter, state in optimizer.states():
+        if is_kept and parameter in names:
+            found[parameter] = {field: _alone(tensor) for field, tensor in state.items()}
+    frozen: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
+    for other in names if is_kept else ():
+        if other not in optimizer.trained:
+            found[other] = {"value": _alone(frozen.get(other, other).detach())}
+    return found
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Without the rest of the bucket that it may lie in, whose memory would be kept."""
+    is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
+    return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()
+
+
+def _save_shard(
+    folder: Path, index: int, names: dict[Tensor, str], held: dict[Tensor, State]
+) -> None:
+    tensors: State = {}
+    places = {}
+    for parameter, state in held.items():
         name, shard = names[parameter], shard_of(parameter)
-        for field, tensor in state.items():
-            tensors[f"{name}/{field}"] = tensor.contiguous()
+        tensors |= {f"{name}/{field}": tensor for field, tensor in state.items()}
         blocks = [[block.start, block.stop] for block in shard.blocks]
         places[name] = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
     path = shard_path(folder, index)
     save_file(tensors, path)
     record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
+    frozen = [names[parameter] for parameter, state in held.items() if state.keys() == {"value"}]
     if frozen:
-        record["frozen"] = [names[parameter] for parameter in frozen]
+        record["frozen"] = frozen
     write_json(path.with_suffix(".json"), record)
 
 
@@ -105,8 +137,9 @@ class _Source:
 def load(
     folder: Path, names: dict[Tensor, str], optimizer: Optimizer, *, model: Collection[str],
     may_lack: dict[str, int],
-) -> int:  # fmt: skip
-    """Fill values and the optimizer's moments from a checkpoint of any layout; returns its step.
+) -> Manifest:  # fmt: skip
+    """Fill values and the optimizer's moments from a checkpoint of any layout; returns what it
+    says of itself.
 
     names: of all parameters here, the frozen ones too; model: those of every stage. may_lack: by
     parameter, the first row that a checkpoint need not hold (vocabulary padding, whose height
@@ -118,19 +151,20 @@ def load(
         if unknown := sorted(source.places.keys() - set(model)):
             raise damaged(source.path, f"holds {unknown[0]}, which the model does not have")
     frozen_then = frozenset[str]().union(*(source.frozen for source in sources))
-    for position, parameter in enumerate(optimizer.parameters):
+    for parameter, tensors in optimizer.states():
         name = names[parameter]
-        tensors = optimizer.state(position)
         tensors["value"] = tensors["value"].clone()
         if name in frozen_then:
             tensors = {"value": tensors["value"]}
         _fill(name, shard_of(parameter), tensors, sources, may_lack.get(name))
-        optimizer.load(position, tensors, step=manifest.step)
+        optimizer.load(parameter, tensors, updates=manifest.updates)
     optimizer.publish()
-    for frozen in names.keys() - set(optimizer.parameters):
-        name, value = names[frozen], frozen.detach()
-        _fill(name, shard_of(frozen), {"value": value}, sources, may_lack.get(name))
-    return manifest.step
+    for frozen, name in names.items():
+        if frozen not in optimizer.trained:
+            value = optimizer.value_of(frozen).detach()
+            _fill(name, shard_of(frozen), {"value": value}, sources, may_lack.get(name))
+            optimizer.keep(frozen, value)
+    return manifest
 
 
 @torch.no_grad()

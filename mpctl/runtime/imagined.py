@@ -2,11 +2,12 @@
 
 Fake tensors have shapes and no values. Those of a CUDA job lie on torch's `meta` device, for which
 autograd needs no driver; it takes the same ways as any accelerator (large blocks, host copies
-apart). Two things are then answered for it:
+apart). Three things are then answered for it:
 
 - scaled dot product attention is a GPU's fused kernel (FlashAttention, arXiv 2205.14135; with a
   mask or in 32 bit the memory-efficient one, arXiv 2112.05682), which keeps no scores. fp64, and
   grouped heads where FlashAttention does not go, have no fused kernel there: torch's own products.
+- RMSNorm is one kernel, which keeps its input.
 - a process group (torch's `fake` backend) that answers every message at once and sends none.
 
 By hand: q, k, v [1, 8, 2048, 128] of bf16 keep their 12 MiB, 4 MiB of result, 64 KiB of sums.
@@ -29,15 +30,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention.bias import CausalBias, causal_lower_right
+from torch.nn.attention.bias import CausalBias
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.modules import OBJECTIVES
-from mpctl.kernels import context
 from mpctl.kernels.group import Group
+from mpctl.kernels.norm import _RMSNorm as RootMeanSquare
 from mpctl.runtime.batches import Batches
 from mpctl.spec.job import JobSpec
 
@@ -54,10 +54,9 @@ def imagined(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        # A bias without values is no tensor of a mode's: it says where it stands, no more.
-        stack.enter_context(patch.object(context, "causal_lower_right", _causal_lower_right))
         if device.type == "meta":
             stack.enter_context(patch.object(F, "scaled_dot_product_attention", _fused))
+            stack.enter_context(patch.object(F, "rms_norm", _fused_norm))
         yield
 
 
@@ -72,11 +71,6 @@ def imagined_world(rank: int, world_size: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _causal_lower_right(queries: int, keys: int) -> Tensor:
-    with _disable_current_modes():
-        return causal_lower_right(queries, keys)
 
 
 def _fused(
@@ -101,6 +95,12 @@ def _fused(
     bias = _added(attn_mask, query) if is_masked else None
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     return efficient(*held, bias, True, 0.0, causal, scale=scale)[0]
+
+
+def _fused_norm(x: Tensor, _: Any, weight: Tensor, eps: float) -> Tensor:
+    """rms_norm as a GPU runs it: the input is kept, and a number a row."""
+    found: Tensor = RootMeanSquare.apply(x, weight, eps)
+    return found
 
 
 def _added(mask: Any, query: Tensor) -> Tensor:

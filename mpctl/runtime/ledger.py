@@ -2,7 +2,8 @@
 
 Every operation passes by here (a TorchDispatchMode above the fake tensors). A storage is written
 down when a tensor of it is first seen and struck out when it is freed, by a weak reference: views
-share one, and what autograd keeps stays. Only the device's own count, so a host copy costs nothing.
+share one, and what autograd keeps stays; one that grows or shrinks is seen by the next operation
+on it. Only the device's own count, so a host copy costs nothing.
 Exact bytes: an allocator's rounding (512 on CUDA), its fragments and the libraries' workspaces are
 not in them.
 
@@ -45,12 +46,14 @@ class Ledger(TorchDispatchMode):
     """doing: the action under way and whether what it leaves alive is kept for a backward.
 
     held, peak: bytes now, and at most since `restart`; at_peak: the latter by kind; kept: the most
-    activations that there were at once. A number read out of a tensor that has none is 1.
+    activations that there were at once. own_only: memory that is mapped, or another library's, is
+    left out: what ranks of a host exchange through, numpy's arrays. A number read out of a tensor
+    that has none is 1.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, own_only: bool = False) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.own_only = device, own_only
         self.doing: Callable[[], tuple[object, bool]] = lambda: (None, False)
         self.entries: dict[int, _Entry] = {}
         self.held: Counter[Kind] = Counter()
@@ -72,10 +75,12 @@ class Ledger(TorchDispatchMode):
             if entry is not None:
                 self._move(entry, kind)
 
-    def bytes_of(self, tensors: Iterable[Tensor]) -> int:
-        """Of the storages of these tensors, each once."""
-        storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
-        return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
+    def know(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
+        """Take up tensors that were made before, and say what they are."""
+        held = list(tensors)
+        for tensor in held:
+            self._see(tensor)
+        self.name(kind, held)
 
     def settle(self) -> None:
         """The action under way ends, or another has begun: what it made and left alive is kept."""
@@ -106,14 +111,19 @@ class Ledger(TorchDispatchMode):
     def _see(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self.entries:
+        if key not in self.entries:
+            if self.own_only and not storage.resizable():
+                return
+            self.settle()
+            entry = self.entries[key] = _Entry(0, "temporaries")
+            entry.reference = weakref.ref(storage, lambda _: self._strike(key))
+            self.made.append(key)
+        entry, size = self.entries[key], storage.nbytes()
+        if entry.size == size:
             return
-        self.settle()
-        entry = self.entries[key] = _Entry(storage.nbytes(), "temporaries")
-        entry.reference = weakref.ref(storage, lambda _: self._strike(key))
-        self.made.append(key)
-        self.held["temporaries"] += entry.size
-        self.total += entry.size
+        self.held[entry.kind] += size - entry.size
+        self.total += size - entry.size
+        entry.size = size
         if self.total > self.peak:
             self.peak, self.at_peak = self.total, dict(self.held)
 

@@ -73,7 +73,9 @@ def build_mesh(
     world = _sharing(world, everyone, topology, launch, device)
     tp = _group(topology, world, ("tp",), "tp", launch, device)
     cp = _group(topology, world, ("cp",), "cp", launch, device)
-    replicas = _group(topology, world, ("dp", "cp"), "dp", launch, device)
+    # Messages of one group are in line: those of cp would wait behind gradients.
+    apart = topology.sizes["cp"] > 1
+    replicas = _group(topology, world, ("dp", "cp"), "dp", launch, device, apart=apart)
     dp = Group(topology.coords(rank)["dp"], topology.sizes["dp"], None, "dp")
     pp = _group(topology, world, ("pp",), "pp", launch, device)
     return Mesh(topology, rank, device, tp, cp, dp, replicas, pp, world, launch)
@@ -98,13 +100,14 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
 
 def _group(
     topology: Topology, world: Group, axes: tuple[str, ...], name: str, launch: Launch,
-    device: torch.device,
+    device: torch.device, *, apart: bool = False,
 ) -> Group:  # fmt: skip
-    """The group over `axes` that this rank is in; the world by another name where it is all."""
+    """The group over `axes` that this rank is in; the world by another name where it is all and
+    need not be `apart`."""
     ranks = topology.group(world.rank, *axes)
     if len(ranks) == 1:
         return Group(name=name)
-    if len(ranks) == world.size:
+    if len(ranks) == world.size and not apart:
         return replace(world, name=name)
     return _new_group(topology, world, ranks, name, launch, device)
 

@@ -1,27 +1,29 @@
-"""Gradients in one flat buffer, the norm of the whole model, AdamW, and the learning rate.
+"""AdamW over what a rank steps of each parameter, and the learning rate.
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
-arXiv 1710.03740); gradients are accumulated and reduced in the reduction dtype. The norm counts
-each parameter of the model once: shards are summed over tp, replicas are counted on one rank only,
-and what several pipeline stages hold on the first of them.
-AdamW: arXiv 1711.05101; norms and biases are not decayed. Frozen parameters (training.freeze) are
-in neither: no gradient, no moments, no master, and what the model computes with is their value.
+arXiv 1710.03740). A rank steps whole parameters, or under ZeRO its slice of every bucket: AdamW
+treats each element alone, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are
+not decayed. Frozen parameters (training.freeze) have no gradient, no moments, no master, and what
+the model computes with is their value.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.group import Group
-from mpctl.kernels.parameters import is_partial, is_sharded
+from mpctl.runtime.gradients import GradientBuffer
+from mpctl.runtime.values import GatheredValues, SlicedValues, Values
 from mpctl.spec.training import Training
 
-NORM_BLOCK = 1 << 16
-TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+MOMENTS = ("exp_avg", "exp_avg_sq")
+TORCH_DTYPES = {
+    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+}  # fmt: skip
 
 
 def learning_rate(training: Training, step: int) -> float:
@@ -34,121 +36,39 @@ def learning_rate(training: Training, step: int) -> float:
     return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
 
 
-class GradientBuffer:
-    """Every gradient of a rank as one tensor: split parameters first, replicated ones after, and
-    last those of which each tp rank computes a part (sequence parallelism).
+class Optimizer:
+    """AdamW over float32 (or float64) values: the parameters themselves, or their masters.
 
-    A micro batch adds to it; `reduce` sums it over the replicas once a step, in one message.
-    copies: parameters that several pipeline stages hold, in one order on all, with the group of
-    these stages. A stage may train nothing.
+    stores: the values of every bucket of the buffer, in its order. values: the tensors stepped,
+    parameters: which each belongs to, None for padding.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], dtype: torch.dtype, *,
-        copies: Mapping[nn.Parameter, Group] | None = None, device: torch.device | None = None,
+        self, buffer: GradientBuffer, stores: Sequence[Values], training: Training,
+        frozen: Sequence[GatheredValues] = (),
     ) -> None:  # fmt: skip
-        held = list(parameters)
-        self.parameters = sorted(held, key=lambda p: (not is_sharded(p), is_partial(p)))
-        total = sum(p.numel() for p in held)
-        self.flat = torch.zeros(total, dtype=dtype, device=device or held[0].device)
-        self.copies = copies or {}
-        self.split = sum(p.numel() for p in held if is_sharded(p))
-        self.partial = total - sum(p.numel() for p in held if is_partial(p))
-        self.views = self._make_views()
-
-    def _make_views(self) -> list[Tensor]:
-        views, start = [], 0
-        for parameter in self.parameters:
-            view = self.flat[start : start + parameter.numel()].view_as(parameter)
-            start += parameter.numel()
-            views.append(view)
-            if parameter.dtype == self.flat.dtype:
-                parameter.grad = view  # autograd adds to it in place
-            else:
-                parameter.register_post_accumulate_grad_hook(_adder(view))
-        return views
-
-    def zero(self) -> None:
-        self.flat.zero_()
-
-    def reduce(self, tp: Group, replicas: Group) -> None:
-        """Sum partial gradients over tp, and all of them over the replicas: losses were divided by
-        the global batch, so that nothing is averaged.
-
-        Copies are summed over their stages last. A ring adds in an order that depends on where in
-        the buffer a gradient lies, and that differs between stages; the last sum gives all the same
-        bits.
-        """
-        if self.partial < len(self.flat):
-            tp.all_reduce(self.flat[self.partial :])
-        if len(self.flat):
-            replicas.all_reduce(self.flat)
-        views = dict(zip(self.parameters, self.views, strict=True))
-        for parameter, stages in self.copies.items():
-            stages.all_reduce(views[parameter])
-
-    def norm(self, tp: Group, pp: Group | None = None) -> float:
-        """L2 norm of the whole model's gradient, each parameter once."""
-        own, both = self._squares(0, self.split), self._squares(self.split, len(self.flat))
-        total = tp.all_reduce(own) + both
-        return float((pp.all_reduce(total) if pp else total).sqrt())
-
-    def _squares(self, start: int, stop: int) -> Tensor:
-        """Of what lies there, less the copies that another stage counts."""
-        parts, at = [], 0
-        for parameter in self.parameters:
-            end = at + parameter.numel()
-            copy = self.copies.get(parameter)
-            if copy is not None and copy.rank > 0 and start <= at < stop:
-                parts.append(self.flat[start:at])
-                start = end
-            at = end
-        return _squares([*parts, self.flat[start:stop]])
-
-    def clip(self, norm: float, bound: float) -> None:
-        """Scale so that the norm is at most `bound`; 0 means no bound."""
-        if 0 < bound < norm:
-            self.flat.mul_(bound / norm)
-
-
-def _squares(parts: Sequence[Tensor]) -> Tensor:
-    """Sum of squares, float64: exact enough in blocks without a wide copy of the whole."""
-    blocks = [block for part in parts if len(part) for block in part.split(NORM_BLOCK)]
-    wide = torch.promote_types(parts[0].dtype, torch.float32)  # of 16 bit, 3 digits would be left
-    norms = torch._foreach_norm(blocks, dtype=wide) if blocks else [parts[0].new_zeros(())]
-    return torch.stack(norms).double().square().sum()
-
-
-def _adder(view: Tensor):  # type: ignore[no-untyped-def]
-    def add(parameter: Tensor) -> None:
-        if parameter.grad is not None:  # else it is put off (kernels/later.py)
-            view.add_(parameter.grad)
-            parameter.grad = None
-
-    return add
-
-
-class Optimizer:
-    """AdamW over float32 (or float64) values: the parameters themselves, or their masters."""
-
-    def __init__(self, buffer: GradientBuffer, training: Training) -> None:
-        self.training = training
-        self.parameters = buffer.parameters
-        self.values = [_master(parameter) for parameter in self.parameters]
-        self.masters: dict[Tensor, Tensor] = dict(zip(self.parameters, self.values, strict=True))
-        self.gradients = buffer.views
-        decayed = [v for v in self.values if v.dim() > 1]
-        plain = [v for v in self.values if v.dim() <= 1]
+        self.training, self.stores, self.frozen = training, stores, frozen
+        stepped = [piece for store in stores for piece in store.stepped]
+        self.parameters = [parameter for parameter, _, _ in stepped]
+        self.values = [value for _, _, value in stepped]
+        self.gradients = [g for store in buffer.stores for _, _, g in store.pieces]
+        self.store_of: dict[Tensor, Values] = {
+            p: store for store in (*stores, *frozen) for p in store.block.parameters
+        }
+        self.trained = {p for store in stores for p in store.block.parameters}
+        decays = [p is not None and p.dim() > 1 for p in self.parameters]
+        pairs = list(zip(self.values, decays, strict=True))
         self.adam = torch.optim.AdamW(
             [
-                {"params": decayed, "weight_decay": training.weight_decay},
-                {"params": plain, "weight_decay": 0.0},
+                {"params": [v for v, is_decayed in pairs if is_decayed],
+                 "weight_decay": training.weight_decay},
+                {"params": [v for v, is_decayed in pairs if not is_decayed], "weight_decay": 0.0},
             ],
             lr=training.learning_rate,
             betas=(training.beta1, training.beta2),
             eps=training.epsilon,
             fused=True,
-        )
+        )  # fmt: skip
 
     def step(self, step: int) -> float:
         """One update at the schedule's rate of `step`; returns that rate."""
@@ -163,39 +83,69 @@ class Optimizer:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Masters -> the parameters that the model computes with."""
-        for parameter, value in zip(self.parameters, self.values, strict=True):
-            if parameter is not value:
-                parameter.copy_(value)
+        """What was stepped -> the parameters that the model computes with, here and on the other
+        replicas: every rank calls it."""
+        for pending in [store.publish() for store in self.stores]:
+            if pending is not None:
+                pending.wait()
 
     def value_of(self, parameter: Tensor) -> Tensor:
-        """What a parameter's value is written to: its master where it has one."""
-        return self.masters.get(parameter, parameter)
-
-    def state(self, index: int) -> dict[str, Tensor]:
-        """Value and moments of one parameter, for a checkpoint; moments are 0 before a step."""
-        value = self.values[index]
-        held = self.adam.state.get(value, {})
-        moments = {name: held.get(name, torch.zeros_like(value)) for name in MOMENTS}
-        return {"value": value.detach(), **moments}
+        """A parameter's whole value, to be written to and given to `keep`: what is stepped where
+        that is whole here, else a copy in host memory, for which all replicas must ask together."""
+        store = self.store_of.get(parameter)
+        if store is None:
+            return parameter
+        if isinstance(store, SlicedValues):
+            return store.whole(parameter)
+        return next(value for p, _, value in store.stepped if p is parameter)
 
     @torch.no_grad()
-    def load(self, index: int, tensors: dict[str, Tensor], *, step: int) -> None:
-        """The inverse of `state`, after `step` updates; without moments, which a parameter that was
-        frozen has not, its updates start anew."""
-        value = self.values[index]
-        value.copy_(tensors["value"])
-        if tensors.keys() == {"value"}:
+    def keep(self, parameter: Tensor, value: Tensor) -> None:
+        """Take a whole value that was written to `value_of`."""
+        store = self.store_of.get(parameter)
+        if isinstance(store, SlicedValues):
+            store.keep(parameter, value)
+
+    def states(self) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:
+        """Of each trained parameter its whole value and moments, 0 before a step, for a checkpoint.
+        All replicas go through it together: of slices it is gathered, a bucket at a time. In
+        forward order, which is the reverse of the buckets'."""
+        for store in reversed(self.stores):
+            fields: dict[str, list[Tensor]] = {"value": [v.detach() for _, _, v in store.stepped]}
+            fields |= {name: [self._moment(v, name) for _, _, v in store.stepped]
+                       for name in MOMENTS}  # fmt: skip
+            wholes = {name: store.wholes(parts) for name, parts in fields.items()}
+            for number, parameter in reversed(list(enumerate(store.block.parameters))):
+                yield parameter, {name: whole[number] for name, whole in wholes.items()}
+
+    def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Of those that are in slices too, as `states`."""
+        for store in self.frozen:
+            whole = store.wholes([value for _, _, value in store.stepped])
+            yield from zip(store.block.parameters, whole, strict=True)
+
+    def _moment(self, value: Tensor, name: str) -> Tensor:
+        held: Any = self.adam.state.get(value, {})
+        found: Tensor = held[name] if name in held else torch.zeros_like(value)
+        return found.detach()
+
+    @torch.no_grad()
+    def load(self, parameter: nn.Parameter, tensors: dict[str, Tensor], *, updates: int) -> None:
+        """The inverse of `states`, after so many updates; without moments, which a parameter that
+        was frozen has not, its updates start anew."""
+        for held, start, value in self.store_of[parameter].stepped:
+            if held is not parameter:
+                continue
+            own = {name: _cut(tensor, start, value) for name, tensor in tensors.items()}
+            value.copy_(own.pop("value"))
             self.adam.state.pop(value, None)
-            return
-        count = torch.tensor(float(step), device=value.device)
-        self.adam.state[value] = {"step": count, **{name: tensors[name] for name in MOMENTS}}
+            if own:
+                count = torch.tensor(float(updates), device=value.device)
+                self.adam.state[value] = {"step": count, **own}
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def _master(parameter: nn.Parameter) -> Tensor:
-    if parameter.dtype in (torch.float32, torch.float64):
-        return parameter
-    return parameter.detach().float().requires_grad_()
+def _cut(whole: Tensor, start: int, value: Tensor) -> Tensor:
+    """The elements of a whole parameter that `value` stands for."""
+    part = whole.reshape(-1)[start : start + value.numel()].view_as(value)
+    is_view = part.untyped_storage().nbytes() > part.nbytes
+    return part.to(value.device, copy=is_view)

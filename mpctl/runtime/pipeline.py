@@ -10,8 +10,9 @@ the head, of whose rows a rank may use some only, comes at once.
 
 Messages carry no tags: between two ranks they match in order. schedule/program.py puts them in one
 line, in which even sends that wait for their receive come to an end. So a receive is posted where
-the line has it, before what it is for, and waited for there; a send is left to travel, and once as
-many are under way as there are stages the oldest is waited for, to bound what they keep.
+the line has it, before what it is for, and waited for there; a send is left to travel, and once two
+are under way the oldest is waited for, to bound what they keep. What has been sent is let go: of a
+chunk's result backward needs the place in the graph, not the values.
 
 By hand, gpt of 2 stages, 1f1b, 4 micro batches: stage 0 sends 4 hidden states, stage 1 4 gradients.
 
@@ -21,27 +22,32 @@ Letters: b batch, s sequence, h hidden; t tp, c cp.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpctl.families.batch import Batch, Family, State
 from mpctl.kernels.group import Collective, Group, Work
 from mpctl.kernels.later import Deferred, Later, put_off
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.noise import Noise
+from mpctl.runtime.passes import Listener
 from mpctl.runtime.stage import Border, Cut
 from mpctl.schedule.orders import Action, Place
 from mpctl.schedule.program import Program, Step, program
+
+UNDER_WAY = 2  # messages that are kept until they have left
 
 
 class Pipeline:
     """One rank's stage; a model in one stage is a pipeline without messages.
 
-    at: what it is doing, None between steps.
+    at: what it is doing, None between steps; on_move is called when that changes. listener: is told
+    of every action.
     """
 
     def __init__(
@@ -51,6 +57,8 @@ class Pipeline:
         self.cut, self.chunks, self.group = cut, chunks, group
         self.dtype, self.device = dtype, device
         self.at: Step | None = None
+        self.on_move: Callable[[], None] = lambda: None
+        self.listener = Listener()
         p, micro_batches = cut.job.parallel, cut.job.num_microbatches
         # Alone, nothing is gained by holding more than one micro batch.
         schedule = p.schedule if cut.stages > 1 else "1f1b"
@@ -73,12 +81,16 @@ class Pipeline:
         word = kind.replace("_", " ")
         return f", stage {self.cut.stage}, {word} of micro batch {micro_batch}{of}"
 
-    def train(self, batches: Iterator[Batch], *, step: int) -> float:
-        """Gradients of a step's micro batches; this rank's share of the mean loss, which only the
-        last stage knows."""
+    def move(self, step: Step | None) -> None:
+        self.at = step
+        self.on_move()
+
+    def train(self, batches: Iterator[Batch], *, step: int, scale: float = 1.0) -> float:
+        """Gradients of a step's micro batches, times `scale`; this rank's share of the mean loss,
+        which only the last stage knows."""
         training = self.cut.job.training
         samples = training.global_batch_size or 1
-        run = _Run(self, batches, samples, seed=training.seed, step=step)
+        run = _Run(self, batches, samples, seed=training.seed, step=step, scale=scale)
         return run.through(self.program)
 
     def evaluate(self, batches: Sequence[Batch]) -> float:
@@ -100,19 +112,32 @@ class Pipeline:
         ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """inputs: states whose gradients are handed on; edges: where backward enters the graph, which
+    keeps of an output's values only what it needs; ends: the gradient of a loss."""
+
+    inputs: State
+    edges: list[GradientEdge | None]
+    ends: list[Tensor]
+
+
 @dataclass
 class _Run:
-    """One way through a program. kept: states that a backward still needs; put_off: weights'
-    gradients by micro batch; step None: no noise."""
+    """One way through a program. kept: what a backward starts from; put_off: weights' gradients by
+    micro batch; read: micro batches taken from the source, of which `batches` are still needed;
+    step None: no noise."""
 
     line: Pipeline
     source: Iterator[Batch]
     samples: int
     seed: int = 0
     step: int | None = None
+    scale: float = 1.0
     loss: float = 0.0
-    batches: list[Batch] = field(default_factory=list)
-    kept: dict[tuple[int, int], tuple[State, State]] = field(default_factory=dict)
+    read: int = 0
+    batches: dict[int, Batch] = field(default_factory=dict)
+    kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)
     put_off: dict[int, list[Deferred]] = field(default_factory=dict)
     arriving: dict[Action, list[tuple[Tensor, Work]]] = field(default_factory=dict)
     made: dict[Action, list[Tensor]] = field(default_factory=dict)
@@ -120,7 +145,7 @@ class _Run:
 
     def through(self, steps: Iterable[Step]) -> float:
         for step in steps:
-            self.line.at = step
+            self.line.move(step)
             if step.peer is None:
                 self._compute(step.action)
             elif step.verb == "send":
@@ -128,7 +153,7 @@ class _Run:
             else:
                 self._receive(step.action, step.peer)
         self._land(0)
-        self.line.at = None
+        self.line.move(None)
         return self.loss
 
     def _compute(self, action: Action) -> None:
@@ -136,6 +161,7 @@ class _Run:
         for _, work in given:
             work.wait()
         tensors = [tensor for tensor, _ in given]
+        self.line.listener.begin(action)
         if action.kind == "backward_weight":
             for deferred in self.put_off.pop(action.microbatch):
                 deferred()
@@ -144,6 +170,7 @@ class _Run:
         else:
             self.made[action] = self._backward(action, tensors)
             self.put_off[action.microbatch] = self.line.later.take()
+        self.line.listener.end(action)
 
     def _forward(self, action: Action, given: Sequence[Tensor]) -> list[Tensor]:
         """States to hand on; of the last chunk none, but its loss."""
@@ -159,24 +186,32 @@ class _Run:
         if torch.is_grad_enabled():
             lost = [s for s, need in _paired(outputs, behind) if s.requires_grad and not need]
             assert not lost, f"{action}: a state needs a gradient that is not sent"
-            self.kept[action.microbatch, action.chunk] = inputs, outputs
+            needed = [state for state, need in _paired(outputs, behind) if need]
+            ends = [] if behind.shapes else [torch.full_like(s, self.scale) for s in needed]
+            self.kept[action.microbatch, action.chunk] = _Kept(
+                inputs, [get_gradient_edge(s) if s.requires_grad else None for s in needed], ends
+            )
+        elif action.chunk == len(self.line.chunks) - 1:
+            del self.batches[action.microbatch]
         return [state.detach().contiguous() for state in outputs] if behind.shapes else []
 
     def _backward(self, action: Action, given: Sequence[Tensor]) -> list[Tensor]:
         """Adds to the parameters' gradients; those of the inputs that need one."""
-        before, behind = self.line.cut.borders[action.chunk]
-        inputs, outputs = self.kept.pop((action.microbatch, action.chunk))
-        needed = [state for state, need in _paired(outputs, behind) if need]
-        gradients = given if behind.shapes else [torch.ones_like(loss) for loss in needed]
-        pairs = [pair for pair in zip(needed, gradients, strict=True) if pair[0].requires_grad]
-        if pairs:  # else all that is trained lies on other ranks
-            torch.autograd.backward([state for state, _ in pairs], [grad for _, grad in pairs])
-        return [_gradient(state) for state, need in _paired(inputs, before) if need]
+        before, _ = self.line.cut.borders[action.chunk]
+        kept = self.kept.pop((action.microbatch, action.chunk))
+        pairs = list(zip(kept.edges, given or kept.ends, strict=True))
+        edges = [edge for edge, _ in pairs if edge is not None]
+        if edges:  # else all that is trained lies on other ranks
+            torch.autograd.backward(edges, [grad for edge, grad in pairs if edge is not None])
+        if action.chunk == 0:
+            del self.batches[action.microbatch]
+        return [_gradient(state) for state, need in _paired(kept.inputs, before) if need]
 
     def _batch(self, micro_batch: int) -> Batch:
         """The chunks of a stage meet each micro batch in order; the first to need one reads it."""
-        while len(self.batches) <= micro_batch:
-            self.batches.append(next(self.source))
+        while self.read <= micro_batch:
+            self.batches[self.read] = next(self.source)
+            self.read += 1
         return self.batches[micro_batch]
 
     def _receive(self, action: Action, peer: Place) -> None:
@@ -201,7 +236,7 @@ class _Run:
             work = dist.isend(tensor, group=group.process_group, group_dst=peer.stage)
             assert work is not None, "this rank is in its pipeline's group"
             self.leaving.append((tensor, work))
-        self._land(group.size)
+        self._land(UNDER_WAY)
 
     def _land(self, most: int) -> None:
         """Wait for the oldest messages sent until at most so many are under way."""

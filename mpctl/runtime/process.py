@@ -3,13 +3,15 @@
 Three measured facts shape this file. torchrun killed by -9 leaves its workers running, so a worker
 asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections within
 a tenth of a second, so most failures are echoes: each record says whether it is one, and a rank
-that left no record at all is the one that died without a word.
+that left no record at all is the one that died without a word. What it was doing then stands in its
+trail.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+TRAIL_BYTES = 256
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
           "connection refused", "remote process exited", "application timeout",
           "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
@@ -61,6 +64,24 @@ def write_json(path: Path, document: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     temporary.replace(path)
+
+
+class Trail:
+    """What a rank is doing, in a mapped file: a word costs no call of the system, and the kernel
+    keeps it when the process is killed or stopped."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(TRAIL_BYTES))
+        self.path = path
+        with path.open("r+b") as stream:
+            self.words = mmap.mmap(stream.fileno(), TRAIL_BYTES)
+
+    def write(self, doing: str) -> None:
+        self.words[:] = doing.encode()[:TRAIL_BYTES].ljust(TRAIL_BYTES, b"\0")
+
+    def end(self) -> None:
+        self.path.unlink(missing_ok=True)
 
 
 def record_failure(

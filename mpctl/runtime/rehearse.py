@@ -28,15 +28,17 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
+from mpctl.families.buckets import zero_stage
 from mpctl.kernels.group import Collective
-from mpctl.runtime import build, optimizer
+from mpctl.runtime import build, gradients
 from mpctl.runtime.imagined import DEVICES, ImaginedBatches, imagined, imagined_world
-from mpctl.runtime.ledger import KINDS, Kind, Ledger
+from mpctl.runtime.ledger import KINDS, Ledger
+from mpctl.runtime.optimizer import MOMENTS
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.train import Trainer
+from mpctl.runtime.watch import bytes_of, doing_of, states_of
 from mpctl.schedule.orders import peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
@@ -44,7 +46,6 @@ from mpctl.topology import Topology
 
 MORE = 2  # rounds beyond those in flight
 NORM_BLOCK = 1 << 28
-KEEPS = ("forward", "backward_input")
 Sent = tuple[str, str, int]  # axis, kind, bytes
 
 
@@ -84,7 +85,8 @@ def shortened(job: JobSpec, stage: int) -> JobSpec:
     training, dp = job.training, job.sizes["dp"]
     samples = micro_batches_run(job, stage) * training.micro_batch_size * dp
     training = training.model_copy(update={"global_batch_size": samples, "init_from": None})
-    launch = job.launch.model_copy(update={"shared_memory": False, "threads_per_rank": 1})
+    alone = {"shared_memory": False, "threads_per_rank": 1, "track_memory": False}
+    launch = job.launch.model_copy(update=alone)
     return job.model_copy(update={"training": training, "launch": launch})
 
 
@@ -104,7 +106,8 @@ def micro_batches_run(job: JobSpec, stage: int) -> int:
 
 @dataclass
 class ByMicroBatch(Traffic):
-    """Traffic that knows whose it was; None: sent once a step."""
+    """Traffic that knows whose it was; None: sent once a step, as gradients are that a step's last
+    micro batch starts to sum."""
 
     trainer: Trainer | None = None
     sent: dict[int | None, Counter[Sent]] = field(default_factory=dict)
@@ -112,6 +115,8 @@ class ByMicroBatch(Traffic):
     def record(self, collective: Collective) -> None:
         super().record(collective)
         at = self.trainer.pipeline.at if self.trainer else None
+        if self.trainer and collective.axis == "dp" and zero_stage(self.trainer.job) < 2:
+            at = None
         counts = self.sent.setdefault(at.action.microbatch if at else None, Counter())
         counts[collective.axis, collective.kind, collective.bytes] += 1
 
@@ -150,7 +155,7 @@ class Rehearsal:
         assert kind != "auto", "the launcher has filled it in"
         device, traffic = DEVICES[kind], ByMicroBatch()
         with imagined_world(self.rank, self.topology.world_size), imagined(device):
-            with patch.object(optimizer, "NORM_BLOCK", NORM_BLOCK), Ledger(device) as ledger:
+            with patch.object(gradients, "NORM_BLOCK", NORM_BLOCK), Ledger(device) as ledger:
                 trainer = self._build(device, traffic, ledger)
                 next(trainer.run())
             trainer.step_traffic = traffic.of_step(micro_batches, self.job.num_microbatches)
@@ -172,9 +177,9 @@ class Rehearsal:
             )  # fmt: skip
         traffic.trainer = trainer
         _take_a_step_before(trainer)
-        for kind, tensors in _states(trainer).items():
+        for kind, tensors in states_of(trainer).items():
             ledger.name(kind, tensors)
-        ledger.doing = lambda: _doing(trainer)
+        ledger.doing = lambda: doing_of(trainer)
         ledger.restart()
         return trainer
 
@@ -185,34 +190,17 @@ def _batches(job: JobSpec, _: Path, **place: Any) -> ImaginedBatches:
 
 def _take_a_step_before(trainer: Trainer) -> None:
     """The optimizer's state as one update leaves it: memory is asked of a steady step."""
-    for index, value in enumerate(trainer.optimizer.values):
-        moments = {name: torch.zeros_like(value) for name in optimizer.MOMENTS}
-        trainer.optimizer.load(index, {"value": value.detach(), **moments}, step=1)
-
-
-def _states(trainer: Trainer) -> dict[Kind, list[Tensor]]:
-    parameters = list(trainer.model.parameters())
-    own = {id(parameter) for parameter in parameters}
-    moments = [
-        state[name] for state in trainer.optimizer.adam.state.values() for name in optimizer.MOMENTS
-    ]
-    masters = [value for value in trainer.optimizer.values if id(value) not in own]
-    return {"optimizer": [*moments, *masters], "gradients": [trainer.buffer.flat],
-            "parameters": list(parameters)}  # fmt: skip
-
-
-def _doing(trainer: Trainer) -> tuple[object, bool]:
-    """The pipeline's step, and whether a later one needs what it leaves."""
-    at = trainer.pipeline.at
-    return at, at is not None and at.action.kind in KEEPS
+    for value in trainer.optimizer.values:
+        moments = {name: torch.zeros_like(value.detach()) for name in MOMENTS}
+        trainer.optimizer.adam.state[value] = {"step": torch.tensor(1.0), **moments}
 
 
 def _account(trainer: Trainer, ledger: Ledger) -> dict[str, Any]:
-    states = _states(trainer)
+    states = states_of(trainer)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step_traffic": trainer.step_traffic,
-        "state_bytes": {kind: ledger.bytes_of(states[kind]) for kind in states},
+        "state_bytes": {kind: bytes_of(states[kind]) for kind in states},
         "activation_bytes": ledger.kept,
         "peak_bytes": ledger.peak,
         "at_peak": {kind: ledger.at_peak.get(kind, 0) for kind in KINDS},

@@ -22,12 +22,16 @@ from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
 from mpctl.runtime.batches import Batches
+from mpctl.runtime.gradients import GradientBuffer, clip_factor
+from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.optimizer import GradientBuffer, Optimizer
+from mpctl.runtime.optimizer import Optimizer, learning_rate
+from mpctl.runtime.overlap import Overlap
 from mpctl.runtime.pipeline import Pipeline
 from mpctl.runtime.stage import Cut
 from mpctl.runtime.status import Status, share
 from mpctl.runtime.traffic import Traffic
+from mpctl.runtime.watch import Watch
 from mpctl.spec.job import JobSpec
 from mpctl.weights.extend import fill_tables
 from mpctl.weights.hub import Hub
@@ -37,7 +41,8 @@ from mpctl.weights.reader import fill
 
 @dataclass
 class Trainer:
-    """One rank's training state; `stop_asked` is polled once a step. phase: of the run."""
+    """One rank's training state; `stop_asked` is polled once a step. phase: of the run; scale: of
+    the loss, in fp16."""
 
     job: JobSpec
     mesh: Mesh
@@ -45,12 +50,15 @@ class Trainer:
     pipeline: Pipeline
     model: nn.Module
     buffer: GradientBuffer
+    overlap: Overlap
+    scale: LossScale | None
     optimizer: Optimizer
     batches: Batches
     checkpoints: Path
     stop_asked: Callable[[], bool]
     peak_memory: Callable[[], int]
     traffic: Traffic
+    watch: Watch
     step: int = 0
     phase: str = "starting"
     saved: set[int] = field(default_factory=set)
@@ -85,14 +93,9 @@ class Trainer:
         self.phase = f"step {self.step + 1}"
         self.traffic.clear()
         began, cpu_began = time.perf_counter(), time.process_time()
-        self.buffer.zero()
-        loss = self.pipeline.train(self.batches.step(self.step), step=self.step)
-        self.buffer.reduce(self.mesh.tp, self.mesh.replicas)
-        norm = self.buffer.norm(self.mesh.tp, self.mesh.pp)
-        if not math.isfinite(norm):  # the same number on every rank: all stop before the update
-            raise FloatingPointError(f"the gradient norm of step {self.step + 1} is {norm}")
-        self.buffer.clip(norm, self.job.training.clip_norm)
-        rate = self.optimizer.step(self.step)
+        with self.watch.step(self):
+            loss = self._find_gradients()
+            norm, update = self._update()
         status = share(Status(loss, self.stop_asked(), self.peak_memory()), self.mesh)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         self.step += 1
@@ -108,10 +111,38 @@ class Trainer:
             "cpu_seconds": cpu,
             "tokens_per_second": tokens / seconds,
             "grad_norm": norm,
-            "learning_rate": rate,
+            **update,
             "memory_bytes": status.memory,
             "predicted_step_seconds": self.job.launch.predicted_step_seconds,
         }, status.stop
+
+    def _find_gradients(self) -> float:
+        """Of one step, summed over all that have a part of them; this rank's share of the loss."""
+        self.buffer.zero()
+        self.overlap.restart()
+        scale = self.scale.value if self.scale else 1.0
+        loss = self.pipeline.train(self.batches.step(self.step), step=self.step, scale=scale)
+        self.overlap.finish()
+        self.buffer.sum_parts()
+        return loss
+
+    def _update(self) -> tuple[float | None, dict[str, Any]]:
+        """The gradient's norm, the same number on every rank, and what followed from it: an update,
+        or none where fp16 overflowed; elsewhere a norm that is no number ends the run."""
+        used = self.scale.value if self.scale else 1.0
+        norm, said = self.buffer.norm() / used, {"loss_scale": used} if self.scale else {}
+        if math.isfinite(norm):
+            self.buffer.scale(clip_factor(norm, self.job.training.clip_norm) / used)
+            rate = self.optimizer.step(self.step)
+            if self.scale:
+                self.scale.went_well()
+            return norm, {"learning_rate": rate, **said}
+        if self.scale is None:
+            raise FloatingPointError(f"the gradient norm of step {self.step + 1} is {norm}")
+        self.scale.overflowed()
+        self.optimizer.publish()  # what is there: a step sends the same whatever comes of it
+        rate = learning_rate(self.job.training, self.step)
+        return None, {"learning_rate": rate, **said, "skipped": True}
 
     def _tokens_per_step(self) -> int:
         assert self.job.model is not None
@@ -140,15 +171,20 @@ class Trainer:
             return
         self.phase = f"saving step {self.step}"
         own = {p: name for p, name in self.names.items() if self.cut.owns(name)}
-        checkpoint.save(self.checkpoints, self.step, own, self.optimizer, self.mesh)
+        checkpoint.save(
+            self.checkpoints, self.step, own, self.optimizer, self.mesh, scale=self.scale
+        )
         self.saved.add(self.step)
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it."""
         self.phase = f"loading {folder.name}"
-        self.step = checkpoint.load(
+        saved = checkpoint.load(
             folder, self.names, self.optimizer, model=self.cut.names, may_lack=self._padded()
         )
+        self.step = saved.step
+        if self.scale:
+            self.scale.load(saved.loss_scale)
         self.saved.add(self.step)
 
     def start_from(self, path: Path) -> None:
@@ -165,6 +201,8 @@ class Trainer:
             fill(origin, targets)
         else:
             checkpoint.load_values(origin.checkpoint, targets, may_lack=self._padded())
+        for parameter, value in values.items():
+            self.optimizer.keep(parameter, value)
         self.optimizer.publish()
 
     def _padded(self) -> dict[str, int]:

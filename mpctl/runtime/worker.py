@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
+from mpctl.runtime.process import (
+    Trail,
+    die_with_parent,
+    record_failure,
+    redirect_output,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from mpctl.runtime.train import Trainer
@@ -89,12 +95,15 @@ class Worker:
             self.run_dir, self.job, self.topology, rank=place.rank, local_rank=place.local_rank,
             stop_asked=stop_watch(self.run_dir),
         )  # fmt: skip
+        trail = Trail(self.run_dir / "doing" / f"rank-{place.rank}")
+        trainer.pipeline.on_move = lambda: trail.write(trainer.doing)
         print(trainer.model)
         for record in trainer.run():
             print(f"step {record['step']}: loss {record['loss']:.6f}")
             if place.rank == 0:
                 self._append(record)
         write_json(self.run_dir / "ranks" / f"rank-{place.rank}.json", self._account(trainer))
+        trail.end()
         if place.world_size > 1:
             import torch.distributed as dist
 
@@ -111,6 +120,7 @@ class Worker:
             "steps": trainer.step,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
             "peak_memory_bytes": trainer.peak_memory(),
+            "step_memory": trainer.watch.found,
             "step_traffic": trainer.step_traffic,
         }
 

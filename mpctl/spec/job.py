@@ -43,6 +43,9 @@ class Launch(Table):
     shared_memory: bool = Field(
         True, description="ranks of one host exchange through memory, on cpu; false: by gloo"
     )
+    track_memory: bool = Field(
+        True, description="watch what one early step holds, to stand beside the plan"
+    )
     stop_seconds: Positive = Field(
         60.0, description="time that ranks get to finish their step and save when asked to stop"
     )
@@ -90,8 +93,21 @@ def complete(job: JobSpec) -> JobSpec:
         needed = p.tp * p.cp * p.pp * (p.dp or 1)
         cluster = cluster.model_copy(update={"gpus_per_node": -(-needed // cluster.nodes)})
     job = job.model_copy(update={"cluster": cluster})
-    parallel = p.model_copy(update={"dp": job.sizes["dp"]})
+    parallel = p.model_copy(update={"dp": job.sizes["dp"], **_ends_as_layers(job)})
     if training.global_batch_size is None:
         batch = training.micro_batch_size * job.sizes["dp"]
         training = training.model_copy(update={"global_batch_size": batch})
     return job.model_copy(update={"parallel": parallel, "training": training})
+
+
+def _ends_as_layers(job: JobSpec) -> dict[str, bool]:
+    """Of what others ran, 22 layers on 8 stages are 24 with embedding and loss, as Megatron cuts
+    where layers alone do not divide; a layout of ours must say so itself."""
+    p, blocks = job.parallel, job.parallel.pp * job.parallel.vpp
+    given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
+    if job.model is None or given or job.training.runtime == "mpctl" or p.stage_balance != "even":
+        return {}
+    layers = job.model.all_layers
+    if layers % blocks == 0 or (layers + 2) % blocks:
+        return {}
+    return {"embedding_is_layer": True, "loss_is_layer": True}

@@ -38,6 +38,9 @@ class Training(Table):
     attention_dropout: Probability = Field(
         0.0, description="of attention probabilities; above 0 the scores are held in memory"
     )
+    loss_scale: Positive = Field(2.0**16, description="of fp16 at the start; it follows overflows")
+    loss_scale_window: Count = Field(1000, description="good steps after which it doubles")
+    min_loss_scale: Positive = Field(1.0, description="below it an overflow ends the run")
     steps: Count = 100
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     learning_rate: Positive = 3e-4

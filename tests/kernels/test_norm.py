@@ -47,3 +47,28 @@ def test_its_weight_is_replicated_and_starts_at_one() -> None:
     assert shard_of(norm.weight) == Shard((8,))
     assert norm.weight.init == ONES
     assert repr(norm) == "RMSNorm(8 (replicated), eps=1e-05)"
+
+
+def test_a_16_bit_rms_norm_keeps_its_input_and_a_number_a_row_and_rounds_once() -> None:
+    """Its gradients are those of float64 to the rounding of their own type."""
+    norm = RMSNorm(512, dtype=torch.bfloat16)
+    fill(norm)
+    x, grad = numbers(2, 3, 512).bfloat16().requires_grad_(), numbers(2, 3, 512, seed=1).bfloat16()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        y = norm(x)
+    assert sorted(tuple(t.shape) for t in kept) == [(2, 3, 1), (2, 3, 512), (512,)]
+    y.backward(grad)
+    leaf, weight = (t.detach().double().requires_grad_() for t in (x, norm.weight))
+    exact = torch.nn.functional.rms_norm(leaf, (512,), weight, norm.eps)
+    exact.backward(grad.double())
+    for found, wanted in ((y, exact), (x.grad, leaf.grad), (norm.weight.grad, weight.grad)):
+        bound = wanted.abs().max() * torch.finfo(torch.bfloat16).eps
+        assert (found.double() - wanted).abs().max() <= bound
+
+
+def test_a_frozen_weight_has_no_gradient_and_its_input_has() -> None:
+    norm, x = RMSNorm(16), numbers(2, 16).float().requires_grad_()
+    norm.weight.requires_grad_(False)
+    norm(x).sum().backward()
+    assert norm.weight.grad is None and x.grad is not None

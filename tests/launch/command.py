@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
+from mpctl.data.manifest import open_prepared
+from mpctl.data.samples import PackedSamples, sample_numbers
 from tests.runtime.tiny import SETTINGS
 
 PATIENCE = 60.0
@@ -136,3 +141,22 @@ def endless(data: Path, run_dir: Path, *more: str) -> Launched:
     """A launch that ends only by what a test does to it."""
     keys = ("training.steps=100000", "training.checkpoint_interval=0", "training.eval_samples=0")
     return launch(data, run_dir, *more, *(part for key in keys for part in ("--set", key)))
+
+
+def poison(data: Path, out: Path, *, dp_rank: int, dp: int, micro_batch: int = 0) -> int:
+    """A copy of the data in which one sample of one replica holds a token that no model has;
+    returns the step, from 1, that meets it."""
+    shutil.copytree(data, out)
+    train = open_prepared(out).train
+    samples = PackedSamples(train.open(), 32, 1234)
+    tokens = np.fromfile(train.prefix.with_suffix(".bin"), np.uint16)
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, 33)
+    for step in itertools.count(2):
+        numbers = sample_numbers(step=step, micro_batch=micro_batch, micro_batch_size=2,
+                                 dp_rank=dp_rank, dp_size=dp, global_batch_size=8)  # fmt: skip
+        (found,) = np.nonzero((windows == samples.sample(numbers[0])).all(axis=1))
+        if len(found) == 1:  # it does not straddle two documents
+            tokens[found[0] + 16] = 60_000
+            tokens.tofile(train.prefix.with_suffix(".bin"))
+            return step + 1
+    raise AssertionError

@@ -42,12 +42,12 @@ def refused(argv: list[str], capsys: Capture) -> str:
 
 SETTINGS_REFUSED = [
     (
-        ["--dp", "2", "--zero", "1", "--set", "cluster.gpus_per_node=2"],
-        "parallel.zero: 1 is planned but not run",
+        ["--tp", "4", "--set", "parallel.tensor_mode=2d", "--set", "cluster.gpus_per_node=4"],
+        "parallel.tensor_mode: '2d' is planned but not run",
     ),
     (["--set", "model.position=relative"], "model.position"),
-    (["--set", "training.dtype=fp16"], "training.dtype: fp16"),
-    (["--set", "training.gradient_dtype=fp16"], "training.gradient_dtype: fp16"),
+    (["--set", "training.dtype=fp8"], "training.dtype: fp8"),
+    (["--set", "training.gradient_dtype=fp8"], "training.gradient_dtype: fp8"),
     (["--set", "data.path=/nowhere/at/all"], "/nowhere/at/all"),
     (["--set", "model.vocab=260"], "tokenizer"),
     (["--set", "model.seq_length=100000"], "tokens"),

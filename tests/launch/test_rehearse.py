@@ -93,7 +93,7 @@ def test_a_device_that_is_too_small_is_known_before(mpctl: Mpctl) -> None:
     ("arguments", "rule"),
     [
         (tiny(model__heads=3), "heads-divide-hidden"),
-        (tiny(parallel__zero=1), "not-run-yet"),
+        (tiny(training__dtype="fp8"), "not-run-yet"),
         ([*tiny(), "--rank", "1"], "rank-in-world"),
         ([*tiny(), "--dry-run"], "usage"),
         ([*tiny(), "--run-dir", "x", "--resume"], "usage"),
@@ -121,11 +121,12 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
     plan = tiny_plan(dp=2)
     estimate = plan.estimate
     assert estimate is not None
+    changed = replace(estimate)
     if part == "messages":
-        changed = replace(estimate, messages=(estimate.messages[0][1:],))
+        vars(changed)["messages"] = (estimate.messages[0][1:],)  # as if it had computed them
     else:
         memory = estimate.memory[0]
-        changed = replace(estimate, memory=(replace(memory, **{part: getattr(memory, part) + 1}),))
+        vars(changed)["memory"] = (replace(memory, **{part: getattr(memory, part) + 1}),)
     found: list[dict[str, Any]] = []
     document = rehearse(replace(plan, estimate=changed), HERE, [0], on_account=found.append)
     assert found == document["ranks"]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import shutil
 import signal
 import socket
 import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
 from mpctl.cli.app import run as mpctl
-from mpctl.data.manifest import open_prepared
-from mpctl.data.samples import PackedSamples, sample_numbers
 from mpctl.launch import supervise
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import plan_launch
 from mpctl.launch.rundir import RunDir
 from mpctl.launch.start import start as write_run
 from mpctl.shards import checkpoints, damage
-from tests.launch.command import Launched, arguments, endless, launch, wait_for
+from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
 
@@ -115,32 +110,13 @@ def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: 
     assert len(run.family) >= 3 and not orphans
 
 
-def _poison(data: Path, out: Path, *, dp_rank: int, dp: int) -> int:
-    """A copy of the data in which one sample of one replica holds a token that no model has;
-    returns the step, from 1, that meets it."""
-    shutil.copytree(data, out)
-    train = open_prepared(out).train
-    samples = PackedSamples(train.open(), 32, 1234)
-    tokens = np.fromfile(train.prefix.with_suffix(".bin"), np.uint16)
-    windows = np.lib.stride_tricks.sliding_window_view(tokens, 33)
-    for step in itertools.count(2):
-        numbers = sample_numbers(step=step, micro_batch=0, micro_batch_size=2, dp_rank=dp_rank,
-                                 dp_size=dp, global_batch_size=8)  # fmt: skip
-        (found,) = np.nonzero((windows == samples.sample(numbers[0])).all(axis=1))
-        if len(found) == 1:  # it does not straddle two documents
-            tokens[found[0] + 16] = 60_000
-            tokens.tofile(train.prefix.with_suffix(".bin"))
-            return step + 1
-    raise AssertionError
-
-
 @pytest.mark.parametrize(
     ("tp", "at_fault"), [pytest.param(1, {1}, marks=pytest.mark.slow), (2, {2, 3})]
 )
 def test_a_worker_that_raises_is_told_from_its_echoes(
     data: Path, tmp_path: Path, tp: int, at_fault: set[int]
 ) -> None:
-    step = _poison(data, tmp_path / "data", dp_rank=1, dp=2)
+    step = poison(data, tmp_path / "data", dp_rank=1, dp=2)
     run = launch(tmp_path / "data", tmp_path / "run", "--tp", str(tp), "--dp", "2").ended()
     failure = run.summary["failure"]
     assert run.process.returncode == 1 and run.summary["status"] == "failed"

@@ -9,19 +9,36 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mpctl.families.buckets import Bucket
 from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import Init, Shard, shard_parameter
 from mpctl.launch.account import planned_traffic
-from mpctl.runtime.optimizer import GradientBuffer, Optimizer, learning_rate
+from mpctl.runtime.gradients import Block, GradientBuffer, clip_factor
+from mpctl.runtime.optimizer import Optimizer, learning_rate
+from mpctl.runtime.values import Values
 from mpctl.spec.training import Training
 from tests.ranks import run_ranks
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
+CPU = torch.device("cpu")
 PLAIN = Training(learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
 
 
 def _parameter(values: Tensor, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(values.to(dtype))
+
+
+def _buffer(
+    parameters: list[nn.Parameter], dtype: torch.dtype, tp: Group | None = None
+) -> GradientBuffer:
+    """Of one bucket, on one replica."""
+    names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
+    bucket = Bucket(names, sizes, (0,), 0, "", True, True, False, False)
+    return GradientBuffer([Block(bucket, tuple(parameters), Group())], dtype, CPU, tp=tp)
+
+
+def _optimizer(buffer: GradientBuffer, training: Training) -> Optimizer:
+    return Optimizer(buffer, [Values(store.block) for store in buffer.stores], training)
 
 
 def test_learning_rate_by_hand() -> None:
@@ -37,10 +54,10 @@ def _norm(rank: int, size: int) -> float:
     half = range(2 * rank, 2 * rank + 2)
     split = shard_parameter(Shard((4, 3), 0, (half,)), init=Init("ones"))
     both = shard_parameter(Shard((5,)), init=Init("ones"))
-    buffer = GradientBuffer([both, split], torch.float32)
+    buffer = _buffer([both, split], torch.float32, Group(rank, size))
     split.grad.fill_(1.0)
     both.grad.fill_(2.0)
-    return buffer.norm(Group(rank, size))
+    return buffer.norm()
 
 
 def test_the_norm_counts_every_parameter_once() -> None:
@@ -51,26 +68,26 @@ def test_the_norm_counts_every_parameter_once() -> None:
 def test_the_norm_is_exact_in_any_precision(dtype: torch.dtype) -> None:
     """Of 200,000 elements: the sum is not taken in the precision of the elements."""
     parameter = _parameter(torch.linspace(-1, 1, 200_000), dtype)
-    buffer = GradientBuffer([parameter], dtype)
-    buffer.flat.copy_(parameter.detach())
+    buffer = _buffer([parameter], dtype)
+    buffer.stores[0].own.copy_(parameter.detach())
     exact = parameter.detach().double().square().sum().sqrt().item()
-    assert buffer.norm(Group()) == pytest.approx(exact, rel=1e-5)
+    assert buffer.norm() == pytest.approx(exact, rel=1e-5)
 
 
 @pytest.mark.parametrize(("bound", "left"), [(1.0, 1.0), (10.0, 5.0), (0.0, 5.0)])
 def test_clipping(bound: float, left: float) -> None:
     parameter = _parameter(torch.zeros(2))
-    buffer = GradientBuffer([parameter], torch.float32)
+    buffer = _buffer([parameter], torch.float32)
     parameter.grad.copy_(torch.tensor([3.0, 4.0]))
-    buffer.clip(buffer.norm(Group()), bound)
-    assert buffer.norm(Group()) == pytest.approx(left)
+    buffer.scale(clip_factor(buffer.norm(), bound))
+    assert buffer.norm() == pytest.approx(left)
     assert parameter.grad[0] / parameter.grad[1] == pytest.approx(0.75)
 
 
 def test_only_matrices_decay() -> None:
     matrix, vector = _parameter(torch.ones(2, 2)), _parameter(torch.ones(2))
     training = PLAIN.model_copy(update={"weight_decay": 0.5})
-    optimizer = Optimizer(GradientBuffer([matrix, vector], torch.float32), training)
+    optimizer = _optimizer(_buffer([matrix, vector], torch.float32), training)
     optimizer.step(0)
     assert torch.allclose(matrix, torch.full((2, 2), 1 - 0.1 * 0.5))  # no gradient: decay alone
     assert torch.equal(vector, torch.ones(2))
@@ -78,7 +95,7 @@ def test_only_matrices_decay() -> None:
 
 def test_an_update_by_hand() -> None:
     parameter = _parameter(torch.tensor([1.0, -1.0]))
-    optimizer = Optimizer(GradientBuffer([parameter], torch.float32), PLAIN)
+    optimizer = _optimizer(_buffer([parameter], torch.float32), PLAIN)
     parameter.grad.copy_(torch.tensor([0.3, -20.0]))
     optimizer.step(0)  # Adam's first step is the rate, whatever the gradient's size
     assert torch.allclose(parameter.detach(), torch.tensor([0.9, -0.9]), atol=1e-6)
@@ -87,10 +104,10 @@ def test_an_update_by_hand() -> None:
 def test_masters_keep_what_bfloat16_would_lose() -> None:
     parameter = _parameter(torch.ones(4, 4), torch.bfloat16)
     training = PLAIN.model_copy(update={"learning_rate": 1e-4, "min_learning_rate": 1e-4})
-    buffer = GradientBuffer([parameter], torch.float32)
-    optimizer = Optimizer(buffer, training)
+    buffer = _buffer([parameter], torch.float32)
+    optimizer = _optimizer(buffer, training)
     for step in range(30):  # each step is a fortieth of the spacing of bfloat16 below 1
-        buffer.flat.fill_(1.0)
+        buffer.stores[0].own.fill_(1.0)
         optimizer.step(step)
     assert torch.allclose(optimizer.values[0].detach(), torch.tensor(1 - 30e-4), atol=1e-6)
     assert torch.equal(parameter, torch.full_like(parameter, 1 - 2**-8))

@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from mpctl.estimate.memory import StageMemory
 from mpctl.families.gpt.module import GPT
-from mpctl.kernels import context
 from mpctl.kernels.group import Collective
 from mpctl.launch.account import planned_traffic
 from mpctl.runtime import rehearse as module
-from mpctl.runtime.imagined import _causal_lower_right, _fused, imagined
+from mpctl.runtime.imagined import _fused, imagined
 from mpctl.runtime.ledger import Ledger
-from mpctl.runtime.rehearse import ByMicroBatch, _doing, _states, micro_batches_run, rehearse
+from mpctl.runtime.rehearse import ByMicroBatch, micro_batches_run, rehearse
+from mpctl.runtime.watch import doing_of, states_of
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
@@ -123,16 +122,17 @@ def test_real_tensors_take_the_same_bytes(
     """The second step of 3 micro batches, with a ledger over real tensors."""
     job = tiny_job(
         data, training__global_batch_size=6, training__steps=2, training__eval_samples=0,
-        training__checkpoint_interval=0, **{**SHAPES[shape], **changes},
+        training__checkpoint_interval=0, launch__track_memory=False,
+        **{**SHAPES[shape], **changes},
     )  # fmt: skip
     ledger = Ledger(torch.device("cpu"))
-    with ledger, patch.object(context, "causal_lower_right", _causal_lower_right):
+    with ledger:
         trainer = make_trainer(job, tmp_path)
         steps = trainer.run()
         next(steps)
-        for kind, tensors in _states(trainer).items():
+        for kind, tensors in states_of(trainer).items():
             ledger.name(kind, tensors)
-        ledger.doing = lambda: _doing(trainer)
+        ledger.doing = lambda: doing_of(trainer)
         ledger.restart()
         next(steps)
     account = rehearsed(job, 0)

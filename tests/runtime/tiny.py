@@ -17,6 +17,7 @@ from mpctl.kernels.parameters import Shard, assemble, shard_of
 from mpctl.plan import Plan, make_plan
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.train import Trainer
+from mpctl.runtime.values import GatheredValues
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology
@@ -79,8 +80,8 @@ def train(job: JobSpec, run_dir: Path) -> list[dict[str, Any]]:
 def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
     trainer = make_trainer(parse(raw), Path(run_dir), rank)
     records = list(trainer.run())
-    buffer = trainer.buffer
-    gradients = dict(zip(buffer.parameters, buffer.views, strict=True))  # of the last step
+    gradients = whole_gradients(trainer)
+    whole_values(trainer)
     return {
         "records": records,
         "coords": trainer.mesh.coords,
@@ -94,6 +95,24 @@ def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict
             for name, p in trainer.model.named_parameters() if p in gradients
         },
     }  # fmt: skip
+
+
+def whole_gradients(trainer: Trainer) -> dict[torch.Tensor, torch.Tensor]:
+    """Of the last step, gathered from all replicas where each has a slice."""
+    found = {}
+    for store in trainer.buffer.stores:
+        block, whole = store.block, store.own
+        if len(whole) < block.bucket.numel:
+            whole = block.replicas.all_gather(whole, 0)
+        found |= dict(zip(block.parameters, block.views(whole), strict=True))
+    return found
+
+
+def whole_values(trainer: Trainer) -> None:
+    """Gather what is in slices, and let it stay."""
+    for store in (*trainer.optimizer.stores, *trainer.optimizer.frozen):
+        if isinstance(store, GatheredValues):
+            store.gather()
 
 
 def _place(shard: Shard) -> tuple[list[int], int | None, list[list[int]]]:

@@ -1,0 +1,99 @@
+"""The plan's memory against the same rank's rehearsed step: states to the byte, the peak to 5 %.
+
+Shapes at which activations take most. Of every family and layout a few are asked always.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.launch.account import STATES, memory_beside
+from mpctl.runtime.rehearse import rehearse
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from mpctl.topology import Topology
+from tests.ranks import run_ranks
+from tests.runtime.test_axes import SHAPES
+from tests.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan
+
+# fmt: off
+WIDE = {"model__layers": 4, "model__hidden": 256, "model__heads": 4, "model__seq_length": 256,
+        "model__vocab": 1000, "training__micro_batch_size": 4, "training__global_batch_size": 16}
+# fmt: on
+DRY = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
+SEQUENCE = {"tp": 2, "parallel__sequence_parallel": True}
+FULL, SELECTIVE = {"training__recompute": "full"}, {"training__recompute": "selective"}
+PP2 = {"parallel__pp": 2, "model__layers": 4}
+CUDA = {"launch__device": "cuda", "training__dtype": "bf16", **DRY}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {}, "dry": DRY, "tp2": {"tp": 2}, "tp2-sp": {**SEQUENCE, **DRY}, "full": FULL,
+    "tp2-sp-full": {**SEQUENCE, **FULL}, "selective": SELECTIVE, "dp2": {"dp": 2, **DRY},
+    "cp2": {"parallel__cp": 2}, "cp2-dry": {"parallel__cp": 2, **DRY}, "pp2": PP2, "cuda": CUDA,
+    "gpipe": {**PP2, "parallel__schedule": "gpipe"}, "interleaved": {**PP2, "parallel__vpp": 2},
+    "zero-bubble": {**PP2, "parallel__schedule": "zero-bubble", **DRY},
+    "cuda-full": {**CUDA, **FULL},
+}  # fmt: skip
+QUICK = {("gpt", "interleaved"), ("gpt", "cuda"), ("llama", "tp2-sp"), ("bert", "full"),
+         ("t5", "cp2-dry"), ("glm", "selective")}  # fmt: skip
+
+
+def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
+    sizes = {"tp": changes.get("tp", 1), "dp": changes.get("dp", 1)}
+    world = sizes["tp"] * sizes["dp"]
+    world *= changes.get("parallel__cp", 1) * changes.get("parallel__pp", 1)
+    own = {k: v for k, v in SHAPES[shape].items() if k not in WIDE}
+    if shape == "t5":
+        own |= {"model__decoder_layers": 2, "model__layers": 2, "model__decoder_seq_length": 128}
+    if "model__kv_heads" in own:
+        own |= {"model__kv_heads": 2, "model__ffn": 512}
+    rest = {k: v for k, v in changes.items() if k not in sizes}
+    together = {**WIDE, **rest, **own, "cluster__gpus_per_node": world}
+    return load_job(None, settings(**sizes, **together))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode"),
+    [
+        pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
+        for shape in SHAPES for mode in LAYOUTS
+    ],
+)  # fmt: skip
+def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
+    job = job_of(shape, LAYOUTS[mode])
+    planned = tiny_plan(job).estimate.memory
+    for stage, memory in enumerate(planned):
+        rank = Topology.of(job.sizes).rank(tp=0, cp=0, dp=0, pp=stage)
+        account = rehearse(job, Topology.of(job.sizes, order=job.parallel.order), rank)
+        assert account["failure"] is None, "".join(account["failure"]["traceback"])
+        assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
+        assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
+        sent = 5 * 4 * 256 * 256 * 4  # messages are counted as kept until they have left
+        assert memory.activation_bytes == pytest.approx(
+            account["activation_bytes"], rel=0.02, abs=sent * (job.parallel.pp > 1)
+        )
+
+
+def _watched(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, int | None]:
+    trainer = make_trainer(JobSpec.model_validate(raw), Path(run_dir), rank)
+    list(trainer.run())
+    return trainer.watch.found
+
+
+def test_a_real_step_is_watched(data: Path, tmp_path: Path) -> None:
+    """Two ranks of tp, through memory that is no rank's own: states equal, the peak to 5 %."""
+    job = tiny_job(
+        data, tp=2, model__hidden=128, model__seq_length=128, training__steps=2,
+        training__eval_samples=0, training__checkpoint_interval=0,
+        training__checkpoint_at_end=False,
+    )  # fmt: skip
+    memory = tiny_plan(job).estimate.memory[0]
+    for found in run_ranks(_watched, 2, job.model_dump(mode="json"), str(tmp_path)):
+        beside = memory_beside(memory, found)
+        for kind, pair in beside.items():
+            is_exact = kind in STATES
+            assert pair["measured"] == pytest.approx(pair["planned"], rel=0 if is_exact else 0.05)
+        assert beside.keys() == {*STATES, "activations", "peak"}
+    assert memory_beside(memory, {}) == {}
