@@ -2,7 +2,10 @@
 
 Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chunk v // pp of stage
 v % pp (interleaving, arXiv 2104.04473 section 2.2). First and last stage may be given their own
-counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer.
+counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer. With
+`stage_balance` cost the layers are dealt out by what they cost (balance.py), so that any number of
+them goes on any number of stages. The planner and each worker ask `job_stages` for the cut, which
+knows the job and nothing else.
 
 >>> stage_layers(24, pp=4, vpp=2)[1]          # stage 1: a block of the front, one of the back
 [(3, 6), (15, 18)]
@@ -12,10 +15,11 @@ counts; when the embedding or the loss counts as a layer, the end stage holds on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from mpctl.balance import balanced_counts
+from mpctl.families.costs import job_costs
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 
@@ -41,7 +45,11 @@ def stage_layers(
     loss_is_layer: bool = False,
 ) -> list[list[Span]]:
     """Half-open spans of layers, `[stage][chunk]`; raises UnevenLayersError."""
-    counts = _counts(layers, pp, vpp, first, last, embedding_is_layer, loss_is_layer)
+    return spans_of(_counts(layers, pp, vpp, first, last, embedding_is_layer, loss_is_layer), pp)
+
+
+def spans_of(counts: Iterable[int], pp: int) -> list[list[Span]]:
+    """`[stage][chunk]` of the layers of each virtual stage."""
     stages: list[list[Span]] = [[] for _ in range(pp)]
     start = 0
     for virtual, count in enumerate(counts):
@@ -53,10 +61,28 @@ def stage_layers(
 def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
     """Layers of every stage and chunk of a job, `layers` in all; raises UnevenLayersError."""
     p = job.parallel
+    if p.stage_balance == "cost":
+        return _balanced(job, layers)
     return stage_layers(
         layers, pp=p.pp, vpp=p.vpp, first=p.first_stage_layers, last=p.last_stage_layers,
         embedding_is_layer=p.embedding_is_layer, loss_is_layer=p.loss_is_layer,
     )  # fmt: skip
+
+
+def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
+    p, blocks = job.parallel, job.parallel.pp * job.parallel.vpp
+    if p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer:
+        raise UnevenLayersError(
+            "the stages are balanced by cost, and the layers of an end are given as well",
+            "use parallel.stage_balance even, or leave first_stage_layers, last_stage_layers, "
+            "embedding_is_layer and loss_is_layer out: the costs already say it",
+        )
+    if layers < blocks:
+        cut = f"{p.pp} stages" + (f" x {p.vpp} chunks" if p.vpp > 1 else "")
+        raise UnevenLayersError(
+            f"{layers} layers leave some of {cut} empty", f"use {blocks} layers or more"
+        )
+    return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp), p.pp)
 
 
 def _counts(
@@ -119,11 +145,11 @@ def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
     sizes = ", ".join(str(k) for k in legal if k > 1 or vpp == 1)
     counted = f"{layers} layers" + (f" and {extra} counted as such" if extra else "")
     cut = f"{pp} stages" + (f" x {vpp} chunks" if vpp > 1 else "")
+    by_cost = "" if extra or layers < blocks else "; or parallel.stage_balance cost"
     return UnevenLayersError(
         f"{counted} do not divide over {cut}",
         f"use {f'pp {sizes}; or ' if sizes else ''}{chunk * blocks - extra} or "
-        f"{(chunk + 1) * blocks - extra} layers; or give "
-        "parallel.first_stage_layers and last_stage_layers",
+        f"{(chunk + 1) * blocks - extra} layers{by_cost}",
     )
 
 
@@ -139,61 +165,3 @@ def stack_spans(spans: Iterable[Span], sizes: Sequence[int]) -> list[list[Span]]
         own = [(max(a, end - size), min(b, end)) for a, b in cuts]
         found.append([(a - end + size, b - end + size) for a, b in own if a < b])
     return found
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What each layer takes, and what a model's ends take besides, in any unit."""
-
-    layers: Sequence[float]
-    entry: float = 0.0
-    exit: float = 0.0
-
-    def of_stages(self, stages: Sequence[Sequence[Span]]) -> list[float]:
-        found = [sum(sum(self.layers[start:stop]) for start, stop in spans) for spans in stages]
-        found[0] += self.entry
-        found[-1] += self.exit
-        return found
-
-
-def balanced_layers(costs: Costs, *, pp: int, vpp: int = 1) -> list[int] | None:
-    """Layers of each stage such that the slowest takes least: of all cuts that `stage_layers` makes
-    of first and last, of equals the evenest. None where there is no cut without an empty stage.
-
-    >>> balanced_layers(Costs([1] * 24, exit=3.5), pp=4)      # 27.5 / 4 is 6.9
-    [7, 7, 7, 3]
-    """
-    assert pp > 1, "one stage has no cut"
-    layers, most = len(costs.layers), -(-len(costs.layers) // pp)
-    while not (even := list(_cuts(layers, pp, vpp, most))):
-        most += 1
-        if most > layers:
-            return None
-    enough = min(_slowest(costs, cut, pp, vpp) for cut in even)
-    cuts = _cuts(layers, pp, vpp, int(enough / min(costs.layers)))  # others are slower still
-    first, middle, last = min(cuts, key=lambda c: (_slowest(costs, c, pp, vpp), _spread(c)))
-    return [first, *[middle] * (pp - 2), last]
-
-
-Cut = tuple[int, int, int]  # layers of the first stage, of each in between, of the last
-
-
-def _cuts(layers: int, pp: int, vpp: int, most: int) -> Iterator[Cut]:
-    """Those of at most so many layers a stage; 0 where nothing is in between."""
-    inner = pp - 2
-    for first in range(vpp, min(layers, most) + 1, vpp):
-        least = max(vpp, -((first + most - layers) // inner) // vpp * vpp) if inner else 0
-        for middle in range(least, most + 1, vpp) if inner else (0,):
-            last = layers - first - inner * middle
-            if vpp <= last <= most and last % vpp == 0:
-                yield first, middle, last
-
-
-def _slowest(costs: Costs, cut: Cut, pp: int, vpp: int) -> float:
-    stages = stage_layers(len(costs.layers), pp=pp, vpp=vpp, first=cut[0], last=cut[2])
-    return max(costs.of_stages(stages))
-
-
-def _spread(cut: Cut) -> int:
-    held = [count for count in cut if count]
-    return max(held) - min(held)

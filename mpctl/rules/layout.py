@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.families import get_table
+from mpctl.balance import balanced_counts
+from mpctl.families.costs import job_costs
 from mpctl.rules.check import Check, listed, nearest
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
-from mpctl.stages import UnevenLayersError, balanced_layers, job_stages, stage_layers
+from mpctl.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.topology import Topology
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
@@ -127,12 +127,12 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
             f"{p.schedule} does not go with {p.vpp} chunks a stage",
             "use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
         )
-    if job.model is None:
+    if job.model is None or (p.stage_balance == "cost" and not _is_countable(job.model)):
         return
     layers = _stage_check(job, "model.layers", job.model.all_layers)
     yield layers
-    if layers.status == "ok" and _is_cut_for(job, job.model):
-        yield from _balance(job, job.model)
+    if layers.status == "ok" and p.pp > 1 and not _is_chosen(job) and _is_countable(job.model):
+        yield from _balance(job)
 
 
 def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
@@ -156,30 +156,28 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
     )
 
 
-def _is_cut_for(job: JobSpec, model: Model) -> bool:
-    """Whether the planner chose how many layers the end stages hold, of a model that other rules
-    find fit to be counted."""
+def _is_chosen(job: JobSpec) -> bool:
+    """Whether the job says how many layers its end stages hold, or that their costs do."""
     p = job.parallel
-    is_chosen = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer
+    given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
+    return bool(given) or p.stage_balance == "cost"
+
+
+def _is_countable(model: Model) -> bool:
+    """Whether other rules find the model fit to be counted."""
     decoder = model.family != "t5" or (model.decoder_layers and model.decoder_seq_length)
-    shaped = model.head_dim is not None or model.hidden % model.heads == 0
-    return p.pp > 1 and not is_chosen and not p.loss_is_layer and bool(decoder) and shaped
+    return bool(decoder) and (model.head_dim is not None or model.hidden % model.heads == 0)
 
 
-def _balance(job: JobSpec, model: Model) -> Iterator[Check]:
+def _balance(job: JobSpec) -> Iterator[Check]:
     """An equal cut leaves the stage of the output head the slowest, and all others wait for it."""
-    from mpctl.estimate.flops import layer_costs  # a plan without a pipeline does not count here
-
     p, rule = job.parallel, "stage-balance"
-    table = replace(get_table(model, tp=p.tp), freeze=tuple(job.training.freeze))
-    costs = layer_costs(job, model, table)
+    costs = job_costs(job)
     if min(costs.layers) == 0:  # less than a token a rank: cp-divides-sequence
         return
     takes = costs.of_stages(job_stages(job, len(costs.layers)))
-    counts = balanced_layers(costs, pp=p.pp, vpp=p.vpp)
-    assert counts is not None, "the equal cut is one"
-    first, last = counts[0], counts[-1]
-    best = stage_layers(len(costs.layers), pp=p.pp, vpp=p.vpp, first=first, last=last)
+    best = spans_of(balanced_counts(costs, pp=p.pp, vpp=p.vpp), p.pp)
+    counts = [sum(stop - start for start, stop in spans) for spans in best]
     times = max(takes) / max(costs.of_stages(best))
     slowest, layers = takes.index(max(takes)), listed(sorted(set(counts)))
     message = f"stage {slowest}, the slowest, computes {times:.2f} times as long as the slowest "
@@ -187,7 +185,7 @@ def _balance(job: JobSpec, model: Model) -> Iterator[Check]:
     if times <= WORTH_BALANCING:
         yield Check(rule, "ok", "parallel", message)
         return
-    hint = f"use parallel.first_stage_layers {first} and last_stage_layers {last}"
+    hint = "use parallel.stage_balance cost"
     yield Check(rule, "warning", "parallel", f"{message}, above {WORTH_BALANCING:g}", hint)
 
 
@@ -211,11 +209,11 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:
-    if job.parallel.zero and job.sizes["dp"] == 1:
+    if job.parallel.zero and job.sizes["dp"] * job.sizes["cp"] == 1:
         yield Check(
             "zero-needs-dp",
             "warning",
             "parallel.zero",
-            f"ZeRO {job.parallel.zero} shares nothing when dp is 1",
+            f"ZeRO {job.parallel.zero} shares nothing when dp and cp are 1",
             "use zero 0, or more replicas",
         )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpctl.balance import Costs, balanced_counts
 from mpctl.stages import Span, UnevenLayersError, stage_layers
 
 small = st.integers(1, 6)
@@ -150,6 +151,8 @@ def test_hints_of_an_uneven_cut_are_legal(
     assert near, hint
     for count in map(int, near.groups()):
         assert min(counts(cut(count, pp))) >= 1, hint
+    if "stage_balance cost" in hint:
+        assert min(balanced_counts(Costs([1] * layers), pp=pp, vpp=vpp)) >= 1
     sizes = re.search(r"use pp ([\d, ]+);", hint)
     for size in map(int, sizes[1].split(", ")) if sizes else ():
         assert min(counts(cut(layers, size))) >= 1, hint
