@@ -1,37 +1,46 @@
-"""What one rank of each stage holds: parameters, gradients, optimizer state, activations.
+"""What one rank of each stage holds at most: states, activations, and what is there for a moment.
 
-States are exact counts of the operator table: parameters in the training dtype, gradients in the
-reduction dtype, AdamW's two float32 moments and, when parameters are 16-bit, a float32 master copy
-(2 + 4 + 4 + 8 bytes a parameter in bf16; a frozen one takes its 2 alone). ZeRO 1, 2, 3 divides
-optimizer, gradients, parameters by dp.
+States are exact counts (states.py).
 
-Activations per layer, 16-bit, dropout on (Korthikanti et al., arXiv 2205.05198, table 2), in units
-of sbh: no tp 34 + 5as/h; tp 10 + 24/t + 5as/(ht); with sequence parallelism all over t; selective
-recomputation and flash attention drop the 5as/h term; full recomputation keeps 2. A wider dtype
-scales them. A layer that computes no gradient (families/gradients.py) keeps nothing, any other
-counts whole. How many micro batches of each chunk a stage holds at once is the schedule's
-(schedule/orders.py): min(p - stage, m) under 1F1B, all m under GPipe. Heads, temporaries and
-allocator slack are not counted: with nothing frozen the total is a lower bound.
+Activations are the tensors of the operator table (activations.py) of as many micro batches as the
+schedule has in flight (schedule/orders.py): min(p - stage, m) under 1F1B, all m under GPipe; the
+one under way has its most. `allocated` is what is asked for, `reserved` with the allocator's slack,
+and the device holds the libraries' context besides. The heaviest stage decides.
+
+By hand, gpt of 8 layers on 4 stages, 1F1B: stage 0 has 4 micro batches of 2 layers, as many layers
+as the model; 3 wait, the 4th goes backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from mpctl.estimate.communication import held_by, local_parameters, local_sizes
-from mpctl.families.products import Core, Stack
+from mpctl.estimate.activations import (
+    SENT,
+    ChunkBytes,
+    chunk_bytes,
+    form_of,
+    is_cuda,
+    memory_of,
+)
+from mpctl.estimate.communication import message_bytes
+from mpctl.estimate.states import States, find_states, weights_besides
+from mpctl.families.buckets import shared_names, zero_stage
 from mpctl.families.table import OperatorTable
-from mpctl.schedule.orders import FREES, actions, peak_in_flight
+from mpctl.schedule.orders import actions, peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
+from mpctl.spec.parallel import ScheduleName
 from mpctl.stages import Span
-from mpctl.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Bytes on one rank of a pipeline stage."""
+    """Bytes on one rank of a pipeline stage. in_flight: chunks of micro batches held at most;
+    activation_bytes: all that is kept for backwards at once; working_bytes: the rest of the peak;
+    lasting_bytes: of the software's own, from the first step on."""
 
     stage: int
     parameters: int
@@ -39,89 +48,125 @@ class StageMemory:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    working_bytes: int
+    lasting_bytes: int
+    slack_bytes: int
+    context_bytes: int
+    in_flight: int
+
+    @property
+    def state_bytes(self) -> int:
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The most at once, as an allocator counts what it was asked for."""
+        return self.state_bytes + self.activation_bytes + self.working_bytes + self.lasting_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self.allocated_bytes + self.slack_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """As the device's own tools show it."""
+        return self.reserved_bytes + self.context_bytes
 
     @property
     def total_bytes(self) -> int:
-        states = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
-        return states + self.activation_bytes
+        return self.allocated_bytes
 
 
 def stage_memory(
     job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
 ) -> list[StageMemory]:
     """One entry a stage; the heaviest decides whether the job fits."""
-    return [_one_stage(job, model, table, spans, stage) for stage, spans in enumerate(stages)]
+    memory, shared = memory_of(job), frozenset[str]()
+    if memory.kernels == "mpctl" and zero_stage(job):
+        shared = shared_names(table, stages)
+    t, p = job.training, job.parallel
+    settings = (form_of(job, model), t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
+                job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
+    scale = (memory.slack - 1, round(memory.context_bytes)) if is_cuda(job) else (0.0, 0)
+    found = []
+    for stage, spans in enumerate(stages):
+        key = ("memory", *map(tuple, spans), stage == 0, stage == p.pp - 1, settings)
+        held = table.known.get(key)
+        if held is None:
+            held = _Stage.of(job, model, table, spans, stage=stage, shared=shared)
+            table.known[key] = held
+        found.append(_at_peak(job, held, stage, *scale))
+    return found
 
 
-def _one_stage(
-    job: JobSpec, model: Model, table: OperatorTable, spans: list[Span], stage: int
-) -> StageMemory:
-    training, dp, zero = job.training, job.sizes["dp"], job.parallel.zero
-    count = local_parameters(job, table, spans, stage=stage)
-    trained = local_parameters(job, table, spans, stage=stage, trained_only=True)
-    width = DTYPE_BYTES[training.dtype]
-    moments = 2 * max(4, width)
-    master = 4 if width < 4 else 0
-    kept = [_chunk_bytes(job, model, table, span, stage) for span in spans]
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Of a stage, whatever its number: work: of weights and messages, beside a chunk's own."""
+
+    states: States
+    chunks: tuple[ChunkBytes, ...]
+    lasting: int
+    work: float
+
+    @classmethod
+    def of(
+        cls, job: JobSpec, model: Model, table: OperatorTable, spans: Sequence[Span], *,
+        stage: int, shared: frozenset[str],
+    ) -> _Stage:  # fmt: skip
+        states = find_states(job, table, spans, stage=stage, shared=shared)
+        chunks = tuple(chunk_bytes(job, model, table, span, stage=stage) for span in spans)
+        lasting, gathered = weights_besides(job, model, table, spans, stage=stage)
+        work = gathered + states.passing
+        if job.parallel.pp > 1:
+            message = message_bytes(job, model, table.boundary(spans[0][1])[0])
+            work += (SENT + 1) * message / _split(job)
+        return cls(states, chunks, round(lasting), work)
+
+
+def _at_peak(job: JobSpec, held: _Stage, stage: int, slack: float, context: int) -> StageMemory:
+    states = held.states
+    kept, peak, in_flight = held_at_most(job, held.chunks, stage=stage)
+    activations = round(kept)
+    work = round(max(peak - kept + held.work, states.stepping - kept))
+    bare = states.parameters + states.gradients + states.optimizer
+    allocated = bare + activations + work + held.lasting
     return StageMemory(
-        stage=stage,
-        parameters=count,
-        parameter_bytes=_shared(count * width, dp, zero >= 3),
-        gradient_bytes=_shared(trained * DTYPE_BYTES[training.reduced_dtype], dp, zero >= 2),
-        optimizer_bytes=_shared(trained * (moments + master), dp, zero >= 1),
-        activation_bytes=round(held_bytes(job, kept, stage=stage)),
-    )
+        stage, states.count, states.parameters, states.gradients, states.optimizer, activations,
+        work, held.lasting, round(allocated * slack), context, in_flight,
+    )  # fmt: skip
 
 
-def _shared(amount: int, dp: int, is_shared: bool) -> int:
-    return -(-amount // dp) if is_shared else amount
+def _split(job: JobSpec) -> int:
+    return job.parallel.tp if job.parallel.sequence_parallel else 1
 
 
-def _chunk_bytes(job: JobSpec, model: Model, table: OperatorTable, span: Span, stage: int) -> float:
-    """Of one micro batch in one chunk."""
-    return sum(
-        layers * layer_activation_bytes(job, model, held.stack)
-        for held in held_by(job, table, [span], stage=stage)
-        for layers, flow in held.blocks
-        if flow.after
-    )
-
-
-def held_bytes(job: JobSpec, chunks: Sequence[float], *, stage: int) -> float:
-    """The most that a stage holds at once, by what one micro batch in each of its chunks takes."""
+def held_at_most(
+    job: JobSpec, chunks: Sequence[ChunkBytes], *, stage: int
+) -> tuple[float, float, int]:
+    """(kept for backwards at most, most with what an action under way has, chunks in flight)."""
     p = job.parallel
-    sizes = {"stage": stage, "stages": p.pp, "microbatches": job.num_microbatches, "chunks": p.vpp}
-    if len(set(chunks)) == 1:
-        return peak_in_flight(p.schedule, **sizes) * chunks[0]
-    held = peak = 0.0
-    for kind, _, chunk in actions(p.schedule, **sizes):
-        held += chunks[chunk] * ((kind == "forward") - (kind in FREES))
-        peak = max(peak, held)
-    return peak
+    schedule: ScheduleName = p.schedule if p.pp > 1 else "1f1b"
+    return _held(schedule, stage, p.pp, job.num_microbatches, tuple(chunks))
 
 
-def layer_activation_bytes(job: JobSpec, model: Model, stack: Stack) -> float:
-    """Saved activations of one layer for one micro batch, bytes on one rank.
-
-    In units of the layer's own sbh: its norms and MLP 4 + 3 + 16/t, each attention 3 + 8/t (input,
-    mask; q, k, v and what they give: half of it by its keys' length) and its scores.
-    """
-    training, p, sizes = job.training, job.parallel, local_sizes(job, model)
-    own = sizes["batch"] * sizes[stack.seq] * model.hidden
-    scale = DTYPE_BYTES[training.dtype] / 2
-    split = p.tp if p.sequence_parallel else 1
-    if training.recompute == "full":
-        return 2 * own * scale / split
-    attentions = sum(_attention_bytes(job, model, core, split) for core in stack.cores)
-    norms = 2 * (1 + len(stack.cores))
-    return scale * (own * ((norms + 3) / split + 16 / p.tp) + attentions)
-
-
-def _attention_bytes(job: JobSpec, model: Model, core: Core, split: int) -> float:
-    training, tp, sizes = job.training, job.parallel.tp, local_sizes(job, model)
-    queries, keys = (sizes["batch"] * sizes[dim] for dim in (core.queries, core.keys))
-    products = model.hidden * (3 * queries / split + 4 * (queries + keys) / tp)
-    holds_scores = model.attention == "unfused" or training.attention_dropout > 0
-    if not holds_scores or training.recompute != "none":
-        return products
-    return products + 5 * model.heads * queries * sizes[core.keys] * job.parallel.cp / tp
+@lru_cache(maxsize=65536)
+def _held(
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int,
+    chunks: tuple[ChunkBytes, ...],
+) -> tuple[float, float, int]:  # fmt: skip
+    sizes = {"stage": stage, "stages": stages, "chunks": len(chunks)}
+    count = peak_in_flight(schedule, microbatches=microbatches, **sizes)
+    if len(chunks) == 1:
+        (only,) = chunks
+        late = min(stage, count - 1) if schedule == "zero-bubble" else 0
+        whole = count - late
+        waiting = late * only.put_off
+        return whole * only.kept + waiting, (whole - 1) * only.kept + only.top + waiting, count
+    few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full
+    held = most = peak = 0.0
+    for kind, _, chunk in actions(schedule, microbatches=few, **sizes):
+        kept = chunks[chunk].kept
+        held += kept if kind == "forward" else 0.0
+        most, peak = max(most, held), max(peak, held + chunks[chunk].work)
+        held -= kept if kind != "forward" else 0.0
+    return most, peak, count

@@ -21,6 +21,7 @@ What backward does not compute (dX or dW of what is frozen) it does not send: gr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from mpctl.sharding import AXIS_OF_DIM, reduced_axes
@@ -28,7 +29,7 @@ from mpctl.sharding import AXIS_OF_DIM, reduced_axes
 Dims = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Weight:
     """A parameter: its name inside the model, full shape and the name of each dimension."""
 
@@ -36,11 +37,11 @@ class Weight:
     shape: tuple[int, ...]
     dims: Dims
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return prod(self.shape)
 
-    @property
+    @cached_property
     def is_split(self) -> bool:
         """Whether each tp rank holds a part of it."""
         return any(AXIS_OF_DIM.get(dim) == "tp" for dim in self.dims)

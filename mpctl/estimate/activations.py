@@ -1,0 +1,227 @@
+"""What one micro batch takes in a chunk: what is kept until its backward, and the most besides.
+
+Kept is the sum of the operator table's tensors (families/kept.py). The most besides is found by
+going backward through the chunk, from its exit to its entry: at each point what lies behind is
+freed, and there are gradients of the stream, of a layer's products, of weights on their way to the
+buffer, and what is computed again. The dW of a tied table waits from the head for the embedding's.
+
+By hand, gpt of one fp32 layer, rows r = bs, no dropout: leaving the MLP backward there are the
+stream's gradient r h, its activation's r f and a matrix's h f beside all that was kept.
+
+Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from mpctl.estimate.communication import held_by
+from mpctl.families.kept import Form, Kept, batch_kept, entry_kept, exit_kept, layer_kept
+from mpctl.families.products import Core
+from mpctl.families.table import Held, OperatorTable
+from mpctl.sharding import padded_vocab
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.spec.runtime import get_profile
+from mpctl.spec.runtime_memory import Memory
+from mpctl.stages import Span
+from mpctl.units import DTYPE_BYTES
+
+BLOCK = {False: 1 << 17, True: 1 << 24}  # elements of a loss's working block, on cpu and cuda
+SENT = 2  # messages between stages that wait to leave, each a hidden state; one more arrives
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBytes:
+    """Of one micro batch in one chunk. kept: until its backward; top: the most at once, with what
+    is kept; put_off: until the weights' gradients, where the schedule has backward in two."""
+
+    kept: float = 0.0
+    top: float = 0.0
+    put_off: float = 0.0
+
+    @property
+    def work(self) -> float:
+        return self.top - self.kept
+
+
+class LayerBytes(NamedTuple):
+    """kept, put_off: as a chunk's; work: the most that its backward has besides."""
+
+    kept: float
+    work: float
+    put_off: float
+
+
+def form_of(job: JobSpec, model: Model) -> Form:
+    """The rank's own sizes; of the ranks of tp the first, which has the most words."""
+    t, p, memory = job.training, job.parallel, memory_of(job)
+    tp, cp = p.tp, p.cp
+    rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
+    assumed = memory.assumes_dropout and model.attention == "unfused"
+    return Form(
+        kernels=memory.kernels, is_cuda=is_cuda(job), value=max(2, DTYPE_BYTES[t.dtype]),
+        batch=t.micro_batch_size, seq=model.seq_length // cp,
+        decoder_seq=(model.decoder_seq_length or 0) // cp, hidden=model.hidden,
+        inner=model.heads * model.head_size // tp,
+        kv=2 * model.kv_heads * model.head_size // tp, heads=model.heads // tp,
+        ffn=model.ffn // tp, vocab=min(rows, model.vocab), table_rows=rows,
+        head_size=model.head_size, kv_heads=model.kv_heads, tp=tp, cp=cp,
+        splits=p.sequence_parallel, norm=model.norm,
+        activation=model.activation, is_gated=model.gated, is_rotary=model.position == "rotary",
+        is_flash=model.attention == "flash", dropout=t.dropout > 0 or assumed,
+        attention_dropout=t.attention_dropout > 0 or assumed, recompute=t.recompute,
+        input_parts=0 if t.offload_activations else tp if t.partition_activations else 1,
+    )  # fmt: skip
+
+
+def memory_of(job: JobSpec) -> Memory:
+    """The runtime's figures."""
+    return get_profile(job.training.runtime).memory
+
+
+def is_cuda(job: JobSpec) -> bool:
+    device = job.cluster.device
+    if job.launch.device != "auto":
+        return job.launch.device == "cuda"
+    return device is None or device.kind == "cuda"
+
+
+def chunk_bytes(
+    job: JobSpec, model: Model, table: OperatorTable, span: Span, *, stage: int
+) -> ChunkBytes:
+    """Of one micro batch in the layers of a span."""
+    form = form_of(job, model)
+    shape = Shape(model.family, model.norm_order == "post", model.tied_embeddings)
+    parts = tuple(map(_Part.of, held_by(job, table, [span], stage=stage)))
+    return _chunk(form, shape, parts, memory_of(job).logit_bytes)
+
+
+class Shape(NamedTuple):
+    """What of a model decides which tensors there are."""
+
+    family: str
+    is_post: bool
+    tied: bool
+
+
+class _Part(NamedTuple):
+    """What a chunk has of a stack, as far as memory goes. layers: those that keep anything."""
+
+    cores: tuple[Core, ...]
+    is_decoder: bool
+    layers: int
+    has_entry: bool
+    has_exit: bool
+
+    @property
+    def seq(self) -> str:
+        return self.cores[0].queries
+
+    @classmethod
+    def of(cls, held: Held) -> _Part:
+        kept = sum(count for count, flow in held.blocks if flow.after)
+        is_decoder = held.stack.seq == "decoder_seq"
+        return cls(held.stack.cores, is_decoder, kept, held.has_entry, held.has_exit)
+
+
+Piece = tuple[float, float]  # what is kept, and the most that its backward has besides
+
+
+@lru_cache(maxsize=65536)
+def _chunk(form: Form, shape: Shape, parts: tuple[_Part, ...], logit_bytes: float) -> ChunkBytes:
+    """Backward through a chunk: what is there at most, beside and with what it kept."""
+    pieces = [_pieces(form, shape, part, logit_bytes) for part in parts]
+    kept = sum(size for piece in pieces for size, _ in piece)
+    waits = shape.tied and any(p.has_entry for p in parts) and any(p.has_exit for p in parts)
+    table = form.hidden * form.table_rows * form.value
+    left = top = kept
+    waiting = 0.0
+    for part, piece in zip(reversed(parts), reversed(pieces), strict=True):
+        for size, work in reversed(piece):
+            top = max(top, left + waiting + work)
+            left -= size
+            waiting = table if waits else 0.0
+        if part.has_entry:
+            top = max(top, left + waiting + table)
+    batch = form.bytes_of(batch_kept(shape.family))
+    put_off = sum(part.layers * _layer(form, shape.family, part.cores).put_off for part in parts)
+    return ChunkBytes(kept + batch, top + batch, put_off)
+
+
+def _pieces(form: Form, shape: Shape, part: _Part, logit_bytes: float) -> list[Piece]:
+    """Of entry, layers and exit, in forward order."""
+    found: list[Piece] = []
+    is_bert_post = shape.family == "bert" and shape.is_post
+    if part.has_entry:
+        found.append((form.bytes_of(entry_kept(form, part.seq, norm=is_bert_post)), 0.0))
+    if part.layers:
+        layer = _layer(form, shape.family, part.cores)
+        beside = form.bytes_of(_beside(form, shape.family, part.seq))
+        found.append((part.layers * layer.kept + beside, layer.work))
+    if part.has_exit:
+        is_last = shape.family != "t5" or part.is_decoder
+        kept = exit_kept(form, shape.family, part.seq, is_last=is_last, norm=not is_bert_post)
+        work = _exit_work(form, part.seq, logit_bytes) if is_last else 0.0
+        found.append((form.bytes_of(kept), work))
+    return found
+
+
+def _beside(form: Form, family: str, seq: str) -> tuple[Kept, ...]:
+    """What all layers of a chunk keep together: T5's bias and its places, and GLM's mask where
+    layers are given it again."""
+    if form.kernels != "mpctl" or family not in ("t5", "glm"):
+        return ()
+    if family == "glm":
+        mask = Kept("mask", ("batch", seq, seq, "cp"), "mask")
+        return (mask,) * (form.recompute != "none")
+    pairs = (seq, seq, "cp")
+    has_bias = form.is_cuda or form.recompute != "none"
+    return (Kept("places", pairs, "index"), *(Kept("bias", ("heads", *pairs)),) * has_bias)
+
+
+@lru_cache(maxsize=65536)
+def _layer(form: Form, family: str, cores: tuple[Core, ...]) -> LayerBytes:
+    layer = layer_kept(form, family, cores)
+    kept, again = form.bytes_of(layer.always), form.bytes_of(layer.again)
+    is_whole = form.recompute == "full" or form.kernels == "half"
+    every = layer.again if is_whole else layer.always
+    rows: int = form.batch * getattr(form, cores[0].queries)
+    stream = rows * form.hidden * form.value
+    own = stream / (form.tp if form.splits else 1)
+    mlp = form.bytes_of(k for k in every if k.name.startswith("mlp"))
+    scores = form.bytes_of(k for k in (*layer.always, *layer.again) if k.name == "shares")
+    repeated = again - (own if form.input_parts == 1 else 0) if is_whole else 0.0
+    inner, matrix = rows * form.ffn * form.value, form.hidden * form.ffn * form.value
+    gathers = 2 * stream if form.splits else 0.0
+    product = inner + matrix + gathers
+    in_mlp = own * (1 + form.dropout) + max(5 * inner if form.is_gated else 0, product)
+    if len(cores) > 1:
+        in_mlp += form.batch * form.seq * form.hidden * form.value  # the source's gradient
+    in_core = own + scores * (3 if form.kernels != "mpctl" else 2 if family == "glm" else 1)
+    work = max(repeated + in_mlp, (repeated or again) - mlp + in_core)
+    return LayerBytes(kept, work, _put_off(form, rows, own))
+
+
+def _put_off(form: Form, rows: int, own: float) -> float:
+    """Inputs of the four products and the gradients of their results."""
+    gated = 2 if form.is_gated else 1
+    widths = form.inner + form.ffn + form.inner + form.kv + gated * form.ffn + 2 * form.hidden
+    return 2 * own + rows * widths * form.value
+
+
+def _exit_work(form: Form, seq: str, logit_bytes: float) -> float:
+    """The loss's working block, then the gradients of the head's input and of its table."""
+    rows: int = form.batch * getattr(form, seq)
+    logits, stream = rows * form.vocab, rows * form.hidden * form.value
+    if form.kernels != "mpctl":
+        return logits * logit_bytes + stream
+    block = max(form.vocab, BLOCK[form.is_cuda] // form.vocab * form.vocab)
+    working = form.wide * (logits if logits <= block else 2 * block)
+    if form.wide == form.value and logits <= block:
+        working = 0  # in place
+    gathers = 2 * stream if form.splits else 0.0
+    padded = form.table_rows if form.table_rows > form.vocab else 0
+    return max(working, stream + gathers + (form.vocab + padded) * form.hidden * form.value)

@@ -1,0 +1,99 @@
+"""The figures of a stage's memory with the formulas that gave them.
+
+By hand, `memory.stage-0.optimizer` of 10 bf16 parameters: 120 B = 10 parameters x (8 + 4) bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.estimate.activations import ChunkBytes, chunk_bytes, form_of, memory_of
+from mpctl.estimate.figure import Figure
+from mpctl.estimate.memory import StageMemory, stage_memory
+from mpctl.families.kept import Form, Kept, layer_kept
+from mpctl.families.table import OperatorTable
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.stages import Span
+from mpctl.units import bytes_text, count_text
+
+PAPER = "arXiv 2205.05198"
+
+
+def explain_memory(
+    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
+) -> list[Figure]:
+    """Of a layer of each stack, tensor by tensor, and of every stage."""
+    return list(_figures(job, model, table, stages))
+
+
+def _figures(
+    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
+) -> Iterator[Figure]:
+    form = form_of(job, model)
+    for stack in table.stacks:
+        prefix = f"memory.{stack.title.replace(' ', '-')}"
+        layer = layer_kept(form, model.family, stack.cores)
+        yield from _layer(form, prefix, layer.always)
+        yield from _layer(form, f"{prefix}.again", layer.again)
+    for memory in stage_memory(job, model, table, stages):
+        spans = stages[memory.stage]
+        chunks = [chunk_bytes(job, model, table, span, stage=memory.stage) for span in spans]
+        yield from _stage(job, memory, chunks)
+
+
+def _layer(form: Form, prefix: str, kept: tuple[Kept, ...]) -> Iterator[Figure]:
+    """What one layer keeps of a micro batch; `again`: what is computed again for its backward."""
+    found: dict[str, list[Kept]] = {}
+    for tensor in kept:
+        found.setdefault(tensor.name.replace(" ", "-"), []).append(tensor)
+    if kept:
+        parts = " + ".join(bytes_text(form.bytes_of(own)) for own in found.values())
+        yield _bytes(prefix, form.bytes_of(kept), "sum of the tensors below", parts, PAPER)
+    for name, own in found.items():
+        numbers = " + ".join(_product(form, tensor) for tensor in own)
+        formula = " + ".join(" x ".join((*tensor.dims, tensor.width)) for tensor in own)
+        yield _bytes(f"{prefix}.{name}", form.bytes_of(own), formula, numbers, PAPER)
+
+
+def _product(form: Form, tensor: Kept) -> str:
+    sizes = " x ".join(str(getattr(form, dim)) for dim in tensor.dims)
+    width = form.bytes_of([Kept("", (), tensor.width)])
+    times = "" if tensor.times == 1 else f" x {tensor.times:g}"
+    split = f" / {form.tp}" if form.splits and tensor.is_outer else ""
+    return f"{sizes} x {width:g} B{times}{split}"
+
+
+# fmt: off
+def _stage(job: JobSpec, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterator[Figure]:
+    prefix, memory = f"memory.stage-{stage.stage}", memory_of(job)
+    zero = f", ZeRO {job.parallel.zero} over {job.sizes['dp'] * job.sizes['cp']}"
+    for name, value in (("parameters", stage.parameter_bytes), ("gradients", stage.gradient_bytes),
+                        ("optimizer", stage.optimizer_bytes)):
+        each = value / stage.parameters if stage.parameters else 0.0
+        yield _bytes(f"{prefix}.{name}", value, f"parameters of the rank x bytes{zero}",
+                     f"{count_text(stage.parameters)} x {each:.4g} B", "arXiv 1910.02054")
+    kept = " and ".join(bytes_text(chunk.kept) for chunk in chunks)
+    yield _bytes(f"{prefix}.activations", stage.activation_bytes,
+                 f"{job.parallel.schedule}: chunks of micro batches in flight x kept of one",
+                 f"{stage.in_flight} x {kept}", PAPER)
+    most = bytes_text(max(chunk.work for chunk in chunks))
+    yield _bytes(f"{prefix}.working", stage.working_bytes,
+                 "gradients, second forwards and weights for a moment, messages between stages",
+                 f"{most} in a backward, and what else is under way")
+    yield _bytes(f"{prefix}.lasting", stage.lasting_bytes, "stand-ins that the software keeps",
+                 bytes_text(stage.lasting_bytes), memory.source)
+    parts = (stage.state_bytes, stage.activation_bytes, stage.working_bytes, stage.lasting_bytes)
+    yield _bytes(f"{prefix}.allocated", stage.allocated_bytes,
+                 "states + activations + working + lasting", " + ".join(map(bytes_text, parts)))
+    yield _bytes(f"{prefix}.reserved", stage.reserved_bytes, "allocated x slack of the allocator",
+                 f"{bytes_text(stage.allocated_bytes)} x {memory.slack:g}", memory.source)
+    yield _bytes(f"{prefix}.device", stage.device_bytes, "reserved + context of the libraries",
+                 f"{bytes_text(stage.reserved_bytes)} + {bytes_text(stage.context_bytes)}",
+                 memory.source)
+
+# fmt: on
+
+
+def _bytes(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:
+    return Figure(name, value, "B", formula, numbers, source)

@@ -1,0 +1,126 @@
+"""What a rank holds from step to step: parameters, gradients, optimizer.
+
+Ours, by bucket (families/buckets.py): parameters in the training dtype, gradients in the reduction
+dtype, AdamW's two float32 moments and, of 16-bit parameters, a float32 master; a frozen parameter
+is alone. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over dp x cp, in
+slices of padded buckets. Of other runtimes the profile says the dtypes, and shares are even.
+
+By hand, 10 bf16 parameters: 20 + 40 + 120 bytes; ZeRO 1 over 4 ranks pads to 12: 24 + 48 + 36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mpctl.estimate.activations import memory_of
+from mpctl.estimate.communication import held_by, local_parameters
+from mpctl.families.buckets import Bucket, stage_buckets, zero_stage
+from mpctl.families.products import Weight
+from mpctl.families.table import OperatorTable
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.spec.runtime_memory import Memory
+from mpctl.stages import Span
+from mpctl.units import DTYPE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """count: parameters of the rank, before any sharing; the rest bytes. passing: there for a
+    moment of a backward; stepping: of the update, when no activations are there."""
+
+    count: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    passing: int = 0
+    stepping: int = 0
+
+
+def find_states(
+    job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int,
+    shared: Collection[str],
+) -> States:  # fmt: skip
+    """Of one rank of a stage. shared: parameters that other stages hold too, for ZeRO's buckets."""
+    count = trained = local_parameters(job, table, spans, stage=stage)
+    if job.training.freeze:
+        trained = local_parameters(job, table, spans, stage=stage, trained_only=True)
+    memory = memory_of(job)
+    if memory.kernels != "mpctl":
+        return _others_states(job, memory, count, trained)
+    if zero_stage(job):
+        buckets = stage_buckets(job, table, spans, stage=stage, shared=shared)
+        return _sliced_states(job, count, buckets)
+    width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
+    stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
+    optimizer = trained * _optimizer_width(width)
+    return States(count, count * width, trained * reduced, optimizer, stepping=stepping)
+
+
+def _optimizer_width(width: int) -> int:
+    """Two moments and, of narrow parameters, a master."""
+    return 2 * max(4, width) + (4 if width < 4 else 0)
+
+
+def _sliced_states(job: JobSpec, count: int, buckets: Sequence[Bucket]) -> States:
+    """Of ZeRO: flat buckets, padded to equal slices (runtime/values.py, runtime/gradients.py)."""
+    zero, n = zero_stage(job), job.sizes["dp"] * job.sizes["cp"]
+    width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
+    trained = [bucket for bucket in buckets if bucket.is_trained]
+    whole = sum(bucket.padded(n) for bucket in trained)
+    part = sum(bucket.part(n) for bucket in trained)
+    frozen = count - sum(bucket.numel for bucket in trained)
+    parameters = whole + frozen
+    if zero == 3:
+        parameters = sum(bucket.part(n) for bucket in buckets)
+    largest = max((bucket.padded(n) for bucket in trained), default=0)
+    passing = largest * reduced * (2 if zero >= 2 else 0) + largest // n * reduced
+    if zero == 3:
+        passing += 2 * max((bucket.padded(n) for bucket in buckets), default=0) * width
+    stepping = part * 4 if reduced < 4 else 0
+    return States(
+        count, parameters * width, (part if zero >= 2 else whole) * reduced,
+        part * _optimizer_width(width), passing, stepping,
+    )  # fmt: skip
+
+
+def _others_states(job: JobSpec, memory: Memory, count: int, trained: int) -> States:
+    """By the runtime's dtypes, shared evenly."""
+    t, zero, n = job.training, job.parallel.zero, job.sizes["dp"] * job.sizes["cp"]
+    width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
+    reduced = memory.gradient_bytes.get(t.dtype, DTYPE_BYTES[t.reduced_dtype])
+    return States(
+        count, _shared(count * width, n, zero >= 3), _shared(trained * reduced, n, zero >= 2),
+        _shared(trained * _optimizer_width(width), n, zero >= 1),
+    )  # fmt: skip
+
+
+def _shared(amount: float, n: int, is_shared: bool) -> int:
+    return -(-round(amount) // n) if is_shared else round(amount)
+
+
+def weights_besides(
+    job: JobSpec, model: Model, table: OperatorTable, spans: Sequence[Span], *, stage: int
+) -> tuple[float, float]:
+    """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
+    is added, stand-ins for the dW of a layer, and under ZeRO 3 what is gathered."""
+    memory = memory_of(job)
+    if memory.kernels == "mpctl":
+        return 0.0, 0.0
+    width, tp = DTYPE_BYTES[job.training.dtype], job.parallel.tp
+    held = held_by(job, table, spans, stage=stage)
+    layer = max((_numel(part.stack.block.weights, tp) for part in held), default=0)
+    ends = _numel({w.name: w for part in held for w in part.end_weights()}.values(), tp)
+    heads = [w.local_numel(tp) for part in held if part.has_exit for w in part.stack.exit.weights]
+    head = max(heads, default=0)
+    largest = max([head, *(w.local_numel(tp) for part in held for w in part.stack.block.weights)])
+    if job.parallel.zero >= 3:
+        return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
+    if memory.weight_gradients == "layer" and model.attention == "flash":
+        return float((layer + head) * width), 0.0
+    return 0.0, float(largest * width)
+
+
+def _numel(weights: Iterable[Weight], tp: int) -> int:
+    return sum(weight.local_numel(tp) for weight in weights)
