@@ -20,9 +20,10 @@ from mpctl.families.table import Held, OperatorTable
 from mpctl.schedule.orders import Kind
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
-from mpctl.stages import Costs, Span
+from mpctl.stages import Span
 
 ALL: tuple[Kind, ...] = ("forward", "backward")
+FORWARD: tuple[Kind, ...] = ("forward",)
 
 
 def step_flops(
@@ -31,6 +32,29 @@ def step_flops(
     """Of one rank of a stage in one step, forward and backward."""
     held = held_by(job, table, spans, stage=stage)
     return pass_flops(job, model, held) * job.num_microbatches
+
+
+def model_and_hardware_flops(
+    job: JobSpec, model: Model, table: OperatorTable
+) -> tuple[float, float]:
+    """Of a rank on the average in one step; the second with what recomputation repeats: with
+    selective recomputation the scores (arXiv 2205.05198, eq. 7 and 8)."""
+    plain = repeated = 0.0
+    for stack, flow in zip(table.stacks, table.flows, strict=True):
+        for run, kind in flow.runs:
+            plain += len(run) * block_flops(job, model, stack.cores, kind, again=0)
+            repeated += len(run) * _repeated(job, model, stack.cores, kind)
+        plain += sum(end_flops(job, model, end) for end in (flow.entry, flow.exit))
+    share = job.num_microbatches / job.parallel.pp
+    return plain * share, (plain + repeated) * share
+
+
+def _repeated(job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow) -> float:
+    if runs_again(job, model, flow):
+        return block_flops(job, model, cores, flow, FORWARD, again=0)
+    if job.training.recompute != "selective":
+        return 0.0
+    return sum((_core_flops(job, model, core, flow, 0, FORWARD) for core in cores), 0.0)
 
 
 def pass_flops(
@@ -46,10 +70,11 @@ def pass_flops(
 
 
 def block_flops(
-    job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow, kinds: Collection[Kind] = ALL
-) -> float:
-    """One layer and micro batch."""
-    again = int(runs_again(job, model, flow))
+    job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow, kinds: Collection[Kind] = ALL,
+    again: int | None = None,
+) -> float:  # fmt: skip
+    """One layer and micro batch. again: forwards repeated; what the job's recomputation says."""
+    again = int(runs_again(job, model, flow)) if again is None else again
     scores = sum(_core_flops(job, model, core, flow, again, kinds) for core in cores)
     return _part_flops(job, model, flow, again, kinds) + scores
 
@@ -57,27 +82,6 @@ def block_flops(
 def end_flops(job: JobSpec, model: Model, flow: Flow, kinds: Collection[Kind] = ALL) -> float:
     """One end of a stack and micro batch."""
     return _part_flops(job, model, flow, 0, kinds)
-
-
-def layer_costs(job: JobSpec, model: Model, table: OperatorTable) -> Costs:
-    """Of every layer of the model, and its ends; an end between two stacks counts to its layer."""
-    layers: list[float] = []
-    entry = exit_ = 0.0
-    for stack, flow in zip(table.stacks, table.flows, strict=True):
-        own = [
-            block_flops(job, model, stack.cores, run_flow)
-            for run, run_flow in flow.runs
-            for _ in run
-        ]
-        before, exit_ = end_flops(job, model, flow.entry), end_flops(job, model, flow.exit)
-        if layers:
-            own[0] += before
-        else:
-            entry = before
-        if stack is not table.stacks[-1]:
-            own[-1] += exit_
-        layers += own
-    return Costs(layers, entry, exit_)
 
 
 def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:

@@ -1,28 +1,59 @@
-"""Every estimate of one job, as one frozen value: what it sends, holds and takes."""
+"""Every estimate of one job, as one frozen value: what it sends, holds and takes.
+
+Each is computed when it is first asked for: a batch of jobs that wants times counts no messages.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, stage_memory
 from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.families import get_table
+from mpctl.families.table import OperatorTable
 from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
 from mpctl.stages import Span
 from mpctl.topology import Topology
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the model costs under this layout. blocks: the last block of each stack."""
+    """What the model costs under this layout."""
 
-    blocks: tuple[BlockTraffic, ...]
-    messages: tuple[tuple[Message, ...], ...]
-    parameters: int
-    memory: tuple[StageMemory, ...]
-    time: StepTime | str
+    job: JobSpec
+    model: Model
+    table: OperatorTable
+    topology: Topology
+    stages: list[list[Span]]
+
+    @cached_property
+    def blocks(self) -> tuple[BlockTraffic, ...]:
+        """The last block of each stack."""
+        return tuple(
+            block_traffic(self.job, self.model, stack, flow.last)
+            for stack, flow in zip(self.table.stacks, self.table.flows, strict=True)
+        )
+
+    @cached_property
+    def messages(self) -> tuple[tuple[Message, ...], ...]:
+        """Of one rank of each stage."""
+        return tuple(step_messages(self.job, self.model, self.table, self.stages))
+
+    @property
+    def parameters(self) -> int:
+        return self.table.numel
+
+    @cached_property
+    def memory(self) -> tuple[StageMemory, ...]:
+        return tuple(stage_memory(self.job, self.model, self.table, self.stages))
+
+    @cached_property
+    def time(self) -> StepTime | str:
+        return find_step_time(self.job, self.model, self.table, self.stages, self.topology)
 
     @property
     def step_seconds(self) -> float | None:
@@ -32,17 +63,6 @@ class Estimate:
 def estimate_job(job: JobSpec, topology: Topology, stages: list[list[Span]]) -> Estimate:
     """Of a legal job with a model."""
     assert job.model is not None
-    model = job.model
-    whole = get_table(model, tp=job.parallel.tp)
+    whole = get_table(job.model, tp=job.parallel.tp)
     table = replace(whole, freeze=tuple(job.training.freeze))
-    messages = tuple(step_messages(job, model, table, stages))
-    return Estimate(
-        blocks=tuple(
-            block_traffic(job, model, stack, flow.last)
-            for stack, flow in zip(table.stacks, table.flows, strict=True)
-        ),
-        messages=messages,
-        parameters=table.numel,
-        memory=tuple(stage_memory(job, model, table, stages)),
-        time=find_step_time(job, model, table, stages, topology, messages),
-    )
+    return Estimate(job, job.model, table, topology, stages)

@@ -1,12 +1,17 @@
-"""How long a message takes over the link that its group spans.
+"""How long a message takes over the links that its group spans.
 
-A group is as fast as the slowest link in it: where any group of an axis leaves its node, all of
-them count as between nodes, and the ranks of a node share its link. Collectives are rings: (t-1)/t
-of the message and t-1 latencies in each phase. From stage to stage a message crosses one link,
-which the ranks of a stage on one node share.
+A ring sends (t-1)/t of a message from every rank in each phase; an all-reduce has two phases, a
+gather or a scatter one. Of a group that leaves its node, g ranks lie in each: rings enter and leave
+a node once, through as much of its network as the groups that share the node leave to this one,
+the part of g of its ranks. The slower of the two links sets the pace; where any group of an axis
+leaves its node, all count as such. Latency: `start`, and a step of the ring inside a node for each
+rank and between nodes for each node; an all-reduce over many nodes goes up and down a tree (NCCL's
+double binary one) where that is shorter. From stage to stage a message crosses one
+link, which the ranks of a stage on one node share.
 
-By hand, 1 MB from a stage to the next over 10 GB/s and 5 us: 105 us in a node, 4 x 100 + 5 us from
-a node of 4 ranks of that stage.
+By hand, 1 MB over 10 GB/s and 5 us from a stage to the next: 105 us in a node, 4 x 100 + 5 us from
+a node of 4 ranks of that stage. An all-reduce of 8 MB by 8 ranks in a node at 100 GB/s and 1 us:
+2 x 7/8 x 80 + 14 x 1 = 154 us.
 """
 
 from __future__ import annotations
@@ -14,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from math import log2
 
-from mpctl.estimate.communication import ring_bytes
 from mpctl.estimate.messages import Message
 from mpctl.estimate.pipeline import HandOver
 from mpctl.spec.cluster import Cluster, Link
@@ -26,35 +31,105 @@ class MissingLink(LookupError):
     """A message needs a link whose bandwidth is not known; says which."""
 
 
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Of the groups of an axis: ranks, nodes that they span, the pace and latencies of a ring."""
+
+    ranks: int
+    nodes: int
+    seconds_per_byte: float
+    start: float
+    inside: float
+    between: float
+
+    def collective(self, kind: str, size: float) -> float:
+        if self.ranks == 1:
+            return 0.0
+        phases = 2 if kind == "all_reduce" else 1
+        sent = phases * (self.ranks - 1) / self.ranks * size * self.seconds_per_byte
+        hops = self.nodes if self.nodes > 1 else 0  # a ring of t ranks in one node has t - 1 steps
+        ring = phases * ((self.ranks - self.nodes) * self.inside + hops * self.between)
+        return sent + self.start + (min(ring, self._tree) if phases == 2 else ring)
+
+    @property
+    def _tree(self) -> float:
+        inside = (self.ranks // self.nodes - 1) * self.inside
+        return 2 * (inside + log2(self.nodes) * self.between)
+
+
 @dataclass(frozen=True)
 class Network:
     cluster: Cluster
     topology: Topology
 
+    def seconds(self, axis: str, kind: str, size: float) -> float:
+        """Of one collective over an axis; `dp` is over the replicas, dp x cp."""
+        return self.route(axis).collective(kind, size)
+
     def collective(self, message: Message) -> float:
-        """Seconds of all of a message's count."""
-        topology, axis = self.topology, message.axis
-        crosses = self._crossing[axis]
-        ranks = topology.sizes[axis] * (topology.sizes["cp"] if axis == "dp" else 1)
-        sharing = min(topology.gpus_per_node, topology.world_size) if crosses else 1
-        link = self._link(axis, crosses)
-        return message.count * _ring(message.bytes, ranks, message.kind, link, sharing)
+        return message.count * self.seconds(message.axis, message.kind, message.bytes)
 
-    def sum_over(self, stages: Collection[int], size: int) -> float:
-        """Seconds of an all-reduce by the ranks of a pipeline at these stages."""
-        crosses = self._are_apart(stages)
-        sharing = self._sharing if crosses else 1
-        return _ring(size, len(stages), "all_reduce", self._link("pp", crosses), sharing)
-
-    def transfer(self, hand_over: HandOver) -> float:
-        """Seconds from one stage to another."""
-        crosses = self._are_apart((hand_over.sender.stage, hand_over.receiver.stage))
-        link, sharing = self._link("pp", crosses), self._sharing if crosses else 1
-        return sum(size / (link.bandwidth / sharing) + link.latency for size in hand_over.sizes)
+    def route(self, axis: str) -> Route:
+        routes = self._routes
+        if axis not in routes:
+            routes[axis] = self._find(axis)
+        return routes[axis]
 
     @cached_property
-    def _crossing(self) -> dict[str, bool]:
-        return {axis: self.topology.straddling(axis)[1] > 0 for axis in ("tp", "cp", "dp")}
+    def _routes(self) -> dict[str, Route]:
+        return {}
+
+    def _find(self, axis: str) -> Route:
+        topology = self.topology
+        axes = ("dp", "cp") if axis == "dp" else (axis,)
+        ranks = topology.group_size(*axes)
+        if ranks == 1:
+            return Route(1, 1, 0.0, 0.0, 0.0, 0.0)
+        straddling = [topology.straddling(a) for a in axes if topology.sizes[a] > 1]
+        group = topology.group(straddling[0][0][0][0] if straddling[0][1] else 0, *axes)
+        nodes = len({topology.node(rank) for rank in group})
+        if nodes == 1 and any(count for _, count in straddling):
+            nodes = 2
+        return self._route(axis, ranks, nodes, -(-ranks // nodes))
+
+    def _route(self, axis: str, ranks: int, nodes: int, in_node: int) -> Route:
+        """Of groups with so many ranks in each node."""
+        inner = self._link(axis, "intra_node") if in_node > 1 else None
+        outer = self._link(axis, "inter_node") if nodes > 1 else None
+        paces = [1 / (inner.bandwidth * inner.efficiency)] if inner else []
+        if outer:
+            sharing = max(1.0, self._used / in_node)
+            paces.append(sharing / (outer.bandwidth * outer.efficiency))
+        slowest = outer or inner
+        assert slowest is not None, "a group of two ranks has a link"
+        return Route(
+            ranks, nodes, max(paces), slowest.start,
+            inner.latency if inner else 0.0, outer.latency if outer else 0.0,
+        )  # fmt: skip
+
+    @property
+    def _used(self) -> int:
+        """Ranks of a node."""
+        return min(self.topology.gpus_per_node, self.topology.world_size)
+
+    def sum_over(self, stages: Collection[int], size: float) -> float:
+        """Seconds of an all-reduce by the ranks of a pipeline at these stages."""
+        nodes = len({self.topology.node(self._pipeline[stage]) for stage in stages})
+        in_node = len(stages) if nodes == 1 else 1
+        return self._route("pp", len(stages), nodes, in_node).collective("all_reduce", size)
+
+    def transfer(self, hand_over: HandOver, *, scatters: bool = False) -> float:
+        """Seconds from one stage to another. scatters: a rank of tp sends its part alone, and the
+        receivers gather the parts, where tp is not split already."""
+        crosses = self._are_apart((hand_over.sender.stage, hand_over.receiver.stage))
+        link, sharing = self._link("pp", _level(crosses)), self._sharing if crosses else 1
+        pace, parts = sharing / (link.bandwidth * link.efficiency), 1
+        if scatters:
+            parts = self.topology.sizes["tp"]
+        seconds = sum(size * pace / parts + link.latency + link.start for size in hand_over.sizes)
+        if parts > 1:
+            seconds += sum(self.seconds("tp", "all_gather", size) for size in hand_over.sizes)
+        return seconds
 
     @cached_property
     def _pipeline(self) -> Group:
@@ -73,15 +148,12 @@ class Network:
         """Ranks of one stage on one node: as many as lie between neighbours of a pipeline."""
         return min(self.topology.gpus_per_node, self.topology.strides["pp"])
 
-    def _link(self, axis: str, crosses: bool) -> Link:
-        link = self.cluster.inter_node if crosses else self.cluster.intra_node
+    def _link(self, axis: str, level: str) -> Link:
+        link: Link | None = getattr(self.cluster, level)
         if link is None:
-            level = "inter_node" if crosses else "intra_node"
             raise MissingLink(f"cluster.{level} has no bandwidth, and {axis} needs it")
         return link
 
 
-def _ring(size: int, ranks: int, kind: str, link: Link, sharing: int) -> float:
-    phases = 2 if kind == "all_reduce" else 1
-    transfer = ring_bytes(size, ranks, phases=phases) / (link.bandwidth / sharing)
-    return transfer + phases * (ranks - 1) * link.latency
+def _level(crosses: bool) -> str:
+    return "inter_node" if crosses else "intra_node"

@@ -35,6 +35,7 @@ class HandOver:
     sender: Place
     receiver: Place
     sizes: tuple[int, ...]
+    is_forward: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ def hand_overs(
         sizes = [message_bytes(job, model, dims) // split for dims in table.boundary(layer)]
         trained = zip(sizes, table.boundary_needs(layer), strict=True)
         yield HandOver(before, behind, tuple(sizes))
-        yield HandOver(behind, before, tuple(size for size, is_trained in trained if is_trained))
+        yield HandOver(
+            behind, before, tuple(size for size, is_trained in trained if is_trained), False
+        )
 
 
 def shared_parameters(job: JobSpec, table: OperatorTable, stages: Stages) -> list[Shared]:

@@ -1,15 +1,14 @@
-"""A floor under the step time: every matrix product at its device's rate, nothing overlapped.
+"""The time of a step: every operator at what its device reaches, and what overlaps as the runtime
+does it.
 
-What a stage does for a micro batch is its products (flops.py) and its messages over tp and cp
-(network.py), forward and backward by chunk: embedding and head where they are. Those seconds, and
-those of a message between stages, are played through the schedule (schedule/replay.py). When its
-own last action has ended, a stage starts its sums of once a step: gradients over dp, parameters
-that it shares and the norm over pp. The step is over when the last stage has done so. Of that the
-busiest stage's own work is compute, tp, cp, dp and a part of pp; bubble is what it waits where
-messages between stages take no time, and the rest of pp what the step takes longer as they do.
-
-It is a floor and is called one: real kernels run below the peak of a datasheet. For the cpu device,
-whose figure is a measured matmul rate, it is close.
+A stage's chunk takes its layers and ends (work.py) forward and backward, messages over tp and cp
+included; the host that launches kernels may be slower than they, and then sets the pace. ZeRO-3
+gathers parameters beside each pass. Those seconds, and those of a message between stages, go
+through the schedule (makespan.py). When its own last action has ended, a stage starts its sums of
+once a step: gradients over dp, as far as they were not hidden behind its last backward, and the
+parameters that it shares; then the optimizer moves its bytes. The step is over when the last stage
+is. Of that the busiest stage's own work is compute, tp, cp, dp, optimizer and other (host, once a
+step); bubble is what it waits where messages between stages take no time, pp what those add.
 
 By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
 1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
@@ -17,147 +16,277 @@ By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no mes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
-from mpctl.estimate.communication import held_by
-from mpctl.estimate.flops import pass_flops, step_flops
-from mpctl.estimate.messages import STATUS_BYTES, Message, pass_messages, sent
+from mpctl.estimate.band import find_band
+from mpctl.estimate.communication import held_by, local_parameters
+from mpctl.estimate.flops import model_and_hardware_flops
+from mpctl.estimate.kernels import MissingFigure, device_speed
+from mpctl.estimate.makespan import Chunk, Pipeline
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.pipeline import Stages, hand_overs, shared_parameters
+from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
+from mpctl.estimate.work import Operators, Work
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Stack
 from mpctl.families.table import Held, OperatorTable
-from mpctl.schedule.orders import Kind, Place, actions
-from mpctl.schedule.replay import Transfer, replay
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
+from mpctl.spec.runtime import Profile, get_profile
 from mpctl.topology import Topology
-from mpctl.units import DTYPE_BYTES
 
-ChunkSeconds = Mapping[Kind, float]
-PARTS: tuple[Kind, ...] = ("forward", "backward_input", "backward_weight")
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Seconds of one step, by part: of the busiest stage."""
-
-    compute: float
-    bubble: float
-    tp: float
-    cp: float
-    dp: float
-    pp: float
-    flops_per_rank: float
-
-    @property
-    def total(self) -> float:
-        return self.compute + self.bubble + self.tp + self.cp + self.dp + self.pp
+SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
 
 def find_step_time(
     job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology,
-    messages: Sequence[Sequence[Message]],
+    profile: Profile | None = None,
 ) -> StepTime | str:  # fmt: skip
-    """The floor, or in words what is missing to state one. messages: of each stage."""
-    device = job.cluster.device
-    if device is None:
-        return "no cluster.device is named"
-    rate = device.peak_flops.get(job.training.dtype)
-    if rate is None:
-        return f"{device.name} has no {job.training.dtype} rate in its preset"
-    floor = _Floor(job, model, table, stages, Network(job.cluster, topology), rate)
+    """The step's time, or in words what is missing to state one. profile: in place of the one that
+    training.runtime names."""
     try:
-        return floor.step(messages)
-    except MissingLink as missing:
+        return get_clock(job, model, table, stages, topology, profile).step()
+    except (MissingFigure, MissingLink) as missing:
         return str(missing)
 
 
+def get_clock(
+    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology,
+    profile: Profile | None = None,
+) -> Clock:  # fmt: skip
+    """What knows the seconds of each piece of a step; raises MissingFigure and MissingLink."""
+    chosen = profile or get_profile(job.training.runtime)
+    speed = device_speed(job.cluster, job.training.dtype)
+    operators = Operators(job, model, speed, Network(job.cluster, topology), chosen)
+    return Clock(job, model, table, stages, operators)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """One micro batch through a chunk: its seconds, and of which parts they are."""
+
+    chunk: Chunk
+    compute: float
+    tp: float
+    cp: float
+    dp: float
+    other: float
+
+
 @dataclass(frozen=True)
-class _Floor:
+class Clock:
     job: JobSpec
     model: Model
     table: OperatorTable
     stages: Stages
-    network: Network
-    rate: float
+    operators: Operators
 
-    def step(self, messages: Sequence[Sequence[Message]]) -> StepTime:
-        """messages: of each stage."""
-        own = [self._own(stage, found) for stage, found in enumerate(messages)]
-        if len(own) == 1:
-            return own[0]
-        own = [replace(time, pp=pp) for time, pp in zip(own, self._sums(), strict=True)]
-        idle = self._idle()
-        prompt, late = (
-            max(time.total + waits for time, waits in zip(own, found, strict=True))
-            for found in (idle(_at_once), idle(self._transfer()))
+    def step(self) -> StepTime:
+        own, ends = self.passes, self.pipeline.ends()
+        m = self.job.num_microbatches
+        works = [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in own]
+        after = [sum(parts) for parts in zip(self._gradients, self._optimizer, strict=True)]
+        shared = self._shared
+        late = max(e + a + b for e, a, b in zip(ends, after, shared, strict=True))
+        busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
+        row = own[busiest]
+        compute, tp, cp, dp, other = (
+            m * sum(getattr(p, name) for p in row)
+            for name in ("compute", "tp", "cp", "dp", "other")
         )
-        busiest = max(own, key=lambda time: time.total)
-        return replace(busiest, bubble=prompt - busiest.total, pp=busiest.pp + late - prompt)
+        waits = late - works[busiest] - after[busiest]
+        bubble = min(waits, self._bubble(busiest, works, after)) if len(own) > 1 else 0.0
+        model_flops, hardware = model_and_hardware_flops(self.job, self.model, self.table)
+        speed = self.operators.speed
+        return StepTime(
+            compute=compute, tp=tp, cp=cp, pp=waits - bubble if len(own) > 1 else 0.0,
+            dp=dp + self._gradients[busiest], bubble=bubble, optimizer=self._optimizer[busiest],
+            other=other + self._host_step, model_flops=model_flops, hardware_flops=hardware,
+            peak=speed.peak, band=find_band(self.job, self.table, self.operators.profile, speed),
+        )  # fmt: skip
 
-    def _own(self, stage: int, messages: Iterable[Message]) -> StepTime:
-        """What a stage works by itself."""
-        seconds = {"tp": 0.0, "cp": 0.0, "dp": 0.0}
-        for message in messages:
-            if message.axis in seconds:
-                seconds[message.axis] += self.network.collective(message)
-        flops = step_flops(self.job, self.model, self.table, self.stages[stage], stage=stage)
-        return StepTime(flops / self.rate, 0.0, **seconds, pp=0.0, flops_per_rank=flops)
+    def layer(self) -> Chunk:
+        """One layer of the first stack alone, as kernels take it: single layers are timed so."""
+        stack, flow = self.table.stacks[0], self.table.flows[0].runs[0][1]
+        work = self._block(stack, flow)
+        forward = work.forward + work.tp_forward + work.cp_forward
+        return Chunk(forward, work.inputs + work.tp_backward + work.cp_backward, work.weights)
 
-    def _sums(self) -> list[float]:
-        """Seconds of each stage in sums over the pipeline: what it shares, and the norm."""
-        width, tp = DTYPE_BYTES[self.job.training.reduced_dtype], self.job.parallel.tp
-        seconds = [self.network.sum_over(range(len(self.stages)), STATUS_BYTES)] * len(self.stages)
-        for shared in shared_parameters(self.job, self.table, self.stages):
-            size = shared.weight.local_numel(tp) * width
-            for stage in shared.stages:
-                seconds[stage] += self.network.sum_over(shared.stages, size)
-        return seconds
+    def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
+        """What the busiest stage waits where messages between stages take no time."""
+        still = replace(
+            self.pipeline,
+            ahead=[0.0] * len(self.pipeline.ahead),
+            back=[0.0] * len(self.pipeline.back),
+        )
+        ends = [e + a for e, a in zip(still.ends(), after, strict=True)]
+        return max(max(ends) - works[busiest] - after[busiest], 0.0)
 
-    def _idle(self) -> Callable[[Transfer], list[float]]:
-        """From the seconds of a message between stages to those that each stage waits for others
-        before its last action has ended."""
-        p, m = self.job.parallel, self.job.num_microbatches
-        orders = [
-            tuple(actions(p.schedule, stage=s, stages=p.pp, microbatches=m, chunks=p.vpp))
-            for s in range(p.pp)
-        ]
-        chunks = [
-            [self._chunk(held_by(self.job, self.table, [span], stage=stage)) for span in spans]
+    @cached_property
+    def passes(self) -> list[list[_Pass]]:
+        """[stage][chunk]. Stages between the ends that hold as much share one."""
+        known: dict[tuple[int, ...], _Pass] = {}
+        found = []
+        for stage, spans in enumerate(self.stages):
+            row = []
+            for span in spans:
+                held = held_by(self.job, self.table, [span], stage=stage)
+                ends = [id(end) for part in held for end in part.ends]
+                layers = [
+                    n for part in held for count, flow in part.blocks for n in (count, id(flow))
+                ]
+                key = (*ends, -1, *layers)
+                if key not in known:
+                    known[key] = self._pass(held)
+                row.append(known[key])
+            found.append(row)
+        return found
+
+    def _pass(self, held: Sequence[Held]) -> _Pass:
+        work = Work()
+        for part in held:
+            for layers, flow in part.blocks:
+                work.add(self._block(part.stack, flow), layers)
+            for end in part.ends:
+                work.add(self.operators.end(end))
+        return self._paced(work)
+
+    def _block(self, stack: Stack, flow: Flow) -> Work:
+        blocks = self._blocks
+        if id(flow) not in blocks:
+            blocks[id(flow)] = self.operators.block(stack, flow)
+        return blocks[id(flow)]
+
+    @cached_property
+    def _blocks(self) -> dict[int, Work]:
+        return {}
+
+    def _paced(self, work: Work) -> _Pass:
+        """The slower of the kernels and their host, and ZeRO's messages beside them."""
+        profile, slow = self.operators.profile, self.operators.speed.host
+        sends = profile.host.message * (self.job.parallel.pp > 1)
+        forward = work.forward + work.tp_forward + work.cp_forward
+        backward = work.inputs + work.weights + work.tp_backward + work.cp_backward
+        host = profile.host.micro_batch + sends
+        host_forward = slow * (work.host_forward + host)
+        host_backward = slow * (work.host_backward + host)
+        gather, scatter = self._zero(work)
+        paced = sum if self.operators.speed.waits else pace
+        ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
+        zero_ahead = self._beside(ahead, gather)
+        zero_back = self._beside(back, scatter)
+        weights = min(work.weights, back) if self.job.parallel.schedule == "zero-bubble" else 0.0
+        compute = work.forward + work.inputs + work.weights
+        return _Pass(
+            Chunk(ahead + zero_ahead, back + zero_back - weights, weights),
+            compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
+            zero_ahead + zero_back, (ahead - forward) + (back - backward),
+        )  # fmt: skip
+
+    @property
+    def _zero_stage(self) -> int:
+        """What is sent as under it: ZeRO-3 that keeps parameters over a step sends as ZeRO-1."""
+        p = self.job.parallel
+        keeps = p.pp > 1 and self.operators.profile.overlap.keeps
+        return min(p.zero, 1) if keeps else p.zero
+
+    def _zero(self, work: Work) -> tuple[float, float]:
+        """Seconds of a micro batch's gathers forward, and of its gathers and scatters backward."""
+        zero, network = self._zero_stage, self.operators.network
+        if zero < 2 or not work.parameters:
+            return 0.0, 0.0
+        pieces = max(1.0, work.layers)
+        size = work.parameters / pieces
+        width = self.operators.gradient / self.operators.width
+        gather = pieces * network.seconds("dp", "all_gather", size) if zero == 3 else 0.0
+        scatter = pieces * network.seconds("dp", "reduce_scatter", size * width)
+        return gather, gather + scatter
+
+    def _beside(self, seconds: float, messages: float) -> float:
+        """What messages beside so many seconds of work add to them."""
+        overlap = self.operators.profile.overlap
+        hidden = min(self._beside_share(overlap.zero) * messages, seconds)
+        return messages - hidden + overlap.drag * hidden
+
+    def _beside_share(self, share: float) -> float:
+        """What of a message goes on beside other work: nothing on a CPU, where the same thread
+        does both, nor where the job says so."""
+        can = self.job.parallel.overlap_gradients and not self.operators.speed.waits
+        return share if can else 0.0
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The schedule's part of the step."""
+        ahead: list[float] = []
+        back: list[float] = []
+        if self.job.parallel.pp > 1:
+            share = 1 - self.operators.profile.overlap.pp
+            scatters = self.operators.profile.overlap.scatters and self.operators.split == 1
+            network = self.operators.network
+            for hand_over in hand_overs(self.job, self.model, self.table, self.stages):
+                seconds = share * network.transfer(hand_over, scatters=scatters)
+                (ahead if hand_over.is_forward else back).append(seconds)
+        chunks = [[found.chunk for found in row] for row in self.passes]
+        return Pipeline(self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches)
+
+    @cached_property
+    def _trained(self) -> list[int]:
+        """Parameters that one rank of each stage trains."""
+        return [
+            local_parameters(self.job, self.table, spans, stage=stage, trained_only=True)
             for stage, spans in enumerate(self.stages)
         ]
-        work = [m * sum(c["forward"] + c["backward"] for c in row) for row in chunks]
 
-        def idle(transfer: Transfer) -> list[float]:
-            line = replay(orders, lambda s, c, kind: chunks[s][c][kind], transfer=transfer)
-            return [ends[-1] - busy for ends, busy in zip(line.ends, work, strict=True)]
+    @cached_property
+    def _gradients(self) -> list[float]:
+        """Seconds of each stage in what dp sends once a step, beyond what backward hides."""
+        network, zero = self.operators.network, self._zero_stage
+        found: list[float] = []
+        if network.route("dp").ranks == 1:
+            return [0.0] * len(self.stages)
+        share = self._beside_share(self.operators.profile.overlap.dp)
+        for row, parameters in zip(self.passes, self._trained, strict=True):
+            grads, values = parameters * self.operators.gradient, parameters * self.operators.width
+            if zero == 0:
+                sent = network.seconds("dp", "all_reduce", grads)
+            else:
+                sent = network.seconds("dp", "all_gather", values) if zero < 3 else 0.0
+                sent += network.seconds("dp", "reduce_scatter", grads) if zero < 2 else 0.0
+            backward = sum(p.chunk.backward for p in row)
+            hidden = min(share * sent, backward)
+            found.append(sent - hidden + self.operators.profile.overlap.drag * hidden)
+        return found
 
-        return idle
+    @cached_property
+    def _shared(self) -> list[float]:
+        """Seconds of each stage in sums over the pipeline: a table that two stages hold."""
+        seconds = [0.0] * len(self.stages)
+        if len(seconds) > 1:
+            for shared in shared_parameters(self.job, self.table, self.stages):
+                size = shared.weight.local_numel(self.job.parallel.tp) * self.operators.gradient
+                taken = self.operators.network.sum_over(shared.stages, size)
+                for stage in shared.stages:
+                    seconds[stage] += taken
+        return seconds
 
-    def _transfer(self) -> Transfer:
-        """Between chunks of neighbours."""
-        found = hand_overs(self.job, self.model, self.table, self.stages)
-        seconds = {(h.sender, h.receiver): self.network.transfer(h) for h in found}
-        return lambda sender, receiver: seconds[sender, receiver]
+    @cached_property
+    def _optimizer(self) -> list[float]:
+        """Of each stage: bytes of gradients, moments and masters, and the host's once a step."""
+        sizes, operators = self.job.sizes, self.operators
+        parts = sizes["dp"] * sizes["cp"] if self.job.parallel.zero else 1
+        moved = operators.profile.operators.optimizer_bytes / operators.speed.bandwidth / parts
+        return [count * moved for count in self._trained]
 
-    def _chunk(self, held: list[Held]) -> ChunkSeconds:
-        """Seconds of each kind of action; what backward sends belongs to its first part."""
-        forward, inputs, weights = (
-            pass_flops(self.job, self.model, held, [kind]) / self.rate for kind in PARTS
-        )
-        ahead, both = self._sent(held, forward_only=True), self._sent(held, forward_only=False)
-        forward, inputs = forward + ahead, inputs + both - ahead
-        return {"forward": forward, "backward": inputs + weights,
-                "backward_input": inputs, "backward_weight": weights}  # fmt: skip
-
-    def _sent(self, held: Iterable[Held], *, forward_only: bool) -> float:
-        """Seconds of one micro batch's messages within the stage."""
-        found = (
-            message for part in held
-            for message in pass_messages(self.job, self.model, part, forward_only=forward_only)
-        )  # fmt: skip
-        return sum(map(self.network.collective, sent(self.job, found)))
+    @property
+    def _host_step(self) -> float:
+        return self.operators.speed.host * self.operators.profile.host.step
 
 
-def _at_once(sender: Place, receiver: Place) -> float:
-    return 0.0
+def pace(seconds: tuple[float, float]) -> float:
+    """The slower of kernels and their host, and somewhat more where they are near each other."""
+    faster, slower = sorted(seconds)
+    if not faster:
+        return slower
+    return float(slower * (1 + (faster / slower) ** SHARPNESS) ** (1 / SHARPNESS))

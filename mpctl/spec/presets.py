@@ -1,4 +1,4 @@
-"""Presets: TOML tables of devices, clusters, models and jobs, each number with its source.
+"""Presets: TOML tables of devices, clusters, models, jobs and runtimes, each with its sources.
 
 They lie in `presets/` of a checkout and inside the wheel; nothing else on disk is consulted.
 """
@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from mpctl.errors import InputError
 
-Kind = Literal["devices", "clusters", "models", "jobs"]
+Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # The tables of a job (by their path in it) that may start from a preset; () is the job itself.
 PRESET_TABLES: dict[tuple[str, ...], Kind] = {

@@ -77,7 +77,7 @@ def test_cluster_is_strict_and_names_a_device_preset(name: str) -> None:
         ("dgx2-v100", 16, 150e9, 8 * 100e9 / 8),
         ("jean-zay", 8, 300e9, 4 * 100e9 / 8),
         ("vtrain-a100", 8, 300e9, 4 * 200e9 / 8),
-        ("zb-a100-roce", 8, 300e9, None),
+        ("zb-a100-roce", 8, 300e9, 4 * 200e9 / 8),
         ("megascale-a100", 8, 300e9, 8 * 200e9 / 8),
         ("b200-node", 8, 900e9, None),
         ("grand-teton-h100", 8, 450e9, 8 * 400e9 / 8),

@@ -3,6 +3,7 @@ FLOP and bytes, against counts by hand."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -243,7 +244,9 @@ def test_gradients_are_those_of_the_trained() -> None:
     h, dp = 64, {**SEQUENCE, "parallel.dp": 2, "cluster.gpus_per_node": 4}
     plan = make_plan(job_of({**SMALL, **dp, "training.freeze": [*BOTTOM, "final_norm.*"]}))
     assert plan.estimate is not None
-    bytes_of = {m.what: m.bytes for m in plan.estimate.messages[0]}
+    bytes_of = Counter[str]()
+    for message in plan.estimate.messages[0]:
+        bytes_of[message.what] += message.bytes * message.count
     local = 2 * ((12 * h * h + 7 * h) // 2 + 6 * h)
     assert bytes_of["gradients"] == 4 * local
     assert bytes_of["partial gradients"] == 4 * 2 * 6 * h
@@ -251,7 +254,8 @@ def test_gradients_are_those_of_the_trained() -> None:
     assert (stage.gradient_bytes, stage.optimizer_bytes) == (4 * local, 8 * local)
     (whole,) = make_plan(job_of({**SMALL, **dp})).estimate.memory  # type: ignore[union-attr]
     assert (stage.parameters, stage.parameter_bytes) == (whole.parameters, whole.parameter_bytes)
-    assert stage.activation_bytes * 2 == whole.activation_bytes
+    share = stage.activation_bytes / whole.activation_bytes
+    assert 0.5 < share < 0.6  # half of the layers, and of what the ends keep all that is not frozen
 
 
 def test_a_message_of_no_bytes_is_not_sent() -> None:

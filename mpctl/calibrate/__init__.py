@@ -1,0 +1,1 @@
+"""Fitting the constants of presets to measured runs: what `mpctl calibrate` does."""

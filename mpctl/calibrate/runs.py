@@ -1,0 +1,223 @@
+"""Measured runs and the constants of presets that they can tell.
+
+A constant is one figure of a device's kernels, a cluster's links or a runtime profile; never of a
+model, never of a run. Which runs tell it follows from the presets that their jobs name. Every
+constant has a prior, what its preset holds, and a `slack`: by how much in the logarithm the prior
+gives way to the evidence of about one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from mpctl.errors import InputError
+from mpctl.estimate.time import StepTime, find_step_time, get_clock
+from mpctl.families import get_table
+from mpctl.families.table import OperatorTable
+from mpctl.rules.layout import find_topology
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import job_from_raw
+from mpctl.spec.presets import find_preset
+from mpctl.spec.runtime import Profile, get_profile
+from mpctl.stages import Span, job_stages
+from mpctl.topology import Topology
+
+Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden's forward
+Kind = Literal["devices", "clusters", "runtimes"]
+# Constants that runs may move, and by how much in the logarithm their priors give way.
+SLACK: dict[Kind, dict[str, float]] = {
+    "devices": {"kernels.products": 0.1, "kernels.memory": 0.08, "kernels.flash": 0.1,
+                "kernels.flash_backward": 0.1, "kernels.misaligned": 0.08,
+                "kernels.unaligned": 0.4},
+    "clusters": {"slowdown": 0.05, "intra_node.efficiency": 0.1, "inter_node.efficiency": 0.15},
+    "runtimes": {"operators.passes": 0.15, "operators.gradient_bytes": 0.3,
+                 "operators.optimizer_bytes": 0.25, "operators.cast_bytes": 0.4,
+                 "operators.flash": 0.2, "operators.flash_backward": 0.2,
+                 "overlap.tp": 0.2, "overlap.pp": 0.3, "overlap.dp": 0.3, "overlap.zero": 0.1,
+                 "overlap.drag": 0.5, "host.layer": 0.4, "host.micro_batch": 0.5,
+                 "host.message": 0.5, "host.sync": 0.5, "host.step": 0.5},
+}  # fmt: skip
+PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
+LARGEST_PART, UNBOUNDED = 0.95, 1e12
+SCALED = "operators.hidden.forward"  # stands for all of them
+TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
+SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
+          "kernels.unaligned", "intra_node.efficiency",
+          "inter_node.efficiency", "overlap.tp", "overlap.pp", "overlap.dp",
+          "overlap.zero")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """presets/KIND/NAME.toml, `path` in it. tied: further presets that share the value."""
+
+    kind: Kind
+    name: str
+    path: str
+    slack: float
+    tied: tuple[str, ...] = ()
+    most: float = UNBOUNDED
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind}/{self.name}:{self.path}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.tied)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured run, ready to be estimated. parts: the presets that it takes constants from."""
+
+    id: str
+    group: str
+    job: JobSpec
+    table: OperatorTable
+    stages: list[list[Span]]
+    topology: Topology
+    profile: Profile
+    parts: Mapping[Kind, str]
+    measured: Mapping[str, float]
+
+    def has(self, constant: Constant) -> bool:
+        return self.parts[constant.kind] in constant.names
+
+    def estimate(self, job: JobSpec | None = None, profile: Profile | None = None) -> StepTime:
+        own = job or self.job
+        assert own.model is not None, "read_runs asks for one"
+        args = (own, own.model, self.table, self.stages, self.topology)
+        time = find_step_time(*args, profile or self.profile)
+        if isinstance(time, str):
+            raise InputError.of("not-estimated", self.id, time)
+        return time
+
+    def model(self, kind: Kind) -> BaseModel | None:
+        return {"devices": self.job.cluster.device, "clusters": self.job.cluster,
+                "runtimes": self.profile}[kind]  # fmt: skip
+
+    def residuals(self, values: Mapping[Constant, float]) -> list[float]:
+        """log(estimated / measured) of what was measured."""
+        job, profile = self.job, self.profile
+        device, cluster = job.cluster.device, job.cluster
+        for constant, value in values.items():
+            if constant.kind == "devices":
+                device = _with(device, constant.path, value)
+            elif constant.kind == "clusters":
+                cluster = _with(cluster, constant.path, value)
+            else:
+                profile = _with(profile, constant.path, value)
+        cluster = cluster.model_copy(update={"device": device})
+        return self._compare(self.job.model_copy(update={"cluster": cluster}), profile)
+
+    def _compare(self, job: JobSpec, profile: Profile) -> list[float]:
+        assert job.model is not None, "read_runs asks for one"
+        args = (job, job.model, self.table, self.stages, self.topology, profile)
+        if "step_seconds" in self.measured:
+            return [log(self.estimate(job, profile).total / self.measured["step_seconds"])]
+        chunk = get_clock(*args).layer()
+        measured = (self.measured[f"layer_{way}_ms"] / 1e3 for way in ("forward", "backward"))
+        return [log(a / b) for a, b in zip((chunk.forward, chunk.backward), measured, strict=True)]
+
+
+def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
+    """Of the published format: `job` with presets by name, `measured`, `group`, `id`."""
+    return [_read(row, number) for number, row in enumerate(rows)]
+
+
+def _read(row: Mapping[str, Any], number: int) -> Run:
+    name = str(row.get("id", number))
+    try:
+        cluster, measured = row["job"]["cluster"]["preset"], dict(row["measured"])
+        assert {"step_seconds", "layer_forward_ms"} & set(measured)
+    except (KeyError, TypeError, AssertionError):
+        raise InputError.of(
+            "not-a-run", name, "a run has job.cluster.preset and measured.step_seconds"
+        ) from None
+    job = job_from_raw(row["job"], {})
+    topology = find_topology(job)
+    if job.model is None or topology is None:
+        raise InputError.of("not-a-run", name, "it has no model, or no layout")
+    device, runtime = (find_preset("clusters", cluster) or {}).get("device"), job.training.runtime
+    return Run(
+        name, str(row.get("group", "")), job, get_table(job.model, tp=job.parallel.tp),
+        job_stages(job, job.model.all_layers), topology, get_profile(runtime),
+        {"devices": str(device), "clusters": cluster, "runtimes": runtime}, measured,
+    )  # fmt: skip
+
+
+def _with(model: Any, path: str, value: float) -> Any:
+    """The model with another value at a dotted path; `operators.passes` scales them all."""
+    if path == "operators.passes":
+        return _scaled(model, value)
+    first, _, rest = path.partition(".")
+    changed = _with(getattr(model, first), rest, value) if rest else value
+    return model.model_copy(update={first: changed})
+
+
+def _scaled(profile: Profile, factor: float) -> Profile:
+    operators = profile.operators
+    scaled = {
+        name: passes.model_copy(
+            update={"forward": passes.forward * factor, "backward": passes.backward * factor}
+        )
+        for name in (path.removeprefix("operators.") for path in PASSES)
+        for passes in (getattr(operators, name),)
+    }
+    return profile.model_copy(update={"operators": operators.model_copy(update=scaled)})
+
+
+def get_prior(model: Any, constant: Constant, priors: Priors) -> float:
+    """What a fit starts from and pays for leaving: as told, else what the preset holds."""
+    if constant.key not in priors:
+        return get_value(model, constant.path)
+    told = priors[constant.key]
+    is_scale = constant.path == "operators.passes"
+    return told / get_value(model, SCALED) if is_scale else told
+
+
+def get_value(model: Any, path: str) -> float:
+    """At a dotted path of a preset's model, 0 where there is none."""
+    if path == "operators.passes":
+        return 1.0
+    for name in path.split("."):
+        model = getattr(model, name, None)
+    return float(model or 0.0)
+
+
+def constants_of(runs: Sequence[Run]) -> list[Constant]:
+    """All that runs reach and whose presets hold more than nothing. The first cluster with a
+    device is the one that the device's constants speak of; the others may be slower."""
+    found: dict[Constant, None] = {}
+    first: dict[str, str] = {}
+    for run in runs:
+        device, cluster = _family(run.parts["devices"])[0], run.parts["clusters"]
+        first.setdefault(device, cluster)
+        for kind, slacks in SLACK.items():
+            name, tied = _family(run.parts[kind])
+            for path, slack in slacks.items():
+                is_reference = path == "slowdown" and first[device] == cluster
+                if get_value(run.model(kind), path) > 0 and not is_reference:
+                    most = _most(path)
+                    found[Constant(kind, name, path, slack, tied, most)] = None
+    return list(found)
+
+
+def _most(path: str) -> float:
+    """No constant passes it: a device stays below its peak."""
+    if path in ("kernels.products", "kernels.memory"):
+        return LARGEST_PART
+    return 1.0 if path in SHARES else UNBOUNDED
+
+
+def _family(name: str) -> tuple[str, tuple[str, ...]]:
+    for first, others in TIED.items():
+        if name in others:
+            return first, others
+    return name, TIED.get(name, ())

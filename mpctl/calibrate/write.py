@@ -1,0 +1,109 @@
+"""Fitted constants as presets: the files as they are, with other numbers at the fitted places.
+
+Comments, order and sources stay. A line `key = value` of a table is rewritten; a profile also gets
+the spread of its runs and what they were (`seen`), and every file a first line that says what its
+constants were fitted to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from mpctl.calibrate.cross import Residuals, spread
+from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
+from mpctl.spec.presets import presets_root
+
+DIGITS = 4
+FITTED = "# Fitted by `mpctl calibrate` to "
+LEAST_SPREAD = 0.035  # less cannot be told from few runs
+APART = 1.5  # times as much, over tables left out
+Changes = dict[str, str | float]
+
+
+def written(text: str, changes: Mapping[str, str | float]) -> str:
+    """A preset's text with values at dotted paths; `operators.passes` scales its lines.
+
+    >>> written("[host]\\nlayer = 1  # a\\n", {"host.layer": 2.0})
+    '[host]\\nlayer = 2  # a\\n'
+    """
+    lines, table = text.split("\n"), ""
+    for at, line in enumerate(lines):
+        if found := re.match(r"\[([\w.]+)\]", line):
+            table = found[1] + "."
+        key = table + line.split(" = ")[0]
+        if key in changes:
+            lines[at] = _replaced(line, changes[key])
+        elif "operators.passes" in changes and key in PASSES:
+            lines[at] = _scaled(line, float(changes["operators.passes"]))
+    return "\n".join(lines)
+
+
+def _replaced(line: str, value: str | float) -> str:
+    shown = value if isinstance(value, str) else number(value)
+    return re.sub(r"= (\[.*\]|\S+)", lambda _: f"= {shown}", line, count=1)
+
+
+def _scaled(line: str, factor: float) -> str:
+    return re.sub(r"(?<== )[\d.]+", lambda found: number(float(found[0]) * factor), line)
+
+
+def number(value: float) -> str:
+    return f"{value:.{DIGITS}g}"
+
+
+def write_presets(
+    runs: Sequence[Run], values: Mapping[Constant, float], near: Residuals, apart: Residuals,
+    directory: Path,
+) -> list[Path]:  # fmt: skip
+    """One file for each preset that holds a fitted constant, as DIRECTORY/KIND/NAME.toml. near,
+    apart: residuals of runs left out (cross.py); a profile without any keeps its spreads."""
+    changes: dict[tuple[Kind, str], Changes] = {}
+    for constant, value in values.items():
+        for name in constant.names:
+            changes.setdefault((constant.kind, name), {})[constant.path] = value
+    for (kind, name), own in changes.items():
+        if kind == "runtimes":
+            own |= _profile([run for run in runs if run.parts[kind] == name], near, apart)
+    return [
+        _write(directory, kind, name, own, [run for run in runs if run.parts[kind] == name])
+        for (kind, name), own in sorted(changes.items())
+    ]
+
+
+def _profile(runs: Sequence[Run], near: Residuals, apart: Residuals) -> Changes:
+    """What its runs were, beside those of the priors, and how far off they are where left out."""
+    seen = runs[0].profile.seen
+    devices = [r.job.cluster.device.name for r in runs if r.job.cluster.device]
+    found: Changes = {
+        "seen.devices": _listed([*seen.devices, *devices]),
+        "seen.clusters": _listed([*seen.clusters, *(r.job.cluster.name or "" for r in runs)]),
+        "seen.dtypes": _listed([*seen.dtypes, *(r.job.training.dtype for r in runs)]),
+        "seen.gpus": str(max(seen.gpus, *(run.job.world_size for run in runs))),
+        "seen.parameters": float(max(seen.parameters, *(run.table.numel for run in runs))),
+    }
+    for key, residuals, least in (
+        ("spread", near, LEAST_SPREAD), ("spread_apart", apart, APART * LEAST_SPREAD)
+    ):  # fmt: skip
+        left_out = [value for run in runs for value in residuals.get(run.id, ())]
+        if left_out:
+            found[key] = max(spread(left_out), least)
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return json.dumps(sorted(set(names)))
+
+
+def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Sequence[Run]) -> Path:
+    text = (presets_root() / kind / f"{name}.toml").read_text("utf-8")
+    text = "\n".join(line for line in text.split("\n") if not line.startswith(FITTED))
+    groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
+    told = f"{len(runs)} runs" + (f" ({groups})" if groups else "")
+    path = directory / kind / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = f"{FITTED}{told}\n" if runs else f"{FITTED}runs of its sibling\n"
+    path.write_text(line + written(text, changes), "utf-8")
+    return path

@@ -1,0 +1,77 @@
+"""`mpctl calibrate`: the time model's constants from measured runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+def calibrate(
+    runs: Annotated[
+        Path, typer.Argument(help="JSON: rows of job (cluster.preset, training.runtime), measured.")
+    ],
+    out: Annotated[Path, typer.Option(help="Presets are written here, by kind and name.")],
+    priors: Annotated[
+        Path | None, typer.Option(help="JSON: constant to value, in place of what presets hold.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps of the fit.")] = 10,
+    cross: Annotated[
+        bool, typer.Option(help="Fit again without parts of the runs, for the spreads: minutes.")
+    ] = False,
+) -> None:
+    """Fit the constants of devices, clusters and runtime profiles to measured steps.
+
+    Constants start from what their presets hold, which few runs only bend and many override. The
+    fitted presets are copies; put them into a presets folder to plan with them.
+    """
+    from mpctl.calibrate.cross import folds, residuals, tables
+    from mpctl.calibrate.fit import Fit
+    from mpctl.calibrate.runs import constants_of, read_runs
+    from mpctl.calibrate.write import write_presets
+    from mpctl.render.calibrate import print_fit
+
+    read, told = read_runs(_rows(runs)), _priors(priors)
+    constants = constants_of(read)
+    say = lambda text: print(text, file=sys.stderr)  # noqa: E731
+    values = Fit(read, constants, told).solve(rounds=rounds, say=say)
+    near, apart = (folds(read, told), tables(read, told)) if cross else ({}, {})
+    paths = write_presets(read, values, near, apart, out)
+    columns = {"before": residuals(read, {}), "fitted": residuals(read, values)}
+    left_out = {"fifths left out": near, "tables left out": apart} if cross else {}
+    print_fit(read, columns | left_out, paths)
+
+
+def _priors(path: Path | None) -> dict[str, float]:
+    from mpctl.errors import InputError
+
+    found = _read(path) if path else {}
+    is_table = isinstance(found, dict) and all(type(v) in (int, float) for v in found.values())
+    if not is_table or any(value <= 0 for value in found.values()):
+        raise InputError.of("bad-priors", str(path), "no table of constants and their values")
+    return dict(found)
+
+
+def _rows(path: Path) -> list[dict[str, object]]:
+    from mpctl.errors import InputError
+
+    found = _read(path)
+    rows = found.get("rows") if isinstance(found, dict) else found
+    if not isinstance(rows, list) or not rows:
+        raise InputError.of("bad-runs", str(path), "no rows", "a list, or a table with `rows`")
+    return rows
+
+
+def _read(path: Path) -> Any:
+    from mpctl.errors import InputError
+
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError.of("bad-runs", str(path), str(error)) from None

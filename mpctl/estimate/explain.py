@@ -1,0 +1,109 @@
+"""The figures of a step's time with the formulas that gave them.
+
+By hand, `time.compute` of 8 micro batches of 0.5 s on the busiest stage: 4 s = 8 x 0.5 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.estimate.figure import Figure, Unit
+from mpctl.estimate.kernels import MissingFigure
+from mpctl.estimate.network import MissingLink
+from mpctl.estimate.pipeline import Stages
+from mpctl.estimate.time import Clock, StepTime, get_clock
+from mpctl.estimate.work import Work
+from mpctl.families.table import OperatorTable
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.topology import Topology
+from mpctl.units import seconds_text
+
+PARTS = {
+    "compute": "micro batches x (products, attention and what memory bounds) of the busiest stage",
+    "tp": "micro batches x messages over tp that no product hides",
+    "cp": "micro batches x keys and values over cp",
+    "pp": "what messages between stages add to the makespan, and sums of shared parameters",
+    "dp": "gradients (ZeRO: and parameters) over dp that no pass hides",
+    "bubble": "what the busiest stage waits for others where their messages take no time",
+    "optimizer": "parameters x bytes moved / (ranks that share them x memory bandwidth)",
+    "other": "host threads beyond their kernels, and once a step",
+}
+
+
+def explain_time(
+    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology
+) -> list[Figure]:
+    """None where no time can be stated."""
+    try:
+        clock = get_clock(job, model, table, stages, topology)
+        return list(_figures(clock, clock.step()))
+    except (MissingFigure, MissingLink):
+        return []
+
+
+def _figures(clock: Clock, time: StepTime) -> Iterator[Figure]:
+    parts = " + ".join(seconds_text(getattr(time, name)) for name in PARTS)
+    yield _seconds("time.step", time.total, " + ".join(PARTS), parts)
+    m = clock.job.num_microbatches
+    for name, formula in PARTS.items():
+        value = getattr(time, name)
+        per = f"{m} x {seconds_text(value / m)}" if formula.startswith("micro") else ""
+        yield _seconds(f"time.{name}", value, formula, per or seconds_text(value))
+    yield from _band(clock, time)
+    yield from _rates(clock, time)
+    for stack, flow in zip(clock.table.stacks, clock.table.flows, strict=True):
+        if flow.last is not None:
+            work = clock.operators.block(stack, flow.last)
+            yield from _layer(f"time.{stack.title.replace(' ', '-')}", work)
+    for stage, row in enumerate(clock.passes):
+        for chunk, found in enumerate(row):
+            prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")
+            for way, seconds in (
+                ("forward", found.chunk.forward),
+                ("backward", found.chunk.backward),
+            ):
+                yield _seconds(f"{prefix}.{way}", seconds, "of one micro batch, messages included",
+                               seconds_text(seconds))  # fmt: skip
+
+
+def _band(clock: Clock, time: StepTime) -> Iterator[Figure]:
+    told = "; ".join(time.extrapolates) or "within what was measured"
+    source = clock.operators.profile.source
+    for name, sign in (("low", "/"), ("high", "x")):
+        numbers = f"{seconds_text(time.total)} {sign} {time.band.factor:.3f} ({told})"
+        formula = f"step {sign} exp(1.645 spread)"
+        yield _seconds(f"time.{name}", getattr(time, name), formula, numbers, source)
+
+
+def _rates(clock: Clock, time: StepTime) -> Iterator[Figure]:
+    device = clock.job.cluster.device
+    source = device.source if device else ""
+    for name, what, flops in (
+        ("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)
+    ):  # fmt: skip
+        yield Figure(
+            f"time.{name}", getattr(time, name), "", f"{what} FLOP a rank / (step x peak)",
+            f"{flops:.4g} / ({seconds_text(time.total)} x {time.peak:.4g})", source,
+        )  # fmt: skip
+
+
+def _layer(prefix: str, work: Work) -> Iterator[Figure]:
+    for name, formula in (
+        ("forward", "products, attention, passes over memory"),
+        ("inputs", "their gradients for inputs, and what is computed again"),
+        ("weights", "their gradients for weights, and adding them up"),
+        ("tp_forward", "messages over tp"),
+        ("tp_backward", "messages over tp that dW does not hide"),
+        ("cp_forward", "messages over cp"), ("cp_backward", "messages over cp"),
+        ("host_forward", "host thread"), ("host_backward", "host thread"),
+    ):  # fmt: skip
+        seconds = getattr(work, name)
+        if seconds:
+            yield _seconds(f"{prefix}.{name}", seconds, f"{formula}, one layer and micro batch",
+                           seconds_text(seconds))  # fmt: skip
+
+
+def _seconds(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:
+    unit: Unit = "s"
+    return Figure(name, value, unit, formula, numbers, source)

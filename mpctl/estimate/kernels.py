@@ -1,0 +1,152 @@
+"""Seconds of single kernels on one device: matrix products, attention, what memory bounds.
+
+A product Y[m, n] = X[m, k] W[k, n] is cut into tiles, and each of the device's processors takes one
+at a time: ceil(tiles / processors) waves, of which the last may be nearly empty; few tiles of a
+long k are cut along k as well. A tile costs (k + depth) x its size: its pipeline fills first.
+Smaller tiles fill the processors better and run slower. Sides that are no multiples of 64 elements
+cost a part of the rate, of 8 a larger one. No product is faster than its operands move.
+
+By hand, 1024^3 at 1 TFLOP/s on 1 processor, depth 0, nothing bound by memory: 2.147 ms. On 3
+processors of as much together, in tiles of 256 x 128: 32 tiles are 10.67 waves, so 11: 2.214 ms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+from typing import NamedTuple
+
+from mpctl.spec.base import DType
+from mpctl.spec.cluster import Cluster, Kernels
+
+# rows, columns, rate beside that of the largest; smaller ones reload their operands more often
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.68), (64, 128, 0.68),
+         (64, 64, 0.5))  # fmt: skip
+TYPICAL = {
+    "cuda": Kernels(
+        processors=108, products=0.75, depth=130, waves=0.5, misaligned=0.92, unaligned=0.5,
+        memory=0.8, flash=0.5, flash_backward=0.45, launch=3e-6,
+        source="between those of the A100 and the H100",
+    ),
+    "cpu": Kernels(products=0.9, memory=0.8, flash=0.4, flash_backward=0.4,
+                   source="a core of the machine behind the cpu preset"),
+}  # fmt: skip
+BACKWARD = 2.5  # products of flash attention backward to those forward: 5 to 2
+
+
+class Rates(NamedTuple):
+    """What the kernels of a device reach at one dtype."""
+
+    flops: float
+    processors: int
+    depth: float
+    waves: float
+    misaligned: float
+    unaligned: float
+    bandwidth: float
+    launch: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of a device at a training dtype: linear layers, everything else, and its memory. waits:
+    whether the host that launches a kernel waits for it, as on a CPU; host: its seconds to those
+    that profiles state."""
+
+    linear: Rates
+    other: Rates
+    flash: float
+    flash_backward: float
+    bandwidth: float
+    peak: float
+    waits: bool
+    host: float
+    notes: tuple[str, ...]
+
+
+class MissingFigure(LookupError):
+    """What an estimate needs and a preset does not hold; says which."""
+
+
+def device_speed(cluster: Cluster, dtype: DType) -> Speed:
+    """Of the cluster's device; raises MissingFigure. Under fp8 only linear layers are, the rest is
+    bf16."""
+    device, slowdown = cluster.device, cluster.slowdown
+    if device is None:
+        raise MissingFigure("no cluster.device is named")
+    peak = device.peak_flops.get(dtype)
+    if peak is None:
+        raise MissingFigure(f"{device.name} has no {dtype} rate in its preset")
+    kernels, notes = device.kernels or TYPICAL[device.kind], []
+    if device.kernels is None:
+        notes.append(f"{device.name}: its kernels were never measured, typical ones are assumed")
+    if device.memory_bandwidth is None:
+        notes.append(f"{device.name}: no memory bandwidth, what it bounds takes no time")
+    bandwidth = (device.memory_bandwidth or inf) * kernels.memory / slowdown
+    rest = device.peak_flops.get("bf16", peak) if dtype == "fp8" else peak
+    fp8 = (kernels.products_fp8 if dtype == "fp8" else None) or kernels.products
+    reached = (peak * fp8 / slowdown, rest * kernels.products / slowdown)
+    linear, other = (_rates(kernels, rate, bandwidth) for rate in reached)
+    flash, back = (rest * part / slowdown for part in (kernels.flash, kernels.flash_backward))
+    return Speed(
+        linear,
+        other,
+        flash,
+        back,
+        bandwidth,
+        peak,
+        device.kind == "cpu",
+        kernels.host,
+        tuple(notes),
+    )
+
+
+def _rates(kernels: Kernels, flops: float, bandwidth: float) -> Rates:
+    return Rates(flops, kernels.processors, kernels.depth, kernels.waves, kernels.misaligned,
+                 kernels.unaligned, bandwidth, kernels.launch)  # fmt: skip
+
+
+@lru_cache(maxsize=1 << 16)
+def product_seconds(
+    rates: Rates, m: int, k: int, n: int, width: float, out: float, batch: int = 1
+) -> float:
+    """Of `batch` products of m x k by k x n. width, out: bytes of an element in and out."""
+    if not (m and k and n):
+        return 0.0
+    moved = batch * (width * k * (m + n) + out * m * n) / rates.bandwidth
+    rate = rates.flops * _alignment(rates, m, k, n)
+    if rates.processors == 1:
+        return max(batch * 2 * m * n * (k + rates.depth) / rate, moved) + rates.launch
+    best = min(_tiled(rates, rate, m, k, n, batch, *tile) for tile in TILES)
+    return max(best, moved) + rates.launch
+
+
+def _tiled(
+    rates: Rates, rate: float, m: int, k: int, n: int, batch: int, rows: int, columns: int,
+    speed: float,
+) -> float:  # fmt: skip
+    """In tiles of this size; cut along k where they are fewer than the processors."""
+    tiles = batch * -(-m // rows) * -(-n // columns)
+    parts, summed = 1, 0.0
+    while tiles * parts * 2 <= rates.processors and k >= 512 * parts:
+        parts *= 2
+        summed = parts * 8 * batch * m * n / rates.bandwidth  # float32 partial sums, there and back
+    filled = tiles * parts / rates.processors
+    waves = filled + rates.waves * (-(-tiles * parts // rates.processors) - filled)
+    tile = 2 * rows * columns * (k / parts + rates.depth)
+    return max(waves, 1.0) * tile * rates.processors / (rate * speed) + summed
+
+
+def _alignment(rates: Rates, *sides: int) -> float:
+    least = min((side & -side for side in sides if side > 1), default=64)
+    return 1.0 if least >= 64 else rates.misaligned if least >= 8 else rates.unaligned
+
+
+def flash_seconds(speed: Speed, pairs: float, columns: int, *, backward: bool) -> float:
+    """Of attention that holds no scores: `pairs` of a query and a key that it looks at, times the
+    columns of all heads here."""
+    flops = 4 * pairs * columns
+    if backward:
+        return BACKWARD * flops / speed.flash_backward + speed.other.launch
+    return flops / speed.flash + speed.other.launch

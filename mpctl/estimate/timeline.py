@@ -1,0 +1,93 @@
+"""A step as a line of actions: what the estimate's seconds and the schedule make of each stage.
+
+The seconds of a chunk and of a message between stages are those of the step's estimate (time.py),
+the order is the schedule's (schedule/orders.py), and schedule/replay.py plays them. A step of very
+many micro batches is played for as many as PLAYED actions allow; the rest goes on like its middle,
+so that only its length is known. What follows the last action (gradients over dp, the optimizer) is
+not the schedule's; the estimate's total says how long it takes.
+
+By hand, 1F1B on 2 stages, F = 1, B = 2, m = 3, no messages: 12 s, each stage idle for 3 of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mpctl.estimate.kernels import MissingFigure
+from mpctl.estimate.makespan import Pipeline
+from mpctl.estimate.network import MissingLink
+from mpctl.estimate.pipeline import Stages, hand_overs
+from mpctl.estimate.time import get_clock
+from mpctl.families import get_table
+from mpctl.families.table import OperatorTable
+from mpctl.schedule.orders import Place, actions
+from mpctl.schedule.replay import Timeline, replay
+from mpctl.spec.job import JobSpec
+from mpctl.topology import Topology
+
+PLAYED = 200_000
+Pair = tuple[Place, Place]
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """line: of the first `played` micro batches. seconds: when the last action of all of them ends.
+    sent: bytes and seconds of one micro batch's message between neighbouring chunks."""
+
+    line: Timeline
+    played: int
+    microbatches: int
+    seconds: float
+    sent: Mapping[Pair, tuple[int, float]]
+
+    @property
+    def skipped(self) -> int:
+        """Micro batches that are not played."""
+        return self.microbatches - self.played
+
+
+def find_step_line(job: JobSpec, topology: Topology, stages: Stages) -> StepLine | str:
+    """Of a legal job with a model; in words what is missing to time it."""
+    assert job.model is not None
+    try:
+        pipeline = get_clock(job, job.model, _table(job), stages, topology).pipeline
+    except (MissingFigure, MissingLink) as missing:
+        return str(missing)
+    return play(pipeline, handed_over(job, stages))
+
+
+def handed_over(job: JobSpec, stages: Stages) -> dict[Pair, int]:
+    """Bytes of one micro batch that each chunk sends to its neighbours."""
+    assert job.model is not None
+    found = hand_overs(job, job.model, _table(job), stages)
+    return {(h.sender, h.receiver): sum(h.sizes) for h in found}
+
+
+def _table(job: JobSpec) -> OperatorTable:
+    assert job.model is not None
+    return replace(get_table(job.model, tp=job.parallel.tp), freeze=tuple(job.training.freeze))
+
+
+def play(pipeline: Pipeline, sizes: Mapping[Pair, int], *, limit: int = PLAYED) -> StepLine:
+    """At most about `limit` actions of it."""
+    p, m, vpp = len(pipeline.chunks), pipeline.microbatches, len(pipeline.chunks[0])
+    whole = max(limit // (3 * p * vpp) // p, 2) * p  # interleaving takes them in groups of p
+    played = min(m, whole)
+    line = replay(
+        [
+            actions(pipeline.schedule, stage=stage, stages=p, microbatches=played, chunks=vpp)
+            for stage in range(p)
+        ],
+        lambda stage, chunk, kind: pipeline.chunks[stage][chunk].of(kind),
+        transfer=lambda sender, receiver: _seconds(pipeline, sender, receiver),
+    )
+    sent = {pair: (size, _seconds(pipeline, *pair)) for pair, size in sizes.items()}
+    seconds = line.makespan if played == m else max(pipeline.ends())
+    return StepLine(line, played, m, seconds, sent)
+
+
+def _seconds(pipeline: Pipeline, sender: Place, receiver: Place) -> float:
+    p = len(pipeline.chunks)
+    source, target = (place.chunk * p + place.stage for place in (sender, receiver))
+    return pipeline.ahead[source] if source < target else pipeline.back[target]

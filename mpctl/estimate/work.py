@@ -1,0 +1,287 @@
+"""What one micro batch takes on one rank: of a layer and of a model's ends, operator by operator.
+
+Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
+passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp by
+the contraction law (families/products.py) over the network's routes. Backward of a column product
+may send while the product's own dW runs. Recomputation repeats the forward, or the part of it that
+the profile says. A kernel is launched by a host thread, which needs its time too: the slower of the
+two sets the pace (`Work.pace`).
+
+By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from math import prod
+
+from mpctl.estimate.communication import Sizes, local_sizes
+from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
+from mpctl.estimate.messages import LOSS_ALL_REDUCES, runs_again
+from mpctl.estimate.network import Network
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Core, Product, Stack, Weight
+from mpctl.sharding import AXIS_OF_DIM
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import Model
+from mpctl.spec.runtime import Passes, Profile
+from mpctl.units import DTYPE_BYTES
+
+SYNCED = 8  # ranks of tp for which host.sync is stated
+ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
+
+
+@dataclass(slots=True)
+class Work:
+    """Seconds of a micro batch by pass: products and what memory bounds, messages over tp and cp
+    that nothing hides, and the host's; bytes of ZeRO-3's parameters, gathered for each pass."""
+
+    forward: float = 0.0
+    inputs: float = 0.0
+    weights: float = 0.0
+    tp_forward: float = 0.0
+    tp_backward: float = 0.0
+    cp_forward: float = 0.0
+    cp_backward: float = 0.0
+    host_forward: float = 0.0
+    host_backward: float = 0.0
+    parameters: float = 0.0
+    layers: float = 0.0
+
+    def add(self, other: Work, times: int = 1) -> None:
+        for name in NAMES:
+            setattr(self, name, getattr(self, name) + times * getattr(other, name))
+
+    def again(self, forward: Work) -> None:
+        """Its forward once more in backward."""
+        self.inputs += forward.forward
+        self.tp_backward += forward.tp_forward
+        self.cp_backward += forward.cp_forward
+        self.host_backward += forward.host_forward
+
+
+NAMES = tuple(field.name for field in fields(Work))
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Seconds of a model's operators under one layout."""
+
+    job: JobSpec
+    model: Model
+    speed: Speed
+    network: Network
+    profile: Profile
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        return local_sizes(self.job, self.model)
+
+    @cached_property
+    def width(self) -> int:
+        """Bytes of an element of activations and parameters: fp8 is a product's alone."""
+        return max(2, DTYPE_BYTES[self.job.training.dtype])
+
+    @cached_property
+    def gradient(self) -> int:
+        """Bytes of a gradient that is accumulated and reduced."""
+        training = self.job.training
+        dtype = training.gradient_dtype or self.profile.gradient_dtype or training.dtype
+        return max(self.width, DTYPE_BYTES[dtype])
+
+    @cached_property
+    def tp(self) -> int:
+        return self.job.parallel.tp
+
+    @cached_property
+    def split(self) -> int:
+        """Ranks of tp that share the sequence between the split products."""
+        return self.tp if self.job.parallel.sequence_parallel else 1
+
+    def block(self, stack: Stack, flow: Flow) -> Work:
+        """One layer."""
+        work = Work(layers=1)
+        self._products(work, flow)
+        ahead = Work(work.forward)
+        hidden = self._bytes("batch", stack.seq, "hidden") / self.split * (1 + len(stack.cores))
+        self._passes(work, self.profile.operators.hidden, hidden, flow)
+        if self.job.training.dropout:
+            self._passes(work, self.profile.operators.dropout, hidden, flow)
+        scores = Work()
+        for core in stack.cores:
+            self._core(scores, core, flow)
+        work.add(scores)
+        self._host(work, flow)
+        self._repeat(work, scores, ahead.forward, flow)
+        self._accumulate(work, flow.trained)
+        work.parameters = self.width * sum(w.local_numel(self.tp) for w in flow.part.weights)
+        return work
+
+    def end(self, flow: Flow) -> Work:
+        """Before the first or after the last layer of a stack; logits bring their loss."""
+        work = Work()
+        self._products(work, flow)
+        for product in flow.part.products:
+            if product.is_lookup:
+                hidden = self._bytes(*product.writes) / self.split
+                self._passes(
+                    work, Passes(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
+                )
+            if "vocab" in product.writes:
+                self._loss(work, product, flow)
+        self._accumulate(work, tuple(w for w in flow.trained if len(w.shape) > 1))
+        work.parameters = self.width * sum(w.local_numel(self.tp) for w in flow.part.weights)
+        return work
+
+    def _repeat(self, work: Work, scores: Work, products: float, flow: Flow) -> None:
+        training = self.job.training
+        if training.recompute == "full" and runs_again(self.job, self.model, flow):
+            last = self._last(flow)
+            work.again(work)
+            work.inputs -= last.forward
+            work.tp_backward -= last.tp_forward
+        elif training.recompute == "selective" and flow.after:
+            if self.profile.operators.recompute == "core":
+                work.again(Work(scores.forward, cp_forward=scores.cp_forward))
+            else:  # every other product, all that memory bounds, no attention
+                bound = work.forward - products - scores.forward
+                work.again(Work(products / 2 + bound, host_forward=work.host_forward / 2))
+
+    def _last(self, flow: Flow) -> Work:
+        """The last product, where recomputation ends before it: no mask or norm asks for its
+        result."""
+        work, product = Work(), flow.part.products[-1]
+        ends = self.job.training.dropout > 0 or self.model.norm_order == "post"
+        if self.profile.operators.stops_early and not ends:
+            self._product(work, product, flow)
+            self._messages(work, product, flow)
+        return work
+
+    def _host(self, work: Work, flow: Flow) -> None:
+        host = self.profile.host
+        own = host.layer + host.sync * (min(self.tp, SYNCED) / SYNCED) ** 3
+        work.host_forward = own
+        work.host_backward = 2 * own * flow.after
+
+    def _bytes(self, *dims: str) -> float:
+        return prod(self.sizes[dim] for dim in dims) * self.width
+
+    def _passes(self, work: Work, passes: Passes, size: float, flow: Flow) -> None:
+        work.forward += passes.forward * size / self.speed.bandwidth
+        if flow.after:
+            work.inputs += passes.backward * size / self.speed.bandwidth
+
+    def _accumulate(self, work: Work, trained: Sequence[Weight]) -> None:
+        moved = self.profile.operators.gradient_bytes * sum(w.local_numel(self.tp) for w in trained)
+        work.weights += moved / self.speed.bandwidth
+
+    def _products(self, work: Work, flow: Flow) -> None:
+        for product in flow.part.products:
+            self._messages(work, product, flow)
+            if not product.is_lookup:
+                self._product(work, product, flow)
+
+    def _product(self, work: Work, product: Product, flow: Flow) -> None:
+        """Forward, dX and dW; fp8 casts the operands of linear layers first."""
+        operators, needs = self.profile.operators, flow.needs[product.name]
+        m, k, n = self._shape(product, flow.part.weights)
+        is_fp8 = self.job.training.dtype == "fp8" and product.part != "head"
+        rates, width = (self.speed.linear, 1) if is_fp8 else (self.speed.other, self.width)
+        casts = operators.cast_bytes * is_fp8 / self.speed.bandwidth
+        work.forward += product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + n)
+        if needs.x:
+            work.inputs += product_seconds(rates, m, n, k, width, self.width) + casts * m * n
+        if needs.w:
+            seconds = product_seconds(rates, k, m, n, width, self.gradient)
+            work.weights += seconds
+            self._hide(work, product, seconds)
+        is_inner = "ffn" in (*product.reads, *product.writes)
+        passes = operators.inner if is_inner else operators.width
+        if is_inner or "heads" in (*product.reads, *product.writes):
+            moved = m * (n if "tp" in product.backward_axes else k) * self.width
+            self._passes(work, passes, moved, flow)
+
+    def _shape(self, product: Product, weights: Sequence[Weight]) -> tuple[int, int, int]:
+        """Local rows, contraction and columns; rows are split where nothing else is."""
+        weight = next(w for w in weights if w.name == product.parameter)
+        m, k, n = prod(self.sizes[dim] for dim in product.rows), 1, 1
+        for dim, size in zip(weight.dims, weight.shape, strict=True):
+            local = size // self.tp if AXIS_OF_DIM.get(dim) == "tp" else size
+            k, n = (k * local, n) if dim in product.reads else (k, n * local)
+        return (m if weight.is_split else m // self.split), k, n
+
+    def _messages(self, work: Work, product: Product, flow: Flow) -> None:
+        if self.tp == 1:
+            return
+        needs = flow.needs[product.name]
+        phases = product.collectives(sequence_parallel=self.split > 1, needs=needs)
+        if not (phases.forward or phases.backward):
+            return
+        size = self._bytes(*product.message)
+        work.tp_forward += sum(self.network.seconds("tp", kind, size) for kind in phases.forward)
+        work.tp_backward += sum(self.network.seconds("tp", kind, size) for kind in phases.backward)
+
+    def _hide(self, work: Work, product: Product, seconds: float) -> None:
+        """A column product's messages beside its own dW."""
+        share = self.profile.overlap.tp
+        if self.tp == 1 or not share or "tp" not in product.backward_axes:
+            return
+        size = self._bytes(*product.message)
+        kind = "all_reduce" if self.split == 1 else "reduce_scatter"
+        sent = self.network.seconds("tp", kind, size) * (1 if self.split == 1 else 2)
+        hidden = share * min(sent, seconds)
+        work.tp_backward -= hidden
+        work.weights += self.profile.overlap.drag * hidden
+
+    def _core(self, work: Work, core: Core, flow: Flow) -> None:
+        """softmax(Q K^T) V, and what its keys cost to gather."""
+        model, p = self.model, self.job.parallel
+        gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
+        queries, keys = self.sizes[core.queries], self.sizes[core.keys] * p.cp
+        batch, heads = self.sizes["batch"], model.heads / p.tp
+        if model.attention == "flash" and not self.job.training.attention_dropout:
+            pairs = batch * queries * keys * (0.5 if _is_causal(model, core) else 1.0)
+            columns = int(heads * model.head_size)
+            own = self.profile.operators
+            work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
+            if gradients:
+                seconds = flash_seconds(self.speed, pairs, columns, backward=True)
+                work.inputs += seconds / own.flash_backward
+        else:
+            self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
+        if p.cp > 1:
+            head = 2 * batch * keys * model.head_size * self.width
+            size = head * max(1, model.kv_heads // p.tp)
+            work.cp_forward += self.network.seconds("cp", "all_gather", size)
+            work.cp_backward += self.network.seconds("cp", "reduce_scatter", size) * (gradients > 0)
+
+    def _held_scores(
+        self, work: Work, heads: int, queries: int, keys: int, gradients: int, flow: Flow
+    ) -> None:
+        rates, d, w = self.speed.other, self.model.head_size, self.width
+        scores = product_seconds(rates, queries, d, keys, w, w, heads)
+        context = product_seconds(rates, queries, keys, d, w, w, heads)
+        work.forward += scores + context
+        work.inputs += gradients * (scores + context)
+        size = heads * queries * keys * w
+        self._passes(work, self.profile.operators.scores, size, flow)
+
+    def _loss(self, work: Work, product: Product, flow: Flow) -> None:
+        """Casts, softmax and its gradient over the logits; three sums of a float32 a token."""
+        rows = prod(self.sizes[dim] for dim in product.rows)
+        weight = next(w for w in flow.part.weights if w.name == product.parameter)
+        logits = rows * weight.shape[weight.dims.index("vocab")] // self.tp
+        passes = self.profile.operators.logits
+        work.forward += passes.forward * logits / self.speed.bandwidth
+        work.inputs += passes.backward * logits / self.speed.bandwidth * flow.needs[product.name].y
+        if self.tp > 1:
+            sums = LOSS_ALL_REDUCES * self.network.seconds("tp", "all_reduce", 4 * rows)
+            work.tp_forward += sums
+
+
+def _is_causal(model: Model, core: Core) -> bool:
+    if model.family == "t5":
+        return core.queries == core.keys == "decoder_seq"
+    return model.family == "gpt"
