@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mpctl.estimate.time import StepTime
 
 LISTED_RANKS = 4096
-TIME_PARTS = ("compute", "bubble", "tp", "cp", "dp", "pp")
+TIME_PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")
 
 
 def wanted_kinds(groups: str | None) -> tuple[str, ...] | None:
@@ -70,6 +70,8 @@ def plan_document(
         document["stages"] = [list(map(list, spans)) for spans in plan.stages]
         if any(stacks := [stack_layers(plan, spans) for spans in plan.stages]):
             document["stage_stacks"] = stacks
+    if plan.nearest:
+        document["nearest_that_fit"] = [near.as_dict() for near in plan.nearest]
     return document | _estimate_entries(plan.estimate)
 
 
@@ -138,7 +140,10 @@ def _estimate_entries(estimate: Estimate | None) -> dict[str, Any]:
     return {
         "communication": communication_entry(estimate),
         "parameters": estimate.parameters,
-        "memory": {"stages": [_memory_entry(s) for s in estimate.memory], "is_lower_bound": True},
+        "memory": {
+            "stages": [_memory_entry(s) for s in estimate.memory],
+            "is_lower_bound": False,
+        },
         "time": _time_entry(estimate.time),
     }
 
@@ -181,7 +186,13 @@ def _memory_entry(stage: Any) -> dict[str, Any]:
         "gradient_bytes",
         "optimizer_bytes",
         "activation_bytes",
+        "working_bytes",
+        "lasting_bytes",
         "total_bytes",
+        "allocated_bytes",
+        "reserved_bytes",
+        "device_bytes",
+        "in_flight",
     )
     return {key: getattr(stage, key) for key in keys}
 
@@ -192,9 +203,15 @@ def _time_entry(time: StepTime | str) -> dict[str, Any]:
     parts = {key: getattr(time, key) for key in TIME_PARTS}
     return {
         "step_seconds": time.total,
-        "is_lower_bound": True,
+        "low_seconds": time.low,
+        "high_seconds": time.high,
+        "extrapolates": list(time.extrapolates),
+        "is_lower_bound": False,
         "breakdown": parts,
-        "flops_per_rank": time.flops_per_rank,
+        "flops_per_rank": time.hardware_flops,
+        "model_flops_per_rank": time.model_flops,
+        "mfu": time.mfu,
+        "hfu": time.hfu,
     }
 
 

@@ -7,7 +7,7 @@ cannot be known without a legal layout is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
@@ -22,6 +22,7 @@ from mpctl.validate import check_job
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
+    from mpctl.search.nearest import Near
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Plan:
     topology: Topology | None
     stages: tuple[tuple[Span, ...], ...] | None
     estimate: Estimate | None
+    nearest: tuple[Near, ...] = ()
 
     @property
     def errors(self) -> list[Check]:
@@ -63,14 +65,29 @@ def make_plan(job: JobSpec) -> Plan:
     legal = all(check.status != "error" for check in checks)
     topology = find_topology(job)
     stages = job_stages(job, job.model.all_layers) if job.model and legal else None
-    estimate = None
+    estimate: Estimate | None = None
+    nearest: tuple[Near, ...] = ()
     if legal and topology and stages:  # a plan without a model never pays for the import
         from mpctl.estimate.job import estimate_job
 
         estimate = estimate_job(job, topology, stages)
     if estimate:
-        heaviest = max(estimate.memory, key=lambda stage: stage.total_bytes)
-        fits = memory_check(job, heaviest.total_bytes, heaviest.stage)
-        checks += [fits] if fits else []
+        heaviest = max(estimate.memory, key=lambda stage: stage.device_bytes)
+        fits = memory_check(job, heaviest.device_bytes, heaviest.stage)
+        nearest = _nearest(job) if fits and fits.status != "ok" else ()
+        checks += [_with_ways_out(fits, nearest)] if fits else []
     frozen = tuple(tuple(spans) for spans in stages) if stages else None
-    return Plan(job, tuple(checks), topology, frozen, estimate)
+    return Plan(job, tuple(checks), topology, frozen, estimate, nearest)
+
+
+def _nearest(job: JobSpec) -> tuple[Near, ...]:
+    """Layouts that fit, for one that does not: only then is anything searched."""
+    from mpctl.search.nearest import nearest_that_fit
+
+    return tuple(nearest_that_fit(job))
+
+
+def _with_ways_out(fits: Check, nearest: tuple[Near, ...]) -> Check:
+    if not nearest:
+        return fits
+    return replace(fits, hint=f"nearest that fit: {'; '.join(near.text for near in nearest)}")

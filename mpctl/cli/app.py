@@ -16,7 +16,9 @@ from typer.core import TyperGroup
 from mpctl import __version__
 from mpctl.errors import InputError, Issue, MpctlError
 
-COMMANDS = ("plan", "launch", "bench", "data", "weights", "presets", "schema")
+COMMANDS = (
+    "plan", "search", "launch", "bench", "calibrate", "data", "weights", "presets", "schema",
+)  # fmt: skip
 
 
 class LazyGroup(TyperGroup):

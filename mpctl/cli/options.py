@@ -6,6 +6,8 @@ Flags are for what people vary; `--set parallel.order=...` reaches the rest.
 from __future__ import annotations
 
 import inspect
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -40,6 +42,7 @@ FLAGS = (
     Flag("--dp", "parallel.dp", int, "Data-parallel size; derived when absent."),
     Flag("--cp", "parallel.cp", int, "Context-parallel size."),
     Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual stages) a pipeline rank."),
+    Flag("--stage-balance", "parallel.stage_balance", str, "Layers a stage: even, or by cost."),
     Flag("--order", "parallel.order", str, "Axes, fastest over ranks first: tp-cp-dp-pp."),
     Flag(
         "--sequence-parallel/--no-sequence-parallel",
@@ -79,6 +82,26 @@ class JobSource:
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same, with a setting that was not typed set to `value`."""
         return JobSource(self.source, {setting: value, **self.overrides})
+
+
+def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
+    """`mpctl launch demo --tp 2`: flags where there are some, `--set` for the rest."""
+    flags = {flag.setting: flag for flag in FLAGS}
+    words = ["mpctl", verb, *([source] if source else [])]
+    for where, value in settings.items():
+        flag = flags.get(where)
+        if flag is None or isinstance(value, dict | list):
+            words += ["--set", f"{where}={_toml(value)}"]
+        elif flag.type is bool:
+            words.append(flag.option.split("/")[0 if value else 1])
+        else:
+            words += [flag.option, str(value)]
+    return shlex.join(words)
+
+
+def _toml(value: Any) -> str:
+    """As parse_settings reads it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:

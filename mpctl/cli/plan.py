@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpctl.cli.options import JobSource, with_job
+from mpctl.cli.options import JobSource, command_line, with_job
 from mpctl.errors import InputError
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -26,19 +26,51 @@ def plan(
     rank: Annotated[
         int | None, typer.Option(help="Show one rank and every group it is in.")
     ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also write what is shown as an SVG picture.")
+    html: Annotated[
+        Path | None, typer.Option(help="Also write the plan as one page, with pictures.")
     ] = None,
-) -> None:
+    svg: Annotated[
+        Path | None, typer.Option(help="Also draw layout and timeline as an SVG picture.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Also write the planned step as a trace for Perfetto.")
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Estimate a job a line of JSON, - for stdin; an answer a line on stdout. A bad "
+            "line is answered with its issues, and the exit code is 0 where FILE was readable.",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Put JOB and others side by side: --compare demo tp=1,dp=2"),
+    ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Figures with formula and numbers: --explain, or JOB "
+                     "--explain memory.stage-0"),
+    ] = False,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB ... | FIGURE ...]", help="For --compare and --explain.",
+                       show_default=False),
+    ] = None,
+) -> None:  # fmt: skip
     """Show a layout: rank groups, placement on nodes, checks, communication, memory, time.
 
     Works without a model too: mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4
     """
+    if batch is not None or compare or explain or more:
+        if html or svg or trace:
+            raise InputError.of("usage", "command line", "--html, --svg and --trace draw the plan "
+                                "of one job, not --batch, --compare or --explain")  # fmt: skip
+        _other(job, batch, more or [], compare=compare, explain=explain, as_json=as_json)
+        return
     from mpctl.document import plan_document, rank_document, wanted_kinds
     from mpctl.render.json import print_json
 
-    if svg is not None and (as_json or rank is not None):
-        raise InputError.of("usage", "--svg", "draws the plan's tables, not --json or --rank")
     made = job.plan()
     topology = made.require_legal()
     kinds = wanted_kinds(groups)
@@ -46,6 +78,11 @@ def plan(
         document = rank_document(made, topology, rank)
     elif as_json:
         document = plan_document(made, topology, kinds=kinds, ranks=ranks)
+    if html or svg or trace:
+        from mpctl.render.pictures import write_pictures
+
+        line = command_line("plan", job.source, job.overrides)
+        write_pictures(made, topology, command=line, html=html, svg=svg, trace=trace)
     if as_json:
         print_json(document)
         return
@@ -54,4 +91,56 @@ def plan(
     if rank is not None:
         print_rank(document)
     else:
-        print_plan(made, topology, kinds=kinds, ranks=ranks, svg=svg)
+        print_plan(made, topology, kinds=kinds, ranks=ranks)
+
+
+def _other(
+    job: JobSource, batch: str | None, more: list[str], *, compare: bool, explain: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """What is asked of jobs or figures rather than of one whole plan."""
+    if (batch is not None) + compare + explain != 1:
+        wrong = f"extra arguments {', '.join(more)}" if more else "more than one is asked for"
+        message = f"{wrong}: --batch, --compare JOB ... or --explain FIGURE ..."
+        hint = "use one of them at a time"
+        raise InputError.of("usage", "command line", message, hint)
+    if batch is not None:
+        from mpctl.cli.batch import run_batch
+
+        if job.source or job.overrides or more:
+            raise InputError.of("usage", "--batch", "takes jobs from its file alone",
+                                "leave JOB and the flags of a job out")  # fmt: skip
+        run_batch(batch)
+    elif compare:
+        _compare(job, more, as_json=as_json)
+    else:
+        _explain(job, more, as_json=as_json)
+
+
+def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
+    from mpctl.compare import compare_document, load_variants
+    from mpctl.render.json import print_json
+
+    jobs = [*([job.source] if job.source else []), *more]
+    document = compare_document(load_variants(jobs, job.overrides))
+    if as_json:
+        print_json(document)
+        return
+    from mpctl.render.compare import print_comparison
+
+    print_comparison(document)
+
+
+def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from mpctl.explain import explain
+    from mpctl.render.json import print_json
+
+    figures = explain(job.plan(), wanted)
+    if as_json:
+        print_json({"schema": "mpctl.explain/1", "figures": [asdict(f) for f in figures]})
+        return
+    from mpctl.render.explain import print_figures
+
+    print_figures(figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -9,9 +10,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 
 class TaskBar:
-    """Appears with the first report; on stderr; silent where nobody watches."""
+    """Appears with the first report that comes `after` so many seconds; on stderr; silent where
+    nobody watches."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, after: float = 0.0) -> None:
+        self.begins = time.monotonic() + after
         console = Console(stderr=True)
         self.bar = Progress(
             TextColumn("{task.description:<16}"), BarColumn(bar_width=32),
@@ -30,6 +33,8 @@ class TaskBar:
         self.bar.stop()
 
     def update(self, stage: str, done: int, total: int) -> None:
+        if time.monotonic() < self.begins:
+            return
         if stage not in self.tasks:
             self.bar.start()
             self.tasks[stage] = self.bar.add_task(stage, total=total)

@@ -147,7 +147,7 @@ def dtype_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
-    """Whether the heaviest stage's counted bytes fit its device; they are a lower bound."""
+    """Whether what the heaviest stage takes of its device at its peak is there."""
 
     device = job.cluster.device
     if device is None:
@@ -160,7 +160,7 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
             rule,
             "warning",
             where,
-            f"stage {stage} needs at least {need} a rank, {over} above the {have} of {device.name}",
+            f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name}",
             "raise tp, pp or zero, or training.recompute full",
         )
     return Check(rule, "ok", where, f"stage {stage}, the heaviest, holds {need} of {have}")

@@ -56,7 +56,7 @@ def test_the_document_of_the_golden_case(mpctl: Mpctl) -> None:
         "ring_bytes_per_rank": 32 * MIB,
     }
     assert len(plan["memory"]["stages"]) == 4
-    assert plan["memory"]["is_lower_bound"] is True
+    assert plan["memory"]["is_lower_bound"] is False
     assert plan["time"]["step_seconds"] == pytest.approx(sum(plan["time"]["breakdown"].values()))
 
 
@@ -246,7 +246,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
         "[0,4,8,12] [1,5,9,13]",
         "Φ = 8.0 MiB",
         "8 Φ",
-        "Step time, at least",
+        "Step time ",
         "✓  tp-within-node",
     ):
         assert words in said.out
@@ -260,7 +260,7 @@ def test_one_rank_in_words(mpctl: Mpctl) -> None:
     assert re.search(r"embedding +2 +\[1,13\]", said.out)
 
 
-def test_svg_is_a_picture_of_what_is_shown(mpctl: Mpctl, tmp_path: Path) -> None:
+def test_svg_is_a_picture_of_layout_and_timeline(mpctl: Mpctl, tmp_path: Path) -> None:
     path = tmp_path / "plan.svg"
     said = mpctl("plan", "two-nodes-16-gpus", "--svg", path)
     assert said.code == 0
@@ -268,8 +268,8 @@ def test_svg_is_a_picture_of_what_is_shown(mpctl: Mpctl, tmp_path: Path) -> None
     root = ET.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     text = " ".join("".join(root.itertext()).replace("\xa0", " ").split())
-    assert "tp 2 x dp 2 x pp 4" in text
-    assert "tp-within-node" in text
+    for words in ("tp 2 x dp 2 x pp 4", "node 1 · layers 12-23", "15 h", "stage 3", "bubble"):
+        assert words in text
 
 
 def test_an_svg_that_cannot_be_written_is_said(mpctl: Mpctl, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
 LINES = [line for _, block in BLOCKS for line in block.splitlines()]
 COMMANDS = [line.partition("#")[0].strip() for line in LINES if line.startswith("mpctl ")]
-QUICK = ("plan", "presets", "schema", "launch")
+QUICK = ("plan", "search", "presets", "schema", "launch")
 
 
 def test_there_is_something_to_check() -> None:

@@ -1,0 +1,117 @@
+"""From what a line holds to a job that can be planned.
+
+Tables are validated once for each text that they have, so that rows which share a cluster or a
+model cost little. What others have run is estimated although we would refuse to launch it: for a
+runtime that is not ours, tensor-parallel groups may leave their node, and layers that do not divide
+over the stages, not even with embedding and loss counted as Megatron does (spec/job.py), are cut by
+cost. Both are told as warnings.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mpctl.batch.lines import Raw
+from mpctl.errors import InputError, Issue
+from mpctl.estimate.makespan import GROUPS
+from mpctl.rules.check import Check
+from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.load import Loaded, partial_from_raw
+from mpctl.spec.merge import lay
+from mpctl.stages import UnevenLayersError, job_stages
+
+OURS = "mpctl"
+CONFIG_BYTES = 2**20
+TABLES = ("cluster", "model", "parallel", "training", "data", "launch")
+# What a plan counts one by one: a line beyond would hold up all that come after it.
+LARGEST = (
+    ("model.layers", 2**9), ("model.decoder_layers", 2**9), ("parallel.pp", 2**10),
+    ("parallel.vpp", 2**8), ("cluster.nodes", 2**20), ("cluster.gpus_per_node", 2**16),
+)  # fmt: skip
+MOST_ROUNDS = 2**20  # of micro batches, over all stages
+MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that may be played
+
+
+def load_row(raw: Raw) -> Loaded:
+    """As partial_from_raw, but a table that was met before is not validated again."""
+    _require_small_config(raw)
+    try:
+        tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}
+        return Loaded(complete(JobSpec.model_validate(tables)))
+    except (InputError, ValidationError):
+        return partial_from_raw(raw, {})
+
+
+@lru_cache(maxsize=4096)
+def _table(key: str, text: str) -> Any:
+    """One entry of a job, expanded and validated; raises where the slow way has to find out."""
+    issues: list[Issue] = []
+    value = json.loads(text)
+    if key == "preset":
+        raise InputError.of("slow", key, "")
+    whole = lay({}, {key: value}, issues)
+    if issues:
+        raise InputError(issues)
+    return getattr(JobSpec.model_validate(whole), key, whole[key]) if key in TABLES else whole[key]
+
+
+def _require_small_config(raw: Raw) -> None:
+    """A line may name a config.json; it must be a file, and no large one."""
+    model = raw.get("model")
+    path = model.get("hf_config") if isinstance(model, dict) else None
+    if isinstance(path, str):
+        file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+        if file.exists() and not (file.is_file() and file.stat().st_size <= CONFIG_BYTES):
+            raise InputError.of("hf-config", "model.hf_config", f"{path} is no small file")
+
+
+def as_others_run(job: JobSpec) -> tuple[JobSpec, list[Check]]:
+    """A foreign runtime's job as it can be planned, and what had to be assumed for that."""
+    if job.training.runtime == OURS or job.model is None:
+        return job, []
+    layers, job = job.model.all_layers, _with(job, allow_tp_across_nodes=True)
+    try:
+        job_stages(job, layers)
+        return job, []
+    except UnevenLayersError as error:
+        by_cost = _with(job, stage_balance="cost")
+        if layers < job.parallel.pp * job.parallel.vpp or _says_cut(job):
+            return job, []
+        hint = "say how they are cut: parallel.first_stage_layers, embedding_is_layer, ..."
+        message = f"{error}: they are taken to be cut by cost"
+        return by_cost, [Check("layers-assumed", "warning", "parallel", message, hint)]
+
+
+def _says_cut(job: JobSpec) -> bool:
+    p = job.parallel
+    given = (p.first_stage_layers, p.last_stage_layers, p.embedding_is_layer, p.loss_is_layer)
+    return any(given) or p.stage_balance == "cost"
+
+
+def _with(job: JobSpec, **settings: Any) -> JobSpec:
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update=settings)})
+
+
+def require_countable(job: JobSpec) -> None:
+    issues = []
+    for where, most in LARGEST:
+        table, key = where.split(".")
+        value = getattr(getattr(job, table), key, None) or 0
+        if value > most:
+            issues.append(Issue("too-large", where, f"{value:,} is more than a batch counts",
+                                f"use at most {most:,}; `mpctl plan` takes more"))  # fmt: skip
+    p = job.parallel
+    if p.pp > 1 and p.pp * p.vpp * min(job.num_microbatches, GROUPS * p.pp) > MOST_PASSES:
+        message = f"{p.pp} stages of {p.vpp} chunks are more than a batch plays"
+        issues.append(Issue("too-large", "parallel.pp", message, "use `mpctl plan`"))
+    if p.pp > 1 and p.pp * job.num_microbatches > MOST_ROUNDS:
+        message = f"{job.num_microbatches:,} micro batches on {p.pp} stages are too many"
+        hint = f"use at most {MOST_ROUNDS // p.pp:,}"
+        issues.append(Issue("too-large", "training.global_batch_size", message, hint))
+    if issues:
+        raise InputError(issues)

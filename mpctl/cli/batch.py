@@ -1,0 +1,58 @@
+"""`mpctl plan --batch FILE`: answers flow out as lines flow in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from mpctl.errors import InputError
+
+STDIN = "-"
+
+
+def run_batch(name: str) -> None:
+    """Answer every line of a file, or of stdin; raises InputError where it cannot be read."""
+    from mpctl.batch.answers import answers
+    from mpctl.batch.lines import read_lines
+    from mpctl.render.tasks import TaskBar
+
+    with _opened(name) as (stream, size), TaskBar(after=1.0) as bar:
+        done = 0
+
+        def read(count: int) -> None:
+            nonlocal done
+            done += count
+            if size and not sys.stdout.isatty():
+                bar.update("lines", done, size)
+
+        try:
+            for answer in answers(read_lines(stream, read)):
+                sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
+                sys.stdout.flush()
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise _unreadable(name, error) from None
+
+
+@contextmanager
+def _opened(name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """The lines' stream, and its bytes, 0 where they are not known."""
+    if name == STDIN:
+        yield sys.stdin.buffer, 0
+        return
+    with ExitStack() as held:
+        try:
+            file = held.enter_context(Path(name).open("rb"))
+        except OSError as error:
+            raise _unreadable(name, error) from None
+        yield file, os.fstat(file.fileno()).st_size
+
+
+def _unreadable(name: str, error: OSError) -> InputError:
+    return InputError.of("no-such-file", "--batch", f"{name}: {error.strerror or error}")

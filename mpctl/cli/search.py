@@ -1,0 +1,122 @@
+"""`mpctl search`: the layouts that a job could have, and which of them is fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from mpctl.cli.options import JobSource, command_line, with_job
+
+if TYPE_CHECKING:
+    from mpctl.search.asked import Asked
+    from mpctl.search.report import Choice
+
+app = typer.Typer(pretty_exceptions_enable=False)
+PATIENCE = 2.0  # seconds before a bar appears
+
+
+@app.command()
+@with_job
+def search(
+    job: JobSource,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 5,
+    objective: Annotated[
+        Literal["tokens", "memory", "cost"],
+        typer.Option(help="Most tokens a second, least memory, or fewest GPU-hours a token (over "
+                     "--gpus, all when absent)."),
+    ] = "tokens",
+    gpus: Annotated[
+        str | None, typer.Option(metavar="N,...", help="The best on each of these numbers of GPUs "
+                                 "of the cluster; all: powers of two.", show_default=False)
+    ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keep a setting as it is here, "
+                                       "as a flag does: pp=8, training.dtype=bf16; repeatable.")
+    ] = None,
+    max_tp: Annotated[int | None, typer.Option(min=1, help="Largest tp.")] = None,
+    max_pp: Annotated[int | None, typer.Option(min=1, help="Largest pp.")] = None,
+    max_cp: Annotated[int | None, typer.Option(min=1, help="Largest cp.")] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Of a GPU-hour: costs are then in its currency.")
+    ] = None,
+    exhaustive: Annotated[
+        bool, typer.Option("--exhaustive", help="Estimate every layout, with no bound: the same "
+                           "answer, in hours where the space is large.")
+    ] = False,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what is found as a table as well.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the best plan as a page, with time "
+                                  "against memory of what was estimated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:  # fmt: skip
+    """Find the layouts of JOB that are fastest and fit, of all that its runtime can run.
+
+    tp, cp, pp, chunks, schedule, micro batch, recomputation, sequence parallelism, ZeRO, order and
+    balance are searched; a flag that names one fixes it: mpctl search JOB --tp 8
+    """
+    from mpctl.render.json import print_json
+    from mpctl.render.tasks import TaskBar
+    from mpctl.search.answer import answer_search
+    from mpctl.search.asked import parse_gpus, read_asked
+
+    most = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
+    asked = read_asked(
+        job.source, job.overrides, fix or [], {k: v for k, v in most.items() if v is not None}
+    )
+    counts = [asked.job.world_size]
+    if gpus is not None or objective == "cost":
+        counts = parse_gpus(gpus or "all", asked.job)
+    with TaskBar(after=PATIENCE) as bar:
+        answer = answer_search(
+            asked, counts, top=top, objective=objective, exhaustive=exhaustive,
+            on_progress=bar.update,
+        )  # fmt: skip
+    document = answer.document(price, lambda choice: _line(job, asked, choice))
+    if csv is not None:
+        _write_csv(csv, document)
+    if html is not None and answer.best:
+        from mpctl.render.search import write_page
+
+        write_page(html, answer, command=_line(job, asked, answer.best[0]))
+    if as_json:
+        print_json(document)
+    else:
+        from mpctl.render.search import print_search
+
+        print_search(document)
+    if not answer.is_complete:
+        raise KeyboardInterrupt
+
+
+def _line(job: JobSource, asked: Asked, choice: Choice) -> str:
+    """What runs the layout, where mpctl runs it, or plans it."""
+    from mpctl.search.nearest import changed
+    from mpctl.search.space import layout_of
+
+    verb = "launch" if choice.job.training.runtime == "mpctl" else "plan"
+    settings = dict(asked.typed)
+    settings |= changed(layout_of(asked.job), choice.layout)
+    settings["parallel.dp"] = choice.layout.dp
+    cluster = choice.job.cluster
+    if choice.job.world_size != asked.job.world_size:
+        settings["cluster.nodes"] = cluster.nodes
+        settings["cluster.gpus_per_node"] = cluster.gpus_per_node
+    return command_line(verb, job.source, settings)
+
+
+def _write_csv(path: Path, document: dict[str, Any]) -> None:
+    from csv import writer
+
+    from mpctl.errors import InputError
+    from mpctl.search.answer import csv_rows
+
+    try:
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer(file).writerows(csv_rows(document))
+    except OSError as error:
+        raise InputError.of("cannot-write", "--csv", f"{path}: {error.strerror}") from None

@@ -1,0 +1,33 @@
+"""Figures with their formulas, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rich.console import Console
+from rich.text import Text
+
+from mpctl.estimate.figure import Figure, Unit
+from mpctl.units import bytes_text, count_text, rate_text, seconds_text
+
+TEXTS: dict[Unit, Callable[[float], str]] = {
+    "B": bytes_text,
+    "s": seconds_text,
+    "FLOP": lambda value: f"{count_text(value)}FLOP",
+    "FLOP/s": rate_text,
+    "B/s": lambda value: f"{bytes_text(value)}/s",
+    "%": lambda value: f"{value:.1f} %",
+    "": lambda value: f"{value:g}",
+}
+
+
+def print_figures(figures: Iterable[Figure]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for figure in figures:
+        console.print(
+            Text.assemble((figure.name, "bold"), " = ", (TEXTS[figure.unit](figure.value), "cyan"))
+        )
+        console.print(Text(f"    {figure.formula}"))
+        console.print(Text(f"    {figure.numbers}", "dim"))
+        if figure.source:
+            console.print(Text(f"    {figure.source}", "dim italic"))

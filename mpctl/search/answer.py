@@ -1,0 +1,154 @@
+"""A whole search: on one number of GPUs or several, with the job's own layout beside the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpctl.errors import InputError
+from mpctl.estimate.kernels import MissingFigure
+from mpctl.search.asked import Asked
+from mpctl.search.evaluate import Engine
+from mpctl.search.find import RUNGS, Found, Objective, Point, Progress, find_layouts
+from mpctl.search.report import Choice, choices, layout_text, own_choice, reasons
+
+Line = Callable[[Choice], str]
+
+
+@dataclass
+class Answer:
+    """best: of the number of GPUs that the objective prefers; by_gpus: the best of each, None
+    where nothing fits; own: the job's own layout; seen: all that were estimated beside best."""
+
+    asked: Asked
+    objective: str
+    best: list[Choice] = field(default_factory=list)
+    front: list[Choice] = field(default_factory=list)
+    by_gpus: dict[int, Choice | None] = field(default_factory=dict)
+    own: Choice | None = None
+    seen: list[Point] = field(default_factory=list)
+    estimated: int = 0
+    is_complete: bool = True
+
+    def document(self, price: float | None, line: Line) -> dict[str, Any]:
+        job = self.asked.job
+        assert job.model is not None, "a search is of a model"
+        return {
+            "schema": "mpctl.search/1", "job": job.name, "model": job.model.name,
+            "device": job.cluster.device.name if job.cluster.device else None,
+            "gpus": job.world_size, "runtime": job.training.runtime,
+            "objective": self.objective, "is_complete": self.is_complete,
+            "estimated": self.estimated,
+            "best": [_entry(choice, price, line) for choice in self.best],
+            "reasons": list(reasons(self.best[0], self.best[1:])) if self.best else [],
+            "own": _entry(self.own, price, line) if self.own else None,
+            "own_reason": next(reasons(self.best[0], [self.own]), None)
+            if self.own and self.best else None,
+            "front": [_entry(choice, price, line) for choice in self.front],
+            "by_gpus": [
+                _entry(choice, price, line) if choice else {"gpus": gpus, "settings": None}
+                for gpus, choice in self.by_gpus.items()
+            ],
+        }  # fmt: skip
+
+
+def _entry(choice: Choice, price: float | None, line: Line) -> dict[str, Any]:
+    return {**choice.as_dict(price), "layout": layout_text(choice.layout), "command": line(choice)}
+
+
+def answer_search(
+    asked: Asked, counts: Sequence[int], *, top: int, objective: str, exhaustive: bool,
+    on_progress: Progress,
+) -> Answer:  # fmt: skip
+    """Raises InputError where the device states no rate, or no layout fits on any of the counts."""
+    answer, aim = Answer(asked, objective), _aim(objective)
+    engines = {gpus: _engine(asked, gpus) for gpus in counts}
+    found: dict[int, Found] = {}
+
+    def look(gpus: int, *, top: int, rungs: int) -> None:
+        found[gpus] = find_layouts(
+            engines[gpus].space, top=top, rungs=rungs, objective=aim, exhaustive=exhaustive,
+            engine=engines[gpus], on_progress=_of_gpus(on_progress, gpus),
+        )  # fmt: skip
+        answer.estimated += found[gpus].estimated
+        answer.is_complete &= found[gpus].is_complete
+
+    for gpus in counts if len(counts) > 1 else ():
+        if answer.is_complete:
+            look(gpus, top=1, rungs=1)
+            best = choices(engines[gpus], found[gpus].points)
+            answer.by_gpus[gpus] = best[0] if best else None
+    chosen = counts[0] if len(counts) == 1 else _chosen(answer)
+    if chosen is not None and answer.is_complete:
+        look(chosen, top=top, rungs=RUNGS)
+    if chosen is None or not found[chosen].points:
+        if answer.is_complete:
+            raise _nothing_fits(asked, counts)
+        return answer
+    own, engine = found[chosen], engines[chosen]
+    answer.best, answer.front = choices(engine, own.points), choices(engine, own.front)
+    answer.seen = own.seen
+    if engine.space.world == asked.job.world_size:
+        answer.own = own_choice(engine)
+    return answer
+
+
+def _aim(objective: str) -> Objective:
+    return "memory" if objective == "memory" else "tokens"
+
+
+def _of_gpus(report: Progress, gpus: int) -> Progress:
+    return lambda stage, done, total: report(f"{stage}, {gpus} GPUs", done, total)
+
+
+def _chosen(answer: Answer) -> int | None:
+    """Of several numbers of GPUs the cheapest where cost is what counts, else the largest that
+    has a layout."""
+    costs = {g: c.gpu_hours_per_billion for g, c in answer.by_gpus.items() if c is not None}
+    if answer.objective == "cost" and costs:
+        return min(costs, key=lambda gpus: costs[gpus])
+    return max(costs, default=None)
+
+
+def _engine(asked: Asked, gpus: int) -> Engine:
+    is_whole = gpus == asked.job.world_size
+    try:
+        return Engine(asked.space(None if is_whole else gpus))
+    except MissingFigure as missing:
+        hint = "use a device preset that states it, or another training.dtype"
+        raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
+
+
+def _nothing_fits(asked: Asked, counts: Sequence[int]) -> InputError:
+    """In words: whether there is any legal layout, and what may make one fit."""
+    where = f"{' or '.join(map(str, counts))} GPUs"
+    for gpus in counts:
+        space = asked.space(None if gpus == asked.job.world_size else gpus)
+        if next(space.layouts(), None) is not None:
+            message = f"no layout of the {_legal(space)} legal ones fits {where}"
+            hint = "use more GPUs, a smaller model, another --fix, or training.dtype bf16"
+            return InputError.of("nothing-fits", "cluster", message, hint)
+    hint = "change --fix and --max-*, the number of GPUs, or training.global_batch_size"
+    return InputError.of("no-layout", "parallel", f"no legal layout fills {where}", hint)
+
+
+def _legal(space: Any) -> int:
+    return sum(1 for _ in space.layouts())
+
+
+COLUMNS = (
+    "gpus", "step_seconds", "step_seconds_low", "step_seconds_high", "tokens_per_second", "mfu",
+    "peak_bytes", "gpu_hours_per_billion_tokens",
+)  # fmt: skip
+
+
+def csv_rows(document: dict[str, Any]) -> Iterator[list[Any]]:
+    """The best, the front and the best of each number of GPUs, one layout a row."""
+    settings = list(document["best"][0]["settings"]) if document["best"] else []
+    yield ["list", *COLUMNS, *settings, "command"]
+    for name in ("best", "front", "by_gpus"):
+        for entry in document[name]:
+            if entry["settings"]:
+                own = (entry["settings"][key] for key in settings)
+                yield [name, *(entry[key] for key in COLUMNS), *own, entry["command"]]

@@ -1,0 +1,111 @@
+"""From what was typed to the spaces that are searched: what is fixed, bounds, clusters' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from mpctl.errors import InputError
+from mpctl.launch.preflight import NOT_RUN_YET
+from mpctl.search.nearest import setting
+from mpctl.search.space import AXES, RUNS, Runs, Space
+from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.load import load_job, parse_settings
+
+SETTINGS = {setting(name): name for name in AXES}
+CUTS = ("first_stage_layers", "last_stage_layers")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """job: complete; typed: all settings over it; fixed: fields of a layout among them, which so
+    stay."""
+
+    job: JobSpec
+    typed: dict[str, Any]
+    fixed: dict[str, Any]
+    most: dict[str, int]
+
+    def space(self, gpus: int | None = None) -> Space:
+        job = self.job if gpus is None else with_gpus(self.job, gpus)
+        return Space(job, self.fixed, self.most, runs_of(job))
+
+
+def read_asked(
+    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], most: Mapping[str, int]
+) -> Asked:
+    """Flags that name a searched setting fix it, as --fix does; any other setting is the job's.
+    Raises InputError."""
+    typed = {**overrides, **full_names(parse_settings(fix))}
+    job = load_job(source, typed)
+    fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
+    _require_searchable(job)
+    return Asked(job, typed, fixed, dict(most))
+
+
+def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`tp` and `micro-batch-size` -> the job's own names."""
+    found = {}
+    for key, value in settings.items():
+        name = key.replace("-", "_")
+        if "." not in key and name not in AXES:
+            near = ", ".join(get_close_matches(name, AXES, n=3) or AXES)
+            hint = f"use {near}, or a job's own name: training.dtype"
+            raise InputError.of("unknown-setting", key, f"no setting is called {key!r}", hint)
+        found[key if "." in key else setting(name)] = value
+    return found
+
+
+def _value(job: JobSpec, where: str) -> Any:
+    table, key = where.split(".")
+    return getattr(getattr(job, table), key)
+
+
+def _require_searchable(job: JobSpec) -> None:
+    if job.model is None:
+        raise InputError.of("no-model", "model", "a search needs a model", "use --model gpt2, say")
+    if job.cluster.device is None:
+        raise InputError.of("no-device", "cluster.device", "a search needs a device's figures",
+                            "use --cluster selene, say; `mpctl presets` lists all")  # fmt: skip
+    for key in CUTS:
+        if getattr(job.parallel, key) is not None:
+            raise InputError.of("cut-is-searched", f"parallel.{key}", "is given, and the search "
+                                "cuts the layers itself", "leave it out")  # fmt: skip
+
+
+def runs_of(job: JobSpec) -> Runs:
+    """What the job's runtime runs; of ours, what `mpctl launch` does not refuse."""
+    runs = RUNS[job.training.runtime]
+    refused = dict(NOT_RUN_YET) if job.training.runtime == "mpctl" else {}
+    if "parallel.zero" in refused:
+        runs = Runs(**{**vars(runs), "zero": (refused["parallel.zero"],)})
+    return runs
+
+
+def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
+    """On so many GPUs of its cluster: part of a node, or whole ones. Raises InputError."""
+    per_node = job.cluster.gpus_per_node or 1
+    if gpus > per_node and gpus % per_node:
+        near = sorted({gpus // per_node * per_node, -(-gpus // per_node) * per_node})
+        raise InputError.of("gpus-fill-nodes", "--gpus", f"{gpus} GPUs do not fill nodes of "
+                            f"{per_node}", f"use {' or '.join(map(str, near))}")  # fmt: skip
+    size = {"nodes": max(1, gpus // per_node), "gpus_per_node": min(gpus, per_node)}
+    cluster = job.cluster.model_copy(update=size)
+    free = job.parallel.model_copy(update={"dp": None})
+    return complete(job.model_copy(update={"cluster": cluster, "parallel": free}))
+
+
+def parse_gpus(text: str, job: JobSpec) -> list[int]:
+    """`8,16,32`, or `all`: powers of two up to the cluster, and the cluster."""
+    if text == "all":
+        return sorted({*(1 << k for k in range(job.world_size.bit_length())), job.world_size})
+    try:
+        counts = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        counts = [0]
+    if counts[0] < 1:
+        raise InputError.of("bad-gpus", "--gpus", f"{text!r} is not a list of counts",
+                            "for example --gpus 8,16,32, or --gpus all")  # fmt: skip
+    return counts

@@ -1,0 +1,248 @@
+"""A floor under the seconds of a step, for many layouts at once.
+
+Of the estimate (estimate/time.py) only what certainly comes is kept: kernels or their host,
+whichever take longer; no message between stages; of what goes on beside others the part that
+overlaps nothing. Stage k of a pipeline, whose stages take W_j = F_j + B_j for a micro batch, starts
+when those before it have run one forward each, and they run one backward each when it is done:
+
+    step >= m W_k + sum of W_j over j < k        with chunks, of the first chunk's W_j;
+                                                 under zero-bubble, of F_j alone
+
+and no stage's W_k is less than the mean. By hand, 2 stages, F = 1, B = 2, m = 3: 9 + 3 = 12, which
+is the step itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import NamedTuple
+
+from mpctl.estimate.network import MissingLink
+from mpctl.estimate.work import Work
+from mpctl.search.evaluate import SLACK, Engine, group_of
+from mpctl.search.space import Family, Group, Layout, Shape
+
+
+class Pass(NamedTuple):
+    """Seconds of one micro batch: kernels forward and backward, their host's."""
+
+    forward: float
+    backward: float
+    host_forward: float
+    host_backward: float
+
+    @property
+    def ahead(self) -> float:
+        return max(self.forward, self.host_forward)
+
+    @property
+    def whole(self) -> float:
+        return self.beside(0.0)
+
+    def beside(self, host: float) -> float:
+        """Forward and backward where the host takes so much more for each."""
+        ahead = max(self.forward, self.host_forward + host)
+        return ahead + max(self.backward, self.host_backward + host)
+
+
+def passed(work: Work, slow: float) -> Pass:
+    return Pass(
+        work.forward + work.tp_forward + work.cp_forward,
+        work.inputs + work.weights + work.tp_backward + work.cp_backward,
+        slow * work.host_forward, slow * work.host_backward,
+    )  # fmt: skip
+
+
+def summed(passes: Iterable[tuple[int, Pass]]) -> Pass:
+    found = list(passes)
+    return Pass(*(sum(n * own[at] for n, own in found) for at in range(4)))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a group. whole: all layers and ends, one micro batch; layer, most: the fastest and the
+    slowest one; ends: all together; exit: what stands after the last; bytes and trained: parameters
+    of the smallest layer on a rank."""
+
+    whole: Pass
+    layer: Pass
+    most: Pass
+    ends: Pass
+    exit: Pass
+    bytes: float
+    trained: int
+
+
+class Cut(NamedTuple):
+    """Layers before a stage, those of it, whether it is the last; of virtual stages the first
+    chunk's count as before."""
+
+    before: int
+    own: int
+    is_last: bool
+
+
+class Floor:
+    """Bounds over the layouts of an engine's space."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.space = engine, engine.space
+        self.batch = self.space.job.training.global_batch_size or 1
+        self.costs = cache(self._costs)
+
+    def _costs(self, group: Group) -> Costs | None:
+        """None where a link that the group needs is not known."""
+        layout = self._any(group)
+        operators = self.engine.operators(self.space.job_of(layout), group, layout)
+        table, slow = self.engine.table(group.tp), self.engine.speed.host
+        layers: list[tuple[int, Pass]] = []
+        ends: list[tuple[int, Pass]] = []
+        sizes: list[tuple[float, int]] = []
+        try:
+            for stack, flow in zip(table.stacks, table.flows, strict=True):
+                for run, kind in flow.runs:
+                    work = operators.block(stack, kind)
+                    layers.append((len(run), passed(work, slow)))
+                    trained = sum(w.local_numel(group.tp) for w in kind.trained)
+                    sizes.append((work.parameters, trained))
+                ends += [(1, passed(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
+        except MissingLink:
+            return None
+        least, most = (
+            Pass(*(f(own[at] for _, own in layers) for at in range(4))) for f in (min, max)
+        )
+        return Costs(
+            summed([*layers, *ends]), least, most, summed(ends), ends[-1][1],
+            min(size for size, _ in sizes), min(count for _, count in sizes),
+        )  # fmt: skip
+
+    def _any(self, group: Group) -> Layout:
+        """A layout of the group; tp and cp lie side by side, which is where they are fastest."""
+        dp = self.space.world // (group.tp * group.cp)
+        order = self.space.fixed.get("order", "tp-cp-dp-pp")
+        return Layout(
+            group.tp, group.cp, dp, 1, 1, "1f1b", "even", group.micro_batch_size, group.recompute,
+            group.sequence_parallel, 0, order,
+        )  # fmt: skip
+
+    def family_of(self, layout: Layout) -> Family:
+        m = max(1, self.batch // (layout.micro_batch_size * layout.dp))
+        shape = Shape(group_of(layout), layout.dp, layout.pp, m)
+        return Family(shape, layout.vpp, layout.schedule, layout.stage_balance)
+
+    def guess(self, shape: Shape) -> float:
+        """No more than `shape`: as if nothing were computed again, so that groups are counted only
+        where that alone is not too much."""
+        return self.shape(shape._replace(group=shape.group._replace(recompute="none")))
+
+    def shape(self, shape: Shape) -> float:
+        """Of all its families: no stage is faster than the mean."""
+        costs = self.costs(shape.group)
+        if costs is None:
+            return inf
+        return shape.microbatches * costs.whole.whole / shape.pp * SLACK
+
+    def family(self, family: Family) -> float:
+        """Of all its layouts: the pipeline."""
+        shape, costs = family.shape, self.costs(family.shape.group)
+        if costs is None:
+            return inf
+        m, chunks = shape.microbatches, family.vpp
+        bound = m * costs.whole.beside(self._host(family) * shape.pp * chunks) / shape.pp
+        if shape.pp == 1:
+            return bound * SLACK
+        layer, host = costs.layer, self._host(family) * chunks
+        fill = layer.ahead if family.schedule == "zero-bubble" else layer.whole
+        for before, own, is_last in self._cuts(family):
+            held = [(own, layer), (int(is_last), costs.exit)]
+            bound = max(bound, m * summed(held).beside(host) + before * fill)
+        return bound * SLACK
+
+    def _host(self, family: Family) -> float:
+        """Seconds that a pass over a chunk takes the host besides its layers."""
+        host = self.engine.profile.host
+        sends = host.message if family.shape.pp > 1 else 0.0
+        return self.engine.speed.host * (host.micro_batch + sends)
+
+    def _cuts(self, family: Family) -> list[Cut]:
+        """Of the stages, those that may be the slowest: the last of each number of layers."""
+        key = self.engine.cut_key(family.layout(0, ""))
+        return self.engine.once(("cuts", *key), lambda: self._find_cuts(family))
+
+    def _find_cuts(self, family: Family) -> list[Cut]:
+        layout = family.layout(0, "")
+        stages = self.engine.stages(self.space.job_of(layout), layout)
+        found: dict[tuple[int, bool], Cut] = {}
+        before = 0
+        for number, spans in enumerate(stages):
+            own, is_last = sum(stop - start for start, stop in spans), number == len(stages) - 1
+            found[own, is_last] = Cut(before, own, is_last)
+            before += spans[0][1] - spans[0][0]
+        return list(found.values())
+
+    def members(
+        self, family: Family, bound: float, zeros: Sequence[int] | None = None
+    ) -> Iterator[tuple[float, Layout]]:
+        """Its layouts, each with a bound of its own: what comes once a step, and ZeRO's messages,
+        as far as nothing hides them."""
+        costs = self.costs(family.shape.group)
+        assert costs is not None, "a family without costs has no bound"
+        least = most = self.space.layers
+        if family.shape.pp > 1:
+            least, most = (f(cut.own for cut in self._cuts(family)) for f in (min, max))
+        host = self._host(family) * family.vpp
+        backward = most * (costs.most.backward + costs.most.host_backward) + host
+        backward += costs.ends.backward + costs.ends.host_backward
+        for layout in self.space.members(family, zeros):
+            more = self._optimizer(layout, least * costs.trained)
+            if layout.dp * layout.cp > 1:
+                own = _Once(least, most, family.shape.microbatches, backward)
+                more += self._messages(layout, costs, own)
+            yield bound + SLACK * more, layout
+
+    def _optimizer(self, layout: Layout, trained: int) -> float:
+        profile, speed = self.engine.profile, self.engine.speed
+        parts = layout.dp * layout.cp if layout.zero else 1
+        moved = trained * profile.operators.optimizer_bytes / parts
+        return moved / speed.bandwidth + speed.host * profile.host.step
+
+    def _messages(self, layout: Layout, costs: Costs, own: _Once) -> float:
+        """Over dp, of a stage with few layers whose last backward hides what one of many can."""
+        overlap = self.engine.profile.overlap
+        zero = min(layout.zero, 1) if layout.pp > 1 and overlap.keeps else layout.zero
+        try:
+            route = self.engine.network(layout).route("dp")
+        except MissingLink:
+            return inf
+        width, gradient = self.engine.widths
+        trained, backward, seconds = own.least * costs.trained, own.backward, 0.0
+        if zero >= 2:
+            scatter = route.collective("reduce_scatter", costs.bytes * gradient / width)
+            gather = route.collective("all_gather", costs.bytes) if zero == 3 else 0.0
+            each = own.least * (2 * gather + scatter)
+            seconds += own.microbatches * shown(each, overlap.zero, overlap.drag)
+            backward = inf  # it is longer by messages whose sizes may differ
+        if zero == 0:
+            sent = route.collective("all_reduce", trained * gradient)
+        else:
+            sent = route.collective("all_gather", trained * width) if zero < 3 else 0.0
+            sent += route.collective("reduce_scatter", trained * gradient) if zero < 2 else 0.0
+        return seconds + shown(sent, overlap.dp, overlap.drag, backward)
+
+
+class _Once(NamedTuple):
+    """Layers of a stage at least and at most, micro batches, seconds of one's backward at most."""
+
+    least: int
+    most: int
+    microbatches: int
+    backward: float
+
+
+def shown(sent: float, overlap: float, drag: float, beside: float = inf) -> float:
+    """What messages add to the step at least, where such a share of them may be hidden beside so
+    many seconds."""
+    return sent - min(overlap * sent, beside) * max(0.0, 1 - drag)

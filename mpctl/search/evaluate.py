@@ -1,0 +1,187 @@
+"""Exact seconds and bytes of layouts, equal to those of `mpctl plan`, at a part of its cost.
+
+A layer's seconds follow from its Group and from where tp and cp lie; a network from axis sizes and
+their order; a cut of the layers from what the cut is asked by. Each is computed once and shared by
+all layouts that have it. An Engine is made for one search and forgotten with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import gcd
+from typing import Any, TypeVar
+
+from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
+from mpctl.estimate.memory import StageMemory, stage_memory
+from mpctl.estimate.network import MissingLink, Network
+from mpctl.estimate.time import Clock, StepTime
+from mpctl.estimate.work import Operators, Work
+from mpctl.families import get_table
+from mpctl.families.costs import job_costs
+from mpctl.families.gradients import Flow
+from mpctl.families.products import Stack
+from mpctl.families.table import OperatorTable
+from mpctl.search.space import Group, Layout, Space
+from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import Profile, get_profile
+from mpctl.stages import Span, job_stages
+from mpctl.topology import Topology
+
+Value = TypeVar("Value")
+Stages = list[list[Span]]
+SLACK = 1 - 1e-9  # the same sums in another order
+
+
+@dataclass(frozen=True)
+class _Remembering(Operators):
+    """Operators whose layers and ends are computed once."""
+
+    memo: dict[int, Work] = field(default_factory=dict)
+
+    def block(self, stack: Stack, flow: Flow) -> Work:
+        found = self.memo.get(id(flow))
+        if found is None:
+            found = self.memo[id(flow)] = super().block(stack, flow)
+        return found
+
+    def end(self, flow: Flow) -> Work:
+        found = self.memo.get(id(flow))
+        if found is None:
+            found = self.memo[id(flow)] = super().end(flow)
+        return found
+
+
+class Engine:
+    """What the layouts of one space share. Raises MissingFigure where no time can be stated."""
+
+    def __init__(self, space: Space) -> None:
+        job = space.job
+        assert job.model is not None, "a space is of a model"
+        if job.cluster.device is None:
+            raise MissingFigure("no cluster.device is named")
+        self.space, self.model = space, job.model
+        self.profile: Profile = get_profile(job.training.runtime)
+        self.speed: Speed = device_speed(job.cluster, job.training.dtype)
+        self.known: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = make()
+        return found
+
+    def table(self, tp: int) -> OperatorTable:
+        freeze = tuple(self.space.job.training.freeze)
+        return self.once(tp, lambda: replace(get_table(self.model, tp=tp), freeze=freeze))
+
+    def network(self, layout: Layout) -> Network:
+        sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
+        return self.once((*sizes, layout.order), lambda: self._network(sizes, layout.order))
+
+    def _network(self, sizes: tuple[int, ...], order: str) -> Network:
+        named = dict(zip(("tp", "cp", "dp", "pp"), sizes, strict=True))
+        cluster = self.space.job.cluster
+        topology = Topology.of(named, order=order, gpus_per_node=cluster.gpus_per_node)
+        return Network(cluster, topology)
+
+    def operators(self, job: JobSpec, group: Group, layout: Layout) -> Operators:
+        place = layout.order if layout.cp > 1 else ""
+        memo: dict[int, Work] = self.once((group, place, "works"), dict)
+        return _Remembering(
+            job, self.model, self.speed, self.network(layout), self.profile, memo=memo
+        )
+
+    @cached_property
+    def widths(self) -> tuple[int, int]:
+        """Bytes of a parameter and of its gradient as messages have them."""
+        job = self.space.job
+        network = Network(job.cluster, Topology.of({}))
+        found = Operators(job, self.model, self.speed, network, self.profile)
+        return found.width, found.gradient
+
+    def cut_key(self, layout: Layout) -> tuple[Hashable, ...]:
+        """What the cut of the layers follows from: by cost, from what a layer costs in units of
+        another, which the batch does not change."""
+        key = (layout.pp, layout.vpp, layout.stage_balance)
+        if layout.stage_balance == "even":
+            return key
+        asked = (layout.tp, layout.cp, layout.sequence_parallel, layout.recompute == "full")
+        return (*key, self.once(("costs", *asked), lambda: self._relative_costs(layout)))
+
+    def _relative_costs(self, layout: Layout) -> tuple[int, ...]:
+        costs = job_costs(self.space.job_of(layout._replace(micro_batch_size=1)))
+        every = (costs.entry, *costs.layers, costs.exit)
+        unit = gcd(*every) or 1
+        return tuple(cost // unit for cost in every)
+
+    def stages(self, job: JobSpec, layout: Layout) -> Stages:
+        key = self.cut_key(layout)
+        return self.once(("cut", *key), lambda: job_stages(job, self.model.all_layers))
+
+    def clock(self, layout: Layout) -> Clock:
+        job = self.space.job_of(layout)
+        operators = self.operators(job, group_of(layout), layout)
+        table, stages = self.table(layout.tp), self.stages(job, layout)
+        return Clock(job, self.model, table, stages, operators)
+
+    def time(self, layout: Layout) -> StepTime | None:
+        """None where a link that this layout needs is not known."""
+        try:
+            return self.clock(layout).step()
+        except MissingLink:
+            return None
+
+    def memory(self, layout: Layout) -> list[StageMemory]:
+        job = self.space.job_of(layout)
+        return stage_memory(job, self.model, self.table(layout.tp), self.stages(job, layout))
+
+    def least_bytes(self, layout: Layout, zero: int) -> float:
+        """No more than any rank needs under this ZeRO stage: what the first stage does, of its
+        shared states neither padding nor what is gathered of them."""
+        whole = layout._replace(zero=0, order="")
+        states, rest, slack, context = self.once((whole, "least"), lambda: self._first(whole))
+        n = layout.dp * layout.cp
+        kept = sum(size / n if zero > at else size for at, size in enumerate(states))
+        return SLACK * (kept + rest) * slack + context
+
+    @cached_property
+    def least_share(self) -> float:
+        """Bytes of the whole model's states that a rank has at least, shared over all of them."""
+        layout = Layout(
+            1, 1, self.space.world, 1, 1, "1f1b", "even", 1, "full", False, 0, "tp-cp-dp-pp"
+        )
+        states, _, slack, context = self._first(layout)
+        return SLACK * sum(states) / self.space.world * slack + context
+
+    def _first(self, layout: Layout) -> tuple[tuple[int, ...], int, float, int]:
+        """Of the first stage: optimizer, gradients and parameters whole; what else is allocated;
+        the allocator's slack as a factor; context."""
+        job = self._shortened(self.space.job_of(layout))
+        (m,) = stage_memory(job, self.model, self.table(layout.tp), self.stages(job, layout)[:1])
+        states = (m.optimizer_bytes, m.gradient_bytes, m.parameter_bytes)
+        slack = m.reserved_bytes / m.allocated_bytes
+        return states, m.allocated_bytes - sum(states), slack, m.context_bytes
+
+    def _shortened(self, job: JobSpec) -> JobSpec:
+        """With as many micro batches as a stage may have under way, so that few are counted."""
+        enough = 2 * job.parallel.pp * job.training.micro_batch_size * job.sizes["dp"]
+        batch = min(job.training.global_batch_size or enough, enough)
+        training = job.training.model_copy(update={"global_batch_size": batch})
+        return job.model_copy(update={"training": training})
+
+    def reserved(self, layout: Layout) -> int:
+        """Bytes on the fullest rank. Order has no part in it."""
+        return self.once(layout._replace(order=""), lambda: peak_bytes(self.memory(layout)))
+
+
+def peak_bytes(memory: Iterable[StageMemory]) -> int:
+    """On the fullest rank, as its device shows it: all that has to fit."""
+    return max(stage.device_bytes for stage in memory)
+
+
+def group_of(layout: Layout) -> Group:
+    return Group(
+        layout.tp, layout.cp, layout.micro_batch_size, layout.sequence_parallel, layout.recompute
+    )

@@ -1,0 +1,123 @@
+"""What a search answers, as data: schema mpctl.search/1, and in words why the best is the best.
+
+Seconds and bytes are those of `mpctl plan` for the same layout. Cost is GPU-seconds: what a token
+takes of them is the same for every layout of one cluster that is as fast, and grows with GPUs that
+scale badly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mpctl.estimate.time import StepTime
+from mpctl.plan import make_plan
+from mpctl.search.evaluate import Engine, peak_bytes
+from mpctl.search.find import Point
+from mpctl.search.nearest import changed, word
+from mpctl.search.space import Layout, layout_of
+from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text, seconds_text
+
+PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")
+TOLD_PARTS = 3
+WORTH_TELLING = 0.002  # of a step
+BILLION = 1e9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A layout with all that is told of it."""
+
+    job: JobSpec
+    layout: Layout
+    time: StepTime
+    bytes: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        model, batch = self.job.model, self.job.training.global_batch_size or 1
+        assert model is not None, "a search is of a model"
+        return batch * model.tokens_per_sample / self.time.total
+
+    @property
+    def gpu_hours_per_billion(self) -> float:
+        return self.job.world_size * BILLION / self.tokens_per_second / 3600
+
+    def as_dict(self, price: float | None) -> dict[str, Any]:
+        time, hours = self.time, self.gpu_hours_per_billion
+        cost = {} if price is None else {"price_per_billion_tokens": price * hours}
+        return {
+            "gpus": self.job.world_size, "settings": self.layout._asdict(),
+            "step_seconds": time.total, "step_seconds_low": time.low,
+            "step_seconds_high": time.high, "extrapolates": list(time.extrapolates),
+            "tokens_per_second": self.tokens_per_second, "mfu": time.mfu,
+            "peak_bytes": self.bytes, "gpu_hours_per_billion_tokens": hours, **cost,
+            "breakdown": {part: getattr(time, part) for part in PARTS},
+        }  # fmt: skip
+
+
+def choices(engine: Engine, points: Iterable[Point]) -> list[Choice]:
+    """Of points of the engine's space."""
+    found = []
+    for point in points:
+        time = engine.time(point.layout)
+        assert time is not None, "it was estimated before"
+        found.append(Choice(engine.space.job_of(point.layout), point.layout, time, point.bytes))
+    return found
+
+
+def own_choice(engine: Engine) -> Choice | None:
+    """The layout that the job itself has, where it can be estimated."""
+    plan = make_plan(engine.space.job)
+    if plan.estimate is None or isinstance(plan.estimate.time, str):
+        return None
+    size = peak_bytes(plan.estimate.memory)
+    return Choice(plan.job, layout_of(plan.job), plan.estimate.time, size)
+
+
+def layout_text(layout: Layout) -> str:
+    """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
+    axes = ((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp"))
+    more = [
+        (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
+        (layout.stage_balance != "even", "stages by cost"),
+        (True, f"micro batch {layout.micro_batch_size}"),
+        (layout.recompute != "none", f"recompute {layout.recompute}"),
+        (layout.sequence_parallel, "sequence parallel"),
+        (layout.zero > 0, f"zero {layout.zero}"),
+        (layout.order != "tp-cp-dp-pp", f"order {layout.order}"),
+    ]
+    sizes = " ".join(f"{axis} {size}" for axis, size in axes if size > 1)
+    return ", ".join([sizes or "one rank", *(text for said, text in more if said)])
+
+
+def reasons(best: Choice, others: Iterable[Choice]) -> Iterator[str]:
+    """A sentence for each other one: how much slower, by which parts, and what it saves."""
+    for other in others:
+        settings = changed(best.layout, other.layout)
+        who = ", ".join(f"{k.split('.')[-1]} {word(v)}" for k, v in settings.items())
+        slower = other.time.total - best.time.total
+        share = abs(slower) / best.time.total
+        yield (
+            f"with {who or 'the same settings'}: {seconds_text(abs(slower))} ({share:.1%}) "
+            f"{'slower' if slower >= 0 else 'faster'}{_parts(best.time, other.time)}"
+            f"{_memory(best.bytes, other.bytes)}"
+        )
+
+
+def _parts(best: StepTime, other: StepTime) -> str:
+    """The parts that differ most, signed."""
+    moved = [(getattr(other, part) - getattr(best, part), part) for part in PARTS]
+    moved.sort(key=lambda pair: -abs(pair[0]))
+    told = [pair for pair in moved[:TOLD_PARTS] if abs(pair[0]) > WORTH_TELLING * best.total]
+    words = (f"{part} {'+' if d > 0 else '−'}{seconds_text(abs(d))}" for d, part in told)
+    return f": {', '.join(words)}" if told else ""
+
+
+def _memory(best: int, other: int) -> str:
+    if abs(other - best) < 0.02 * best:
+        return ""
+    word = "less" if other < best else "more"
+    return f"; {bytes_text(abs(other - best))} {word} memory"

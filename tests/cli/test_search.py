@@ -1,0 +1,257 @@
+"""`mpctl search`, `plan --batch`, `--compare` and `--explain` from the outside."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.cli.app import run
+from mpctl.cli.options import command_line
+from mpctl.plan import load_plan
+from mpctl.spec.load import load_job, parse_settings
+from tests.cli.calls import Mpctl, assert_refused, caller, spawn
+
+SMALL = ("--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--global-batch-size", 32,
+         "--dtype", "bf16", "--cp", 1, "--zero", 1)  # fmt: skip
+LINE = {"id": "one", "cluster": {"preset": "selene", "nodes": 1}, "model": "gpt2",
+        "parallel": {"tp": 2}, "training": {"dtype": "bf16", "global_batch_size": 32}}  # fmt: skip
+
+
+@pytest.fixture
+def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
+    return caller(capsys)
+
+
+# ---------------------------------------------------------------- search
+
+
+def test_a_search_as_json(mpctl: Mpctl) -> None:
+    said = mpctl("search", *SMALL, "--top", 3, "--json")
+    assert said.code == 0 and said.err == ""
+    found = said.document
+    assert found["schema"] == "mpctl.search/1" and found["is_complete"]
+    seconds = [entry["step_seconds"] for entry in found["best"]]
+    assert len(seconds) == 3 and seconds == sorted(seconds)
+    assert len(found["reasons"]) == 2 and found["own"] and found["front"]
+    best = found["best"][0]
+    assert (best["settings"]["cp"], best["settings"]["zero"]) == (1, 1)
+    assert sum(best["breakdown"].values()) == pytest.approx(best["step_seconds"])
+
+
+def test_its_lines_lead_to_its_layouts(mpctl: Mpctl) -> None:
+    for entry in mpctl("search", *SMALL, "--top", 3, "--json").document["best"]:
+        program, verb, *typed = shlex.split(entry["command"])
+        assert (program, verb) == ("mpctl", "launch")
+        said = mpctl("plan", *typed, "--json", "--groups", "none")
+        assert said.code == 0, said.err
+        assert said.document["time"]["step_seconds"] == entry["step_seconds"]
+
+
+def test_a_table_says_why_and_a_page_shows_it(mpctl: Mpctl, tmp_path: Path) -> None:
+    page = tmp_path / "best.html"
+    said = mpctl("search", *SMALL, "--top", 2, "--price", 2, "--html", page)
+    assert said.code == 0
+    assert "Step time against memory" in page.read_text("utf-8")
+    for words in ("Best layouts", "mpctl launch --nodes 1 --cluster selene", "price/Gtok"):
+        assert words in said.out
+
+
+def test_by_number_of_gpus_and_cost(mpctl: Mpctl, tmp_path: Path) -> None:
+    file = tmp_path / "found.csv"
+    asked = ("--gpus", "1,2,8", "--objective", "cost", "--price", 2.5, "--csv", file)
+    kept = ("--top", 1, "--fix", "recompute=none", "--max-pp", 1)
+    said = mpctl("search", *SMALL, *asked, *kept, "--json")
+    assert said.code == 0, said.err
+    found = said.document
+    by_gpus = found["by_gpus"]
+    assert [entry["gpus"] for entry in by_gpus] == [1, 2, 8]
+    assert {entry["settings"]["pp"] for entry in by_gpus} == {1}
+    hours = [entry["gpu_hours_per_billion_tokens"] for entry in by_gpus]
+    assert found["best"][0]["gpu_hours_per_billion_tokens"] == min(hours)
+    for entry in by_gpus:
+        product = 2.5 * entry["gpu_hours_per_billion_tokens"]
+        assert entry["price_per_billion_tokens"] == pytest.approx(product)
+    plan = load_plan(None, _overrides(by_gpus[1]["command"]))
+    assert plan.job.world_size == 2
+    rows = list(csv.DictReader(file.open()))
+    assert [row["list"] for row in rows].count("by_gpus") == 3
+    assert {row["recompute"] for row in rows} == {"none"}
+
+
+def _overrides(command: str) -> dict[str, Any]:
+    """Of a printed line, by the settings its flags name."""
+    from mpctl.cli.options import FLAGS
+
+    by_name = {flag.option: flag for flag in FLAGS}
+    found: dict[str, Any] = {}
+    words = iter(shlex.split(command)[2:])
+    for word in words:
+        flag = by_name.get(word)
+        if flag is not None:
+            found[flag.setting] = flag.type(next(words))
+    return found
+
+
+@pytest.mark.parametrize("wants_json", [False, True])
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["search"], "no-model"),
+        (["search", "--model", "gpt2"], "no-device"),
+        (["search", *SMALL, "--fix", "pq=8"], "unknown-setting"),
+        (["search", *SMALL, "--fix", "pp"], "bad-set"),
+        (["search", *SMALL, "--fix", "pp=eight"], "bad-value"),
+        (["search", *SMALL, "--fix", "pp=5"], "no-layout"),
+        (["search", *SMALL, "--gpus", "3,x"], "bad-gpus"),
+        (["search", *SMALL, "--gpus", "12"], "gpus-fill-nodes"),
+        (["search", *SMALL, "--set", "cluster.device.memory_bytes=1000000000"], "nothing-fits"),
+        (["search", *SMALL, "--set", "parallel.last_stage_layers=3"], "cut-is-searched"),
+        (["search", *SMALL, "--dtype", "fp8"], "no-step-time"),
+        (["search", *SMALL, "--csv", "/nowhere/x.csv", "--top", "1"], "cannot-write"),
+        (["plan", "--batch", "/nowhere.jsonl"], "no-such-file"),
+        (["plan", "demo", "--batch", "-"], "usage"),
+        (["plan", "demo", "demo"], "usage"),
+        (["plan", "--compare", "demo"], "usage"),
+        (["plan", "--compare", "demo", "tq=2"], "unknown-setting"),
+        (["plan", "--compare", "demo", "tp=3"], "tp-divides-heads"),
+        (["plan", "demo", "--explain", "comunication.phi"], "unknown-figure"),
+        (["plan", "--tp", "2", "--explain"], "nothing-to-explain"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_refused_in_words(
+    mpctl: Mpctl, arguments: list[object], rule: str, wants_json: bool
+) -> None:
+    said = mpctl(*arguments, *(["--json"] if wants_json else []))
+    assert_refused(said, wants_json=wants_json)
+    assert rule in (said.issues if wants_json else said.err)
+
+
+def test_a_command_line_is_read_as_it_was_meant() -> None:
+    settings = {
+        "parallel.tp": 2, "parallel.sequence_parallel": True, "training.dtype": "bf16",
+        "data.corpus": ["a b", "c"], "parallel.schedule": "zero-bubble",
+    }  # fmt: skip
+    words = shlex.split(command_line("plan", "demo", settings))
+    assert words[:5] == ["mpctl", "plan", "demo", "--tp", "2"]
+    assert "--sequence-parallel" in words
+    sets = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    others = ("data.corpus", "parallel.schedule")
+    assert parse_settings(sets) == {key: settings[key] for key in others}
+
+
+# ---------------------------------------------------------------- batch
+
+
+def test_a_batch_from_a_file_and_from_stdin(tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text(json.dumps(LINE) + "\n{\n" + json.dumps({**LINE, "id": "two"}) + "\n")
+    said = spawn("plan", "--batch", file)
+    assert said.code == 0 and said.err == ""
+    answers = [json.loads(line) for line in said.out.splitlines()]
+    assert [answer["id"] for answer in answers] == ["one", None, "two"]
+    assert answers[0]["step_seconds"] == answers[2]["step_seconds"] > 0
+    assert answers[1]["issues"][0]["rule"] == "bad-syntax"
+    piped = subprocess.run(
+        [sys.executable, "-m", "mpctl", "plan", "--batch", "-"],
+        input=file.read_bytes(), capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert piped.stdout.decode() == said.out
+
+
+def test_a_batch_answers_each_line_when_it_comes_and_ends_on_ctrl_c() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mpctl", "plan", "--batch", "-"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin and process.stdout and process.stderr
+        for name in ("a", "b"):
+            process.stdin.write(json.dumps({**LINE, "id": name}).encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == name
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        assert b"Traceback" not in process.stderr.read()
+
+
+# ---------------------------------------------------------------- compare, explain
+
+
+def test_plans_side_by_side(mpctl: Mpctl) -> None:
+    said = mpctl("plan", "--compare", "demo", "tp=1,dp=2", "demo-llama,parallel.tp=1", "--json")
+    assert said.code == 0, said.err
+    found = said.document
+    assert found["settings"]["parallel.tp"] == [2, 1, 1]
+    assert found["settings"]["parallel.dp"] == [1, 2, 2]
+    assert found["settings"]["model.activation"][0] != found["settings"]["model.activation"][2]
+    assert "training.steps" not in found["settings"]
+    plan = load_plan("demo", {"parallel.tp": 1, "parallel.dp": 2})
+    assert plan.estimate is not None
+    assert found["figures"][1]["step_seconds"] == plan.estimate.step_seconds
+    assert found["figures"][1]["bytes.tp"] == 0 < found["figures"][0]["bytes.tp"]
+    table = mpctl("plan", "--compare", "demo", "tp=1,dp=2").out
+    assert "≠ 1" in table and "%" in table
+
+
+def test_flags_hold_for_all_that_is_compared(mpctl: Mpctl) -> None:
+    said = mpctl("plan", "--compare", "demo", "tp=1,dp=2", "--micro-batch-size", 2, "--json")
+    assert said.code == 0 and "training.micro_batch_size" not in said.document["settings"]
+
+
+def test_figures_with_their_formulas(mpctl: Mpctl) -> None:
+    job = load_job("two-nodes-16-gpus")
+    assert job.model is not None
+    whole = mpctl("plan", "two-nodes-16-gpus", "--explain", "--json").document["figures"]
+    names = [figure["name"] for figure in whole]
+    assert len(set(names)) == len(names) and {n.split(".")[0] for n in names} >= {"communication"}
+    one = mpctl("plan", "two-nodes-16-gpus", "--explain", "communication.phi", "--json").document
+    (phi,) = one["figures"]
+    sizes = (job.training.micro_batch_size, job.model.seq_length, job.model.hidden)
+    assert phi["numbers"].startswith(" x ".join(map(str, sizes)))
+    below = mpctl("plan", "two-nodes-16-gpus", "--explain", "communication.stage-1", "--json")
+    own = [figure["name"] for figure in below.document["figures"]]
+    assert own == [name for name in names if name.startswith("communication.stage-1.")]
+    assert "communication.stage-1.tp = " in mpctl("plan", "two-nodes-16-gpus", "--explain").out
+    near = mpctl("plan", "two-nodes-16-gpus", "--explain", "comunication.phi")
+    assert near.code == 2 and "communication.phi" in near.err
+
+
+def test_a_figure_s_numbers_give_its_value(mpctl: Mpctl) -> None:
+    """Those that are plain arithmetic are worked out again from their text."""
+    said = mpctl("plan", "two-nodes-16-gpus", "--explain", "communication", "--json")
+    checked = 0
+    for figure in said.document["figures"]:
+        words = figure["numbers"].split()
+        if all(word in "x/" or word.isdigit() for word in words):
+            value, operator = float(words[0]), ""
+            for word in words[1:]:
+                if word.isdigit():
+                    value = value * int(word) if operator == "x" else value / int(word)
+                operator = word
+            assert value == pytest.approx(figure["value"]), figure
+            checked += 1
+    assert checked > 10
+
+
+def test_none_of_it_is_imported_by_a_plain_plan() -> None:
+    probe = (
+        "import sys\nfrom mpctl.cli.app import run\n"
+        "run(['plan', 'two-nodes-16-gpus', '--json', '--groups', 'none'])\n"
+        "found = [n for n in sys.modules if n.startswith(('mpctl.search', 'mpctl.batch', "
+        "'mpctl.compare', 'mpctl.explain'))]\nprint(found, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_search_is_a_command() -> None:
+    assert run(["search", "--help"]) == 0

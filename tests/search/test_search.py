@@ -1,0 +1,297 @@
+"""The pruned search against the exhaustive one, its bounds against estimates, its layouts against
+`mpctl plan`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mpctl.launch.preflight import NOT_RUN_YET
+from mpctl.plan import make_plan
+from mpctl.search.bound import Floor
+from mpctl.search.evaluate import Engine, peak_bytes
+from mpctl.search.find import Found, find_layouts
+from mpctl.search.nearest import SETTINGS, changed, nearest_that_fit
+from mpctl.search.report import Choice, choices, layout_text, reasons
+from mpctl.search.space import RUNS, Layout, Space, layout_of
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from mpctl.validate import check_job
+
+SMALL = {
+    "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 4,
+    "cluster.device.memory_bytes": 24 * 2**30,
+    "model.layers": 8, "model.hidden": 2048, "model.heads": 16, "model.vocab": 50257,
+    "model.seq_length": 1024, "training.global_batch_size": 16, "training.dtype": "bf16",
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt": {},
+    "llama": {"model": "llama-3-8b", "model.layers": 6, "model.seq_length": 1024},
+    "t5": {"model": "t5-base", "model.layers": 4, "model.decoder_layers": 4},
+    "frozen": {"training.freeze": ["embedding.*", "layers.[0-3].*"]},
+}
+
+
+def job_of(**settings: Any) -> JobSpec:
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return load_job(None, {**SMALL, **named})
+
+
+def model_job(name: str, **settings: Any) -> JobSpec:
+    base = {k: v for k, v in SMALL.items() if not (name in ("llama", "t5") and k[:5] == "model")}
+    return load_job(None, {**base, **MODELS[name], **settings})
+
+
+def samples(space: Space, count: int, seed: int = 5) -> list[Layout]:
+    layouts = list(space.layouts())
+    return random.Random(seed).sample(layouts, min(count, len(layouts)))
+
+
+# ---------------------------------------------------------------- the space
+
+
+def test_the_space_by_hand() -> None:
+    """24 layers, 16 heads, 4 GPUs in a node, a batch of 8."""
+    job = job_of(cluster__nodes=1, model__layers=24, training__global_batch_size=8)
+    space = Space(job, {"cp": 1})
+    assert list(space.tensor()) == [1, 2, 4]
+    assert list(space.pipeline(2)) == [1, 2]
+    assert list(space.micro_batches(2)) == [1, 2, 4]
+    cuts = [cut for cut in space.cuts(2, 4) if cut[0] > 1]
+    assert [vpp for vpp, _, _ in cuts] == [2, 3, 4, 6, 12]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> None:
+    space = Space(model_job(name))
+    layouts = list(space.layouts())
+    assert len(set(layouts)) == len(layouts) > 200
+    for layout in samples(space, 60):
+        job = space.job_of(layout)
+        assert [c for c in check_job(job) if c.status == "error"] == []
+        assert layout_of(job) == layout
+
+
+@pytest.mark.parametrize("runtime", RUNS)
+def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
+    runs = RUNS[runtime]
+    layouts = list(Space(job_of(training__runtime=runtime)).layouts())
+    assert layouts
+    assert {layout.zero for layout in layouts} <= {*runs.zero}
+    assert {layout.recompute for layout in layouts} == {*runs.recompute}
+    assert runs.tensor or {layout.tp for layout in layouts} == {1}
+    assert runs.pipeline or {layout.pp for layout in layouts} == {1}
+    assert runs.context or {layout.cp for layout in layouts} == {1}
+    assert runs.sequence == any(layout.sequence_parallel for layout in layouts)
+    assert runs.chunks == any(layout.vpp > 1 for layout in layouts)
+    assert runs.by_cost == any(layout.stage_balance == "cost" for layout in layouts)
+
+
+def test_chunks_keep_the_name_that_the_job_gives_their_schedule() -> None:
+    interleaved = job_of(parallel__pp=2, parallel__vpp=2, parallel__schedule="interleaved")
+    names = {(layout.vpp > 1, layout.schedule) for layout in Space(interleaved).layouts()}
+    assert names == {(False, "1f1b"), (False, "zero-bubble"), (True, "interleaved")}
+
+
+def test_what_is_fixed_stays_and_bounds_hold() -> None:
+    layouts = list(Space(job_of(), {"pp": 2, "recompute": "full"}, {"tp": 2}).layouts())
+    assert {(layout.pp, layout.recompute) for layout in layouts} == {(2, "full")}
+    assert {layout.tp for layout in layouts} == {1, 2}
+
+
+def test_what_launch_refuses_is_not_searched() -> None:
+    """The table of preflight.py, if it still names one of the settings that are searched."""
+    searched = {"parallel.zero": "zero"}
+    from mpctl.search.asked import runs_of
+
+    for where, value in NOT_RUN_YET:
+        if where in searched:
+            assert runs_of(job_of()).zero == (value,)
+
+
+# ---------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_engine_gives_what_plan_gives(name: str) -> None:
+    space = Space(model_job(name))
+    engine = Engine(space)
+    for layout in samples(space, 12):
+        plan = make_plan(space.job_of(layout))
+        time = engine.time(layout)
+        assert plan.estimate is not None and time is not None
+        assert time == plan.estimate.time
+        assert engine.reserved(layout) == peak_bytes(plan.estimate.memory)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_bound_is_below_the_estimate(name: str) -> None:
+    space = Space(model_job(name, **{"training.global_batch_size": 64}))
+    engine = Engine(space)
+    floor, seen = Floor(engine), 0
+    for layout in samples(space, 80):
+        family = floor.family_of(layout)
+        bound = floor.family(family)
+        (own,) = [b for b, found in floor.members(family, bound) if found == layout]
+        time = engine.time(layout)
+        assert time is not None
+        assert 0 < floor.guess(family.shape) <= floor.shape(family.shape) <= bound
+        assert bound <= own <= time.total
+        assert engine.least_share <= engine.reserved(layout)
+        assert engine.least_bytes(layout, layout.zero) <= engine.reserved(layout)
+        seen += own > 0.5 * time.total
+    assert seen > 30, "a bound that is far below prunes nothing"
+
+
+def test_the_bound_by_hand() -> None:
+    """Of one rank that sends nothing it is the step, less host and what happens once."""
+    space = Space(job_of(cluster__nodes=1, cluster__gpus_per_node=1))
+    engine = Engine(space)
+    floor = Floor(engine)
+    for layout in samples(space, 5):
+        time = engine.time(layout)
+        assert time is not None
+        bound = floor.family(floor.family_of(layout))
+        assert bound == pytest.approx(time.total - time.optimizer - time.other, rel=0.02)
+
+
+def answers(job: JobSpec, fixed: dict[str, Any], **asked: Any) -> tuple[Found, Found]:
+    space = Space(job, fixed)
+    return find_layouts(space, **asked), find_layouts(space, exhaustive=True, **asked)
+
+
+CASES = [
+    ("gpt", "tokens", {"cp": 1, "zero": 1, "sequence_parallel": False}, {}),
+    ("gpt", "memory", {"cp": 1, "zero": 1, "stage_balance": "even"}, {"training.dtype": "fp16"}),
+    ("llama", "tokens", {"cp": 1, "recompute": "none"}, {"cluster.nodes": 1}),
+    ("t5", "tokens", {"cp": 1, "recompute": "full", "stage_balance": "even"}, {}),
+    ("frozen", "tokens", {"cp": 1, "zero": 3, "recompute": "full", "micro_batch_size": 1}, {}),
+    ("gpt", "tokens", {}, {"training.runtime": "torchtitan", "cluster.nodes": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "objective", "fixed", "more"), CASES)
+def test_the_pruned_search_finds_what_the_exhaustive_one_does(
+    name: str, objective: Any, fixed: dict[str, Any], more: dict[str, Any]
+) -> None:
+    pruned, every = answers(model_job(name, **more), fixed, top=3, objective=objective)
+    assert pruned.points == every.points and every.points
+    assert pruned.front == every.front
+    assert pruned.estimated <= every.estimated
+    assert find_layouts(Space(model_job(name, **more), fixed), top=3, objective=objective) == pruned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["tokens", "memory"])
+@pytest.mark.parametrize("name", MODELS)
+def test_on_larger_spaces_too(name: str, objective: Any) -> None:
+    fixed = {"cp": 1, "recompute": "full"} if name == "t5" else {"cp": 1}
+    pruned, every = answers(model_job(name), fixed, top=8, objective=objective)
+    assert pruned.points == every.points and pruned.front == every.front
+
+
+@pytest.fixture(scope="module")
+def large() -> Found:
+    """GPT-3 175B on 1,024 A100, as Megatron-Core runs it."""
+    job = load_job("gpt3-175b-1024", {"training.runtime": "megatron-core", "parallel.cp": 1})
+    return find_layouts(Space(job, {"cp": 1, "order": "tp-cp-dp-pp"}), top=3)
+
+
+def test_few_of_many_layouts_are_estimated(large: Found) -> None:
+    job = load_job("gpt3-175b-1024", {"training.runtime": "megatron-core"})
+    space = Space(job, {"cp": 1, "order": "tp-cp-dp-pp"})
+    assert large.estimated < sum(1 for _ in space.layouts()) / 40
+
+
+def test_the_front_is_a_front_and_its_memory_was_a_limit(large: Found) -> None:
+    seconds = [point.seconds for point in large.front]
+    sizes = [point.bytes for point in large.front]
+    assert seconds == sorted(seconds) and sizes == sorted(sizes, reverse=True)
+    assert len(large.front) > 2 and large.front[0] == large.points[0]
+    assert sizes[0] <= 80 * 2**30
+
+
+def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, calls = Engine.time, 0
+
+    def interrupted(engine: Engine, layout: Layout) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return plain(engine, layout)
+
+    monkeypatch.setattr(Engine, "time", interrupted)
+    found = find_layouts(Space(job_of(), {"cp": 1}), top=3)
+    assert not found.is_complete and found.points
+
+
+# ---------------------------------------------------------------- nearest, reasons
+
+
+def unfit() -> JobSpec:
+    return job_of(model__hidden=4096, model__layers=16, model__heads=32, parallel__pp=2,
+                  parallel__dp=4, training__micro_batch_size=2)  # fmt: skip
+
+
+def test_nearest_changes_least_and_fits() -> None:
+    job = unfit()
+    plan = make_plan(job)
+    (check,) = [c for c in plan.checks if c.rule == "memory-fits"]
+    assert check.status == "warning" and "above" in check.message
+    assert len(plan.nearest) == 3 and all(near.text in check.hint for near in plan.nearest)
+    for near in plan.nearest:
+        there = make_plan(load_job(None, {**named(job), **near.changes, "parallel.dp": None}))
+        assert there.nearest == () and there.errors == []
+        assert there.estimate is not None and there.estimate.step_seconds == near.seconds
+    assert [len(near.changes) for near in plan.nearest] == sorted(
+        len(near.changes) for near in plan.nearest
+    )
+
+
+def named(job: JobSpec) -> dict[str, Any]:
+    return {**SMALL, "model.hidden": 4096, "model.layers": 16, "model.heads": 32,
+            "parallel.pp": 2, "training.micro_batch_size": 2}  # fmt: skip
+
+
+def test_nearest_is_the_oracle_s() -> None:
+    """Of all layouts of the space that differ in one setting, the fastest that fit."""
+    job = unfit()
+    space = Space(job)
+    engine, here = Engine(space), layout_of(job)
+    fitting = []
+    for layout in space.layouts():
+        if len(changed(here, layout)) == 1 and engine.reserved(layout) <= 24 * 2**30:
+            time = engine.time(layout)
+            assert time is not None
+            fitting.append(time.total)
+    found = [near.seconds for near in nearest_that_fit(job) if len(near.changes) == 1]
+    assert found == sorted(fitting)[: len(found)] and found
+
+
+def test_what_fits_searches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpctl.plan._nearest", lambda job: pytest.fail("searched"))
+    assert make_plan(job_of()).nearest == ()
+
+
+def test_reasons_name_the_parts_that_differ() -> None:
+    space = Space(job_of(), {"cp": 1, "zero": 1, "recompute": "none"})
+    engine = Engine(space)
+    best, *others = choices(engine, find_layouts(space, top=4, engine=engine).points)
+    slower = replace(best.time, bubble=best.time.bubble + best.time.total)
+    (told,) = reasons(best, [Choice(best.job, best.layout, slower, 2 * best.bytes)])
+    assert "100.0%) slower: bubble +" in told and "more memory" in told
+    assert len(list(reasons(best, others))) == 3
+    assert layout_text(best.layout).count("micro batch") == 1
+
+
+def test_every_setting_of_a_layout_is_one_of_a_job() -> None:
+    here = layout_of(job_of())
+    there = here._replace(tp=4, recompute="full", order="tp-pp-cp-dp")
+    assert changed(here, there) == {
+        "parallel.tp": 4, "training.recompute": "full", "parallel.order": "tp-pp-cp-dp",
+    }  # fmt: skip
+    assert set(SETTINGS) == set(Layout._fields) - {"dp"}
