@@ -6,7 +6,6 @@ Colour is never the only carrier: each GPU's cell names its rank, and its tp gro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
@@ -18,7 +17,6 @@ from rich.text import Text
 from mpctl.axes import GROUP_KINDS
 from mpctl.document import TIME_PARTS, axis_sizes, rank_entry, stack_layers
 from mpctl.plan import Plan
-from mpctl.render.svg import write_svg
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
@@ -38,12 +36,9 @@ def print_plan(
     *,
     kinds: tuple[str, ...] | None,
     ranks: bool,
-    svg: Path | None = None,
 ) -> None:
-    """The whole plan on stdout; `svg` writes the same picture to a file."""
-    parts = list(_plan_parts(plan, topology, kinds, ranks))
-    if svg is not None:
-        write_svg(svg, parts, title="mpctl plan")
+    """The whole plan on stdout."""
+    parts = _plan_parts(plan, topology, kinds, ranks)
     Console(highlight=False, markup=False, emoji=False).print(*parts, sep="\n")
 
 
@@ -243,32 +238,19 @@ def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
 def _costs(plan: Plan) -> Iterator[RenderableType]:
     estimate = plan.estimate
     assert estimate is not None
-    table = _table(
-        "\nMemory of one rank, by stage (a lower bound)",
-        "stage",
-        "layers",
-        "parameters",
-        "weights",
-        "gradients",
-        "optimizer",
-        "activations",
-        "total",
-        right=("parameters", "weights", "gradients", "optimizer", "activations", "total"),
-    )
+    sizes = ("states", "activations", "working", "peak", "device")
+    title = "\nMemory of one rank, by stage, at its peak"
+    table = _table(title, "stage", "layers", "parameters", *sizes, right=("parameters", *sizes))
     for stage in estimate.memory[:SHOWN_STAGES]:
         spans = plan.stages[stage.stage] if plan.stages else ()
-        sizes = (
-            stage.parameter_bytes,
-            stage.gradient_bytes,
-            stage.optimizer_bytes,
-            stage.activation_bytes,
-            stage.total_bytes,
-        )
+        held = (stage.state_bytes, stage.activation_bytes,
+                stage.working_bytes + stage.lasting_bytes, stage.allocated_bytes,
+                stage.device_bytes)  # fmt: skip
         table.add_row(
             str(stage.stage),
             _held([list(s) for s in spans], stack_layers(plan, spans)),
             count_text(stage.parameters),
-            *map(bytes_text, sizes),
+            *map(bytes_text, held),
         )
     yield table
     yield _time(estimate.time)
@@ -280,11 +262,13 @@ def _time(time: StepTime | str) -> Text:
     parts = ((name, getattr(time, name)) for name in TIME_PARTS)
     shown = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
     return Text.assemble(
-        ("\nStep time, at least ", "bold"),
+        ("\nStep time ", "bold"),
         (seconds_text(time.total), "bold"),
-        f": {shown}",
-        (f"   ({rate_text(time.flops_per_rank / time.total)} a rank, nothing overlapped)", "dim"),
-    )
+        f" ({seconds_text(time.low)} to {seconds_text(time.high)}): {shown}",
+        (f"   (model FLOP {rate_text(time.model_flops / time.total)} a rank, "
+         f"MFU {100 * time.mfu:.0f} %)", "dim"),
+        *((f"\n  extrapolated: {why}", "yellow") for why in time.extrapolates),
+    )  # fmt: skip
 
 
 def _checks(plan: Plan) -> Table:

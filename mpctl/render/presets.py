@@ -48,4 +48,4 @@ def _summary(kind: Kind, table: dict[str, Any]) -> str:
     if kind == "models":
         keys = ("layers", "hidden", "heads", "vocab", "seq_length")
         return f"{table.get('family')}: " + ", ".join(f"{k} {table[k]}" for k in keys if k in table)
-    return str(table.get("description", ""))
+    return str(table.get("description", table.get("name", "")))

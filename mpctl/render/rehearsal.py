@@ -1,7 +1,7 @@
 """A rehearsal as people read it: each rank's memory at its fullest, what each sends, the verdict.
 
-States, messages and parameters are held against the plan to the byte (=, ≠). The plan's activations
-and total are lower bounds: the columns beside them say by how much a step takes more.
+States, messages and parameters are held against the plan to the byte (=, ≠); of activations and of
+the peak the columns say by how much a step takes more or less.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.launch.account import STATES
 from mpctl.units import bytes_text, count_text, seconds_text
 
 
@@ -60,13 +61,13 @@ class RunView:
 
 
 def step_figures(record: dict[str, Any], validation: float | None, predicted: float | None) -> str:
-    """`loss 5.31 · val 5.40 · 4,812 tokens/s · 851 ms (floor 745 ms)`."""
+    """`loss 5.31 · val 5.40 · 4,812 tokens/s · 851 ms (predicted 745 ms)`."""
     parts = [f"loss {record['loss']:.3f}"]
     if validation is not None:
         parts.append(f"val {validation:.3f}")
     parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
-    floor = f" (predicted ≥ {seconds_text(predicted)})" if predicted else ""
-    parts.append(seconds_text(record["step_seconds"]) + floor)
+    beside = f" (predicted {seconds_text(predicted)})" if predicted else ""
+    parts.append(seconds_text(record["step_seconds"]) + beside)
     return " · ".join(parts)
 
 
@@ -93,7 +94,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append((f"  of {name}", last if first is None else f"{_number(first)} → {last}"))
     if summary["step_seconds"] is not None:
         predicted = summary["predicted_step_seconds"]
-        beside = f", predicted at least {seconds_text(predicted)}" if predicted else ""
+        beside = f", predicted {seconds_text(predicted)}" if predicted else ""
         rows.append(("step time", f"{seconds_text(summary['step_seconds'])} (median){beside}"))
         rows.append(("tokens/s", f"{summary['tokens_per_second']:,.0f}"))
         rows.append(("tokens", count_text(summary["tokens"])))
@@ -101,6 +102,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if compared:
         rows.append(("plan = run", _agreement(compared)))
         peak = max(rank["peak_memory_bytes"] for rank in compared)
+        rows += _memory(compared)
         rows.append(("peak memory", f"{bytes_text(peak)} on the fullest rank"))
     return rows
 
@@ -114,6 +116,19 @@ def _agreement(compared: list[dict[str, Any]]) -> str:
         f"parameters and collectives of {len(compared)} ranks are as planned, byte by byte "
         f"({bytes_text(sent)} a step on rank 0)"
     )
+
+
+def _memory(compared: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The fullest rank's watched step beside its plan."""
+    watched = [rank for rank in compared if rank.get("memory")]
+    if not watched:
+        return []
+    fullest = max(watched, key=lambda rank: rank["memory"]["peak"]["measured"])
+    planned, measured = (fullest["memory"]["peak"][key] for key in ("planned", "measured"))
+    states = sum(fullest["memory"][kind]["measured"] for kind in STATES)
+    said = f"{bytes_text(measured)} at the peak of a step of rank {fullest['rank']}, planned "
+    said += f"{bytes_text(planned)} ({planned / measured - 1:+.1%}); {bytes_text(states)} of states"
+    return [("step memory", said)]
 
 
 def _number(value: float | None) -> str:

@@ -1,33 +1,184 @@
-"""What a terminal shows, as one SVG file that needs nothing from the network."""
+"""A plan as one SVG file that needs nothing from the network: the layout and the step's timeline.
+
+GPUs are coloured by tensor-parallel group, and each says its rank, the group's letter and its place
+along the other axes; the picture follows the reader's light or dark scheme.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from io import StringIO
-from pathlib import Path
+from collections.abc import Iterator
+from importlib.resources import files
 
-from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console, RenderableType
-from rich.terminal_theme import SVG_EXPORT_THEME
+from mpctl.document import axis_sizes
+from mpctl.estimate.timeline import StepLine, find_step_line
+from mpctl.plan import Plan
+from mpctl.render.cells import Box, boxes, group_number, layers_text, letters, place, short, title
+from mpctl.render.markup import Raw, el, join, number
+from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
+from mpctl.topology import Topology
+from mpctl.units import seconds_text
 
-from mpctl.errors import InputError
+EDGE, CELL, HIGH, SPACE, HEAD = 16, 56, 36, 4, 22
+TILE_WIDTH, TILE_HEIGHT = 72, 30
+COLOURS = 8
+Part = tuple[Raw, float]  # a drawing and its height
 
-WIDTH = 108
-FONT_FACES = re.compile(r"@font-face \{\{.*?\}\}", re.S)
+TEXTURES = (
+    "",
+    '<path d="M-1 7 7 -1M3 11 11 3" stroke="#14171b" stroke-opacity=".55" stroke-width="1.4"/>',
+    '<circle cx="2" cy="2" r="1.2" fill="#fff"/><circle cx="6" cy="6" r="1.2" fill="#fff"/>',
+    '<path d="M1 -1 9 7M-3 3 5 11" stroke="#14171b" stroke-opacity=".55" stroke-width="1.4"/>',
+    '<path d="M4 0V8" stroke="#14171b" stroke-opacity=".55" stroke-width="1.4"/>',
+)
 
 
-def write_svg(path: Path, parts: Sequence[RenderableType], *, title: str) -> None:
-    """Draw the renderables under each other, 108 columns wide.
+def textures() -> Raw:
+    """What tells series apart without colour."""
+    return el("defs", *(
+        el("pattern", el("rect", width=8, height=8, style=f"fill:var(--c{at})"), Raw(drawn),
+           id=f"t{at}", width=8, height=8, patternUnits="userSpaceOnUse")
+        for at, drawn in enumerate(TEXTURES)
+    ))  # fmt: skip
 
-    rich's own format names web fonts by address; they are left out, and the reader's own monospace
-    font is used. Raises InputError when the file cannot be written.
-    """
-    canvas = Console(record=True, width=WIDTH, highlight=False, file=StringIO())
-    canvas.print(*parts, sep="\n")
-    format_ = FONT_FACES.sub("", CONSOLE_SVG_FORMAT).replace("Fira Code", "DejaVu Sans Mono")
-    text = canvas.export_svg(title=title, code_format=format_, theme=SVG_EXPORT_THEME)
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise InputError.of("unwritable", "--svg", f"{path}: {error.strerror}") from None
+
+def picture_css() -> str:
+    return files("mpctl.render.html").joinpath("picture.css").read_text("utf-8")
+
+
+def legend(step: StepLine) -> Raw:
+    """A swatch and a word for each kind of work, and for bubble."""
+    parts, x = [], 0.0
+    for name in [*legend_names(step), "bubble"]:
+        at = {"forward": "s s0", "backward": "s s1", "weight gradient": "s s2"}.get(name, "idle")
+        parts.append(el("path", d=f"M{number(x)} 0h18v12h-18z", class_=at))
+        parts.append(el("text", name, x=number(x + 24), y=11))
+        x += 24 + 7 * len(name) + 20
+    return join(parts)
+
+
+def plan_svg(plan: Plan, topology: Topology) -> str:
+    drawn = list(_stacked(_parts(plan, topology)))
+    height = drawn[-1][1]
+    parts = join(
+        el("g", part, transform=f"translate({EDGE} {number(y)})") for part, y in drawn[:-1]
+    )
+    wide, high = WIDTH + 2 * EDGE, number(height)
+    said = _headline(plan, topology)
+    return el(
+        "svg", el("title", said), el("style", Raw(picture_css())), textures(),
+        el("rect", width="100%", height="100%", style="fill:var(--paper)"), parts,
+        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {high}", width=wide, height=high,
+        role="img", aria_label=said,
+    ) + "\n"  # fmt: skip
+
+
+def _stacked(parts: Iterator[Part]) -> Iterator[Part]:
+    """Each part with where it begins; last an empty one, with where the picture ends."""
+    y = float(EDGE)
+    for part, height in parts:
+        yield part, y
+        y += height
+    yield Raw(), y + EDGE
+
+
+def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
+    yield el("text", _headline(plan, topology), y=18, class_="head"), 30
+    drawn = boxes(topology)
+    is_tiled = drawn[0].number is None
+    yield _tiles(topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)
+    what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
+    note = f"a cell: {what}; below it its dp (d), pp (p) and cp (c) place"
+    yield el("text", note, y=12, class_="dim"), 30
+    if plan.stages is None:
+        return
+    step = find_step_line(plan.job, topology, plan.stages)
+    if isinstance(step, str):
+        yield el("text", f"No timeline: {step}", y=12, class_="dim"), 20
+        return
+    picture = Picture.of(step)
+    yield el("text", timeline_title(plan, step), y=14, class_="title"), 26
+    yield el("g", legend(step)), 22
+    yield picture.draw(), picture.height
+
+
+def _headline(plan: Plan, topology: Topology) -> str:
+    model = plan.job.model
+    name = f"{model.name or model.family}: " if model else ""
+    nodes, size = topology.nodes, topology.gpus_per_node
+    sizes = axis_sizes(topology.sizes.items())
+    return f"{name}{topology.world_size} ranks on {nodes} x {size} GPUs, {sizes}"
+
+
+def timeline_title(plan: Plan, step: StepLine) -> str:
+    p, m = plan.job.parallel, step.microbatches
+    chunks = f", {p.vpp} chunks a stage" if p.vpp > 1 else ""
+    said = f"{p.schedule} of {m} micro batches on {p.pp} stages{chunks}"
+    return f"{said}: {seconds_text(step.seconds)}"
+
+
+def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
+    wide = min(topology.gpus_per_node, 8)
+    rows = -(-topology.gpus_per_node // wide)
+    width, height = wide * (CELL + SPACE) + 12, rows * (HIGH + SPACE) + HEAD + 8
+    columns = max(1, int((WIDTH + 10) // (width + 10)))
+    found = [
+        el("g", _node(plan, topology, box, width, height, wide),
+           transform=f"translate({at % columns * (width + 10)} {at // columns * (height + 10)})")
+        for at, box in enumerate(drawn)
+    ]  # fmt: skip
+    return join(found), -(-len(drawn) // columns) * (height + 10) + 6
+
+
+def _node(
+    plan: Plan, topology: Topology, box: Box, width: float, height: float, wide: int
+) -> Raw:  # fmt: skip
+    cells = [
+        _cell(topology, cell, 6 + at % wide * (CELL + SPACE), HEAD + at // wide * (HIGH + SPACE),
+              CELL, HIGH)
+        for at, cell in enumerate(box.cells)
+    ]  # fmt: skip
+    frame = el("rect", width=width, height=height, rx=6, class_="box")
+    return join([frame, el("text", node_title(plan, topology, box), x=8, y=15), *cells])
+
+
+def node_title(plan: Plan, topology: Topology, box: Box) -> str:
+    """With the layers that it holds, from its lowest to its highest stage."""
+    ranks = [cell[0] for cell in box.cells]
+    if plan.stages is None:
+        return f"node {box.number}"
+    stages = sorted({topology.coords(rank)["pp"] for rank in ranks})
+    held = sorted(span for stage in stages for span in plan.stages[stage])
+    runs: list[list[int]] = []
+    for start, stop in held:
+        if runs and runs[-1][1] == start:
+            runs[-1][1] = stop
+        else:
+            runs.append([start, stop])
+    return f"node {box.number} · layers {layers_text(runs)}"
+
+
+def _tiles(topology: Topology, box: Box) -> Part:
+    columns = WIDTH // (TILE_WIDTH + SPACE)
+    found = [
+        _cell(topology, cell, at % columns * (TILE_WIDTH + SPACE),
+              at // columns * (TILE_HEIGHT + SPACE), TILE_WIDTH, TILE_HEIGHT)
+        for at, cell in enumerate(box.cells)
+    ]  # fmt: skip
+    return join(found), -(-len(found) // columns) * (TILE_HEIGHT + SPACE) + 6
+
+
+def _cell(
+    topology: Topology, ranks: range, x: float, y: float, width: float, height: float
+) -> Raw:  # fmt: skip
+    group, middle = group_number(topology, ranks[0], ("tp",)), x + width / 2
+    head = short(topology, ranks) + (f" {letters(group)}" if len(ranks) == 1 else "")
+    colour = group if len(ranks) == 1 else topology.coords(ranks[0])["pp"]
+    under, anchor = place(topology, ranks), {"text_anchor": "middle", "class_": "on-cell"}
+    size = "font-size:10px" if len(under) > 8 else None
+    return el(
+        "g", el("title", title(topology, ranks)),
+        el("rect", x=x, y=y, width=width, height=height, rx=3,
+           class_=f"cell g{colour % COLOURS}"),
+        el("text", head, x=number(middle), y=number(y + height * 0.42), **anchor),
+        el("text", under, x=number(middle), y=number(y + height * 0.85), style=size, **anchor),
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""What a search found: time against memory, with the layouts that no other beats in both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log10
+
+from mpctl.render.html.parts import details, note, scrolling, section, table
+from mpctl.render.markup import Raw, el, number
+from mpctl.units import bytes_text, seconds_text
+
+WIDTH, HEIGHT, LEFT, BASE, TOP = 640, 320, 66, 284, 14
+DRAWN, LISTED = 1500, 200
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A layout: seconds of a step, bytes on its fullest rank. layout: how it is written."""
+
+    label: str
+    seconds: float
+    bytes: float
+    is_on_front: bool
+    layout: str
+
+
+def front_section(points: Sequence[Point]) -> Raw:
+    """Empty without points: the section is shown where a search was made."""
+    if not points:
+        return Raw()
+    front = sorted((p for p in points if p.is_on_front), key=lambda p: p.seconds)
+    others = [p for p in points if not p.is_on_front]
+    label = f"Step time against memory of {len(points)} layouts, {len(front)} of them on the front"
+    rows = [
+        (p.label, p.layout, seconds_text(p.seconds), bytes_text(p.bytes), "yes" * p.is_on_front)
+        for p in [*front, *sorted(others, key=lambda p: p.seconds)][:LISTED]
+    ]
+    columns = ("name", "layout", "step time", "memory", "front")
+    return section(
+        "front", "Search", scrolling(_scatter(front, others[:DRAWN], label), label),
+        note("Filled: layouts that no other beats both in time and in memory; joined by a line."),
+        details(f"Layouts as a table, the first {len(rows)}",
+                table("Layouts found", columns, rows, left=2)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A logarithmic axis from low to high over [first, last] units."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], first: float, last: float) -> _Scale:
+        low, high = min(values), max(values)
+        return cls(log10(low / 1.08), log10(high * 1.08), first, last)
+
+    def at(self, value: float) -> float:
+        return self.first + (log10(value) - self.low) / (self.high - self.low) * self._span
+
+    @property
+    def _span(self) -> float:
+        return self.last - self.first
+
+    @property
+    def ticks(self) -> list[float]:
+        return [10 ** (self.low + (self.high - self.low) * part / 3) for part in range(4)]
+
+
+def _scatter(front: Sequence[Point], others: Sequence[Point], label: str) -> Raw:
+    every = [*front, *others]
+    across = _Scale.of([p.seconds for p in every], LEFT, WIDTH - 24)
+    up = _Scale.of([p.bytes for p in every], BASE, TOP)
+    line = " ".join(f"{number(across.at(p.seconds))},{number(up.at(p.bytes))}" for p in front)
+    dots = [_dot(p, across.at(p.seconds), up.at(p.bytes)) for p in (*others, *front)]
+    return el(
+        "svg", el("title", label), *_axes(across, up),
+        el("polyline", points=line, class_="frontline"), *dots,
+        viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label, class_="scatter",
+    )  # fmt: skip
+
+
+def _dot(point: Point, x: float, y: float) -> Raw:
+    said = (
+        f"{point.label}: {point.layout}, {seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
+    )
+    return el("circle", el("title", said), cx=number(x), cy=number(y),
+              r=5 if point.is_on_front else 3,
+              class_="onfront" if point.is_on_front else "offfront")  # fmt: skip
+
+
+def _axes(across: _Scale, up: _Scale) -> list[Raw]:
+    frame = el("path", d=f"M{LEFT} {TOP}V{BASE}H{WIDTH}", class_="tick")
+    below = [
+        el("text", seconds_text(t), x=number(across.at(t)), y=BASE + 18, text_anchor="middle")
+        for t in across.ticks
+    ]
+    beside = [
+        el("text", bytes_text(b), x=LEFT - 6, y=number(up.at(b) + 4), text_anchor="end")
+        for b in up.ticks
+    ]
+    name = el("text", "seconds a step", x=WIDTH, y=BASE + 34, text_anchor="end", class_="dim")
+    return [frame, *below, *beside, name]

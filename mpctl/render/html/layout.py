@@ -1,0 +1,140 @@
+"""Where the ranks sit: nodes as boxes of GPUs, or nodes as tiles where there are too many.
+
+Without a script every cell says its rank, tp group and place. page.js adds the choice of what is
+coloured, and the groups of the rank that is pointed at; it gets sizes and strides, numbers alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpctl.axes import AXES, GROUP_KINDS
+from mpctl.plan import Plan
+from mpctl.render.cells import (
+    Box,
+    boxes,
+    group_number,
+    layers_text,
+    letters,
+    place,
+    short,
+    span,
+    title,
+)
+from mpctl.render.html.parts import details, note, section, table
+from mpctl.render.markup import Raw, el
+from mpctl.render.svg import COLOURS, node_title
+from mpctl.topology import Topology
+
+LISTED, MEMBERS = 8, 16
+CHOICES = ("tp", "cp", "dp", "pp", "mp")
+
+
+def layout_section(plan: Plan, topology: Topology) -> Raw:
+    drawn = boxes(topology)
+    is_tiled = drawn[0].number is None
+    what = "a tile is a node" if is_tiled else "a cell is a GPU with its rank"
+    if is_tiled and len(drawn[0].cells) < topology.nodes:
+        what = f"a tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
+    places = "d, p and c: its place along dp, pp and cp"
+    kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
+    groups = _groups_met(topology, drawn, kind)
+    return section(
+        "layout", "Layout",
+        _choices(topology, kind),
+        note(f"{what[0].upper()}{what[1:]}; a letter names its ", el("span", kind, id="kind"),
+             f" group{', of its first rank' if is_tiled else ''}; {places}."),
+        el("p", "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
+           id="said", class_="said", role="status", aria_live="polite", hidden=True),
+        el("div", *(_box(plan, topology, box, groups) for box in drawn),
+           id="map", class_="tiles" if is_tiled else "nodes"),
+        details("Rank groups as a table", groups_table(topology)),
+    )  # fmt: skip
+
+
+def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
+    """What page.js needs: numbers, and the layers of each stage."""
+    stages = plan.stages or ()
+    return {
+        "world": topology.world_size,
+        "perNode": topology.gpus_per_node,
+        "order": list(topology.order),
+        "sizes": dict(topology.sizes),
+        "strides": topology.strides,
+        "kinds": {kind: list(GROUP_KINDS[kind]) for kind in CHOICES},
+        "layers": [layers_text(spans) for spans in stages],
+        "colours": COLOURS,
+    }
+
+
+def _choices(topology: Topology, chosen: str) -> Raw:
+    titles = {axis.name: axis.title for axis in AXES} | {"mp": "model (tp and pp)"}
+    shown = [
+        kind for kind in CHOICES if topology.group_size(*GROUP_KINDS[kind]) > 1 or kind == chosen
+    ]
+    items = [
+        el("label", el("input", type="radio", name="kind", value=kind, checked=kind == chosen),
+           f"{kind} ", el("small", titles[kind]))
+        for kind in shown
+    ]  # fmt: skip
+    return el("fieldset", el("legend", "Colour by group"), *items, id="kinds", hidden=True)
+
+
+def _groups_met(topology: Topology, drawn: list[Box], kind: str) -> dict[int, int]:
+    """First rank of a cell -> its group, numbered as they are met: tiles of 8 meet each eighth."""
+    met: dict[int, int] = {}
+    return {
+        ranks[0]: met.setdefault(group_number(topology, ranks[0], GROUP_KINDS[kind]), len(met))
+        for box in drawn for ranks in box.cells
+    }  # fmt: skip
+
+
+def _box(plan: Plan, topology: Topology, box: Box, groups: dict[int, int]) -> Raw:
+    cells = [_cell(topology, ranks, groups[ranks[0]]) for ranks in box.cells]
+    if box.number is None:
+        return el("ol", *cells)
+    wide = min(len(cells), 4 if len(cells) <= 8 else 8)
+    grid = el("ol", *cells, style=f"--wide:{wide}", aria_label=f"GPUs of node {box.number}")
+    return el("div", el("h3", node_title(plan, topology, box)), grid, class_="node")
+
+
+def _cell(topology: Topology, ranks: range, group: int) -> Raw:
+    return el(
+        "li", el("b", short(topology, ranks)), " ", el("em", letters(group)),
+        el("small", place(topology, ranks)),
+        class_=f"g{group % COLOURS}", data_r=ranks[0], data_n=len(ranks),
+        title=title(topology, ranks),
+    )  # fmt: skip
+
+
+def groups_table(topology: Topology) -> Raw:
+    rows = []
+    for kind in GROUP_KINDS:
+        groups = _first_groups(topology, kind)
+        members = " ".join(_members(group) for group in groups)
+        count = topology.world_size // topology.group_size(*GROUP_KINDS[kind])
+        more = f" … {count - len(groups):,} more" if count > len(groups) else ""
+        rows.append((kind, members + more, f"{count:,}", str(len(groups[0]))))
+    return table("Rank groups, the first of each kind", ("group", "members", "count", "size"),
+                 rows, left=2)  # fmt: skip
+
+
+def _first_groups(topology: Topology, kind: str) -> list[Any]:
+    """By their first members, without listing those of a large world."""
+    found: list[Any] = []
+    rank = 0
+    while len(found) < LISTED and rank < min(topology.world_size, 4096):
+        group = topology.find_group(kind, rank)
+        if group is not None and group[0] == rank:
+            found.append(group)
+        rank += 1
+    return found
+
+
+def _members(group: Any) -> str:
+    if len(group) == 1:
+        return f"[{group[0]}]"
+    if isinstance(group, range) and group.step == 1 and len(group) > MEMBERS:
+        return f"[{span((group[0], group[-1]))}]"
+    shown = ",".join(map(str, group[:MEMBERS]))
+    return f"[{shown},…,{group[-1]}]" if len(group) > MEMBERS else f"[{shown}]"

@@ -1,0 +1,46 @@
+"""The files that `mpctl plan` writes beside its answer: a page, a picture, a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shlex import quote
+
+from mpctl.errors import InputError
+from mpctl.plan import Plan
+from mpctl.render.markup import write_text
+from mpctl.topology import Topology
+
+
+def write_pictures(
+    plan: Plan, topology: Topology, *, command: str, html: Path | None = None,
+    svg: Path | None = None, trace: Path | None = None,
+) -> None:  # fmt: skip
+    """Those that are asked for; raises InputError where one cannot be made or written. command: the
+    line that makes the plan again."""
+    if html is not None:
+        from mpctl.render.html.page import plan_page
+
+        line = f"{command} --html {quote(str(html))}"
+        write_text(html, plan_page(plan, topology, command=line), option="--html")
+    if svg is not None:
+        from mpctl.render.svg import plan_svg
+
+        write_text(svg, plan_svg(plan, topology), option="--svg")
+    if trace is not None:
+        write_text(trace, _trace(plan, topology), option="--trace")
+
+
+def _trace(plan: Plan, topology: Topology) -> str:
+    from mpctl.estimate.timeline import find_step_line
+    from mpctl.render.trace import trace_text
+
+    if plan.estimate is None or plan.stages is None:
+        raise InputError.of(
+            "no-timeline", "--trace", "a layout without a model has no step", "name one by --model"
+        )
+    step = find_step_line(plan.job, topology, plan.stages)
+    if isinstance(step, str):
+        raise InputError.of(
+            "no-timeline", "--trace", f"the step has no times: {step}", "name a cluster preset"
+        )
+    return trace_text(step, total=plan.estimate.step_seconds)

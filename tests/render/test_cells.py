@@ -1,0 +1,55 @@
+"""GPUs as cells: every rank once, places as the rank law says, and words that stay words."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.render.cells import TILES, boxes, extent, group_number, letters
+from mpctl.render.markup import Raw, el
+from mpctl.topology import Topology
+
+ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
+
+
+@pytest.mark.parametrize("order", ORDERS[::5])
+@pytest.mark.parametrize("kind", ["tp", "cp", "dp", "pp", "mp"])
+def test_a_group_number_is_one_group(order: str, kind: str) -> None:
+    topology = Topology.of({"tp": 2, "cp": 3, "dp": 2, "pp": 4}, order=order, gpus_per_node=8)
+    numbers = [
+        {group_number(topology, rank, GROUP_KINDS[kind]) for rank in group}
+        for group in topology.kind_groups(kind)
+    ]
+    assert all(len(found) == 1 for found in numbers)
+    assert set.union(*numbers) == set(range(len(numbers)))
+
+
+@pytest.mark.parametrize("world", [2, 512, 513, 8192, 2**20])
+def test_every_rank_is_in_one_cell(world: int) -> None:
+    topology = Topology.of({"dp": world}, gpus_per_node=8)
+    cells = [cell for box in boxes(topology) for cell in box.cells]
+    assert [cell.start for cell in cells[1:]] == [cell.stop for cell in cells[:-1]]
+    assert (cells[0].start, cells[-1].stop) == (0, world)
+    assert len(cells) <= TILES
+
+
+@pytest.mark.parametrize("order", ORDERS[::7])
+def test_the_extent_of_a_cell_holds_its_coordinates(order: str) -> None:
+    topology = Topology.of({"tp": 2, "cp": 3, "dp": 4, "pp": 5}, order=order, gpus_per_node=6)
+    for start in range(0, 120, 6):
+        for size in (1, 6, 24):
+            ranks = range(start, min(start + size, 120))
+            for axis in AXIS_NAMES:
+                found = {topology.coords(rank)[axis] for rank in ranks}
+                assert extent(topology, axis, ranks) == (min(found), max(found))
+
+
+def test_letters_go_on_after_z() -> None:
+    assert [letters(n) for n in (0, 25, 26, 27, 701, 702)] == ["a", "z", "aa", "ab", "zz", "aaa"]
+
+
+def test_words_are_escaped_and_markup_is_not() -> None:
+    assert el("p", "a<b", el("i", "&"), title='"x') == ('<p title="&quot;x">a&lt;b<i>&amp;</i></p>')
+    assert el("p", Raw("<br>"), "\x00\x1b[31m") == "<p><br>\ufffd\ufffd[31m</p>"
