@@ -1,13 +1,17 @@
 """A small model, ours against plain torch and torch's own tensor parallelism:
-`python -m tests.perf.model_speed [gpt|llama] [ROUNDS]`.
+`python -m tests.perf.model_speed [gpt|llama] [fp32|bf16] [ROUNDS]`.
 
-Two ranks, one thread each, float32: 8 layers, hidden 512, 8 heads, vocabulary 32000 with a head of
+Two ranks, one thread each: 8 layers, hidden 512, 8 heads, vocabulary 32000 with a head of
 its own, sequence 256, micro batch 4; forward, loss and backward, no dropout. `gpt`: learned
 positions, LayerNorm, gelu, biases; `llama`: rotary positions, RMSNorm, SwiGLU of 1408, no biases.
 
     plain     the model in plain torch, whole, on every rank at once
     dtensor   the same cut by torch's parallelize_module: table, blocks, head and loss_parallel
     ours tp=1, ours tp=2 over gloo, ours tp=2 through shared memory
+
+all in float32. With bf16 instead the plain model in float32 and under torch's autocast, and ours
+with float32 and with bfloat16 parameters, messages through shared memory: what a run computes with,
+whose float32 masters are the optimizer's.
 
 Speed: in every round each contender takes one step, in turn, in the same two processes; medians of
 rank 0, wall and CPU. Memory: each contender alone in fresh processes, the growth of a rank's
@@ -20,7 +24,7 @@ import gc
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from statistics import median
 from typing import Any
@@ -82,23 +86,31 @@ def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class PlainModel(nn.Module):
-    def __init__(self, shape: str, heads: int = HEADS) -> None:
+    """The model, or without its table or head a part of it."""
+
+    def __init__(
+        self, shape: str, heads: int = HEADS, *, layers: int = LAYERS, has_table: bool = True,
+        has_head: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.word, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Linear(HIDDEN, VOCAB, bias=False)
-        self.place = nn.Embedding(SEQ, HIDDEN) if shape == "gpt" else None
-        self.blocks = nn.ModuleList(PlainBlock(shape, heads) for _ in range(LAYERS))
-        self.norm = (nn.RMSNorm if shape == "llama" else nn.LayerNorm)(HIDDEN)
+        is_llama = shape == "llama"
+        self.word = nn.Embedding(VOCAB, HIDDEN) if has_table else None
+        self.place = nn.Embedding(SEQ, HIDDEN) if has_table and not is_llama else None
+        self.blocks = nn.ModuleList(PlainBlock(shape, heads) for _ in range(layers))
+        self.norm = (nn.RMSNorm if is_llama else nn.LayerNorm)(HIDDEN) if has_head else None
+        self.head = nn.Linear(HIDDEN, VOCAB, bias=False) if has_head else None
         angles = torch.arange(SEQ)[:, None] / 10000 ** (torch.arange(32) / 32)
         wide = torch.cat((angles, angles), -1)
         self.turn = (wide.cos(), wide.sin())
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.word(tokens)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.word is not None:
+            x = self.word(x)
         if self.place is not None:
             x = x + self.place(torch.arange(SEQ))
         for block in self.blocks:
             x = block(x, self.turn)
-        return self.head(self.norm(x))
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
 
 
 def parallelized(shape: str, size: int) -> nn.Module:
@@ -124,25 +136,30 @@ def parallelized(shape: str, size: int) -> nn.Module:
     return model
 
 
-def torch_step(model: nn.Module, tokens: Tensor, targets: Tensor, *, is_cut: bool) -> Step:
+def torch_step(
+    model: nn.Module, tokens: Tensor, targets: Tensor, *, is_cut: bool, casts: bool = False
+) -> Step:
     from torch.distributed.tensor.parallel import loss_parallel
 
     def step() -> Tensor:
         with loss_parallel() if is_cut else nullcontext():
-            logits = model(tokens)
-            loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                logits = model(tokens)
+                loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()
         return loss
 
     return step
 
 
-def our_step(shape: str, group: Group, tokens: Tensor, targets: Tensor) -> tuple[nn.Module, Step]:
+def our_step(
+    shape: str, group: Group, tokens: Tensor, targets: Tensor, dtype: torch.dtype
+) -> tuple[nn.Module, Step]:
     model = Model(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq_length=SEQ,
                   tied_embeddings=False, **SHAPES[shape])  # fmt: skip
     module = build_module(
         model, Training(), group=group, cp=Group(name="cp"), sequence_parallel=False,
-        dtype=torch.float32, device=torch.device("cpu"),
+        dtype=dtype, device=torch.device("cpu"),
     )  # fmt: skip
     initialise(module, 1)
     batch = Batch(torch.arange(BATCH), {"tokens": tokens, "targets": targets})
@@ -155,29 +172,37 @@ def our_step(shape: str, group: Group, tokens: Tensor, targets: Tensor) -> tuple
     return module, step
 
 
-CONTENDERS = ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory")
+CONTENDERS = {
+    "fp32": ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory"),
+    "bf16": ("plain", "plain, autocast", "ours tp=1, fp32", "ours tp=1, bf16",
+             "ours tp=2, fp32", "ours tp=2, bf16"),
+}  # fmt: skip
 
 
 def build(name: str, shape: str, rank: int, size: int) -> tuple[nn.Module, Step]:
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(1)
     tokens, targets = (torch.randint(0, VOCAB, (BATCH, SEQ), generator=draw) for _ in range(2))
-    if name == "plain":
+    if name.startswith("plain"):
         model: nn.Module = PlainModel(shape)
-        return model, torch_step(model, tokens, targets, is_cut=False)
+        casts = name.endswith("autocast")
+        return model, torch_step(model, tokens, targets, is_cut=False, casts=casts)
     if name.startswith("dtensor"):
         model = parallelized(shape, size)
         return model, torch_step(model, tokens, targets, is_cut=True)
-    group = Group() if name.endswith("tp=1") else Group(rank, size)
-    if name.endswith("memory"):
+    group = Group() if "tp=1" in name else Group(rank, size)
+    if group.size > 1 and not name.endswith("gloo"):
         segment = open_segment(rank, range(size), None)
         group = Group(rank, size, shared=Exchange(segment, timeout=60))
-    return our_step(shape, group, tokens, targets)
+    dtype = torch.bfloat16 if name.endswith("bf16") else torch.float32
+    return our_step(shape, group, tokens, targets, dtype)
 
 
-def speed(rank: int, size: int, shape: str, rounds: int) -> dict[str, list[list[float]]]:
+def speed(
+    rank: int, size: int, shape: str, names: Sequence[str], rounds: int
+) -> dict[str, list[list[float]]]:
     torch.set_num_threads(1)
-    built = {name: build(name, shape, rank, size) for name in CONTENDERS}
+    built = {name: build(name, shape, rank, size) for name in names}
     spent: dict[str, list[list[float]]] = {name: [] for name in built}
     for turn in range(rounds + 2):
         for name, (model, step) in built.items():
@@ -207,9 +232,11 @@ def memory(rank: int, size: int, shape: str, name: str) -> int:
 
 def main() -> None:
     shape = sys.argv[1] if len(sys.argv) > 1 else "gpt"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 9
-    spent = run_ranks(speed, 2, shape, rounds, timeout=900)[0]
-    peaks = {name: max(run_ranks(memory, 2, shape, name, timeout=120)) for name in CONTENDERS}
+    dtype = sys.argv[2] if len(sys.argv) > 2 else "fp32"
+    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 9
+    names = CONTENDERS[dtype]
+    spent = run_ranks(speed, 2, shape, names, rounds, timeout=900)[0]
+    peaks = {name: max(run_ranks(memory, 2, shape, name, timeout=120)) for name in names}
     plain = [median(column) for column in zip(*spent["plain"], strict=True)]
     print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds, rank 0")
     print(

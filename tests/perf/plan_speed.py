@@ -2,11 +2,12 @@
 
 Whole-process figures are medians of interleaved runs (A B C A B C), next to a peer in the same
 rounds: a program that imports typer and pydantic and does nothing else. In-process figures are
-medians of seven. It prints one table and the machine it ran on.
+medians of seven, of searches of three. It prints one table and the machine it ran on.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -17,8 +18,14 @@ from pathlib import Path
 from statistics import median
 
 from mpctl.axes import GROUP_KINDS
+from mpctl.batch.answers import answers
+from mpctl.search.find import find_layouts
+from mpctl.search.space import Space
+from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 
+RUNS = Path(__file__).parents[1] / "golden" / "published_runs.json"
+LARGE = {"cluster.nodes": 512, "parallel.dp": 32, "training.dtype": "bf16"}
 MPCTL = [str(Path(sys.executable).with_name("mpctl"))]
 PEER = [sys.executable, "-c", "import typer, pydantic"]
 GOLDEN = [*MPCTL, "plan", "--nodes", "2", "--gpus-per-node", "8", "--tp", "2", "--pp", "4"]
@@ -72,6 +79,15 @@ def main() -> None:
     show("all seven kinds of groups of 1,048,576 ranks", every, 0.5, 1e-3, "ms")
     one = in_process(lambda: [world.find_group(k, 777_777) for k in GROUP_KINDS], inner=1000)
     show("one rank's seven groups among them", one, None, 1e-6, "µs")
+    rows = json.loads(RUNS.read_text("utf-8"))["rows"]
+    lines = [json.dumps(row).encode() for row in rows]
+    batch = in_process(lambda: list(answers(lines)), inner=3)
+    each = [seconds / len(lines) for seconds in batch]
+    show(f"plan --batch, a row of {len(lines)} published runs", each, 1 / 500, 1e-3, "ms")
+    for runtime in ("megatron-core", "mpctl"):
+        job = load_job("gpt3-175b-1024", {**LARGE, "training.runtime": runtime})
+        found = in_process(lambda job=job: find_layouts(Space(job)), runs=3)
+        show(f"search GPT-3 175B on 4,096 A100, all of {runtime}", found, 3.0, 1e-3, "ms")
 
 
 if __name__ == "__main__":
