@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Two workers, a file to a worker: what a file's tests share is made once.
+TWO := -n 2 --dist loadfile
 
 .PHONY: demo test test-all lint types bench constraints clean
 
@@ -18,10 +20,10 @@ demo: $(READY)
 	$(BIN)/mpctl launch demo --run-dir runs/demo --overwrite
 
 test: $(READY) lint types
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(TWO) -m "not slow"
 
 test-all: $(READY) lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TWO)
 
 lint: $(READY)
 	$(BIN)/ruff check .

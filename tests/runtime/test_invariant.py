@@ -57,7 +57,7 @@ def ident(layout: dict[str, Any]) -> str:
 
 
 ALL = {ident(layout): layout for layout in layouts()}
-SHOWN = ("tp2-pp2-1f1b-sp", "dp2-cp2-zero2", "pp2-vpp2-dp2-zero3-interleaved")
+SHOWN = ("tp2-pp2-1f1b-sp", "pp2-vpp2-dp2-zero3-interleaved")
 OF_FAMILIES = ("tp2-sp", "cp2", "dp2-zero3", "pp2-1f1b", "tp2-pp2-dp2-zero1-zero-bubble")
 
 
