@@ -21,6 +21,7 @@ from mpctl.families.batch import Family
 from mpctl.families.buckets import layer_units, stage_buckets, zero_stage
 from mpctl.families.gradients import frozen_by
 from mpctl.families.modules import build_module
+from mpctl.kernels.layer import ResidualLayer
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.gather import Gathering
@@ -83,7 +84,7 @@ def build_trainer(
         ),
         checkpoints=run_dir / "checkpoints", stop_asked=stop_asked,
         peak_memory=_memory_reader(device), traffic=traffic,
-        watch=Watch(is_on=job.launch.track_memory, device=device),
+        watch=Watch(is_on=_is_watched(job, device), device=device),
     )  # fmt: skip
     saved = checkpoints(trainer.checkpoints)
     if saved:
@@ -95,7 +96,7 @@ def build_trainer(
 
 def _build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
     job = cut.job
-    return [
+    chunks = [
         build_module(
             cut.model, job.training, group=mesh.tp, cp=mesh.cp, device=mesh.device,
             dtype=TORCH_DTYPES[job.training.dtype], held=held,
@@ -103,6 +104,16 @@ def _build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
         )
         for held in cut.chunks
     ]  # fmt: skip
+    if job.launch.compile:
+        for layer in (m for chunk in chunks for m in chunk.modules()):
+            if isinstance(layer, ResidualLayer):  # its hooks stay outside, and are heard
+                layer.forward = torch.compile(layer.forward)
+    return chunks
+
+
+def _is_watched(job: JobSpec, device: torch.device) -> bool:
+    """On a CPU storages are counted operation by operation, which compiled layers have not."""
+    return job.launch.track_memory and not (job.launch.compile and device.type == "cpu")
 
 
 def _blocks(cut: Cut, mesh: Mesh, parameters: Mapping[str, nn.Parameter]) -> list[Block]:

@@ -85,7 +85,7 @@ def shortened(job: JobSpec, stage: int) -> JobSpec:
     training, dp = job.training, job.sizes["dp"]
     samples = micro_batches_run(job, stage) * training.micro_batch_size * dp
     training = training.model_copy(update={"global_batch_size": samples, "init_from": None})
-    alone = {"shared_memory": False, "threads_per_rank": 1, "track_memory": False}
+    alone = {"shared_memory": False, "threads_per_rank": 1, "track_memory": False, "compile": False}
     launch = job.launch.model_copy(update=alone)
     return job.model_copy(update={"training": training, "launch": launch})
 

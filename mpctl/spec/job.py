@@ -46,6 +46,9 @@ class Launch(Table):
     track_memory: bool = Field(
         True, description="watch what one early step holds, to stand beside the plan"
     )
+    compile: bool = Field(
+        False, description="layers through torch.compile: pays on GPUs, after some seconds"
+    )
     stop_seconds: Positive = Field(
         60.0, description="time that ranks get to finish their step and save when asked to stop"
     )

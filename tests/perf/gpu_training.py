@@ -113,7 +113,8 @@ def ours(shape: Shape, data: Path, run: Path) -> dict[str, float]:
         "model.vocab": shape.vocab, "model.seq_length": shape.seq,
         "training.micro_batch_size": shape.batch, "training.steps": STEPS,
         "training.checkpoint_at_end": False, "training.eval_samples": 0,
-        "training.learning_rate": 1e-4, "launch.compile": True, "data.path": str(data),
+        "training.learning_rate": 1e-4, "launch.compile": True,
+        "data.path": str(data),
     }  # fmt: skip
     given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     command = [MPCTL, "launch", "--nodes", "1", "--gpus-per-node", "1", "--dtype", "bf16",

@@ -72,9 +72,10 @@ def make_trainer(job: JobSpec, run_dir: Path, rank: int = 0) -> Trainer:
     )
 
 
-def train(job: JobSpec, run_dir: Path) -> list[dict[str, Any]]:
+def train(job: JobSpec, run_dir: Path, *, timeout: float = 60) -> list[dict[str, Any]]:
     """Train on as many ranks as the job has; what every rank recorded and holds at the end."""
-    return run_ranks(_train_rank, job.world_size, job.model_dump(mode="json"), str(run_dir))
+    raw = job.model_dump(mode="json")
+    return run_ranks(_train_rank, job.world_size, raw, str(run_dir), timeout=timeout)
 
 
 def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
