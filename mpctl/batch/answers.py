@@ -112,10 +112,14 @@ def figures(plan: Plan) -> Raw:
     assert plan.estimate is not None
     memory, device = plan.estimate.memory, plan.job.cluster.device
     stages = [stage.allocated_bytes for stage in memory]
-    reserved = max(stage.reserved_bytes for stage in memory)
+    peaks = {
+        "allocated": max(stages),
+        "reserved": max(stage.reserved_bytes for stage in memory),
+        "device": peak_bytes(memory),  # with what context and libraries take: nvidia-smi's figure
+    }
     return {
         **time_figures(plan),
-        "peak_memory_bytes": {"allocated": max(stages), "reserved": reserved},
+        "peak_memory_bytes": peaks,
         "stage_memory_bytes": stages,
         "fits": None if device is None else peak_bytes(memory) <= device.memory_bytes,
     }

@@ -91,6 +91,13 @@ def _ranks(values: Sequence[float]) -> list[int]:
     return ranks
 
 
+# nvidia-smi counts context and libraries too.
+MEASURES = {
+    "peak_mem_gb": "allocated_bytes", "peak_mem_gib_allocated": "allocated_bytes",
+    "peak_mem_gib_reserved": "reserved_bytes", "peak_mem_gb_nvidia_smi": "device_bytes",
+}  # fmt: skip
+
+
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
     chosen = max(pairs, key=lambda pair: pair[1])[0]
     return max(measured for measured, _ in pairs) / chosen - 1
@@ -104,12 +111,7 @@ def memory_errors() -> Iterator[tuple[str, str, float]]:
             if not key.startswith("peak_mem"):
                 continue
             estimate = Estimate(run.job, run.job.model, run.table, run.topology, run.stages)
-            name = (
-                "allocated_bytes"
-                if "allocated" in key or key == "peak_mem_gb"
-                else "reserved_bytes"
-            )
-            peak = max(getattr(stage, name, stage.total_bytes) for stage in estimate.memory)
+            peak = max(getattr(stage, MEASURES[key]) for stage in estimate.memory)
             unit = GIB["gib" if "gib" in key else "gb"]
             yield TABLES[run.group], key, peak / (value * unit) - 1
 

@@ -64,7 +64,8 @@ def test_a_line_is_answered_as_plan_would() -> None:
     assert found["tokens_per_second"] == pytest.approx(64 * 1024 / time.total)
     assert found["stage_memory_bytes"] == [m.allocated_bytes for m in plan.estimate.memory]
     assert found["peak_memory_bytes"]["allocated"] == max(found["stage_memory_bytes"])
-    assert found["peak_memory_bytes"]["reserved"] >= found["peak_memory_bytes"]["allocated"]
+    peaks = found["peak_memory_bytes"]
+    assert peaks["allocated"] <= peaks["reserved"] <= peaks["device"]
     assert found["fits"] is True
     parts = ["compute", "tp", "pp", "dp", "bubble", "optimizer", "other"]
     assert list(found["breakdown"]) == parts
