@@ -17,6 +17,7 @@ from rich.text import Text
 from mpctl.axes import GROUP_KINDS
 from mpctl.document import TIME_PARTS, axis_sizes, rank_entry, stack_layers
 from mpctl.plan import Plan
+from mpctl.render.cells import group_number, letters
 from mpctl.topology import Topology
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
@@ -110,30 +111,13 @@ def _row(topology: Topology, ranks: range) -> Text:
     upper, lower = Text(), Text()
     has_cp, digits = topology.sizes["cp"] > 1, len(str(topology.world_size - 1))
     for rank in ranks:
-        coords, group = topology.coords(rank), tp_group_number(topology, rank)
+        coords, group = topology.coords(rank), group_number(topology, rank, ("tp",))
         place = f" d{coords['dp']} p{coords['pp']}" + (f" c{coords['cp']}" if has_cp else "")
-        head = f" {rank:>{digits}} {_letters(group)} "
+        head = f" {rank:>{digits}} {letters(group)} "
         wide = max(len(place), len(head))
         upper.append(head.ljust(wide), f"black on {COLOURS[group % len(COLOURS)]}").append(" ")
         lower.append(place.ljust(wide + 1), "dim")
     return upper.append("\n").append_text(lower)
-
-
-def tp_group_number(topology: Topology, rank: int) -> int:
-    """Where the rank's tp group comes in the list of tp groups."""
-    first = topology.group(rank, "tp")[0]
-    stride, size = topology.strides["tp"], topology.sizes["tp"]
-    return first // (stride * size) * stride + first % stride
-
-
-def _letters(number: int) -> str:
-    """0 -> a, 25 -> z, 26 -> aa."""
-    word = ""
-    number += 1
-    while number:
-        number, letter = divmod(number - 1, 26)
-        word = chr(ord("a") + letter) + word
-    return word
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

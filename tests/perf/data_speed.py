@@ -18,8 +18,6 @@ that costs nothing when it is overlapped. Memory: each contender alone in fresh 
 
 from __future__ import annotations
 
-import gc
-import resource
 import sys
 import tempfile
 import time
@@ -36,7 +34,17 @@ from torch import nn
 from mpctl.runtime.build import build_trainer
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
-from tests.perf.model_speed import BATCH, HEADS, HIDDEN, LAYERS, SEQ, SHAPES, VOCAB, PlainModel
+from tests.perf.model_speed import (
+    BATCH,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    SEQ,
+    SHAPES,
+    VOCAB,
+    PlainModel,
+    growth,
+)
 from tests.ranks import run_ranks
 from tests.runtime.tiny import make_data
 
@@ -118,15 +126,7 @@ def speed(rank: int, size: int, shape: str, rounds: int, data: str) -> dict[str,
 
 def memory(rank: int, size: int, shape: str, name: str, data: str) -> int:
     """Bytes by which this rank's resident peak grew."""
-    torch.set_num_threads(1)
-    warm = torch.ones(8, 8, requires_grad=True)
-    (warm @ warm).sum().backward()
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = build(name, shape, rank, data)
-    for _ in range(3):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return growth(lambda: build(name, shape, rank, data))
 
 
 def main() -> None:

@@ -219,12 +219,17 @@ def speed(
 
 def memory(rank: int, size: int, shape: str, name: str) -> int:
     """Bytes by which this rank's resident peak grew."""
+    return growth(lambda: build(name, shape, rank, size)[1])
+
+
+def growth(made: Callable[[], Callable[[], Any]]) -> int:
+    """Bytes by which the resident peak grew from before a step was made to after three of it."""
     torch.set_num_threads(1)
-    build_warm = torch.ones(8, 8, requires_grad=True)
-    (build_warm @ build_warm).sum().backward()
+    warm = torch.ones(8, 8, requires_grad=True)
+    (warm @ warm).sum().backward()
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _, step = build(name, shape, rank, size)
+    step = made()
     for _ in range(3):
         step()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024

@@ -17,8 +17,6 @@ before the model is built to after two steps.
 
 from __future__ import annotations
 
-import gc
-import resource
 import sys
 import time
 from collections import defaultdict
@@ -42,7 +40,17 @@ from mpctl.schedule.orders import Action, actions
 from mpctl.schedule.replay import replay
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
-from tests.perf.model_speed import BATCH, HEADS, HIDDEN, LAYERS, SEQ, SHAPES, VOCAB, PlainModel
+from tests.perf.model_speed import (
+    BATCH,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    SEQ,
+    SHAPES,
+    VOCAB,
+    PlainModel,
+    growth,
+)
 from tests.ranks import run_ranks
 
 Step = Callable[[], Any]
@@ -174,15 +182,7 @@ def speed(rank: int, size: int, shape: str, rounds: int, counts: Sequence[int]) 
 
 def memory(rank: int, size: int, shape: str, name: str, micro_batches: int) -> int:
     """Bytes by which this rank's resident peak grew."""
-    torch.set_num_threads(1)
-    warm = torch.ones(8, 8, requires_grad=True)
-    (warm @ warm).sum().backward()
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _, step, _ = build(name, shape, rank, micro_batches)
-    for _ in range(2):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return growth(lambda: build(name, shape, rank, micro_batches)[1])
 
 
 def played(ranks: list[dict[str, Any]], name: str, micro_batches: int) -> float:
