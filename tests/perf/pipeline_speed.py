@@ -12,7 +12,7 @@ Speed: in every round each contender takes one step, in turn, in the same two pr
 with its last rank. Medians; CPU of the busier rank. Replay: what schedule/replay.py makes of the
 medians of our own forwards and backwards, without the waits between them.
 Memory: each contender alone in fresh processes, the growth of the resident peak of either rank from
-before the model is built to after two steps.
+before the model is built to after three steps.
 """
 
 from __future__ import annotations
