@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 Bounds = list[int]  # where virtual stages begin, and the end
-Rank = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class _Search:
     def stages(self, chunks: Sequence[int]) -> list[int]:
         return [sum(chunks[stage :: self.pp]) for stage in range(self.pp)]
 
-    def rank(self, bounds: Bounds) -> Rank:
+    def rank(self, bounds: Bounds) -> tuple[list[int], list[int]]:
         """The less the better: the slowest stage, then the second slowest, ...; then of chunks."""
         chunks = self.chunks(bounds)
         return sorted(self.stages(chunks), reverse=True), sorted(chunks, reverse=True)
@@ -87,19 +86,39 @@ class _Search:
         return [*bounds, layers]
 
     def descend(self, bounds: Bounds) -> Bounds:
-        while (better := min(self._without(bounds), key=self.rank)) != bounds:
+        while (better := self._step(bounds)) != bounds:
             bounds = better
         return bounds
 
-    def _without(self, bounds: Bounds) -> Iterator[Bounds]:
-        """These bounds, and those with a layer of the slowest stage given to any other chunk: all
-        bounds between the two chunks move by one."""
-        yield bounds
+    def _step(self, bounds: Bounds) -> Bounds:
+        """The best of these bounds and of those with a layer of the slowest stage given away; of
+        equally good ones these, then those with the first giver and taker."""
+        best, found = (*self.rank(bounds), -1, -1), bounds
+        slowest = best[0][0]
+        for giver, taker, stages, chunks, moved in self._moves(bounds):
+            if max(stages) <= slowest and (ranked := sorted(stages, reverse=True)) <= best[0]:
+                key = (ranked, sorted(chunks, reverse=True), giver, taker)
+                if key < best:
+                    best, found, slowest = key, moved.copy(), ranked[0]
+        return found
+
+    def _moves(self, bounds: Bounds) -> Iterator[tuple[int, int, list[int], list[int], Bounds]]:
+        """(giver, taker, what stages and chunks take then, bounds then), for a layer of the slowest
+        stage given to any other chunk: all bounds between the two chunks move by one. The lists
+        are used again: each taker further away moves one bound more."""
         stages = self.stages(self.chunks(bounds))
         blocks = len(bounds) - 1
         for giver in range(stages.index(max(stages)), blocks, self.pp):
-            for taker in range(blocks) if bounds[giver + 1] - bounds[giver] > 1 else ():
-                first, last = sorted((giver, taker))
-                way = -1 if giver < taker else 1
-                moved = [bound + way for bound in bounds[first + 1 : last + 1]]
-                yield [*bounds[: first + 1], *moved, *bounds[last + 1 :]]
+            if bounds[giver + 1] - bounds[giver] == 1:
+                continue
+            for way, takers in ((-1, range(giver + 1, blocks)), (1, range(giver - 1, -1, -1))):
+                moved, chunks = bounds.copy(), self.chunks(bounds)
+                sums = self.stages(chunks)
+                for taker in takers:
+                    bound = max(taker, taker + way)  # between the taker and its neighbour
+                    layer = moved[bound] + min(way, 0)
+                    moved[bound] += way
+                    for chunk, cost in ((taker, 1), (taker + way, -1)):
+                        chunks[chunk] += cost * self.costs.layers[layer]
+                        sums[chunk % self.pp] += cost * self.costs.layers[layer]
+                    yield giver, taker, sums, chunks, moved

@@ -30,7 +30,7 @@ CONFIG_BYTES = 2**20
 TABLES = ("cluster", "model", "parallel", "training", "data", "launch")
 # What a plan counts one by one: a line beyond would hold up all that come after it.
 LARGEST = (
-    ("model.layers", 2**9), ("model.decoder_layers", 2**9), ("parallel.pp", 2**10),
+    ("model.layers", 2**10), ("model.decoder_layers", 2**10), ("parallel.pp", 2**10),
     ("parallel.vpp", 2**8), ("cluster.nodes", 2**20), ("cluster.gpus_per_node", 2**16),
 )  # fmt: skip
 MOST_ROUNDS = 2**20  # of micro batches, over all stages

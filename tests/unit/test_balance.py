@@ -178,3 +178,11 @@ def test_any_number_of_layers_goes_on_any_number_of_stages(family: str, pp: int,
 def test_what_cannot_be_balanced_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UnevenLayersError, match=message):
         job_stages(job_of({**GPT, **COST, **settings}), 12)
+
+
+def test_a_thousand_layers_are_cut_into_hundreds_of_chunks() -> None:
+    """143 stages of 3 chunks: 2.3 layers a chunk on average, and no stage far from its share."""
+    costs = Costs([100] * 1000, entry=5, exit=480)
+    stages = costs.of_stages(spans_of(balanced_counts(costs, pp=143, vpp=3), 143))
+    assert sum(stages) == 100_485
+    assert max(stages) <= 800  # the share is 703
