@@ -129,17 +129,23 @@ def full_numel(parameter: Tensor) -> int:
 def initialise(module: nn.Module, seed: int, *, prefix: str = "") -> None:
     """Fill every parameter by its Init; `prefix` + name is what names a weight to the seed.
 
-    A pipeline stage passes the prefix, or numbers its layers globally, so that names do not depend
-    on the layout. Raises ValueError at a parameter that carries no Init.
+    Raises ValueError at a parameter that carries no Init.
     """
     for name, parameter in module.named_parameters(prefix=prefix):
-        init: Init | None = getattr(parameter, "init", None)
-        if init is None:
-            raise ValueError(f"parameter {name} carries no Init (make it with shard_parameter)")
-        if init.kind == "normal":
-            fill_normal(parameter, shard_of(parameter), noise.site_key(seed, "weights", name), init)
-        else:
-            parameter.fill_(1.0 if init.kind == "ones" else 0.0)
+        draw(parameter, name, seed)
+
+
+@torch.no_grad()
+def draw(parameter: nn.Parameter, name: str, seed: int) -> None:
+    """Fill one parameter. Stages number their layers globally, so that names do not depend on the
+    layout."""
+    init: Init | None = getattr(parameter, "init", None)
+    if init is None:
+        raise ValueError(f"parameter {name} carries no Init (make it with shard_parameter)")
+    if init.kind == "normal":
+        fill_normal(parameter, shard_of(parameter), noise.site_key(seed, "weights", name), init)
+    else:
+        parameter.fill_(1.0 if init.kind == "ones" else 0.0)
 
 
 def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:

@@ -2,8 +2,9 @@
 
 The other process is `mpctl.runtime.rehearse`: it gets the job as a file and gives one JSON line a
 rank. Here each is held against what the plan says of its stage: parameters, the bytes of the states
-and every collective must be equal; the activations and the peak stand beside the plan's estimate
-and are held against the device's memory. No data are read and no rank is started.
+and every collective must be equal; the activations and the peak stand beside the plan's estimate,
+and what a step, or the building before it, takes at most is held against the device's memory. No
+data are read and no rank is started.
 
 By hand: 1024 ranks, tp 8, pp 16, dp 8, order tp-cp-dp-pp: the 16 ranks 0, 64, .. 960 stand for all.
 """
@@ -147,7 +148,8 @@ def _beside_plan(account: dict[str, Any], plan: Plan) -> dict[str, Any]:
         "activation_bytes": _pair(memory.activation_bytes, account["activation_bytes"]),
         "peak_bytes": _pair(memory.allocated_bytes, account["peak_bytes"]),
         "at_peak": account["at_peak"],
-        "over_bytes": _over(account["peak_bytes"], plan.job),
+        "building_bytes": account["building_bytes"],
+        "over_bytes": _over(max(account["peak_bytes"], account["building_bytes"]), plan.job),
     }  # fmt: skip
 
 

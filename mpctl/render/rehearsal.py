@@ -80,6 +80,7 @@ def _one_memory(rank: Rank) -> Table:
     for kind in ("activations", "temporaries"):
         table.add_row(f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
     table.add_row("peak", *map(bytes_text, _both(peak)), _more(peak))
+    table.add_row("while it is built", "", bytes_text(rank["building_bytes"]), "")
     return table
 
 
@@ -143,7 +144,7 @@ def _verdict(document: dict[str, Any], ranks: list[Rank]) -> Text:
     count = f"{len(document['ranks'])} of {document['world_size']} ranks"
     if len(ranks) < len(document["ranks"]):
         return Text(f"{count} rehearsed, {len(document['ranks']) - len(ranks)} failed", "bold red")
-    fullest = max(ranks, key=lambda rank: int(rank["peak_bytes"]["measured"]))
+    fullest = max(ranks, key=_most)
     name = f"rank {fullest['rank']}"
     words = f"{f'the fullest, {name},' if len(ranks) > 1 else name} {_peak(fullest, document)}"
     if document["agrees"]:
@@ -153,8 +154,15 @@ def _verdict(document: dict[str, Any], ranks: list[Rank]) -> Text:
     return Text.assemble((status, "bold green" if is_well else "bold red"), f": {count}; {words}")
 
 
+def _most(rank: Rank) -> int:
+    return int(max(rank["peak_bytes"]["measured"], rank["building_bytes"]))
+
+
 def _peak(rank: Rank, document: dict[str, Any]) -> str:
-    peak = f"peaks at {bytes_text(rank['peak_bytes']['measured'])}"
+    most = _most(rank)
+    peak = f"peaks at {bytes_text(most)}"
+    if most > rank["peak_bytes"]["measured"]:
+        peak += " while it is built"
     if document["device"] is None:
         return peak
     room = f"{bytes_text(document['device_memory_bytes'])} of {document['device']}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from mpctl.families.buckets import layer_units, stage_buckets, zero_stage
 from mpctl.families.gradients import frozen_by
 from mpctl.families.modules import build_module
 from mpctl.kernels.layer import ResidualLayer
-from mpctl.kernels.parameters import initialise
+from mpctl.kernels.parameters import draw
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.gather import Gathering
 from mpctl.runtime.gradients import Block, GradientBuffer
@@ -35,7 +35,7 @@ from mpctl.runtime.pipeline import Pipeline
 from mpctl.runtime.stage import Chunks, Cut
 from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.values import GatheredValues, Values, values_of
+from mpctl.runtime.values import GatheredValues, Values, bare, give_memory, values_of
 from mpctl.runtime.watch import Watch
 from mpctl.shards import checkpoints
 from mpctl.spec.job import JobSpec
@@ -56,19 +56,20 @@ def build_trainer(
     traffic = Traffic()
     mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
     cut = Cut.of(job, mesh.pp.rank)
-    chunks = _build_chunks(cut, mesh)
+    with bare():
+        chunks = _build_chunks(cut, mesh)
     model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
-    initialise(model, job.training.seed)
     is_frozen = frozen_by(job.training.freeze)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not is_frozen(name))
-    blocks = _blocks(cut, mesh, dict(model.named_parameters()))
-    trained = [block for block in blocks if block.bucket.is_trained]
+    named = dict(model.named_parameters())
+    blocks = _blocks(cut, mesh, named)
     zero, reduced = zero_stage(job), TORCH_DTYPES[job.training.reduced_dtype]
+    values = list(_drawn(named, blocks, zero, job.training.seed))
+    trained = [block for block in blocks if block.bucket.is_trained]
     buffer = GradientBuffer(
         trained, reduced, device, zero=zero, tp=mesh.tp, pp=mesh.pp, replicas=mesh.replicas
     )
-    values = [values_of(block, zero) for block in blocks]
     pipeline = Pipeline(cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=device)
     overlap = _overlap(cut, chunks, pipeline, buffer, values)
     trainer = Trainer(
@@ -128,6 +129,23 @@ def _blocks(cut: Cut, mesh: Mesh, parameters: Mapping[str, nn.Parameter]) -> lis
               copies.get(bucket.names[0]))
         for bucket in buckets
     ]  # fmt: skip
+
+
+def _drawn(
+    named: Mapping[str, nn.Parameter], blocks: Sequence[Block], zero: int, seed: int
+) -> Iterator[Values]:
+    """Initial values: of what is in no bucket (frozen, below ZeRO 3), then bucket by bucket, each
+    cut as ZeRO asks before the next one has memory."""
+
+    def fill(names: Iterable[str]) -> None:
+        for name in names:
+            give_memory(named[name])
+            draw(named[name], name, seed)
+
+    fill(named.keys() - {name for block in blocks for name in block.bucket.names})
+    for block in blocks:
+        fill(block.bucket.names)
+        yield values_of(block, zero)
 
 
 def _overlap(

@@ -1,9 +1,9 @@
 """The memory of a rehearsed rank, storage by storage: what a device would hold, and when most.
 
 Every operation passes by here (a TorchDispatchMode above the fake tensors). A storage is written
-down when a tensor of it is first seen and struck out when it is freed, by a weak reference: views
-share one, and what autograd keeps stays; one that grows or shrinks is seen by the next operation
-on it. Only the device's own count, so a host copy costs nothing.
+down when a tensor of it is first seen, anew where it grows or shrinks, and struck out when it is
+freed, by a weak reference: views share one, and what autograd keeps stays. Only the device's own
+count, so a host copy costs nothing.
 Exact bytes: an allocator's rounding (512 on CUDA), its fragments and the libraries' workspaces are
 not in them.
 
@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 Kind = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
 KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
 _DEVICE, _ITEM = torch.ops.prim.device.default, torch.ops.aten._local_scalar_dense.default
+_RESIZE = torch.ops.inductor.resize_storage_bytes_.default
 
 
 @dataclass(slots=True)
@@ -103,6 +104,8 @@ class Ledger(TorchDispatchMode):
         if func is _ITEM:
             return _number(args[0])
         result = func(*args, **(kwargs or {}))
+        if func is _RESIZE and _place(args[0]).type == self.device.type:
+            self._see(args[0])
         for leaf in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(leaf, Tensor) and _place(leaf).type == self.device.type:
                 self._see(leaf)

@@ -145,6 +145,7 @@ class Rehearsal:
     topology: Topology
     rank: int
     trainer: Trainer | None = None
+    building_bytes: int = 0
 
     @property
     def where(self) -> str:
@@ -159,14 +160,14 @@ class Rehearsal:
                 trainer = self._build(device, traffic, ledger)
                 next(trainer.run())
             trainer.step_traffic = traffic.of_step(micro_batches, self.job.num_microbatches)
-            return _account(trainer, ledger)
+            return {**_account(trainer, ledger), "building_bytes": self.building_bytes}
 
     def _build(self, device: torch.device, traffic: ByMicroBatch, ledger: Ledger) -> Trainer:
         with ExitStack() as stack:
             for name, stand_in in (
                 ("Traffic", lambda: traffic),
                 ("Batches", _batches),
-                ("initialise", lambda *_: None),
+                ("draw", lambda *_: None),
                 ("_device", lambda *_: device),
                 ("_memory_reader", lambda _: lambda: ledger.peak),
             ):
@@ -175,7 +176,7 @@ class Rehearsal:
                 Path("no-run"), self.job, self.topology, rank=self.rank, local_rank=0,
                 stop_asked=lambda: False,
             )  # fmt: skip
-        traffic.trainer = trainer
+        traffic.trainer, self.building_bytes = trainer, ledger.peak
         _take_a_step_before(trainer)
         for kind, tensors in states_of(trainer).items():
             ledger.name(kind, tensors)

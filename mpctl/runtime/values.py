@@ -6,14 +6,21 @@ stays, and the flat tensor has memory just while its layer is computed: paramete
 objects throughout, views of a storage that grows and shrinks (as in arXiv 2304.11277, section 4.2).
 Values of 16 bit have float32 masters, which are what is stepped (arXiv 1710.03740).
 
+A stage is never whole on a rank that keeps slices of it: its modules are made without memory, and
+each bucket gets its own, is drawn and cut before the next.
+
 By hand, 5 bf16 parameters over 2 replicas: 0 keeps 10 bytes and 20 of masters, 1 and 2 keep 12 and
 12, 3 keeps 6 and 12.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from mpctl.kernels.group import Pending
 from mpctl.runtime.gradients import Block
@@ -128,6 +135,28 @@ class GatheredValues(SlicedValues):
         self.pending = None
         if self.flat.untyped_storage().nbytes():
             _resize(self.flat, 0)
+
+
+@contextmanager
+def bare() -> Iterator[None]:
+    """Parameters of the modules made meanwhile have no memory until `give_memory`."""
+
+    def strip(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            _resize(parameter, 0)
+
+    handle = register_module_parameter_registration_hook(strip)
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def give_memory(parameter: nn.Parameter) -> None:
+    """To a bare one; what is in it is anything."""
+    _resize(parameter, parameter.nbytes)
 
 
 def values_of(block: Block, zero: int) -> Values:

@@ -163,6 +163,21 @@ def test_zero_3_never_holds_all_parameters() -> None:
     assert held[0] - held[1] >= (8 * layer + ends) / 2 - 2 * layer - ends
 
 
+def test_a_stage_is_never_built_whole() -> None:
+    """Over 4 replicas at ZeRO 3: a bucket at a time, whole as drawn and as laid flat."""
+    layers = {"model__layers": 8, "training__global_batch_size": 4}
+    job = load_job(
+        None, settings(**layers, parallel__dp=4, cluster__gpus_per_node=4, parallel__zero=3)
+    )
+    account = rehearse(job, Topology.of(job.sizes), 0)
+    assert account["failure"] is None
+    h, v, s, width = 32, 384, 32, 4
+    layer, ends = (12 * h * h + 13 * h) * width, (v * h + s * h + 2 * h) * width
+    parts = 2 * (8 * layer + ends) / 4  # values and gradients
+    assert account["building_bytes"] <= parts + 2 * max(layer, ends) < 2 * (8 * layer + ends)
+    assert account["building_bytes"] >= parts
+
+
 # ---------------------------------------------------------------- checkpoints
 
 
