@@ -13,6 +13,7 @@ Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -202,14 +203,18 @@ def _layer(form: Form, family: str, cores: tuple[Core, ...]) -> LayerBytes:
         in_mlp += form.batch * form.seq * form.hidden * form.value  # the source's gradient
     in_core = own + scores * (3 if form.kernels != "mpctl" else 2 if family == "glm" else 1)
     work = max(repeated + in_mlp, (repeated or again) - mlp + in_core)
-    return LayerBytes(kept, work, _put_off(form, rows, own))
+    return LayerBytes(kept, work, _put_off(form, cores, rows, own))
 
 
-def _put_off(form: Form, rows: int, own: float) -> float:
-    """Inputs of the four products and the gradients of their results."""
+def _put_off(form: Form, cores: Sequence[Core], rows: int, own: float) -> float:
+    """Inputs of a layer's products and the gradients of their results."""
     gated = 2 if form.is_gated else 1
-    widths = form.inner + form.ffn + form.inner + form.kv + gated * form.ffn + 2 * form.hidden
-    return 2 * own + rows * widths * form.value
+    mlp = own + rows * (form.ffn + gated * form.ffn + form.hidden) * form.value
+    found = mlp
+    for core in cores:
+        keys = form.batch * getattr(form, core.keys)
+        found += own + (rows * (2 * form.inner + form.hidden) + keys * form.kv) * form.value
+    return found
 
 
 def _exit_work(form: Form, seq: str, logit_bytes: float) -> float:
