@@ -19,6 +19,9 @@ demo: $(READY)
 	$(BIN)/mpctl plan two-nodes-16-gpus
 	$(BIN)/mpctl launch demo --run-dir runs/demo --overwrite
 
+# Threads of one test wait for each other where the other's have the cores.
+test test-all: export OMP_NUM_THREADS := 1
+
 test: $(READY) lint types
 	$(BIN)/python -m pytest $(TWO) -m "not slow"
 
