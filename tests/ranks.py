@@ -1,4 +1,4 @@
-"""Run a function on n ranks: forkserver with torch preloaded, gloo over a FileStore, no port.
+"""Run a function on n ranks: forkserver, torch and the runtime preloaded, gloo over a FileStore.
 
     def double(rank: int, size: int, x: Tensor) -> Tensor: ...        # at module level
     results = run_ranks(double, 4, torch.ones(3))                     # one result a rank
@@ -25,7 +25,8 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = mp.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "tests.ranks"])
+# What nearly every rank imports, torch._dynamo alone 1.2 s: ranks are forks of one that has.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.runtime.build", "tests.ranks", "pytest"])
 
 
 def run_ranks(function: Callable[..., Any], n: int, *args: Any, timeout: float = 60) -> list[Any]:
