@@ -106,14 +106,13 @@ class _Search:
         """(giver, taker, what stages and chunks take then, bounds then), for a layer of the slowest
         stage given to any other chunk: all bounds between the two chunks move by one. The lists
         are used again: each taker further away moves one bound more."""
-        stages = self.stages(self.chunks(bounds))
-        blocks = len(bounds) - 1
+        now = self.chunks(bounds)
+        stages, blocks = self.stages(now), len(now)
         for giver in range(stages.index(max(stages)), blocks, self.pp):
             if bounds[giver + 1] - bounds[giver] == 1:
                 continue
             for way, takers in ((-1, range(giver + 1, blocks)), (1, range(giver - 1, -1, -1))):
-                moved, chunks = bounds.copy(), self.chunks(bounds)
-                sums = self.stages(chunks)
+                moved, chunks, sums = bounds.copy(), now.copy(), stages.copy()
                 for taker in takers:
                     bound = max(taker, taker + way)  # between the taker and its neighbour
                     layer = moved[bound] + min(way, 0)

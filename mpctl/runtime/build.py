@@ -60,9 +60,9 @@ def build_trainer(
         chunks = _build_chunks(cut, mesh)
     model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
     is_frozen = frozen_by(job.training.freeze)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not is_frozen(name))
     named = dict(model.named_parameters())
+    for name, parameter in named.items():
+        parameter.requires_grad_(not is_frozen(name))
     blocks = _blocks(cut, mesh, named)
     zero, reduced = zero_stage(job), TORCH_DTYPES[job.training.reduced_dtype]
     values = list(_drawn(named, blocks, zero, job.training.seed))

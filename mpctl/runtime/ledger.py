@@ -104,9 +104,8 @@ class Ledger(TorchDispatchMode):
         if func is _ITEM:
             return _number(args[0])
         result = func(*args, **(kwargs or {}))
-        if func is _RESIZE and _place(args[0]).type == self.device.type:
-            self._see(args[0])
-        for leaf in (result,) if isinstance(result, Tensor) else tree_leaves(result):
+        touched = args[0] if func is _RESIZE else result
+        for leaf in (touched,) if isinstance(touched, Tensor) else tree_leaves(touched):
             if isinstance(leaf, Tensor) and _place(leaf).type == self.device.type:
                 self._see(leaf)
         return result
