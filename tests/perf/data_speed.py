@@ -34,13 +34,10 @@ from torch import nn
 from mpctl.runtime.build import build_trainer
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
+from tests.perf import model_speed
 from tests.perf.model_speed import (
     BATCH,
-    HEADS,
-    HIDDEN,
-    LAYERS,
     SEQ,
-    SHAPES,
     VOCAB,
     PlainModel,
     growth,
@@ -89,15 +86,13 @@ def peer(name: str, shape: str, rank: int) -> Step:
 
 
 def ours(name: str, shape: str, rank: int, data: str) -> Step:
-    model = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "seq_length": SEQ,
-             "tied_embeddings": False, **SHAPES[shape]}  # fmt: skip
     settings = {"parallel.dp": 2, **OURS[name]}
     dp = settings["parallel.dp"]
     job = load_job(None, {
         "cluster.gpus_per_node": dp, "data.path": data, "launch.device": "cpu",
         "launch.threads_per_rank": 1, "training.micro_batch_size": BATCH,
         "training.global_batch_size": BATCH * dp, "training.learning_rate": 1e-4,
-        **{f"model.{key}": value for key, value in model.items()}, **settings,
+        **{f"model.{key}": value for key, value in model_speed.settings(shape).items()}, **settings,
     })  # fmt: skip
     topology = Topology.of(job.sizes, order=job.parallel.order)
     trainer = build_trainer(Path(data), job, topology, rank=rank % dp, local_rank=rank,

@@ -152,11 +152,16 @@ def torch_step(
     return step
 
 
+def settings(shape: str) -> dict[str, Any]:
+    """The model of a shape, as a job names it."""
+    return {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "seq_length": SEQ,
+            "tied_embeddings": False, **SHAPES[shape]}  # fmt: skip
+
+
 def our_step(
     shape: str, group: Group, tokens: Tensor, targets: Tensor, dtype: torch.dtype
 ) -> tuple[nn.Module, Step]:
-    model = Model(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq_length=SEQ,
-                  tied_embeddings=False, **SHAPES[shape])  # fmt: skip
+    model = Model(**settings(shape))
     module = build_module(
         model, Training(), group=group, cp=Group(name="cp"), sequence_parallel=False,
         dtype=dtype, device=torch.device("cpu"),

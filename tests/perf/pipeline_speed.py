@@ -40,13 +40,11 @@ from mpctl.schedule.orders import Action, actions
 from mpctl.schedule.replay import replay
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
+from tests.perf import model_speed
 from tests.perf.model_speed import (
     BATCH,
-    HEADS,
-    HIDDEN,
     LAYERS,
     SEQ,
-    SHAPES,
     VOCAB,
     PlainModel,
     growth,
@@ -112,12 +110,10 @@ def torch_pipeline(
 
 
 def our_job(shape: str, how: str, micro_batches: int) -> Any:
-    model = {"layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "vocab": VOCAB, "seq_length": SEQ,
-             "tied_embeddings": False, **SHAPES[shape]}  # fmt: skip
     return load_job(None, {
         "cluster.gpus_per_node": 2, "parallel.pp": 2, "parallel.stage_balance": how,
         "training.micro_batch_size": BATCH, "training.global_batch_size": BATCH * micro_batches,
-        **{f"model.{key}": value for key, value in model.items()},
+        **{f"model.{key}": value for key, value in model_speed.settings(shape).items()},
     })  # fmt: skip
 
 
