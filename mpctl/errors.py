@@ -7,10 +7,12 @@ MpctlError                 exit code 1 unless a subclass says otherwise
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+MOST_OF_A_RULE = 10
 Status = Literal["ok", "warning", "error"]
 
 
@@ -47,12 +49,31 @@ class InputError(MpctlError):
     exit_code = 2
 
     def __init__(self, issues: Iterable[Issue]) -> None:
-        self.issues = tuple(issues)
+        self.issues = capped(issues)
         super().__init__("\n".join(str(issue) for issue in self.issues))
 
     @classmethod
     def of(cls, rule: str, where: str, message: str, hint: str = "") -> InputError:
         return cls([Issue(rule, where, message, hint)])
+
+
+def capped(issues: Iterable[Issue]) -> tuple[Issue, ...]:
+    """The issues, of each rule no more than MOST_OF_A_RULE; the last one shown counts the rest.
+
+    By hand, 1,000 missing tensors are 10 issues, and the tenth ends "(and 990 more like this)".
+    """
+    counts: Counter[str] = Counter()
+    kept: list[Issue] = []
+    for issue in issues:
+        counts[issue.rule] += 1
+        if counts[issue.rule] <= MOST_OF_A_RULE:
+            kept.append(issue)
+    last = {issue.rule: place for place, issue in enumerate(kept)}
+    for rule, count in counts.items():
+        if count > MOST_OF_A_RULE:
+            words = f"{kept[last[rule]].message} (and {count - MOST_OF_A_RULE:,} more like this)"
+            kept[last[rule]] = replace(kept[last[rule]], message=words)
+    return tuple(kept)
 
 
 class RunFailed(MpctlError):

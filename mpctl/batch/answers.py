@@ -49,8 +49,7 @@ class Reader:
         except InputError as error:
             return _answer(name, [("error", issue) for issue in error.issues])
         except Exception as error:  # of this line alone: the others are still answered
-            message = f"{type(error).__name__}: {str(error)[:200]}"
-            return _answer(name, [("error", Issue("not-estimated", f"line {number}", message))])
+            return _answer(name, [("error", _unexpected(error, number))])
 
     def _repeated(self, name: Any) -> list[Found]:
         if not isinstance(name, str):
@@ -60,6 +59,12 @@ class Reader:
         if len(self.seen) < REMEMBERED_IDS and len(name) <= 200:
             self.seen.add(name)
         return []
+
+
+def _unexpected(error: Exception, number: int) -> Issue:
+    """What no rule foresaw: a fault of mpctl, which says so instead of blaming the line."""
+    message = f"mpctl failed on this line: {type(error).__name__}: {str(error)[:200]}"
+    return Issue("unexpected-error", f"line {number}", message, "please report it with the line")
 
 
 def _split(row: Raw) -> tuple[Raw, Any, list[Found]]:
@@ -142,10 +147,19 @@ def time_figures(plan: Plan) -> Raw:
 
 
 def _answer(name: Any, issues: Iterable[Found], found: Raw | None = None) -> Raw:
-    answer = {"id": name, **dict.fromkeys(FIGURES), **(found or {})}
-    numbers = [v for v in answer.values() if isinstance(v, float)]
-    told = [{"status": status, **issue.as_dict()} for status, issue in issues]
-    if not all(map(isfinite, numbers)):
-        issue = Issue("not-estimated", "time", "the estimate is no finite number")
-        return _answer(name, [*issues, ("error", issue)])
-    return {**answer, "issues": told}
+    """The answer's keys in their order; figures that JSON cannot hold become an issue."""
+    told = [*issues]
+    if not _is_finite(found):
+        told.append(("error", Issue("not-estimated", "time", "the estimate is no finite number")))
+        found = None
+    shown = [{"status": status, **issue.as_dict()} for status, issue in told]
+    return {"id": name, **dict.fromkeys(FIGURES), **(found or {}), "issues": shown}
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether every number in it is one that JSON has, however deep it lies."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or isfinite(value)

@@ -20,6 +20,7 @@ from mpctl.batch.lines import Raw
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.makespan import GROUPS
 from mpctl.rules.check import Check
+from mpctl.rules.layout import is_countable
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import Loaded, partial_from_raw
 from mpctl.spec.merge import lay
@@ -72,7 +73,7 @@ def _require_small_config(raw: Raw) -> None:
 
 def as_others_run(job: JobSpec) -> tuple[JobSpec, list[Check]]:
     """A foreign runtime's job as it can be planned, and what had to be assumed for that."""
-    if job.training.runtime == OURS or job.model is None:
+    if job.training.runtime == OURS or job.model is None or not is_countable(job.model):
         return job, []
     layers, job = job.model.all_layers, _with(job, allow_tp_across_nodes=True)
     try:

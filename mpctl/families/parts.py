@@ -183,7 +183,8 @@ def encoder_layers(
     """Layers of self-attention and MLP by their numbers. settings: causal, order, scale."""
     rotary = None
     if model.position == "rotary":
-        rotary = Rotary(model.head_size, model.rotary_base, model.rotary_scaling)
+        scaling = model.rotary_scaling.model_dump() if model.rotary_scaling else None
+        rotary = Rotary(model.head_size, model.rotary_base, scaling)
     settings |= {"kv_heads": model.kv_heads, "rotary": rotary, **place.of_layers}
     settings |= layer_settings(model, training)
     return nn.ModuleDict({

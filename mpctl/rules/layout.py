@@ -127,11 +127,11 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
             f"{p.schedule} does not go with {p.vpp} chunks a stage",
             "use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
         )
-    if job.model is None or (p.stage_balance == "cost" and not _is_countable(job.model)):
+    if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
         return
     layers = _stage_check(job, "model.layers", job.model.all_layers)
     yield layers
-    if layers.status == "ok" and p.pp > 1 and not _is_chosen(job) and _is_countable(job.model):
+    if layers.status == "ok" and p.pp > 1 and not _is_chosen(job) and is_countable(job.model):
         yield from _balance(job)
 
 
@@ -163,7 +163,7 @@ def _is_chosen(job: JobSpec) -> bool:
     return bool(given) or p.stage_balance == "cost"
 
 
-def _is_countable(model: Model) -> bool:
+def is_countable(model: Model) -> bool:
     """Whether other rules find the model fit to be counted."""
     decoder = model.family != "t5" or (model.decoder_layers and model.decoder_seq_length)
     return bool(decoder) and (model.head_dim is not None or model.hidden % model.heads == 0)

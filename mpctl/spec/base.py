@@ -1,4 +1,8 @@
-"""The base of every table of a job file: strict types, no unknown key, never edited in place."""
+"""The base of every table of a job file: strict types, no unknown key, never edited in place.
+
+Every number has bounds. They are far outside of what exists and only keep what follows from a job
+finite: no accepted figure makes an estimate overflow, divide by zero or fill the memory.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,38 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Bytes = Annotated[int, Field(ge=1, le=2**63 - 1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Layers = Annotated[int, Field(ge=1, le=10_000)]
+Heads = Annotated[int, Field(ge=1, le=2**16)]
+Hidden = Annotated[int, Field(ge=1, le=2**20)]
+Width = Annotated[int, Field(ge=1, le=2**24)]
+Rows = Annotated[int, Field(ge=1, le=2**30)]
+"""Rows of a table of embeddings, or tokens of a sequence."""
+
+Bytes = Annotated[int, Field(ge=1, le=2**60)]
+BytesPerSecond = Annotated[float, Field(ge=1e3, le=1e18)]
+FlopPerSecond = Annotated[float, Field(ge=1e6, le=1e21)]
+Seconds = Annotated[float, Field(ge=0, le=1e3)]
+"""What a kernel, a message or a step costs besides its work."""
+
+Timeout = Annotated[float, Field(ge=1e-3, le=1e7)]
+"""Seconds to wait before giving up; the upper bound is some four months."""
+
 Share = Annotated[float, Field(ge=0, le=1)]
-Probability = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Part = Annotated[float, Field(ge=1e-4, le=10)]
+"""The part of a nominal rate that is reached; above 1 where a data sheet says too little."""
+
+Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
+Amount = Annotated[float, Field(ge=0, le=1e6)]
+"""How often a tensor is passed over, or how many bytes are moved for an element."""
+
+Hyper = Annotated[float, Field(ge=0, le=1e6)]
+PositiveHyper = Annotated[float, Field(ge=1e-30, le=1e6)]
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 class Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
+    )

@@ -6,73 +6,104 @@ matrix products, so that no estimate has to know a unit prefix.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Bytes, Count, DType, NonNegative, Positive, Share, Table
+from mpctl.spec.base import (
+    Bytes,
+    BytesPerSecond,
+    Count,
+    DType,
+    Factor,
+    FlopPerSecond,
+    Part,
+    Seconds,
+    Share,
+    Table,
+)
 
 
 class Kernels(Table):
-    """What kernels reach of a device's figures: a fit to measured products and published runs."""
+    """How much of a device's data sheet its kernels reach, fitted to measured products and runs."""
 
-    processors: Count = Field(1, description="that take tiles of a product: streaming processors")
-    products: Positive = Field(description="part of the peak that a large product reaches")
-    products_fp8: Positive | None = Field(None, description="of the fp8 peak; as others if absent")
-    depth: NonNegative = Field(
-        0.0, description="elements of a contraction that a tile starts up in"
+    processors: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        1, description="streaming multiprocessors (SMs) that tiles of a matrix product run on"
     )
-    waves: Share = Field(0.0, description="of a last wave's idle processors, how many count")
-    misaligned: Positive = Field(
-        1.0, description="speed of a product with a side in multiples of 8 but not of 64"
+    products: Part = Field(
+        description="fraction of peak FLOP/s that a large matrix product reaches"
     )
-    unaligned: Positive = Field(1.0, description="with a side not even in multiples of 8")
-    memory: Positive = Field(description="part of the memory's bandwidth that kernels reach")
-    flash: Positive = Field(description="part of the peak, flash attention forward")
-    flash_backward: Positive = Field(description="and backward")
-    launch: NonNegative = Field(
-        0.0, description="seconds that a kernel takes on the device at least"
+    products_fp8: Part | None = Field(
+        None, description="the same for fp8 products; as `products` when absent"
     )
-    host: Positive = Field(
-        1.0, description="seconds of its hosts to those of the hosts that profiles were fitted on"
+    depth: Annotated[float, Field(ge=0, le=1e6)] = Field(
+        0.0,
+        description="start-up cost of a product's tile, in elements of the contracted dimension",
     )
-    source: str = Field(description="measurements behind the figures")
+    waves: Share = Field(0.0, description="fraction of idle SMs charged in a product's last wave")
+    misaligned: Part = Field(
+        1.0,
+        description="relative speed of a product with a side that is a multiple of 8, not of 64",
+    )
+    unaligned: Part = Field(
+        1.0, description="relative speed of a product with a side that is no multiple of 8"
+    )
+    memory: Part = Field(description="fraction of the memory bandwidth that kernels reach")
+    flash: Part = Field(description="fraction of peak FLOP/s of flash attention's forward")
+    flash_backward: Part = Field(
+        description="fraction of peak FLOP/s of flash attention's backward"
+    )
+    launch: Seconds = Field(0.0, description="least time that any kernel takes, seconds")
+    host: Factor = Field(
+        1.0, description="host time relative to the hosts that the runtime profiles were fitted on"
+    )
+    source: str = Field(description="measurements that the figures come from")
 
 
 class Device(Table):
     """One accelerator, or one CPU core that hosts a rank."""
 
-    name: str = Field(description="what the vendor calls it")
-    kind: Literal["cuda", "cpu"] = Field(description="which backend runs on it: NCCL or gloo")
-    memory_bytes: Bytes = Field(description="memory one rank may use, bytes")
-    memory_bandwidth: Positive | None = Field(None, description="bytes/s")
-    peak_flops: dict[DType, Positive] = Field(description="dense matrix FLOP/s by dtype")
-    kernels: Kernels | None = Field(None, description="what of the figures kernels reach")
-    source: str = Field(description="datasheet or measurement behind the figures")
+    name: str = Field(description="the vendor's name of the device")
+    kind: Literal["cuda", "cpu"] = Field(
+        description="backend that runs on it: cuda (NCCL) or cpu (gloo, shared memory)"
+    )
+    memory_bytes: Bytes = Field(description="memory that one rank may use, bytes")
+    memory_bandwidth: BytesPerSecond | None = Field(
+        None, description="memory bandwidth, bytes/s; without it no step time is estimated"
+    )
+    peak_flops: dict[DType, FlopPerSecond] = Field(
+        description="peak FLOP/s of dense matrix products, by data type"
+    )
+    kernels: Kernels | None = Field(
+        None, description="how much of these figures kernels reach; typical values when absent"
+    )
+    source: str = Field(description="data sheet or measurement that the figures come from")
 
 
 class Link(Table):
     """A network level, per direction."""
 
-    bandwidth: Positive = Field(description="bytes/s: per GPU inside a node, per node between")
-    latency: NonNegative = Field(0.0, description="seconds a message waits before its first byte")
-    efficiency: Positive = Field(1.0, description="part of the bandwidth that large messages reach")
-    start: NonNegative = Field(0.0, description="seconds that any collective takes to start")
+    bandwidth: BytesPerSecond = Field(
+        description="bytes/s in one direction: of a GPU (intra_node), of a node (inter_node)"
+    )
+    latency: Seconds = Field(0.0, description="time before a message's first byte, seconds")
+    efficiency: Part = Field(1.0, description="fraction of the bandwidth that large messages reach")
+    start: Seconds = Field(0.0, description="time that every collective takes to start, seconds")
 
 
 class Cluster(Table):
     """Nodes of equal devices."""
 
-    name: str | None = None
+    name: str | None = Field(None, description="the cluster's name; a preset fills it in")
     nodes: Count = Field(1, description="number of hosts")
     gpus_per_node: Count | None = Field(
-        None, description="ranks a host carries; when absent, what the layout needs"
+        None, description="ranks (GPUs) on each host; as many as the layout needs when absent"
     )
     device: Device | None = Field(None, description="a device preset's name, or its table")
-    intra_node: Link | None = Field(None, description="link between GPUs of one node")
-    inter_node: Link | None = Field(None, description="link between nodes, whole node")
-    slowdown: Positive = Field(
-        1.0, description="times as long as its device's preset says do kernels take here: clocks, "
-        "cooling, library versions"
-    )  # fmt: skip
-    source: str | None = None
+    intra_node: Link | None = Field(None, description="link between the GPUs of one node")
+    inter_node: Link | None = Field(None, description="link between nodes, for a whole node")
+    slowdown: Factor = Field(
+        1.0,
+        description="kernel time relative to the device preset: clocks, cooling, library versions",
+    )
+    source: str | None = Field(None, description="where the figures come from")

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Bytes, Count, Positive, Probability, Table
+from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, Table, Timeout
 from mpctl.spec.cluster import Cluster
 from mpctl.spec.model import Model
 from mpctl.spec.parallel import Parallel
@@ -18,58 +18,73 @@ from mpctl.spec.training import Training
 
 
 class Data(Table):
+    """The text to train and validate on."""
+
     corpus: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None, description="files, folders, or python-stdlib: prepared into the run directory"
+        None,
+        description="text to train on: files, folders or python-stdlib; prepared into the run "
+        "directory",
     )
     path: str | None = Field(None, description="a folder written by `mpctl data prepare`")
-    tokenizer: str | None = Field(None, description="an existing tokenizer.json")
+    tokenizer: str | None = Field(
+        None, description="tokenizer.json for the corpus; a new one is trained when absent"
+    )
     validation: dict[str, str] = Field(
         default_factory=dict,
-        description="more folders of prepared data to validate on, by a name of yours: an old "
-        "language beside the new one",
+        description="more folders of prepared data to validate on, each under a name of yours",
     )
-    validation_fraction: Probability = Field(0.02, description="share of documents held back")
-    max_bytes: Bytes | None = Field(None, description="use at most this much text of the corpus")
+    validation_fraction: Probability = Field(
+        0.02, description="share of the corpus' documents held back for validation"
+    )
+    max_bytes: Bytes | None = Field(
+        None, description="use at most this much text of the corpus, bytes; all when absent"
+    )
 
 
 class Launch(Table):
+    """How ranks are started, watched and stopped."""
+
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: what the cluster's device says, else cuda when present"
+        "auto",
+        description="where ranks run; auto: the kind of the cluster's device, else cuda if present",
     )
-    threads_per_rank: Count | None = Field(None, description="cores / ranks when absent")
-    timeout_seconds: Positive = Field(
-        300.0, description="longest that a rank waits for its peers in one collective"
+    threads_per_rank: Count | None = Field(
+        None, description="CPU threads of a rank; cores / ranks when absent"
+    )
+    timeout_seconds: Timeout = Field(
+        300.0, description="longest wait for other ranks in a collective, seconds"
     )
     shared_memory: bool = Field(
-        True, description="ranks of one host exchange through memory, on cpu; false: by gloo"
+        True, description="CPU ranks of one host exchange through shared memory; false: gloo"
     )
     track_memory: bool = Field(
-        True, description="watch what one early step holds, to stand beside the plan"
+        True, description="measure the memory of one early step, to compare it with the plan"
     )
-    compile: bool = Field(
-        False, description="layers through torch.compile: pays on GPUs, after some seconds"
+    compile: bool = Field(False, description="run layers through torch.compile; pays on GPUs only")
+    stop_seconds: Timeout = Field(
+        60.0,
+        description="time that ranks get to finish their step and save when stopped, seconds",
     )
-    stop_seconds: Positive = Field(
-        60.0, description="time that ranks get to finish their step and save when asked to stop"
+    max_restarts: CountOrZero = Field(
+        0, description="restarts after a failure, each from the last checkpoint"
     )
-    max_restarts: Annotated[int, Field(ge=0)] = Field(
-        0, description="fresh torchruns after a failure, each resuming from the last checkpoint"
-    )
-    predicted_step_seconds: Positive | None = Field(
-        None, description="filled in by the launcher from its plan, to stand beside the measured"
+    predicted_step_seconds: Annotated[float, Field(gt=0, le=1e300)] | None = Field(
+        None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )
 
 
 class JobSpec(Table):
-    name: str | None = None
-    description: str | None = None
-    source: str | None = None
-    cluster: Cluster = Field(default_factory=Cluster)
-    model: Model | None = None
-    parallel: Parallel = Field(default_factory=Parallel)
-    training: Training = Field(default_factory=Training)
-    data: Data = Field(default_factory=Data)
-    launch: Launch = Field(default_factory=Launch)
+    """A whole job: the tables of a job file."""
+
+    name: str | None = Field(None, description="the job's name; names its run directory")
+    description: str | None = Field(None, description="what the job is, in a sentence")
+    source: str | None = Field(None, description="where the job's settings come from")
+    cluster: Cluster = Field(default_factory=Cluster, description="the machines")
+    model: Model | None = Field(None, description="the shape of the model")
+    parallel: Parallel = Field(default_factory=Parallel, description="the parallel layout")
+    training: Training = Field(default_factory=Training, description="how the model is trained")
+    data: Data = Field(default_factory=Data, description="what it is trained on")
+    launch: Launch = Field(default_factory=Launch, description="how ranks are run")
 
     @property
     def world_size(self) -> int:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mpctl.spec.base import Count, Positive, Table
+from mpctl.spec.base import Heads, Hidden, Layers, Rows, Table, Width
 
 FamilyName = Literal["gpt", "bert", "t5", "glm"]
+Ratio = Annotated[float, Field(ge=1e-6, le=1e12)]
 DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see `derived`
+
+
+class RotaryScaling(Table):
+    """Scaling of rotary positions as in Llama 3.1 (Hugging Face: rope_type llama3)."""
+
+    factor: Ratio = Field(description="by how much low frequencies are slowed down")
+    low_freq_factor: Ratio = Field(
+        description="frequencies of fewer turns than this in the original length are slowed down"
+    )
+    high_freq_factor: Ratio = Field(
+        description="frequencies of more turns than this in the original length stay as they are"
+    )
+    original_max_position: Ratio = Field(description="the original length, tokens")
 
 
 class Model(Table):
@@ -19,41 +33,64 @@ class Model(Table):
     counts the encoder's, and `decoder_layers` the decoder's.
     """
 
-    name: str | None = None
-    family: FamilyName = "gpt"
-    layers: Count
-    decoder_layers: Count | None = Field(None, description="t5 only: layers of the decoder")
-    hidden: Count
-    ffn: Count = Field(description="width of the MLP; 4 x hidden when absent")
-    heads: Count
-    kv_heads: Count = Field(description="heads of keys and values; as many as heads when absent")
-    head_dim: Count | None = Field(None, description="hidden / heads when absent")
-    vocab: Count = Field(description="tokens that exist; rows added by padding are not counted")
-    vocab_divisor: Count = Field(128, description="the table is padded to a multiple of this x tp")
-    seq_length: Count
-    decoder_seq_length: Count | None = Field(None, description="t5 only")
-    max_positions: Count = Field(description="rows of a learned position table")
-    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"] = "gelu"
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    name: str | None = Field(None, description="the model's name; a preset fills it in")
+    family: FamilyName = Field("gpt", description="gpt (GPT and Llama shapes), bert, t5 or glm")
+    layers: Layers = Field(description="transformer layers; t5: of the encoder")
+    decoder_layers: Layers | None = Field(None, description="t5 only: layers of the decoder")
+    hidden: Hidden = Field(description="hidden size")
+    ffn: Width = Field(description="inner width of the MLP; 4 x hidden when absent")
+    heads: Heads = Field(description="attention heads")
+    kv_heads: Heads = Field(
+        description="heads of keys and values (grouped queries); as many as heads when absent"
+    )
+    head_dim: Width | None = Field(None, description="width of a head; hidden / heads when absent")
+    vocab: Rows = Field(description="tokens of the vocabulary, without padding")
+    vocab_divisor: Width = Field(
+        128, description="the word table is padded to a multiple of this x tp"
+    )
+    seq_length: Rows = Field(description="tokens of a sample; t5: of the encoder's input")
+    decoder_seq_length: Rows | None = Field(
+        None, description="t5 only: tokens of the decoder's input"
+    )
+    max_positions: Rows = Field(
+        description="rows of a learned position table; seq_length when absent"
+    )
+    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"] = Field(
+        "gelu", description="activation of the MLP; swiglu and geglu are gated"
+    )
+    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="kind of norm")
     norm_order: Literal["pre", "post"] = Field(
-        "pre", description="norms before attention and MLP, or after their sums (bert's way)"
+        "pre",
+        description="norms before attention and MLP (pre) or after the residual sums (post, as in "
+        "bert)",
     )
-    norm_epsilon: Positive = 1e-5
-    position: Literal["learned", "rotary", "relative", "none"] = "learned"
-    rotary_base: Positive = Field(10000.0, description="of rotary positions")
-    rotary_scaling: dict[str, float] | None = Field(
-        None,
-        description="Llama 3.1: factor, low_freq_factor, high_freq_factor, original_max_position",
+    norm_epsilon: Annotated[float, Field(ge=1e-20, le=1)] = Field(
+        1e-5, description="epsilon of the norms"
     )
-    relative_buckets: Count = Field(32, description="of relative positions: rows of the table")
-    relative_max_distance: Count = Field(128, description="beyond it all share the last bucket")
-    token_types: Count = Field(2, description="bert only: rows of the table of segments")
+    position: Literal["learned", "rotary", "relative", "none"] = Field(
+        "learned", description="kind of positions: gpt learned, rotary or none; t5 relative"
+    )
+    rotary_base: Annotated[float, Field(ge=1, le=1e12)] = Field(
+        10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
+    )
+    rotary_scaling: RotaryScaling | None = Field(
+        None, description="scaling of rotary positions for longer sequences; none when absent"
+    )
+    relative_buckets: Width = Field(
+        32, description="t5: buckets of relative positions, rows of their table"
+    )
+    relative_max_distance: Rows = Field(
+        128, description="t5: distance in tokens from which all share the last bucket"
+    )
+    token_types: Width = Field(2, description="bert: rows of the segment table")
     attention: Literal["flash", "unfused"] = Field(
-        "flash", description="whether the score matrix is ever held in memory"
+        "flash", description="unfused attention holds the score matrix in memory, flash does not"
     )
-    bias: bool = Field(True, description="biases in linear layers")
-    tied_embeddings: bool = Field(True, description="the output layer shares the word table")
-    source: str | None = None
+    bias: bool = Field(True, description="whether linear layers have biases")
+    tied_embeddings: bool = Field(
+        True, description="whether the output layer shares the word table"
+    )
+    source: str | None = Field(None, description="where the shape comes from")
 
     @model_validator(mode="before")
     @classmethod

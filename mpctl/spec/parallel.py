@@ -6,37 +6,56 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Bytes, Count, Table
+from mpctl.spec.base import Bytes, Count, Layers, Table
 
 ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 
 
 class Parallel(Table):
+    """How the ranks of the cluster share the work."""
+
     tp: Count = Field(1, description="tensor-parallel size")
-    pp: Count = Field(1, description="pipeline stages")
-    dp: Count | None = Field(None, description="data-parallel size; derived when absent")
-    cp: Count = Field(1, description="context-parallel size")
-    vpp: Count = Field(1, description="model chunks (virtual stages) a pipeline rank holds")
-    order: str = Field("tp-cp-dp-pp", description="axes, fastest-varying over ranks first")
-    sequence_parallel: bool = Field(
-        False, description="split the sequence over tp outside the tensor-parallel regions"
+    pp: Count = Field(1, description="pipeline-parallel size: number of stages")
+    dp: Count | None = Field(
+        None, description="data-parallel size; ranks / (tp x cp x pp) when absent"
     )
-    zero: Annotated[int, Field(ge=0, le=3)] = Field(0, description="ZeRO stage over dp x cp")
+    cp: Count = Field(1, description="context-parallel size: ranks that share each sequence")
+    vpp: Count = Field(1, description="model chunks (virtual stages) of each pipeline rank")
+    order: str = Field(
+        "tp-cp-dp-pp", description="order of the axes over ranks, fastest-varying first"
+    )
+    sequence_parallel: bool = Field(
+        False, description="split the sequence over tp between the tensor-parallel regions"
+    )
+    zero: Annotated[int, Field(ge=0, le=3)] = Field(
+        0, description="ZeRO stage over dp x cp: shard optimizer (1), gradients (2), parameters (3)"
+    )
     bucket_bytes: Bytes = Field(
-        25 * 2**20, description="of gradients reduced in one message; at ZeRO 3 a layer's instead"
+        25 * 2**20,
+        description="bytes of gradients reduced in one message; ZeRO 3 reduces layer by layer",
     )
     overlap_gradients: bool = Field(
-        True, description="start a bucket's reduction while backward computes the rest"
+        True, description="reduce gradients while backward computes the rest"
     )
-    schedule: ScheduleName = "1f1b"
-    tensor_mode: Literal["1d", "2d", "2.5d", "3d"] = "1d"
-    first_stage_layers: Count | None = Field(None, description="layers of the first stage")
-    last_stage_layers: Count | None = Field(None, description="layers of the last stage")
-    embedding_is_layer: bool = Field(False, description="count the embedding as a layer")
-    loss_is_layer: bool = Field(False, description="count the output head and loss as a layer")
+    schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
+    tensor_mode: Literal["1d", "2d", "2.5d", "3d"] = Field(
+        "1d", description="how tp splits matrices: 1d runs, the others are only planned"
+    )
+    first_stage_layers: Layers | None = Field(
+        None, description="layers of the first stage; an equal share when absent"
+    )
+    last_stage_layers: Layers | None = Field(
+        None, description="layers of the last stage; an equal share when absent"
+    )
+    embedding_is_layer: bool = Field(
+        False, description="count the embedding as a layer when stages are cut equally"
+    )
+    loss_is_layer: bool = Field(
+        False, description="count output head and loss as a layer when stages are cut equally"
+    )
     stage_balance: Literal["even", "cost"] = Field(
-        "even", description="stages of equal numbers of layers, or of layers that cost as much"
+        "even", description="stages of equal numbers of layers (even) or of equal compute (cost)"
     )
     allow_tp_across_nodes: bool = Field(
-        False, description="accept tensor-parallel groups that leave their node"
+        False, description="accept tensor-parallel groups that span several nodes"
     )

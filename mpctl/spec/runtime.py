@@ -9,44 +9,58 @@ published runs. Nothing here knows a model, and nothing is keyed by one.
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from mpctl.errors import InputError
-from mpctl.spec.base import Count, DType, NonNegative, Positive, Share, Table
+from mpctl.spec.base import Amount, Count, DType, Part, Seconds, Share, Table
 from mpctl.spec.presets import get_preset
 from mpctl.spec.runtime_memory import Memory
 
 
 class Passes(Table):
-    """How often a tensor is read or written once, forward and backward: a gelu by itself is 2."""
+    """How often a tensor is read or written in one micro batch: a gelu by itself is 2."""
 
-    forward: NonNegative
-    backward: NonNegative
+    forward: Amount = Field(description="reads and writes of the tensor in forward")
+    backward: Amount = Field(description="reads and writes of the tensor in backward")
 
 
 class Operators(Table):
-    """What memory bounds, for one micro batch."""
+    """Operations bound by memory bandwidth, for one micro batch."""
 
-    hidden: Passes = Field(description="hidden states, a sublayer: norm, dropout, residual")
-    dropout: Passes = Field(
-        Passes(forward=0, backward=0), description="as hidden, and only where training.dropout is "
-        "above 0; of other software it is among those"
-    )  # fmt: skip
-    width: Passes = Field(description="q, k, v and context: splits, rotations, transposes, biases")
-    inner: Passes = Field(description="what an MLP's matrices give and take: activation, bias")
-    scores: Passes = Field(description="score matrix where it is held: scale, mask, softmax")
-    logits: Passes = Field(description="bytes, not passes, a logit: casts and the loss")
-    gradient_bytes: NonNegative = Field(
-        description="moved for a trained parameter and micro batch beyond its dW: accumulation"
+    hidden: Passes = Field(
+        description="passes over the hidden states, a sublayer: norm, dropout, residual"
     )
-    optimizer_bytes: Positive = Field(description="moved for a parameter that a rank steps")
-    cast_bytes: NonNegative = Field(0.0, description="an element of an fp8 product's operands")
-    flash: Positive = Field(1.0, description="its flash attention to the device's, forward")
-    flash_backward: Positive = Field(1.0, description="and backward")
+    dropout: Passes = Field(
+        Passes(forward=0, backward=0),
+        description="further passes over the hidden states where training.dropout is above 0",
+    )
+    width: Passes = Field(
+        description="passes over q, k, v and context: splits, rotations, transposes, biases"
+    )
+    inner: Passes = Field(description="passes over the MLP's inner tensor: activation, bias")
+    scores: Passes = Field(
+        description="passes over the score matrix where it is held: scale, mask, softmax"
+    )
+    logits: Passes = Field(description="bytes moved for a logit: casts and the loss")
+    gradient_bytes: Amount = Field(
+        description="bytes moved to accumulate the gradient of a parameter, a micro batch"
+    )
+    optimizer_bytes: Amount = Field(
+        description="bytes moved by the optimizer for each parameter that a rank updates"
+    )
+    cast_bytes: Amount = Field(
+        0.0, description="bytes moved to cast an element of an fp8 product's operands"
+    )
+    flash: Part = Field(1.0, description="speed of its flash attention's forward over the device's")
+    flash_backward: Part = Field(
+        1.0, description="speed of its flash attention's backward over the device's"
+    )
     recompute: Literal["core", "half"] = Field(
-        "core", description="what selective recomputation repeats: scores, or every other product"
+        "core",
+        description="what selective recomputation repeats: attention scores (core), or every "
+        "other product (half)",
     )
     stops_early: bool = Field(
         False, description="recomputation ends at the last tensor that backward needs"
@@ -54,58 +68,79 @@ class Operators(Table):
 
 
 class Overlap(Table):
-    """Which share of a message goes on beside products, at most as long as those take."""
+    """The share of a message that is sent while products run, at most as long as those take."""
 
-    tp: Share = Field(description="a column product's gradient beside its weights' gradient")
-    pp: Share = Field(description="a message between stages beside the work of both")
-    dp: Share = Field(description="gradients (and parameters) beside the last backward")
-    zero: Share = Field(0.0, description="ZeRO-3's gathers and scatters beside each layer")
-    drag: NonNegative = Field(0.0, description="of what overlaps, that products take longer")
+    tp: Share = Field(
+        description="share of a column product's gradient sum hidden by its weights' gradient"
+    )
+    pp: Share = Field(description="share of a message between stages hidden by their work")
+    dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
+    zero: Share = Field(
+        0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"
+    )
+    drag: Amount = Field(
+        0.0, description="extra time of products beside a message, as a fraction of the overlap"
+    )
     keeps: bool = Field(
-        False, description="in a pipeline ZeRO-3's parameters stay gathered from the first micro "
-        "batch to the last, and gradients are scattered once"
-    )  # fmt: skip
+        False,
+        description="in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
+        "to the last, and gradients are scattered once",
+    )
     scatters: bool = Field(
-        False, description="tp ranks send a part of a message between stages each, and gather it"
+        False, description="tp ranks each send a part of a message between stages, then gather it"
     )
 
 
 class Host(Table):
-    """Seconds of the host thread that launches kernels; what it takes longer than they."""
+    """Seconds of the host thread that launches kernels, where it takes longer than they do."""
 
-    layer: NonNegative = Field(description="a layer's forward; its backward takes twice as long")
-    micro_batch: NonNegative = Field(0.0, description="the rest of a pass over a stage")
-    message: NonNegative = Field(0.0, description="a message between stages, at either end")
-    sync: NonNegative = Field(
-        0.0, description="part of it more that a layer takes where tp has 8 ranks that wait for "
-        "each other, by the cube of tp"
-    )  # fmt: skip
-    step: NonNegative = Field(0.0, description="once a step")
+    layer: Seconds = Field(
+        description="host time of a layer's forward, seconds; its backward takes twice as long"
+    )
+    micro_batch: Seconds = Field(
+        0.0, description="host time of a stage beside its layers, a micro batch, seconds"
+    )
+    message: Seconds = Field(
+        0.0, description="host time at either end of a message between stages, seconds"
+    )
+    sync: Amount = Field(
+        0.0,
+        description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed",
+    )
+    step: Seconds = Field(0.0, description="host time once a step, seconds")
 
 
 class Seen(Table):
     """What the runs of the fit were: beyond it an estimate is an extrapolation."""
 
-    devices: list[str] = Field(default_factory=list)
-    clusters: list[str] = Field(default_factory=list)
-    dtypes: list[DType] = Field(default_factory=list)
-    gpus: Count = Field(1, description="of the largest run")
-    parameters: Positive = Field(1, description="of the largest model")
+    devices: list[str] = Field(default_factory=list, description="devices of those runs")
+    clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
+    dtypes: list[DType] = Field(default_factory=list, description="data types of those runs")
+    gpus: Count = Field(1, description="GPUs of the largest run")
+    parameters: Annotated[float, Field(ge=1, le=1e18)] = Field(
+        1, description="parameters of the largest model"
+    )
 
 
 class Profile(Table):
-    name: str
-    gradient_dtype: DType | None = Field(None, description="reduced in; the training's when absent")
-    operators: Operators
-    overlap: Overlap
-    host: Host
-    spread: Positive = Field(
-        description="of log(measured / estimated) over runs like those of the fit, left out of it"
+    """What an estimate assumes of a training software."""
+
+    name: str = Field(description="the software")
+    gradient_dtype: DType | None = Field(
+        None, description="data type in which gradients are reduced; the job's when absent"
     )
-    spread_apart: Positive = Field(description="over whole tables, each left out of the fit")
-    seen: Seen = Field(default_factory=Seen)
-    memory: Memory = Field(default_factory=Memory, description="of the memory estimate")
-    source: str
+    operators: Operators = Field(description="operations bound by memory bandwidth")
+    overlap: Overlap = Field(description="what is sent while products run")
+    host: Host = Field(description="time of the host thread")
+    spread: Part = Field(
+        description="standard deviation of log(measured / estimated), runs like those of the fit"
+    )
+    spread_apart: Part = Field(
+        description="standard deviation of log(measured / estimated), tables left out of the fit"
+    )
+    seen: Seen = Field(default_factory=Seen, description="runs that the figures were fitted to")
+    memory: Memory = Field(default_factory=Memory, description="what it holds in memory")
+    source: str = Field(description="where the figures come from")
 
 
 @cache

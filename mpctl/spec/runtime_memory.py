@@ -7,32 +7,40 @@ knows a model.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import DType, NonNegative, Positive, Table
+from mpctl.spec.base import Amount, DType, Part, Table
 
 
 class Memory(Table):
+    """Memory beyond the states and activations that every software holds."""
+
     kernels: Literal["mpctl", "megatron", "half"] = Field(
-        "mpctl", description="whose tensors backward keeps (families/kept.py)"
+        "mpctl", description="software whose saved activations are counted (families/kept.py)"
     )
     parameter_dtype: DType | None = Field(
-        None, description="parameters are kept in it and it is stepped, without masters"
+        None,
+        description="data type of the only copy of parameters, which the optimizer updates; with "
+        "master copies when absent",
     )
-    gradient_bytes: dict[DType, NonNegative] = Field(
-        default_factory=dict, description="of a gradient by the training's dtype; else reduced"
+    gradient_bytes: dict[DType, Amount] = Field(
+        default_factory=dict,
+        description="bytes of a gradient by training.dtype; the reduced dtype's when absent",
     )
     assumes_dropout: bool = Field(
-        False, description="where scores are held, dropout was on: the software's default"
+        False, description="dropout counts as on where scores are held: the software's default"
     )
-    logit_bytes: NonNegative = Field(0.0, description="of a logit at the loss, beside itself")
+    logit_bytes: Amount = Field(
+        0.0, description="bytes held for a logit during the loss, beside the logit itself"
+    )
     weight_gradients: Literal["one", "layer"] = Field(
-        "one", description="the largest dW for a moment, or stand-ins of a layer's for good"
+        "one",
+        description="weight gradients held at once in backward: the largest one, or a layer's",
     )
-    slack: Positive = Field(1.0, description="reserved by the allocator for an allocated byte")
-    context_bytes: NonNegative = Field(
-        0.0, description="of the device's libraries, outside of the allocator"
+    slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
+    context_bytes: Annotated[float, Field(ge=0, le=1e12)] = Field(
+        0.0, description="bytes of the device's libraries, outside of the allocator"
     )
-    source: str = ""
+    source: str = Field("", description="where the figures come from")

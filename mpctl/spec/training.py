@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Count, DType, NonNegative, Positive, Probability, Table
+from mpctl.spec.base import (
+    Count,
+    CountOrZero,
+    DType,
+    Hyper,
+    PositiveHyper,
+    Probability,
+    Table,
+)
 
 RuntimeName = Literal[
     "mpctl",
@@ -21,47 +29,72 @@ RuntimeName = Literal[
 
 
 class Training(Table):
-    micro_batch_size: Count = Field(1, description="samples a rank computes at once")
+    """Batches, precision, optimizer, validation and checkpoints."""
+
+    micro_batch_size: Count = Field(1, description="samples that a rank computes at once")
     global_batch_size: Count | None = Field(
-        None, description="samples of one step over all ranks; one micro batch a rank when absent"
+        None, description="samples of a step over all ranks; one micro batch a rank when absent"
     )
-    dtype: DType = Field("fp32", description="of parameters and activations")
-    gradient_dtype: DType | None = Field(None, description="fp32 when absent")
-    recompute: Literal["none", "selective", "full"] = "none"
+    dtype: DType = Field("fp32", description="data type of parameters and activations")
+    gradient_dtype: DType | None = Field(
+        None,
+        description="data type in which gradients are summed; fp32 when absent (fp64 with dtype "
+        "fp64)",
+    )
+    recompute: Literal["none", "selective", "full"] = Field(
+        "none",
+        description="activations computed again in backward: none, attention's scores (selective) "
+        "or everything but each layer's input (full)",
+    )
     partition_activations: bool = Field(
-        False, description="full recomputation: each tp rank keeps a part of a layer's input"
+        False, description="split the inputs that recompute=full keeps over the tp ranks"
     )
     offload_activations: bool = Field(
-        False, description="full recomputation: keep layers' inputs in host memory"
+        False, description="move the inputs that recompute=full keeps to host memory"
     )
-    dropout: Probability = Field(0.0, description="of embeddings and both residual branches")
+    dropout: Probability = Field(
+        0.0, description="dropout probability of embeddings and both residual branches"
+    )
     attention_dropout: Probability = Field(
-        0.0, description="of attention probabilities; above 0 the scores are held in memory"
+        0.0,
+        description="dropout probability of attention weights; above 0 scores are held in memory",
     )
-    loss_scale: Positive = Field(2.0**16, description="of fp16 at the start; it follows overflows")
-    loss_scale_window: Count = Field(1000, description="good steps after which it doubles")
-    min_loss_scale: Positive = Field(1.0, description="below it an overflow ends the run")
-    steps: Count = 100
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
-    learning_rate: Positive = 3e-4
-    min_learning_rate: NonNegative = 3e-5
-    warmup_steps: Annotated[int, Field(ge=0)] = 10
-    weight_decay: NonNegative = 0.1
-    beta1: Probability = 0.9
-    beta2: Probability = 0.95
-    epsilon: Positive = 1e-8
-    clip_norm: NonNegative = Field(1.0, description="of the whole model's gradient; 0 turns it off")
-    init_std: Positive = 0.02
-    eval_interval: Annotated[int, Field(ge=0)] = Field(
+    loss_scale: Annotated[float, Field(ge=1e-6, le=2.0**64)] = Field(
+        2.0**16, description="fp16: loss scale at the start; it halves at each overflow"
+    )
+    loss_scale_window: Count = Field(
+        1000, description="fp16: steps without overflow after which the loss scale doubles"
+    )
+    min_loss_scale: Annotated[float, Field(ge=1e-6, le=2.0**64)] = Field(
+        1.0, description="fp16: an overflow at or below this loss scale ends the run"
+    )
+    steps: Count = Field(100, description="optimizer steps to train")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        1234, description="seed of weights, data order and dropout"
+    )
+    learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
+    min_learning_rate: Hyper = Field(3e-5, description="learning rate at the end of the decay")
+    warmup_steps: CountOrZero = Field(
+        10, description="steps in which the learning rate rises linearly from 0"
+    )
+    weight_decay: Hyper = Field(0.1, description="AdamW's decoupled weight decay")
+    beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
+    beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
+    epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")
+    clip_norm: Hyper = Field(
+        1.0, description="largest norm of the whole model's gradient; 0 turns clipping off"
+    )
+    init_std: PositiveHyper = Field(0.02, description="standard deviation of initial weights")
+    eval_interval: CountOrZero = Field(
         0, description="steps between validations; 0 validates only at the end"
     )
-    eval_samples: Annotated[int, Field(ge=0)] = Field(
-        32, description="validation samples each time; 0 turns validation off"
+    eval_samples: CountOrZero = Field(
+        32, description="samples of each validation; 0 turns validation off"
     )
-    checkpoint_interval: Annotated[int, Field(ge=0)] = Field(
+    checkpoint_interval: CountOrZero = Field(
         0, description="steps between checkpoints; 0 saves only at the end and on a stop"
     )
-    checkpoint_at_end: bool = True
+    checkpoint_at_end: bool = Field(True, description="save a checkpoint after the last step")
     init_from: str | None = Field(
         None,
         description="weights to start from: a Hugging Face directory, what `mpctl weights import` "
@@ -69,10 +102,12 @@ class Training(Table):
     )
     freeze: list[str] = Field(
         default_factory=list,
-        description="parameters that training leaves alone, by patterns over their names such as "
+        description="parameters that are not trained, by patterns over their names such as "
         '"embedding.*" or "layers.[0-5].*"',
     )
-    runtime: RuntimeName = Field("mpctl", description="software whose overlaps a plan assumes")
+    runtime: RuntimeName = Field(
+        "mpctl", description="software whose kernels, overlaps and memory a plan assumes"
+    )
 
     @property
     def reduced_dtype(self) -> DType:

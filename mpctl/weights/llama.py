@@ -13,7 +13,7 @@ GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 def config(model: Model) -> dict[str, Any]:
     rotary: dict[str, Any] = {"rope_type": "default"}
     if model.rotary_scaling is not None:
-        scaling = dict(model.rotary_scaling)
+        scaling = model.rotary_scaling.model_dump()
         original = int(scaling.pop("original_max_position"))
         rotary = {
             "rope_type": "llama3", **scaling, "original_max_position_embeddings": original,

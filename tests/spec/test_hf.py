@@ -202,6 +202,13 @@ def test_what_a_model_cannot_express_is_said(
     assert len(issue.message) < len(str(path)) + 200
 
 
+@pytest.mark.parametrize("layers", [100_000, 10**9])
+def test_more_layers_than_any_model_has_are_one_issue(tmp_path: Path, layers: int) -> None:
+    (issue,) = issues_of(write(tmp_path, {**GPT2, "n_layer": layers}))
+    assert (issue.rule, issue.where) == ("bad-value", "model.layers")
+    assert str(layers) in issue.message and "10000" in issue.message
+
+
 WEIRD = [None, True, -1, 0.5, 1e999, "", "x", [], ["x"], {}, {"x": [1]}]
 
 

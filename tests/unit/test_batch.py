@@ -100,7 +100,8 @@ BAD = [
     (line(colour=1), "unknown-key"),
     (line(cluster="nowhere"), "unknown-preset"),
     (line(training__runtime="abacus"), "bad-value"),
-    (line(model__layers=2**31 - 1), "too-large"),
+    (line(model__layers=10_000), "too-large"),
+    (line(model__layers=2**31 - 1), "bad-value"),
     (line(training__global_batch_size=2**30), "too-large"),
     (line(model={"hf_config": "/dev/zero"}), "hf-config"),
     (line(training__dtype="fp8"), None),
@@ -175,3 +176,42 @@ def test_a_million_lines_are_taken_one_at_a_time() -> None:
 
     assert len(list(islice(answers(endless()), 3))) == 3
     assert read == 3
+
+
+@pytest.mark.parametrize("figure", [1e-300, 5e-324, 1e308])
+def test_a_figure_beyond_its_bounds_is_one_issue_and_the_next_line_is_answered(
+    figure: float,
+) -> None:
+    cluster = {"preset": "selene", "nodes": 2, "intra_node": {"bandwidth": figure}}
+    bad, after = answers([line(cluster=cluster), line(id=2)])
+    assert rules(bad) == ["bad-value"] and after["step_seconds"] > 0
+
+
+@pytest.mark.parametrize("found", [{"mfu": math.inf}, {"breakdown": {"tp": math.nan}}])
+def test_a_figure_that_json_cannot_hold_is_an_issue(
+    found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpctl.batch.answers.figures", lambda plan: found)
+    bad = answer(line())
+    assert rules(bad) == ["not-estimated"] and all(bad[key] is None for key in FIGURES)
+
+
+def test_an_unexpected_error_is_named_as_one_and_ends_only_its_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(job: Any) -> Any:
+        raise AssertionError("out of step") if job.model.layers == 25 else LookupError("gone")
+
+    monkeypatch.setattr("mpctl.batch.answers.make_plan", failing)
+    said = ["AssertionError: out of step", "LookupError: gone"]
+    for found, name in zip(answers([line(model__layers=25), line()]), said, strict=True):
+        (issue,) = found["issues"]
+        assert issue["rule"] == "unexpected-error"
+        assert issue["message"] == f"mpctl failed on this line: {name}"
+
+
+@pytest.mark.parametrize("balance", ["even", "cost"])
+def test_heads_that_do_not_divide_are_said_so_whatever_the_runtime(balance: str) -> None:
+    found = answer(line(model__heads=17, parallel__tp=1, parallel__dp=4,
+                        parallel__stage_balance=balance))  # fmt: skip
+    assert rules(found) == ["heads-divide-hidden"]

@@ -1,0 +1,158 @@
+"""Every number of a job is bounded, and within its bounds every plan is finite."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import annotated_types as bounds
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mpctl.batch.answers import answers
+from mpctl.errors import InputError
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from mpctl.spec.runtime import Profile
+
+SMALL: dict[str, Any] = {
+    "cluster": {"preset": "selene", "nodes": 2},
+    "model": {"family": "gpt", "layers": 4, "hidden": 256, "heads": 4, "vocab": 1024,
+              "seq_length": 128},
+    "parallel": {"tp": 2, "pp": 2, "dp": 4, "zero": 1},
+    "training": {"micro_batch_size": 2, "global_batch_size": 64, "dtype": "bf16"},
+}  # fmt: skip
+OWN_KERNELS = {"products": 0.8, "memory": 0.8, "flash": 0.5, "flash_backward": 0.5, "source": "x"}
+
+
+def numbers(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[type, list[Any]]]:
+    """Each number type in an annotation with the bounds that stand around it."""
+    if annotation in (int, float):
+        yield annotation, _bounds(metadata)
+        return
+    inner = getattr(annotation, "__metadata__", ())
+    for part in get_args(annotation):
+        if part not in inner:
+            yield from numbers(part, (*metadata, *inner))
+
+
+def _bounds(metadata: tuple[Any, ...]) -> list[Any]:
+    """Pydantic keeps bounds in a FieldInfo where they stand inside an Annotated."""
+    found: list[Any] = []
+    for item in metadata:
+        found += item.metadata if isinstance(item, FieldInfo) else [item]
+    return found
+
+
+def fields(table: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in table.model_fields.items():
+        yield f"{prefix}{name}", field
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from fields(part, f"{prefix}{name}.")
+
+
+def limits(field: FieldInfo) -> list[tuple[type, float, float]]:
+    """Kind, smallest and largest value of each number that a field may hold."""
+    found = []
+    for kind, metadata in numbers(field.annotation, tuple(field.metadata)):
+        low = [m.ge for m in metadata if isinstance(m, bounds.Ge)]
+        low += [math.nextafter(m.gt, math.inf) for m in metadata if isinstance(m, bounds.Gt)]
+        high = [m.le for m in metadata if isinstance(m, bounds.Le)]
+        high += [m.lt - 1 if kind is int else math.nextafter(m.lt, -math.inf)
+                 for m in metadata if isinstance(m, bounds.Lt)]  # fmt: skip
+        found.append((kind, low[0] if low else -math.inf, high[0] if high else math.inf))
+    return found
+
+
+EVERY = [*fields(JobSpec), *((f"profile.{name}", field) for name, field in fields(Profile))]
+
+
+@pytest.mark.parametrize(("name", "field"), EVERY, ids=[name for name, _ in EVERY])
+def test_every_number_has_a_lower_and_an_upper_bound(name: str, field: FieldInfo) -> None:
+    for kind, low, high in limits(field):
+        assert math.isfinite(low) and math.isfinite(high), (name, kind, low, high)
+
+
+def extremes() -> Iterator[tuple[str, float]]:
+    """The smallest and the largest value of every number that a plan may read."""
+    for name, field in fields(JobSpec):
+        if name.split(".")[0] in ("cluster", "model", "parallel", "training"):
+            for kind, low, high in limits(field):
+                yield name, kind(low)
+                yield name, kind(high)
+
+
+def changed(job: dict[str, Any], name: str, value: float) -> dict[str, Any]:
+    """The job with one value changed in place; tables on the way are made."""
+    *path, key = name.split(".")
+    if path[:2] == ["cluster", "device"] and "device" not in job["cluster"]:
+        job["cluster"]["device"] = {"preset": "h100-sxm"}
+    table = job
+    for part in path:
+        start: dict[str, Any] = dict(OWN_KERNELS) if part == "kernels" else {}
+        table = table.setdefault(part, start)
+    if name.endswith("peak_flops"):
+        table, key = table.setdefault(key, {}), "bf16"
+    if path and path[-1] == "rotary_scaling" and not table:
+        scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        table.update(scaling, original_max_position=8192.0)
+        job["model"]["position"] = "rotary"
+    if path and path[-1].endswith("_node") and not table:
+        table["bandwidth"] = 1e9
+    table[key] = value
+    return job
+
+
+EXTREMES = list(extremes())
+
+
+@pytest.mark.parametrize(("name", "value"), EXTREMES, ids=[f"{n}={v:g}" for n, v in EXTREMES])
+def test_a_plan_at_a_bound_is_finite_or_refused_in_words(name: str, value: float) -> None:
+    assert_finite(changed(copy.deepcopy(SMALL), name, value))
+
+
+def assert_finite(job: dict[str, Any]) -> None:
+    (answer,) = answers([json.dumps(job).encode()])
+    json.dumps(answer, allow_nan=False)
+    told = {issue["rule"] for issue in answer["issues"]}
+    assert not told & {"unexpected-error", "not-estimated", "bad-value", "unknown-key"}, answer
+    if answer["step_seconds"] is not None:
+        assert 0 < answer["step_seconds"] < 1e60
+
+
+@given(st.lists(st.sampled_from(EXTREMES), min_size=2, max_size=8))
+@settings(max_examples=150, deadline=None)
+def test_several_bounds_at_once_are_finite_or_refused(values: list[tuple[str, float]]) -> None:
+    job = copy.deepcopy(SMALL)
+    for name, value in values:
+        changed(job, name, value)
+    assert_finite(job)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("cluster.intra_node.bandwidth", 1e-300),
+        ("cluster.intra_node.bandwidth", 5e-324),
+        ("cluster.inter_node.latency", 1e308),
+        ("cluster.slowdown", 1e300),
+        ("model.layers", 100_000),
+        ("model.layers", 10**9),
+        ("training.warmup_steps", 10**400),
+        ("training.learning_rate", 1e308),
+        ("launch.timeout_seconds", 1e300),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_lies_beyond_is_one_issue(setting: str, value: float) -> None:
+    with pytest.raises(InputError) as caught:
+        load_job("megatron-8.3b-512", {setting: value})
+    (issue,) = caught.value.issues
+    assert (issue.rule, issue.where) == ("bad-value", setting)
