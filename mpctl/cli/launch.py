@@ -46,6 +46,16 @@ def launch(
     rank: Annotated[
         int | None, typer.Option(help="Rehearse this rank instead.", show_default=False)
     ] = None,
+    tensorboard: Annotated[
+        bool | None,
+        typer.Option("--tensorboard/--no-tensorboard", show_default=False,
+                     help="Also write RUN/tensorboard while training.")
+    ] = None,
+    csv: Annotated[
+        bool | None,
+        typer.Option("--csv/--no-csv", show_default=False,
+                     help="Also write RUN/metrics.csv while training.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="The run's summary as JSON on stdout.")
     ] = False,
@@ -56,12 +66,14 @@ def launch(
                  "--overwrite": overwrite}  # fmt: skip
         _require_alone(rehearse, [name for name, value in flags.items() if value])
         _rehearse(job, device, rank, as_json=as_json)
+    job = job.with_settings({"launch.tensorboard": tensorboard, "launch.csv": csv})
     plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     prepared = _check(plan, run, resume=resume, overwrite=overwrite)
     if dry_run:
         _print_dry_run(prepared, as_json=as_json)
         return
     from mpctl.launch.account import summarise, write_summary
+    from mpctl.launch.follow import follow
     from mpctl.launch.start import start
     from mpctl.launch.supervise import run_launch
     from mpctl.render.errors import print_warnings
@@ -78,7 +90,8 @@ def launch(
             launched.training.steps, launched.launch.predicted_step_seconds,
             done=run.last_checkpoint(),
         ) as view:  # fmt: skip
-            outcome = run_launch(prepared, view.record, view.event)
+            follower = follow(run, launched, view.event, then=view.record)
+            outcome = run_launch(prepared, follower.record, view.event)
         summary = summarise(plan, prepared, outcome)
         write_summary(run, summary)
     with suppress(OSError):  # nobody may be left to read; the exit code is the run's all the same

@@ -83,6 +83,11 @@ class JobSource:
         """The same, with a setting that was not typed set to `value`."""
         return JobSource(self.source, {setting: value, **self.overrides})
 
+    def with_settings(self, settings: Mapping[str, Any]) -> JobSource:
+        """The same, with these settings laid over what was typed; None leaves one alone."""
+        given = {setting: value for setting, value in settings.items() if value is not None}
+        return JobSource(self.source, {**self.overrides, **given})
+
 
 def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
     """`mpctl launch demo --tp 2`: flags where there are some, `--set` for the rest."""

@@ -14,6 +14,7 @@ from typing import Literal
 from mpctl.errors import InputError, Issue
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.t5.special import target_length
+from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.machine import Machine
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
@@ -50,8 +51,9 @@ def check_launch(plan: Plan, machine: Machine, *, resumed: RunDir | None = None)
     if job.model is None:
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
     saved = () if resumed is None else _resumption(job, resumed)
+    extras = missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else []
     checks = (_unsupported(job), _targets(job.model), _world(plan, machine), _data(job, resumed),
-              _initial(job, resumed))  # fmt: skip
+              _initial(job, resumed), extras)  # fmt: skip
     return [*chain.from_iterable(checks), *saved]
 
 

@@ -1,6 +1,7 @@
 """The run directory: what lies in it, when it may be used, what a resumed run finds.
 
-RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ doing/ data/
+RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ doing/ data/,
+and where the job asks for them metrics.csv tensorboard/.
 Nothing is ever written outside it. One launch at a time holds it, by a lock on the directory that
 the kernel takes back however the launch ends.
 """
@@ -20,9 +21,10 @@ from typing import Any
 from mpctl.errors import InputError
 from mpctl.shards import checkpoints
 
-FILES = ("job.json", "plan.json", "metrics.jsonl", "summary.json", "stop", "torchrun.pid")
+FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
+         "torchrun.pid")  # fmt: skip
 COMMAND = "\n$ "  # begins every torchrun's part of its log
-FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data")
+FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")
 
 
 @dataclass(frozen=True)

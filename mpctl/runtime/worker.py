@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ class Worker:
 
     def _append(self, record: dict[str, Any]) -> None:
         with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
+            stream.write(json.dumps({**record, "time": time.time()}) + "\n")
 
     def _account(self, trainer: Trainer) -> dict[str, Any]:
         return {

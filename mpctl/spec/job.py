@@ -68,6 +68,10 @@ class Launch(Table):
     max_restarts: CountOrZero = Field(
         0, description="restarts after a failure, each from the last checkpoint"
     )
+    tensorboard: bool = Field(
+        False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
+    )
+    csv: bool = Field(False, description="write RUN/metrics.csv while training")
     predicted_step_seconds: Annotated[float, Field(gt=0, le=1e300)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )

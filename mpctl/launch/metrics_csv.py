@@ -1,0 +1,51 @@
+"""The records of metrics.jsonl as a table: a row a step, a column a metric.
+
+A cell is empty where the step has no such number. The columns are `step`, those of scalars.COLUMNS, then further metrics by name.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpctl.launch.scalars import COLUMNS, Point, Record, ordered, points
+
+
+@dataclass
+class CsvFile:
+    """One file; columns: metrics that shall have a column before any step has a number of it."""
+
+    path: Path
+    columns: tuple[str, ...] = ()
+
+    def rebuild(self, records: Iterable[Record]) -> None:
+        """Write the whole file anew; it is replaced once it is complete."""
+        rows = [point for record in records for point in points(record)]
+        names = (name for point in rows for name in point.values)
+        self.columns = tuple(ordered([*COLUMNS, *self.columns, *names]))
+        text = _line(("step", *self.columns)) + "".join(map(self._row, rows))
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(text, "utf-8")
+        temporary.replace(self.path)
+
+    def has_place_for(self, record: Record) -> bool:
+        """Whether every metric of the record has a column."""
+        return all(set(self.columns) >= point.values.keys() for point in points(record))
+
+    def add(self, record: Record) -> None:
+        """Append the record's row."""
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.writelines(map(self._row, points(record)))
+
+    def _row(self, point: Point) -> str:
+        return _line([point.step, *(point.values.get(name, "") for name in self.columns)])
+
+
+def _line(cells: Iterable[object]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(cells)
+    return line.getvalue()
