@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two workers, a file to a worker: what a file's tests share is made once.
 TWO := -n 2 --dist loadfile
 
-.PHONY: demo test test-all lint types bench constraints clean
+.PHONY: demo test test-all lint types bench reference constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -37,6 +37,10 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.perf.plan_speed
+
+# docs/reference.md, from the models and commands; tests/cli/test_reference.py wants it up to date.
+reference: $(READY)
+	$(BIN)/python -m tests.reference
 
 constraints: $(READY)
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .constraints.new

@@ -72,7 +72,7 @@ class Launch(Table):
         False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
     )
     csv: bool = Field(False, description="write RUN/metrics.csv while training")
-    predicted_step_seconds: Annotated[float, Field(gt=0, le=1e300)] | None = Field(
+    predicted_step_seconds: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )
 

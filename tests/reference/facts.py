@@ -1,0 +1,99 @@
+"""What stands in no model: exit codes, environment variables and JSON documents.
+
+The variables and documents that the code names are read from its syntax trees, so that none can be
+left out here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import mpctl
+
+EXIT_CODES = {
+    "0": "done",
+    "1": "the run failed: a rank died, or a measurement or rehearsal did not finish",
+    "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
+    "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM",
+}
+READ = {
+    "COLUMNS": "width of tables and pages of text; the terminal's when absent",
+    "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
+    "LOCAL_RANK": "by workers: set by torchrun",
+    "NO_COLOR": "any value turns colours off",
+    "RANK": "by workers: set by torchrun",
+    "WORLD_SIZE": "by workers: set by torchrun",
+}
+SET = {
+    "CUDA_VISIBLE_DEVICES": "for workers on CPU: empty",
+    "GLOO_SOCKET_IFNAME": "for workers on CPU: the loopback interface",
+    "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
+    "PYDANTIC_DISABLE_PLUGINS": "for the command itself, unless set: a faster start",
+    "PYTHONSAFEPATH": "for workers: 1, the working directory is not searched for modules",
+    "PYTHONUNBUFFERED": "for workers: 1, logs are written at once",
+    "TORCH_FR_BUFFER_SIZE": "for workers: entries of torch's flight recorder of collectives",
+}
+SCHEMAS = {
+    "mpctl.bench.scaling/1": "`mpctl bench scaling --json`: a row a world size",
+    "mpctl.checkpoint/1": "manifest.json of a checkpoint: its step, shards and layout",
+    "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",
+    "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",
+    "mpctl.error/1": "any command with `--json` that refuses its input: `issues`, each with "
+    "`rule`, `where`, `message` and `hint`",
+    "mpctl.explain/1": "`mpctl plan --explain --json`: figures with formula and numbers",
+    "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
+    "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
+    "mpctl.plan/1": "`mpctl plan --json` and plan.json of a run: the whole plan",
+    "mpctl.preset/1": "`mpctl presets NAME --json`: one preset",
+    "mpctl.presets/1": "`mpctl presets --json`: names of presets by kind",
+    "mpctl.rank/1": "`mpctl plan --rank N --json`: one rank, its coordinates and groups",
+    "mpctl.rehearsal/1": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
+    "mpctl.run/1": "`mpctl launch --json` and summary.json of a run",
+    "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
+    "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
+    "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",
+}
+SCHEMA = re.compile(r"mpctl(\.[a-z]+)+/\d+")
+
+
+def facts_text(title: str, table: dict[str, str]) -> str:
+    rows = "\n".join(f"| `{name}` | {meaning} |" for name, meaning in table.items())
+    return f"| {title} | meaning |\n|---|---|\n{rows}"
+
+
+def trees() -> Iterator[ast.Module]:
+    for path in sorted(Path(mpctl.__file__).parent.rglob("*.py")):
+        yield ast.parse(path.read_text("utf-8"))
+
+
+def named_schemas() -> set[str]:
+    """Every `mpctl.NAME/N` that stands in the code by itself."""
+    return {text for tree in trees() for text in _strings(tree) if SCHEMA.fullmatch(text)}
+
+
+def named_variables() -> set[str]:
+    """Keys of `os.environ` and of any table called `env`."""
+    return {name for tree in trees() for node in ast.walk(tree) for name in _variables(node)}
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+            yield inner.value
+
+
+def _variables(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+        if any(_is_environment(target) for target in node.targets):
+            yield from (text for key in node.value.keys if key for text in _strings(key))
+    elif isinstance(node, ast.Subscript) and _is_environment(node.value):
+        yield from _strings(node.slice)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+        yield from _strings(node.args[0]) if _is_environment(node.func.value) else ()
+
+
+def _is_environment(node: ast.AST) -> bool:
+    return ast.unparse(node) in ("env", "environ", "os.environ")

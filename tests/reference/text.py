@@ -1,0 +1,45 @@
+"""The whole of docs/reference.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.reference.commands import commands_text, shared_options_text
+from tests.reference.facts import EXIT_CODES, READ, SCHEMAS, SET, facts_text
+from tests.reference.keys import keys_text
+
+PATH = Path(__file__).parents[2] / "docs" / "reference.md"
+INTRO = """# Reference
+
+Written by `make reference` from the models and commands of mpctl; do not edit it by hand.
+
+Contents: [settings of a job](#settings-of-a-job), [commands](#commands),
+[exit codes](#exit-codes), [environment variables](#environment-variables),
+[JSON documents](#json-documents).
+
+## Settings of a job
+
+A job file is TOML, with these tables. On a command line every setting is reached by its full name,
+`--set training.learning_rate=1e-3`; those of the most used ones that have a flag name it in
+brackets. `absent` means that the key may be left out."""
+
+
+def reference_text() -> str:
+    return "\n\n".join([
+        INTRO,
+        keys_text(),
+        "## Commands\n\nEvery command takes `--help`. `--json` prints one JSON document.",
+        "### Options of a job\n\nFlags for the settings that vary most. `--set KEY=VALUE` sets any "
+        "other one, and may be repeated.",
+        shared_options_text(),
+        commands_text(),
+        "## Exit codes",
+        facts_text("code", EXIT_CODES),
+        "## Environment variables\n\nRead:",
+        facts_text("variable", READ),
+        "Set:",
+        facts_text("variable", SET),
+        "## JSON documents\n\nEach names its form under `schema`. A form gains keys without a new "
+        "number; a key that goes or changes its meaning gets one.",
+        facts_text("schema", SCHEMAS),
+    ]) + "\n"  # fmt: skip

@@ -1,0 +1,79 @@
+"""A field's type, default and bounds as a reader of a job file would write them."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+import annotated_types as bounds
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+NAMES = {int: "integer", float: "number", str: "string", bool: "true or false"}
+
+
+def type_text(annotation: Any) -> str:
+    """`list[str] | None` -> `list of string`: None is an absent key and told as the default."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if hasattr(annotation, "__metadata__"):
+        return type_text(annotation.__origin__)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        return " or ".join(type_text(part) for part in arguments if part is not type(None))
+    if origin is list:
+        return f"list of {type_text(arguments[0])}"
+    if origin is dict:
+        return f"table of {type_text(arguments[1])} by {type_text(arguments[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
+    return NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)).lower())
+
+
+def default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        return ""
+    return "absent" if value is None else f"`{json.dumps(value)}`"
+
+
+def bounds_text(field: FieldInfo) -> str:
+    """The bounds of the numbers in a field, `1 to 1000`."""
+    return "; ".join(dict.fromkeys(map(_range_text, _numbers(field.annotation, field.metadata))))
+
+
+def _numbers(annotation: Any, metadata: Any = ()) -> Iterator[list[Any]]:
+    """The constraints on each number in an annotation."""
+    if annotation in (int, float):
+        yield [m for item in metadata for m in _constraints(item)]
+    inner = getattr(annotation, "__metadata__", ())
+    for part in get_args(annotation):
+        if part not in inner:
+            yield from _numbers(part, (*metadata, *inner))
+
+
+def _constraints(item: Any) -> list[Any]:
+    return item.metadata if isinstance(item, FieldInfo) else [item]
+
+
+def _range_text(metadata: list[Any]) -> str:
+    least = [number_text(m.ge) for m in metadata if isinstance(m, bounds.Ge)]
+    least += [f"above {number_text(m.gt)}" for m in metadata if isinstance(m, bounds.Gt)]
+    most = [number_text(m.le) for m in metadata if isinstance(m, bounds.Le)]
+    most += [f"below {number_text(m.lt)}" for m in metadata if isinstance(m, bounds.Lt)]
+    return " to ".join([*least, *most])
+
+
+def number_text(value: float) -> str:
+    """`2**31 - 1` -> `2^31 - 1`, `10000` -> `10,000`, `1e-30` as it stands."""
+    if isinstance(value, int):
+        if value >= 2**16:
+            for number, rest in ((value, ""), (value + 1, " - 1")):
+                if number & (number - 1) == 0:
+                    return f"2^{number.bit_length() - 1}{rest}"
+        return f"{value:,}"
+    return f"{value:g}"
