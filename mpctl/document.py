@@ -13,6 +13,7 @@ from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.errors import InputError
 from mpctl.plan import Plan
 from mpctl.stages import Span, stack_spans
+from mpctl.summary import plan_summary, training_settings, verdict
 from mpctl.topology import Topology
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ def plan_document(
     chosen = tuple(GROUP_KINDS) if kinds is None else kinds
     document: dict[str, Any] = {
         "schema": "mpctl.plan/1",
+        "fits": plan.fits,
+        "verdict": verdict(plan),
+        "training": training_settings(plan.job),
         "world_size": topology.world_size,
         "nodes": topology.nodes,
         "gpus_per_node": topology.gpus_per_node,
@@ -72,7 +76,7 @@ def plan_document(
             document["stage_stacks"] = stacks
     if plan.nearest:
         document["nearest_that_fit"] = [near.as_dict() for near in plan.nearest]
-    return document | _estimate_entries(plan.estimate)
+    return document | _estimate_entries(plan)
 
 
 def group_summary(topology: Topology, kind: str) -> dict[str, Any]:
@@ -134,10 +138,12 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
     }
 
 
-def _estimate_entries(estimate: Estimate | None) -> dict[str, Any]:
+def _estimate_entries(plan: Plan) -> dict[str, Any]:
+    estimate = plan.estimate
     if estimate is None:
         return {}
     return {
+        "summary": plan_summary(plan).as_dict(),
         "communication": communication_entry(estimate),
         "parameters": estimate.parameters,
         "memory": {
@@ -188,6 +194,8 @@ def _memory_entry(stage: Any) -> dict[str, Any]:
         "activation_bytes",
         "working_bytes",
         "lasting_bytes",
+        "slack_bytes",
+        "context_bytes",
         "total_bytes",
         "allocated_bytes",
         "reserved_bytes",

@@ -2,6 +2,7 @@
 
 MpctlError                 exit code 1 unless a subclass says otherwise
 |- InputError              exit code 2: carries every Issue found, not the first one
+|  '- DoesNotFit           exit code 3: legal, but needs more memory than the devices have
 '- RunFailed               exit code 1: a worker died or a bench did not finish
 """
 
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 MOST_OF_A_RULE = 10
+DOES_NOT_FIT = 3  # the exit code
 Status = Literal["ok", "warning", "error"]
 
 
@@ -74,6 +76,12 @@ def capped(issues: Iterable[Issue]) -> tuple[Issue, ...]:
             words = f"{kept[last[rule]].message} (and {count - MOST_OF_A_RULE:,} more like this)"
             kept[last[rule]] = replace(kept[last[rule]], message=words)
     return tuple(kept)
+
+
+class DoesNotFit(InputError):
+    """What is asked for is legal, and no device has the memory for it."""
+
+    exit_code = DOES_NOT_FIT
 
 
 class RunFailed(MpctlError):

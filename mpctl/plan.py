@@ -42,6 +42,12 @@ class Plan:
     def warnings(self) -> list[Check]:
         return [check for check in self.checks if check.status == "warning"]
 
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank's memory is on its device; None without a model or a device."""
+        found = [check.status == "ok" for check in self.checks if check.rule == "memory-fits"]
+        return found[0] if found else None
+
     def require_legal(self) -> Topology:
         """The topology of a legal plan; raises InputError with every error otherwise."""
         if self.errors or self.topology is None:

@@ -45,3 +45,18 @@ def rate_text(per_second: float) -> str:
         if per_second >= bound:
             return f"{per_second / bound:.1f} {prefix}FLOP/s"
     return f"{per_second / 1e6:.1f} MFLOP/s"
+
+
+def plural(count: int, noun: str, several: str | None = None) -> str:
+    """`plural(1, "node")` -> `1 node`, `plural(1024, "node")` -> `1,024 nodes`; several: a plural
+    that is not the noun with an s, such as `batches`."""
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def bytes_span_text(low: float, high: float) -> str:
+    """`0.6-3.9 GiB`: a range of bytes under the prefix of its upper end."""
+    if bytes_text(low) == bytes_text(high):
+        return bytes_text(high)
+    amount, prefix = bytes_text(high).split()
+    scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(prefix)
+    return f"{low / scale:,.{0 if prefix == 'B' else 1}f}-{amount} {prefix}"

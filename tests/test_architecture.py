@@ -28,7 +28,7 @@ LEVELS = {
     "topology": 2, "balance": 2, "schedule": 2,
     "families": 3, "stages": 3,
     "rules": 4, "validate": 4, "estimate": 4,
-    "plan": 5, "document": 5, "launch": 5, "bench": 5, "calibrate": 5, "search": 5,
+    "plan": 5, "summary": 5, "document": 5, "launch": 5, "bench": 5, "calibrate": 5, "search": 5,
     "batch": 5, "compare": 5, "explain": 5,
     "render": 6, "cli": 6, "__main__": 6,
     "kernels": K, "data": K, "runtime": K, "weights": K, "families/module": K,

@@ -1,7 +1,8 @@
 """The `mpctl` command: finds the subcommand, runs it, turns errors into words and exit codes.
 
 A subcommand's module is imported only when it is typed, so that `mpctl plan` never pays for
-`mpctl launch`. Exit codes: 0 done, 1 the run failed, 2 bad input, 128 + n on signal n.
+`mpctl launch`. Exit codes: 0 done; 1 the run failed; 2 bad input; 3 legal, but it does
+not fit the devices' memory (`plan`, `search`, `launch --rehearse`); 128 + n on signal n.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ scanning every installed package for pydantic plugins 2 % (docs/benchmarks.md).
 from __future__ import annotations
 
 import gc
-import io
 import os
 import sys
 
@@ -16,10 +15,11 @@ import sys
 def main() -> None:
     gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that knows only ASCII shows a ?
-            stream.reconfigure(errors="replace")
     from mpctl.cli.app import run
+    from mpctl.render.marks import show_marks
+
+    for stream in (sys.stdout, sys.stderr):
+        show_marks(stream)
 
     code = run(sys.argv[1:])
     gc.freeze()

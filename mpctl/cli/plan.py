@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mpctl.cli.options import JobSource, command_line, with_job
-from mpctl.errors import InputError
+from mpctl.errors import DOES_NOT_FIT, InputError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -23,6 +23,9 @@ def plan(
         typer.Option(help="Group kinds to list: tp,dp,... | all | none.", show_default=False),
     ] = None,
     ranks: Annotated[bool, typer.Option("--ranks", help="List every rank as well.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Fold nothing: every node, group, stage and check.")
+    ] = False,
     rank: Annotated[
         int | None, typer.Option(help="Show one rank and every group it is in.")
     ] = None,
@@ -58,9 +61,13 @@ def plan(
                        show_default=False),
     ] = None,
 ) -> None:  # fmt: skip
-    """Show a layout: rank groups, placement on nodes, checks, communication, memory, time.
+    """Show a layout: whether it fits, its speed and memory, where ranks sit, what they send.
 
     Works without a model too: mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4
+
+    Exit codes: 0 it fits, or that is not known; 2 bad input or an illegal layout; 3 legal, but more
+    memory is needed than the device has. --rank, --explain, --compare and --batch ask for no
+    verdict: they exit 0 then.
     """
     if batch is not None or compare or explain or more:
         if html or svg or trace:
@@ -85,13 +92,15 @@ def plan(
         write_pictures(made, topology, command=line, html=html, svg=svg, trace=trace)
     if as_json:
         print_json(document)
-        return
-    from mpctl.render.plan import print_plan, print_rank
-
-    if rank is not None:
-        print_rank(document)
     else:
-        print_plan(made, topology, kinds=kinds, ranks=ranks)
+        from mpctl.render.plan import print_plan, print_rank
+
+        if rank is not None:
+            print_rank(document)
+        else:
+            print_plan(made, topology, kinds=kinds, ranks=ranks, full=full)
+    if rank is None and made.fits is False:
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 def _other(

@@ -1,4 +1,4 @@
-"""GPUs as cells of a picture: one each up to SHOWN of them, beyond that whole nodes, then many.
+"""GPUs as cells of a picture: one each on up to SHOWN_NODES nodes, then a node each, then many.
 
 A cell is a range of consecutive ranks. Its letter is the number of its first rank's tp group, so
 that a picture without colour says the same; `place` is where it stands along the other axes.
@@ -10,12 +10,13 @@ that a picture without colour says the same; `place` is where it stands along th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpctl.render.fold import span_text
 from mpctl.topology import Topology
 
-SHOWN = 512
+SHOWN, SHOWN_NODES = 512, 16
 TILES = 1024
 
 
@@ -29,7 +30,7 @@ class Box:
 
 def boxes(topology: Topology) -> list[Box]:
     world, size = topology.world_size, topology.gpus_per_node
-    if world <= SHOWN:
+    if world <= SHOWN and topology.nodes <= SHOWN_NODES:
         return [
             Box(node, tuple(range(r, r + 1) for r in _node(topology, node, 1)))
             for node in range(topology.nodes)
@@ -60,7 +61,7 @@ def short(topology: Topology, ranks: range) -> str:
 def place(topology: Topology, ranks: range) -> str:
     """Along dp, pp and, where there is one, cp: of all its ranks."""
     axes = ("dp", "pp") + ("cp",) * (topology.sizes["cp"] > 1)
-    return " ".join(f"{axis[0]}{span(extent(topology, axis, ranks))}" for axis in axes)
+    return " ".join(f"{axis[0]}{span_text(*extent(topology, axis, ranks))}" for axis in axes)
 
 
 def extent(topology: Topology, axis: str, ranks: range) -> tuple[int, int]:
@@ -70,11 +71,6 @@ def extent(topology: Topology, axis: str, ranks: range) -> tuple[int, int]:
     if high - low + 1 >= size or low % size > high % size:
         return 0, size - 1
     return low % size, high % size
-
-
-def span(ends: tuple[int, int]) -> str:
-    """`(2, 2)` -> `2`, `(2, 5)` -> `2-5`."""
-    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]}-{ends[1]}"
 
 
 def group_number(topology: Topology, rank: int, axes: Sequence[str]) -> int:
@@ -95,8 +91,3 @@ def letters(number: int) -> str:
         number, letter = divmod(number - 1, 26)
         word = chr(ord("a") + letter) + word
     return word
-
-
-def layers_text(spans: Iterable[Sequence[int]]) -> str:
-    """Half-open spans as layers: `0-5 12-17`."""
-    return " ".join(span((start, stop - 1)) for start, stop in spans)

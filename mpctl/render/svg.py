@@ -12,9 +12,11 @@ from importlib.resources import files
 from mpctl.document import axis_sizes
 from mpctl.estimate.timeline import StepLine, find_step_line
 from mpctl.plan import Plan
-from mpctl.render.cells import Box, boxes, group_number, layers_text, letters, place, short, title
+from mpctl.render.cells import Box, boxes, group_number, letters, place, short, title
+from mpctl.render.fold import layers_text, merged
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
+from mpctl.summary import layout_text, training_text, verdict
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
 
@@ -82,7 +84,10 @@ def _stacked(parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
-    yield el("text", _headline(plan, topology), y=18, class_="head"), 30
+    yield el("text", _headline(plan, topology), y=18, class_="head"), 26
+    yield el("text", verdict(plan), y=14), 18
+    if plan.job.model is not None:
+        yield el("text", training_text(plan.job), y=12, class_="dim"), 22
     drawn = boxes(topology)
     is_tiled = drawn[0].number is None
     yield _tiles(topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)
@@ -104,9 +109,7 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
 def _headline(plan: Plan, topology: Topology) -> str:
     model = plan.job.model
     name = f"{model.name or model.family}: " if model else ""
-    nodes, size = topology.nodes, topology.gpus_per_node
-    sizes = axis_sizes(topology.sizes.items())
-    return f"{name}{topology.world_size} ranks on {nodes} x {size} GPUs, {sizes}"
+    return f"{name}{layout_text(plan)}, {axis_sizes(topology.sizes.items())}"
 
 
 def timeline_title(plan: Plan, step: StepLine) -> str:
@@ -147,14 +150,8 @@ def node_title(plan: Plan, topology: Topology, box: Box) -> str:
     if plan.stages is None:
         return f"node {box.number}"
     stages = sorted({topology.coords(rank)["pp"] for rank in ranks})
-    held = sorted(span for stage in stages for span in plan.stages[stage])
-    runs: list[list[int]] = []
-    for start, stop in held:
-        if runs and runs[-1][1] == start:
-            runs[-1][1] = stop
-        else:
-            runs.append([start, stop])
-    return f"node {box.number} · layers {layers_text(runs)}"
+    held = merged(span for stage in stages for span in plan.stages[stage])
+    return f"node {box.number} · layers {layers_text(held)}"
 
 
 def _tiles(topology: Topology, box: Box) -> Part:

@@ -15,6 +15,7 @@ import pytest
 
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.spec.presets import preset_names
+from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 from tests.cli.calls import Mpctl, Said, assert_refused, caller, spawn
 from tests.golden.test_rank_groups import TWO_NODES
 
@@ -240,16 +241,103 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
     said = mpctl("plan", "two-nodes-16-gpus")
     assert said.code == 0
     for words in (
-        "16 ranks on 2 x 8 GPUs of NVIDIA A100",
-        "tp 2 x dp 2 x pp 4",
+        "fits: stage 0 needs 3.6 GiB, the device has 80.0 GiB",
+        "16 ranks on 2 nodes x 8 GPUs of NVIDIA A100",
+        "bf16, global batch 64, micro batch 4 (8 a step), recompute none, ZeRO 0, runtime mpctl",
+        "gpt2-medium: tp 2 x dp 2 x pp 4",
         "node 1 · layers 12-23",
         "[0,4,8,12] [1,5,9,13]",
         "Φ = 8.0 MiB",
         "8 Φ",
         "Step time ",
-        "✓  tp-within-node",
+        "Checks passed ✓ world-size, tp-within-node",
+        "stage-balance: stage 3, the slowest",
     ):
         assert words in said.out
+    assert "✓  tp-within-node" in mpctl("plan", "two-nodes-16-gpus", "--full").out
+
+
+LARGE = "gpt3-175b-1024"
+TOO_SMALL = ("--set", "cluster.device.memory_bytes=1000000000")
+
+
+def test_a_plan_that_does_not_fit_says_so_first_and_exits_3(mpctl: Mpctl, tmp_path: Path) -> None:
+    said = mpctl("plan", "two-nodes-16-gpus", *TOO_SMALL)
+    assert (said.code, said.err) == (3, "")
+    assert said.out.splitlines()[1] == (
+        "✗ does not fit: stage 0 needs 3.6 GiB, the device has 953.7 MiB"
+    )
+    files = [tmp_path / name for name in ("p.html", "p.svg", "p.json")]
+    options = zip(("--html", "--svg", "--trace"), files, strict=True)
+    written = [word for pair in options for word in pair]
+    said = mpctl("plan", "two-nodes-16-gpus", *TOO_SMALL, "--json", *written)
+    assert (said.code, said.document["fits"]) == (3, False)
+    page, drawn = (file.read_text("utf-8") for file in files[:2])
+    assert page.index("✗ does not fit: stage 0 needs 3.6 GiB") < page.index("<main>")
+    assert "does not fit: stage 0 needs 3.6 GiB" in drawn
+    assert files[2].exists()
+
+
+@pytest.mark.parametrize(
+    "question", [("--compare", "demo", "tp=1,dp=2"), ("demo", "--explain"), ("demo", "--rank", "0")]
+)
+def test_what_asks_for_no_verdict_exits_0(mpctl: Mpctl, question: tuple[str, ...]) -> None:
+    assert mpctl("plan", *question, "--set", "cluster.device.memory_bytes=1000000").code == 0
+
+
+def test_a_verdict_needs_a_device_and_a_model(mpctl: Mpctl) -> None:
+    for arguments, words in (
+        (GOLDEN, "memory and time are not estimated"),
+        (("plan", "--model", "gpt2"), "not known whether it fits: a rank needs"),
+    ):
+        assert document(mpctl(*arguments, "--json"))["fits"] is None
+        assert words in mpctl(*arguments).out
+
+
+def test_a_large_plan_is_short_and_whole_with_full(mpctl: Mpctl) -> None:
+    lines = mpctl("plan", LARGE).out.splitlines()
+    assert len(lines) <= 60
+    assert "step time  30.99 s" in "\n".join(lines[:12])
+    assert "nodes 1 to 127: as node 0, 8 ranks on each" in lines
+    assert any(re.match(r"2-14 +16-119 +12-89 ", line) for line in lines)
+    whole = mpctl("plan", LARGE, "--full").out
+    assert "node 127" in whole and "[63,127,191,255," in whole and "✓  tp-divides-heads" in whole
+
+
+@pytest.mark.parametrize("columns", ["40", "80", None])
+def test_nothing_is_cut_where_a_list_is_long(
+    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch, columns: str | None
+) -> None:
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    said = mpctl("plan", LARGE, "--groups", "pp").out
+    assert "…" not in said
+    members = "".join(said.partition("members")[2].partition("Tensor-parallel")[0].split())
+    assert "[0,64,128,192,256,320,384,448,512,576,640,704,768,832,896,960]" in members
+
+
+def test_text_json_and_page_tell_the_same_figures(mpctl: Mpctl, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    found = document(mpctl("plan", LARGE, "--json", "--html", page))
+    text, html = mpctl("plan", LARGE).out, page.read_text("utf-8")
+    s = found["summary"]
+    stage = found["memory"]["stages"][s["fullest_stage"]]
+    assert (s["device_bytes"], s["allocated_bytes"]) == (
+        stage["device_bytes"], stage["allocated_bytes"]
+    )  # fmt: skip
+    assert s["step_seconds"] == found["time"]["step_seconds"]
+    tokens = found["training"]["global_batch_size"] * 2048
+    assert s["tokens_per_second"] == pytest.approx(tokens / s["step_seconds"])
+    for words in (
+        seconds_text(s["step_seconds"]), count_text(s["tokens_per_second"]),
+        f"{rate_text(s['model_flops_per_second'])} of model FLOP a rank",
+        f"{rate_text(s['hardware_flops_per_second'])} of hardware FLOP a rank",
+        bytes_text(s["device_bytes"]), bytes_text(s["allocated_bytes"]),
+        found["verdict"], found["training"]["runtime"],
+    ):  # fmt: skip
+        assert words in text and words in html
 
 
 def test_one_rank_in_words(mpctl: Mpctl) -> None:
@@ -332,7 +420,7 @@ def test_and_may_be_allowed(mpctl: Mpctl) -> None:
     (check,) = [check for check in plan["checks"] if check["rule"] == "tp-within-node"]
     assert check["status"] == "warning"
     assert "[0, 1, 2, 3, 4, 5, 6, 7]" in check["message"]
-    assert "!  tp-within-node" in mpctl(*STRADDLING, "--allow-tp-across-nodes").out
+    assert "!  tp-within-node: " in mpctl(*STRADDLING, "--allow-tp-across-nodes").out
 
 
 @pytest.mark.parametrize(

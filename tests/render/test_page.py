@@ -143,7 +143,7 @@ def test_the_bars_add_up_to_the_total(settings: dict[str, Any]) -> None:
     plan = whole_plan(settings)
     assert plan.estimate is not None
     for stage in plan.estimate.memory:
-        assert sum(getattr(stage, key) for key in PARTS) == stage.total_bytes
+        assert sum(getattr(stage, key) for key in PARTS) == stage.device_bytes
 
 
 @pytest.mark.parametrize("settings", [{}, {"parallel.vpp": 2}, {"parallel.order": "pp-dp-tp"}])

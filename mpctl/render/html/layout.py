@@ -14,13 +14,12 @@ from mpctl.render.cells import (
     Box,
     boxes,
     group_number,
-    layers_text,
     letters,
     place,
     short,
-    span,
     title,
 )
+from mpctl.render.fold import layers_text, span_text
 from mpctl.render.html.parts import details, note, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.render.svg import COLOURS, node_title
@@ -135,6 +134,6 @@ def _members(group: Any) -> str:
     if len(group) == 1:
         return f"[{group[0]}]"
     if isinstance(group, range) and group.step == 1 and len(group) > MEMBERS:
-        return f"[{span((group[0], group[-1]))}]"
+        return f"[{span_text(group[0], group[-1])}]"
     shown = ",".join(map(str, group[:MEMBERS]))
     return f"[{shown},…,{group[-1]}]" if len(group) > MEMBERS else f"[{shown}]"

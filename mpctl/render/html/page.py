@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 
 from mpctl.document import axis_sizes
-from mpctl.estimate.job import Estimate
 from mpctl.estimate.timeline import find_step_line
 from mpctl.plan import Plan
 from mpctl.render.html.front import Point, front_section
@@ -25,9 +24,11 @@ from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
 from mpctl.render.markup import Raw, el
 from mpctl.render.svg import picture_css, textures
+from mpctl.summary import headline_figures, layout_text, model_text, training_text, verdict
 from mpctl.topology import Topology
-from mpctl.units import bytes_text, count_text, seconds_text
+from mpctl.units import plural
 
+FITS = {True: ("✓ ", "fits"), False: ("✗ ", "over"), None: ("", "unknown")}
 MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
@@ -49,7 +50,7 @@ def _sections(plan: Plan, topology: Topology, points: Sequence[Point]) -> Iterat
         step = find_step_line(plan.job, topology, plan.stages)
         yield "Schedule", schedule_section(plan, step, estimate.step_seconds)
         yield "Memory", memory_section(plan, estimate.memory)
-        yield "Time", time_section(estimate.time)
+        yield "Time", time_section(plan, estimate.time)
         yield "Traffic", traffic_section(plan, topology, estimate)
     if points:
         yield "Front", front_section(points)
@@ -75,35 +76,30 @@ def _name(plan: Plan) -> str:
 
 
 def _header(plan: Plan, topology: Topology) -> Raw:
-    device = plan.job.cluster.device
-    where = f" of {device.name}" if device else ""
-    said = (f"{topology.world_size:,} ranks on {topology.nodes:,} x {topology.gpus_per_node} "
-            f"GPUs{where}, order {'-'.join(topology.order)}")  # fmt: skip
-    facts = [el("div", el("dt", name), el("dd", value)) for name, value in _facts(plan)]
+    tiles = [el("div", el("dt", name), el("dd", value)) for name, value in headline_figures(plan)]
+    mark, style = FITS[plan.fits]
     return el(
         "header", el("h1", el("bdi", _name(plan)), ": ", axis_sizes(topology.sizes.items())),
-        el("p", said), el("dl", *facts) if facts else "",
+        el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
+        *(el("p", f"→ {near}", class_="verdict") for near in _ways_out(plan)),
+        el("p", f"{layout_text(plan)}, order {'-'.join(topology.order)}."),
+        *(el("p", text) for text in _described(plan)),
+        el("dl", *tiles) if tiles else "",
     )  # fmt: skip
 
 
-def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    model, estimate = plan.job.model, plan.estimate
-    if model is None or estimate is None:
+def _ways_out(plan: Plan) -> list[str]:
+    return [c.hint for c in plan.checks if c.rule == "memory-fits" and c.status != "ok" and c.hint]
+
+
+def _described(plan: Plan) -> Iterator[str]:
+    """The model and how it is trained."""
+    if plan.job.model is None:
         return
-    yield "parameters", count_text(estimate.parameters)
-    both = f" + {model.decoder_layers}" if model.decoder_layers else ""
-    yield "layers x hidden", f"{model.layers}{both} x {model.hidden}"
-    yield "sequence", f"{model.seq_length:,}"
-    yield from _costs(estimate)
-    yield "micro batches", f"{plan.job.num_microbatches:,}"
+    yield f"Model: {model_text(plan)}."
+    yield f"Training: {training_text(plan.job)}."
     if plan.warnings:
-        yield "warnings", str(len(plan.warnings))
-
-
-def _costs(estimate: Estimate) -> Iterator[tuple[str, str]]:
-    yield "fullest rank", bytes_text(max(stage.total_bytes for stage in estimate.memory))
-    if estimate.step_seconds is not None:
-        yield "step time", seconds_text(estimate.step_seconds)
+        yield f"{plural(len(plan.warnings), 'warning')}, told under Checks."
 
 
 def _links(parts: Sequence[tuple[str, Raw]]) -> Raw:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpctl.document import TIME_PARTS
+from mpctl.plan import Plan
 from mpctl.render.html.parts import Share, bar, legend, note, section, table
 from mpctl.render.markup import Raw, el
-from mpctl.units import rate_text, seconds_text
+from mpctl.summary import plan_summary, rates
+from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
     from mpctl.estimate.time import StepTime
@@ -21,7 +23,7 @@ MEANS = {
 }  # fmt: skip
 
 
-def time_section(time: StepTime | str) -> Raw:
+def time_section(plan: Plan, time: StepTime | str) -> Raw:
     if isinstance(time, str):
         return section("time", "Step time", note(f"Not estimated: {time}."))
     parts = [(name, value) for name in TIME_PARTS if (value := float(getattr(time, name)))]
@@ -31,10 +33,11 @@ def time_section(time: StepTime | str) -> Raw:
         for name, value in parts
     ]
     between = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
-    rate = rate_text(time.flops_per_rank / time.total)
+    rate = "; ".join(f"{name} {text}" for name, text in rates(plan_summary(plan)))
     return section(
         "time", "Step time",
-        el("p", el("strong", seconds_text(time.total)), f" a step ({between}), {rate} a rank."),
+        el("p", el("strong", seconds_text(time.total)), 
+           f" a step (9 of 10 runs: {between}). {rate}."),
         note(f"Extrapolated: {'; '.join(time.extrapolates)}.") if time.extrapolates else "",
         legend(name for name, _ in parts),
         el("div", bar(shares, time.total), class_="one"),

@@ -1,0 +1,97 @@
+"""What repeats is said once: stages, nodes and groups that look alike become one row.
+
+>>> fold(["a", "b", "b", "b", "c"])
+[(0, 0), (1, 3), (4, 4)]
+>>> members_text([*range(8), *range(64, 72), *range(128, 136)])
+'[0-7,64-71,128-135]'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from mpctl.topology import Topology
+
+LISTED_MEMBERS = 8  # ranks and ranges of a group that are written out
+SHORT_RUN = 3  # consecutive ranks up to which each is written out
+
+
+def fold(keys: Sequence[object]) -> list[tuple[int, int]]:
+    """First and last place of each run of equal keys."""
+    runs: list[tuple[int, int]] = []
+    for place, key in enumerate(keys):
+        if runs and keys[runs[-1][0]] == key:
+            runs[-1] = (runs[-1][0], place)
+        else:
+            runs.append((place, place))
+    return runs
+
+
+def span_text(first: int, last: int) -> str:
+    """`(2, 2)` -> `2`, `(2, 5)` -> `2-5`."""
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def members_text(ranks: Sequence[int], *, whole: bool = False) -> str:
+    """A group's ranks in brackets, consecutive ones as ranges; of many the first three and the
+    last, or where whole every rank."""
+    parts = list(map(str, ranks)) if whole else _runs(ranks)
+    if not whole and len(parts) > LISTED_MEMBERS:
+        parts = [*parts[:3], "...", parts[-1]]
+    return f"[{','.join(parts)}]"
+
+
+def _runs(ranks: Sequence[int]) -> list[str]:
+    starts = [0, *(at for at in range(1, len(ranks)) if ranks[at] != ranks[at - 1] + 1)]
+    found: list[str] = []
+    for start, stop in zip(starts, [*starts[1:], len(ranks)], strict=True):
+        run = ranks[start:stop]
+        found += map(str, run) if len(run) <= SHORT_RUN else [span_text(run[0], run[-1])]
+    return found
+
+
+def groups_text(groups: Sequence[Sequence[int]], room: int) -> str:
+    """As many groups as fit in `room` letters, at least one, and how many more there are."""
+    shown: list[str] = []
+    for group in groups:
+        text = members_text(group)
+        if shown and sum(map(len, shown)) + len(shown) + len(text) > room:
+            break
+        shown.append(text)
+    left_out = len(groups) - len(shown)
+    more = [f"... {members_text(groups[-1])}"] if left_out else []
+    return " ".join([*shown, *more])
+
+
+def layers_text(spans: Iterable[Sequence[int]]) -> str:
+    """Half-open spans as layers: `0-5 12-17`; of many at equal distances `0, 4, ... 76`."""
+    ends = [(start, stop - 1) for start, stop in spans]
+    texts = [span_text(*span) for span in ends]
+    steps = {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends)}
+    if len(texts) <= 3 or len(steps) > 1:
+        return " ".join(texts)
+    return f"{texts[0]}, {texts[1]}, ... {texts[-1]}"
+
+
+def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def nodes_are_alike(topology: Topology) -> bool:
+    """Whether every node is laid out as the first: it holds whole groups of its fastest axes and an
+    even part of the next."""
+    per_node, width = topology.gpus_per_node, 1
+    for axis in topology.order:
+        following = width * topology.sizes[axis]
+        if following >= per_node:
+            return per_node % width == 0 and following % per_node == 0
+        width = following
+    return True

@@ -1,0 +1,128 @@
+"""What a plan sends and holds, stage by stage; stages that are alike, or in between, as one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.document import stack_layers
+from mpctl.plan import Plan
+from mpctl.render.console import plain_table
+from mpctl.render.fold import fold, span_text
+from mpctl.render.plan_layout import held_text
+from mpctl.topology import Topology
+from mpctl.units import bytes_span_text, bytes_text, count_text
+
+if TYPE_CHECKING:
+    from mpctl.estimate.communication import BlockTraffic
+    from mpctl.estimate.job import Estimate
+    from mpctl.estimate.memory import StageMemory
+
+SHOWN_STAGES, SHOWN_ENDS = 8, 2  # of more stages than the first, so many at the front stay
+SIZES = ("states", "activations", "temporary", "allocated", "on device")
+
+
+def stages_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:
+    """Traffic of a block and between stages, and the memory of one rank of each stage."""
+    assert plan.estimate is not None
+    for block in plan.estimate.blocks:
+        yield _block_table(block, topology)
+    yield from _pipeline(plan.estimate)
+    yield _memory(plan, topology, plan.estimate.memory, full=full)
+
+
+def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
+    stack = block.title.removesuffix("blocks")
+    title = f"\nTensor-parallel traffic of one {stack}block"
+    columns = ("parallel layer", "all-reduces", "volume", "bytes")
+    table = plain_table(title, columns, left=columns[:1])
+    for name, part in block.parts.items():
+        volume, size = f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes)
+        table.add_row(name, str(part.all_reduces), volume, size)
+    whole = (f"{block.volume_phi:g} Φ", bytes_text(block.volume_bytes))
+    table.add_row("block", str(block.all_reduces), *whole, style="bold")
+    ring = f"a ring of {topology.sizes['tp']} sends {bytes_text(block.ring_bytes_per_rank)} a rank"
+    note = f"Φ = {bytes_text(block.phi_bytes)}, one micro batch's hidden states; {ring}"
+    return Group(table, Text(note, style="dim"))
+
+
+def _pipeline(estimate: Estimate) -> Iterator[RenderableType]:
+    """What each stage sends its neighbours, and what is summed over the stages that share it."""
+    if len(estimate.messages) == 1:
+        return
+    columns = ("stage", "messages", "bytes", "shared")
+    table = plain_table("\nPipeline traffic of one step", columns, left=columns[:1])
+    rows = []
+    for messages in estimate.messages:
+        sends = [m for m in messages if (m.axis, m.kind) == ("pp", "send")]
+        shared = sum(m.bytes for m in messages if m.what == "shared parameters")
+        sent = sum(m.bytes * m.count for m in sends)
+        rows.append((f"{sum(m.count for m in sends):,}", *map(bytes_text, (sent, shared))))
+    for first, last in fold(rows):
+        table.add_row(span_text(first, last), *rows[first])
+    yield table
+    yield Text("shared: gradients of parameters that several stages hold, summed over them",
+               style="dim")  # fmt: skip
+
+
+def _memory(
+    plan: Plan, topology: Topology, memory: Sequence[StageMemory], *, full: bool
+) -> Table:  # fmt: skip
+    columns = ("stage", *_nodes_column(topology), "layers", "parameters", *SIZES)
+    title = "\nMemory of one rank, by stage, at its peak"
+    table = plain_table(title, columns, left=("stage", "nodes", "layers"))
+    for first, last in _shown(memory, full=full):
+        nodes = [_nodes(topology, first, last)] if "nodes" in columns else []
+        own = memory[first : last + 1]
+        counts = sorted({stage.parameters for stage in own})
+        parameters = "-".join(count_text(count) for count in dict.fromkeys((counts[0], counts[-1])))
+        sizes = (bytes_span_text(min(row), max(row)) for row in zip(*map(_sizes, own), strict=True))
+        table.add_row(span_text(first, last), *nodes, _layers(plan, first, last), parameters,
+                      *sizes)  # fmt: skip
+    return table
+
+
+def _shown(memory: Sequence[StageMemory], *, full: bool) -> list[tuple[int, int]]:
+    """Spans of stages, a row each: of many the ends and the fullest alone, others together."""
+    count = len(memory)
+    if full or count <= SHOWN_STAGES:
+        return [(stage, stage) for stage in range(count)]
+    fullest = max(range(count), key=lambda stage: memory[stage].device_bytes)
+    alone = {*range(SHOWN_ENDS), count - 1, fullest}
+    return fold([stage if stage in alone else -1 for stage in range(count)])
+
+
+def _sizes(stage: StageMemory) -> tuple[int, ...]:
+    return (stage.state_bytes, stage.activation_bytes, stage.working_bytes + stage.lasting_bytes,
+            stage.allocated_bytes, stage.device_bytes)  # fmt: skip
+
+
+def _layers(plan: Plan, first: int, last: int) -> str:
+    """Of stages first to last; of several with chunks, those of the first and the last."""
+    assert plan.stages is not None
+    texts = [
+        held_text([list(s) for s in plan.stages[stage]], stack_layers(plan, plan.stages[stage]))
+        for stage in (first, last)
+    ]
+    if first == last:
+        return texts[0]
+    one, other = plan.stages[first], plan.stages[last]
+    if len(one) == 1 and not stack_layers(plan, one):
+        return span_text(one[0][0], other[-1][1] - 1)
+    return f"{texts[0]} ... {texts[1]}"
+
+
+def _nodes_column(topology: Topology) -> tuple[str, ...]:
+    """Shown where the ranks of a stage are consecutive, on more nodes than one."""
+    stride = topology.strides["pp"] * topology.sizes["pp"]
+    return ("nodes",) if topology.nodes > 1 and stride == topology.world_size else ()
+
+
+def _nodes(topology: Topology, first: int, last: int) -> str:
+    stride = topology.strides["pp"]
+    ends = (topology.node(first * stride), topology.node((last + 1) * stride - 1))
+    return span_text(*ends)

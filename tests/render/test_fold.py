@@ -1,0 +1,71 @@
+"""What repeats stands once: runs, groups, layers, nodes; checked against lists spelled out."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+
+from mpctl.axes import AXIS_NAMES
+from mpctl.render.fold import fold, groups_text, layers_text, members_text, nodes_are_alike
+from mpctl.topology import Topology
+from mpctl.units import bytes_span_text, plural
+
+
+def test_runs_of_equal_keys() -> None:
+    assert fold("abbbca") == [(0, 0), (1, 3), (4, 4), (5, 5)]
+    assert fold("") == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        (range(2), "[0,1]"),
+        (range(8), "[0-7]"),
+        (range(0, 64, 8), "[0,8,16,24,32,40,48,56]"),
+        (range(0, 1024, 64), "[0,64,128,...,960]"),
+        ([0, 1, 4, 5], "[0,1,4,5]"),
+        ([r + 64 * s for s in range(16) for r in range(8)], "[0-7,64-71,128-135,...,960-967]"),
+    ],
+)
+def test_members_of_a_group(ranks: list[int], text: str) -> None:
+    assert members_text(ranks) == text
+    assert members_text(ranks, whole=True) == str(list(ranks)).replace(" ", "")
+
+
+def test_groups_that_have_no_room_are_left_out_but_the_last() -> None:
+    groups = [range(s, s + 8) for s in range(0, 1024, 8)]
+    assert groups_text(groups, 14) == "[0-7] [8-15] ... [1016-1023]"
+    assert groups_text(groups[:2], 60) == "[0-7] [8-15]"
+    assert groups_text(groups[:1], 0) == "[0-7]"
+
+
+def test_layers_at_equal_distances_are_folded() -> None:
+    assert layers_text([(4 * k, 4 * k + 1) for k in range(20)]) == "0, 4, ... 76"
+    assert layers_text([(0, 6), (24, 30), (48, 54), (72, 78)]) == "0-5, 24-29, ... 72-77"
+    assert layers_text([(0, 6), (12, 18)]) == "0-5 12-17"
+    assert layers_text([(0, 2), (4, 5), (6, 9), (12, 13)]) == "0-1 4 6-8 12"
+
+
+@pytest.mark.parametrize("order", ["-".join(order) for order in permutations(AXIS_NAMES)])
+@pytest.mark.parametrize("sizes", [{"tp": 2, "dp": 4, "pp": 8}, {"tp": 2, "dp": 3, "pp": 4}])
+@pytest.mark.parametrize("per_node", [2, 3, 4, 6, 8])
+def test_nodes_said_to_be_alike_are(order: str, sizes: dict[str, int], per_node: int) -> None:
+    """Alike: the coordinates of a node's ranks, counted from its first rank, are the same."""
+    topology = Topology.of(sizes, order=order, gpus_per_node=per_node)
+    if topology.world_size % per_node:
+        return
+    shapes = set()
+    for first in range(0, topology.world_size, per_node):
+        start = topology.coords(first)
+        ranks = map(topology.coords, range(first, first + per_node))
+        shapes.add(tuple(tuple(c[axis] - start[axis] for axis in AXIS_NAMES) for c in ranks))
+    assert nodes_are_alike(topology) == (len(shapes) == 1)
+
+
+def test_words_for_counts_and_ranges() -> None:
+    assert (plural(1, "node"), plural(1024, "node")) == ("1 node", "1,024 nodes")
+    assert plural(2, "batch", "batches") == "2 batches"
+    assert bytes_span_text(614 * 2**20, 3.9 * 2**30) == "0.6-3.9 GiB"
+    assert bytes_span_text(2**30, 2**30 + 1) == "1.0 GiB"
+    assert bytes_span_text(3, 500) == "3-500 B"
