@@ -23,7 +23,7 @@ ROOT = Path(mpctl.__file__).parent
 K = -1  # torch's rooms stand beside the house and see its lower floors
 SEEN_BY_K = 3
 LEVELS = {
-    "__init__": 0, "errors": 0, "units": 0,
+    "__init__": 0, "errors": 0, "units": 0, "durable": 0,
     "axes": 1, "sharding": 1, "shards": 1, "spec": 1,
     "topology": 2, "balance": 2, "schedule": 2,
     "families": 3, "stages": 3,

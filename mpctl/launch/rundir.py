@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.shards import checkpoints
+from mpctl.shards import checkpoints, recover
 
 FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
          "torchrun.pid")  # fmt: skip
@@ -143,10 +143,9 @@ class RunDir:
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.stop, self.torchrun_pid, self.path / "summary.json"):
             path.unlink(missing_ok=True)
-        half = (self.path / "checkpoints").glob(".step-*")
-        said = [self.path / name for name in ("failures", "ranks", "doing")]
-        for folder in (*said, *half):
-            shutil.rmtree(folder, ignore_errors=True)
+        recover(self.path / "checkpoints")
+        for name in ("failures", "ranks", "doing"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
         kept = [record for record in self.records() if record["step"] <= self.last_checkpoint()]
         if self.metrics.exists():
             self.metrics.write_text("".join(json.dumps(r) + "\n" for r in kept), "utf-8")

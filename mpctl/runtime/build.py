@@ -27,17 +27,19 @@ from mpctl.runtime.batches import Batches
 from mpctl.runtime.gather import Gathering
 from mpctl.runtime.gradients import Block, GradientBuffer
 from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.mesh import Mesh, build_mesh, stage_groups
+from mpctl.runtime.mesh import Mesh, build_mesh, saving_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.overlap import Overlap
 from mpctl.runtime.passes import Passes
 from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.saving import Saver
 from mpctl.runtime.stage import Chunks, Cut
+from mpctl.runtime.store_barrier import PATIENCE, StoreBarrier
 from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.values import GatheredValues, Values, bare, give_memory, values_of
 from mpctl.runtime.watch import Watch
-from mpctl.shards import checkpoints
+from mpctl.shards import DOCUMENTS, checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -83,16 +85,27 @@ def build_trainer(
         batches=Batches(
             job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, cp=mesh.cp, device=device
         ),
-        checkpoints=run_dir / "checkpoints", stop_asked=stop_asked,
+        saver=_saver(run_dir, job, mesh), stop_asked=stop_asked,
         peak_memory=_memory_reader(device), traffic=traffic,
         watch=Watch(is_on=_is_watched(job, device), device=device),
     )  # fmt: skip
-    saved = checkpoints(trainer.checkpoints)
+    saved = checkpoints(trainer.saver.root)
     if saved:
         trainer.resume(saved[-1][1])
     elif job.training.init_from is not None:
         trainer.start_from(Path(job.training.init_from))
     return trainer
+
+
+def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
+    """What saves: rank 0 keeps the run's own documents as they are now, to copy them."""
+    barrier = StoreBarrier(
+        saving_store(mesh.world.size), patience=max(PATIENCE, job.launch.timeout_seconds)
+    )
+    paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
+    documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
+    keep = {"keep_last": job.training.keep_last, "keep_every": job.training.keep_every}
+    return Saver(run_dir / "checkpoints", mesh, barrier, documents, **keep)
 
 
 def _build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:

@@ -1,11 +1,16 @@
 """Checkpoints that any layout can read: shards in safetensors, each knowing its place in the whole.
 
 RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank of a pipeline stage
-(value and AdamW's moments of its parameters; K = stage tp + rank), `shard-K.json` beside it (full
-shape, split dimension, blocks kept, bytes and sha256 of the file), and `manifest.json`. It is
-assembled under a temporary name and renamed when whole, so that dying while saving never costs the
-previous one. Replicas save nothing, nor does a stage what one before it holds too; the slices of
-ZeRO are gathered to the one that writes, so that a file does not tell the ZeRO stage.
+(value and AdamW's moments of its parameters; K = stage tp + rank), `shard-K.json` beside it (of
+each parameter its full shape, split dimension, blocks kept and updates; bytes and sha256 of the
+file), `manifest.json`, and copies of the run's job.json and plan.json. Replicas save nothing, nor
+does a stage what one before it holds too; the slices of ZeRO are gathered to the one that writes:
+a file does not tell the ZeRO stage. Here it is read; saving.py writes it.
+
+How many updates a parameter has seen is AdamW's step, on which its bias correction depends. It is
+kept by parameter, since one that was frozen at first has seen fewer than the others.
+
+Files are hashed by whoever starts the ranks, once (launch/resume.py); the ranks compare sizes.
 
 A frozen parameter has no moments: its value is saved alone, in its own dtype, to the bit, and the
 record names it under `frozen`. A run that trains it reads the value and starts its moments at 0; a
@@ -14,124 +19,28 @@ run that freezes what was trained reads the value alone.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mpctl.kernels.parameters import Shard, shard_of
-from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.process import write_json
-from mpctl.shards import (
-    MANIFEST,
-    SCHEMA,
-    Manifest,
-    damaged,
-    read_manifest,
-    read_shard_record,
-    sha256,
-    shard_path,
-)
-
-
-def save(
-    root: Path, step: int, names: dict[Tensor, str], optimizer: Optimizer, mesh: Mesh, *,
-    scale: LossScale | None = None,
-) -> Path:  # fmt: skip
-    """Write `step-N` after `step` steps; every rank calls it and returns when it is whole.
-
-    names: of the parameters that this rank's shard is to hold. scale: of the loss, in fp16.
-    """
-    partial = root / f".step-{step}.partial"
-    if mesh.rank == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    _barrier(mesh)
-    held = _held(names, optimizer, is_kept=mesh.is_model_writer)
-    if mesh.is_model_writer:
-        _save_shard(partial, mesh.pp.rank * mesh.tp.size + mesh.tp.rank, names, held)
-    _barrier(mesh)
-    if mesh.rank == 0:
-        tp, stages = mesh.tp.size, mesh.pp.size
-        manifest = {"schema": SCHEMA, "step": step, "shards": tp * stages, "tp": tp}
-        if scale is not None:
-            manifest["loss_scale"] = scale.state()
-        write_json(partial / MANIFEST, manifest)
-        _publish(partial, root / f"step-{step}")
-    _barrier(mesh)
-    return root / f"step-{step}"
-
-
-def _publish(partial: Path, final: Path) -> None:
-    """Rename a whole checkpoint into place; one of the same step goes only after that."""
-    replaced = final.with_name(f".{final.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        final.rename(replaced)
-    partial.rename(final)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _barrier(mesh: Mesh) -> None:
-    mesh.world.all_reduce(torch.zeros(1, device=mesh.device))
-
-
-State = dict[str, Tensor]
-
-
-def _held(names: dict[Tensor, str], optimizer: Optimizer, *, is_kept: bool) -> dict[Tensor, State]:
-    """What a shard holds of each parameter, the frozen ones last; of slices the replicas gather it
-    bucket by bucket, and only who writes keeps it."""
-    found: dict[Tensor, State] = {}
-    for parameter, state in optimizer.states():
-        if is_kept and parameter in names:
-            found[parameter] = {field: _alone(tensor) for field, tensor in state.items()}
-    frozen: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
-    for other in names if is_kept else ():
-        if other not in optimizer.trained:
-            found[other] = {"value": _alone(frozen.get(other, other).detach())}
-    return found
-
-
-def _alone(tensor: Tensor) -> Tensor:
-    """Without the rest of the bucket that it may lie in, whose memory would be kept."""
-    is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
-    return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()
-
-
-def _save_shard(
-    folder: Path, index: int, names: dict[Tensor, str], held: dict[Tensor, State]
-) -> None:
-    tensors: State = {}
-    places = {}
-    for parameter, state in held.items():
-        name, shard = names[parameter], shard_of(parameter)
-        tensors |= {f"{name}/{field}": tensor for field, tensor in state.items()}
-        blocks = [[block.start, block.stop] for block in shard.blocks]
-        places[name] = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
-    path = shard_path(folder, index)
-    save_file(tensors, path)
-    record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
-    frozen = [names[parameter] for parameter, state in held.items() if state.keys() == {"value"}]
-    if frozen:
-        record["frozen"] = frozen
-    write_json(path.with_suffix(".json"), record)
+from mpctl.shards import Manifest, damaged, read_manifest, read_shard_record, shard_path
 
 
 @dataclass(frozen=True)
 class _Source:
-    """One file of a checkpoint and what it holds; frozen: of these, the value alone."""
+    """One file of a checkpoint and what it holds; frozen: parameters of which it has the value
+    alone; updates: what the moments of a parameter have seen, where the file tells."""
 
     path: Path
     places: dict[str, Shard]
     frozen: frozenset[str]
+    updates: dict[str, int] = field(default_factory=dict)
 
 
 def load(
@@ -151,13 +60,14 @@ def load(
         if unknown := sorted(source.places.keys() - set(model)):
             raise damaged(source.path, f"holds {unknown[0]}, which the model does not have")
     frozen_then = frozenset[str]().union(*(source.frozen for source in sources))
+    updates = {name: count for source in sources for name, count in source.updates.items()}
     for parameter, tensors in optimizer.states():
         name = names[parameter]
         tensors["value"] = tensors["value"].clone()
         if name in frozen_then:
             tensors = {"value": tensors["value"]}
         _fill(name, shard_of(parameter), tensors, sources, may_lack.get(name))
-        optimizer.load(parameter, tensors, updates=manifest.updates)
+        optimizer.load(parameter, tensors, updates=updates.get(name, manifest.updates))
     optimizer.publish()
     for frozen, name in names.items():
         if frozen not in optimizer.trained:
@@ -181,12 +91,14 @@ def load_values(
 
 
 def _open_source(folder: Path, index: int) -> _Source:
-    record = read_shard_record(folder, index)
+    record = read_shard_record(folder, index, hashed=False)
+    held = record["parameters"]
     places = {
         name: Shard(tuple(p["shape"]), p["dim"], tuple(range(*block) for block in p["blocks"]))
-        for name, p in record["parameters"].items()
+        for name, p in held.items()
     }
-    return _Source(shard_path(folder, index), places, frozenset(record.get("frozen", ())))
+    updates = {name: p["updates"] for name, p in held.items() if p["updates"] is not None}
+    return _Source(shard_path(folder, index), places, frozenset(record["frozen"]), updates)
 
 
 def _fill(
@@ -255,6 +167,6 @@ def _copy(
                 stored = file.get_slice(f"{name}/{field}")
                 for at, to in copies:
                     tensors[field][(*lead, to)].copy_(stored[(*lead, at)])
-    except (SafetensorError, OSError, RuntimeError) as error:
+    except (SafetensorError, OSError, RuntimeError, IndexError, ValueError) as error:
         raise damaged(path, f"{name}: {error}") from None
     return sum(to.stop - to.start for _, to in copies if to.stop is not None)

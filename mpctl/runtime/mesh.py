@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.segment import NoSegment, open_segment
@@ -135,3 +136,10 @@ def _sharing(
         print(f"{group.name}: no shared memory, messages go through gloo: {error}", flush=True)
         return group
     return replace(group, shared=Exchange(segment, timeout=launch.timeout_seconds))
+
+
+def saving_store(world_size: int) -> Store:
+    """The key-value store at which the ranks of the default group meet; of one rank, its own."""
+    if world_size == 1:
+        return HashStore()
+    return PrefixStore("saving", dist.distributed_c10d._get_default_store())

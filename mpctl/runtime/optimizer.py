@@ -56,6 +56,7 @@ class Optimizer:
             p: store for store in (*stores, *frozen) for p in store.block.parameters
         }
         self.trained = {p for store in stores for p in store.block.parameters}
+        self.updates, self.before = 0, dict[Tensor, int]()  # since this start; of each until then
         decays = [p is not None and p.dim() > 1 for p in self.parameters]
         pairs = list(zip(self.values, decays, strict=True))
         self.adam = torch.optim.AdamW(
@@ -78,8 +79,13 @@ class Optimizer:
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
         self.adam.step()
+        self.updates += 1
         self.publish()
         return rate
+
+    def updates_of(self, parameter: Tensor) -> int:
+        """How many updates the moments of a trained parameter have seen: AdamW's step."""
+        return self.before.get(parameter, 0) + self.updates
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -133,6 +139,7 @@ class Optimizer:
     def load(self, parameter: nn.Parameter, tensors: dict[str, Tensor], *, updates: int) -> None:
         """The inverse of `states`, after so many updates; without moments, which a parameter that
         was frozen has not, its updates start anew."""
+        self.before[parameter] = (updates if tensors.keys() > {"value"} else 0) - self.updates
         for held, start, value in self.store_of[parameter].stepped:
             if held is not parameter:
                 continue

@@ -21,11 +21,15 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from mpctl.durable import write_whole
+from mpctl.errors import RunFailed
+
 PR_SET_PDEATHSIG = 1
 TRAIL_BYTES = 256
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
           "connection refused", "remote process exited", "application timeout",
-          "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
+          "nccl communicator was aborted", "wait timeout", "timed out",
+          "gave up saving with its peers")  # fmt: skip
 
 
 def die_with_parent(recorded: Path) -> None:
@@ -59,11 +63,9 @@ def redirect_output(path: Path) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Whole or not at all."""
+    """Whole or not at all, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 class Trail:
@@ -88,7 +90,8 @@ def record_failure(
     path: Path, error: BaseException, *, rank: int, coords: dict[str, int], doing: str
 ) -> None:
     """What this rank knows of its end, for the supervisor to tell cause from echo."""
-    words = f"{type(error).__name__}: {error}".strip()
+    is_told = isinstance(error, RunFailed)  # its words are whole sentences
+    words = str(error) if is_told else f"{type(error).__name__}: {error}".strip()
     write_json(path, {
         "rank": rank, "coords": coords, "doing": doing, "error": words.splitlines()[0][:500],
         "is_echo": any(echo in words.lower() for echo in ECHOES),

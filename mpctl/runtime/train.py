@@ -28,6 +28,7 @@ from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer, learning_rate
 from mpctl.runtime.overlap import Overlap
 from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.saving import Saver
 from mpctl.runtime.stage import Cut
 from mpctl.runtime.status import Status, share
 from mpctl.runtime.traffic import Traffic
@@ -54,7 +55,7 @@ class Trainer:
     scale: LossScale | None
     optimizer: Optimizer
     batches: Batches
-    checkpoints: Path
+    saver: Saver
     stop_asked: Callable[[], bool]
     peak_memory: Callable[[], int]
     traffic: Traffic
@@ -169,12 +170,14 @@ class Trainer:
     def save(self) -> None:
         if self.step in self.saved:
             return
-        self.phase = f"saving step {self.step}"
         own = {p: name for p, name in self.names.items() if self.cut.owns(name)}
-        checkpoint.save(
-            self.checkpoints, self.step, own, self.optimizer, self.mesh, scale=self.scale
-        )
+        self.saver.save(self.step, own, self.optimizer, scale=self.scale, say=self._say)
         self.saved.add(self.step)
+
+    def _say(self, phase: str) -> None:
+        """Let whoever watches this rank know what it is doing."""
+        self.phase = phase
+        self.pipeline.on_move()
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpctl.errors import RunFailed
 from mpctl.runtime.process import (
     Trail,
     die_with_parent,
@@ -66,6 +67,8 @@ def main(run: Path) -> None:
             run / "failures" / f"rank-{place.rank}.json", error,
             rank=place.rank, coords=worker.coords, doing=worker.doing,
         )  # fmt: skip
+        if isinstance(error, RunFailed):
+            sys.exit(str(error))  # it is known what happened: a traceback would only hide it
         raise
 
 

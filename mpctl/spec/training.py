@@ -95,6 +95,12 @@ class Training(Table):
         0, description="steps between checkpoints; 0 saves only at the end and on a stop"
     )
     checkpoint_at_end: bool = Field(True, description="save a checkpoint after the last step")
+    keep_last: CountOrZero = Field(
+        0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
+    )
+    keep_every: CountOrZero = Field(
+        0, description="beside keep_last, keep the checkpoints of every multiple of so many steps"
+    )
     init_from: str | None = Field(
         None,
         description="weights to start from: a Hugging Face directory, what `mpctl weights import` "

@@ -4,12 +4,14 @@ directories that are there whole or not at all. The format is told in headers.py
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from mpctl.errors import InputError
 from mpctl.weights.headers import FLOATS
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+CHUNK = 1 << 24
+SYNCED = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,49 @@ class Entry:
         return prod(self.shape) * FLOATS[self.dtype]
 
 
-def write_file(path: Path, entries: Sequence[Entry], on_entry: Callable[[Entry], None]) -> None:
-    """One safetensors file; the widest types first would align best, all here are of one or two."""
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file as it was written: its size and its sha256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+class _HashedFile:
+    """A new file whose bytes are hashed on their way to the disk; `on_bytes` is told how many were
+    written, every CHUNK or sooner."""
+
+    def __init__(self, stream: FileIO, on_bytes: Callable[[int], None]) -> None:
+        self.stream, self.on_bytes = stream, on_bytes
+        self.digest = hashlib.sha256()
+        self.size = self.unsynced = 0
+
+    def write(self, data: memoryview) -> None:
+        for start in range(0, len(data), CHUNK):
+            chunk = data[start : start + CHUNK]
+            self.digest.update(chunk)
+            done = 0
+            while done < len(chunk):  # a raw write may take only a part
+                done += self.stream.write(chunk[done:])
+            self.size += len(chunk)
+            self.unsynced += len(chunk)
+            if self.unsynced >= SYNCED:
+                self.sync()
+            self.on_bytes(len(chunk))
+
+    def sync(self) -> None:
+        os.fsync(self.stream.fileno())
+        self.unsynced = 0
+
+
+def write_file(
+    path: Path, entries: Sequence[Entry], on_bytes: Callable[[int], None]
+) -> WrittenFile:
+    """One safetensors file, on the disk when this returns. Widest types first would align best.
+
+    on_bytes: told how many bytes of tensors were written since the last call. It is hashed while it
+    is written and synchronised every SYNCED bytes, so that no long silence comes at the end.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for entry in entries:
@@ -47,13 +92,16 @@ def write_file(path: Path, entries: Sequence[Entry], on_entry: Callable[[Entry],
         }  # fmt: skip
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
+    with path.open("wb", buffering=0) as stream:
+        file = _HashedFile(stream, lambda count: None)
+        file.write(memoryview(len(text).to_bytes(8, "little") + text))
+        file.on_bytes = on_bytes
         for entry in entries:
-            tensor = entry.make().to(DTYPES[entry.dtype]).contiguous()
+            tensor = entry.make().to("cpu", DTYPES[entry.dtype]).contiguous()
             assert tuple(tensor.shape) == entry.shape, entry.name
-            stream.write(tensor.view(-1).view(torch.uint8).numpy().data)
-            on_entry(entry)
+            file.write(tensor.view(-1).view(torch.uint8).numpy().data)
+        file.sync()
+    return WrittenFile(file.size, file.digest.hexdigest())
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from mpctl.errors import InputError
 from mpctl.families import get_table, special_tokens
 from mpctl.kernels.parameters import Shard, assemble
 from mpctl.sharding import AXIS_OF_DIM
-from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, sha256, shard_path
+from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, shard_path
 from mpctl.spec.model import Model
-from mpctl.weights.files import DTYPES, Entry, whole_folder, write_file
+from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file
 from mpctl.weights.headers import INDEX, SINGLE
 from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
@@ -69,8 +69,8 @@ class _Counter:
         self.stage, self.report, self.done = stage, report, 0
         self.total = sum(entry.bytes for entry in entries)
 
-    def __call__(self, entry: Entry) -> None:
-        self.done += entry.bytes
+    def __call__(self, count: int) -> None:
+        self.done += count
         if self.report is not None:
             self.report(self.stage, self.done, self.total)
 
@@ -82,8 +82,8 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         checkpoint = work / "checkpoints" / "step-0"
         checkpoint.mkdir(parents=True)
         entries, places = _entries_of_ours(hub)
-        write_file(shard_path(checkpoint, 0), entries, _Counter("import", entries, on_progress))
-        _write_records(checkpoint, places)
+        counter = _Counter("import", entries, on_progress)
+        _write_records(checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), places)
         held = (source / TOKENIZER).is_file()
         if held:
             shutil.copyfile(source / TOKENIZER, work / TOKENIZER)
@@ -115,10 +115,9 @@ def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
     return tensor
 
 
-def _write_records(checkpoint: Path, places: dict[str, Any]) -> None:
-    path = shard_path(checkpoint, 0)
-    record = {"bytes": path.stat().st_size, "sha256": sha256(path), "parameters": places}
-    _write_json(path.with_suffix(".json"), record)
+def _write_records(checkpoint: Path, file: WrittenFile, places: dict[str, Any]) -> None:
+    record = {"bytes": file.bytes, "sha256": file.sha256, "parameters": places}
+    _write_json(shard_path(checkpoint, 0).with_suffix(".json"), record)
     _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 
 
