@@ -24,7 +24,7 @@ K = -1  # torch's rooms stand beside the house and see its lower floors
 SEEN_BY_K = 3
 LEVELS = {
     "__init__": 0, "errors": 0, "units": 0, "durable": 0,
-    "axes": 1, "sharding": 1, "shards": 1, "spec": 1,
+    "axes": 1, "sharding": 1, "shards": 1, "trail": 1, "spec": 1,
     "topology": 2, "balance": 2, "schedule": 2,
     "families": 3, "stages": 3,
     "rules": 4, "validate": 4, "estimate": 4,

@@ -191,7 +191,7 @@ def _check(plan: Plan, run: RunDir, *, resume: bool, overwrite: bool) -> LaunchP
 
 
 def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:
-    from mpctl.launch.plan import free_port
+    from mpctl.launch.port import free_port
     from mpctl.render.json import print_json
 
     port = free_port()

@@ -1,10 +1,11 @@
 """Which rank ended a run, and why, out of what every rank left behind.
 
 A rank that fails by an exception leaves a record that says whether it is only an echo of a lost
-peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. A stopped
-one (SIGSTOP, a debugger) is seen in its process state. Ranks that torchrun itself terminated
-afterwards (SIGTERM) are the cause only when their peers waited for them in vain. What a rank
-without a record was doing is in its trail (runtime/process.py).
+peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. One that
+left by itself with exit code 0 is neither there nor in the summary. A stopped one (SIGSTOP, a
+debugger) is seen in its process state. Ranks that torchrun itself terminated afterwards (SIGTERM),
+and those that NCCL's watchdog aborted because they waited too long, are the cause only when nothing
+else is. What a rank without a record was doing is in its trail (mpctl/trail.py).
 """
 
 from __future__ import annotations
@@ -16,11 +17,33 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.launch.rundir import RunDir
+from mpctl.launch.watch import Trouble, stopped_text
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
 LAST_LINES = 15
+TAIL_BYTES = 65536
 ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.S)
+OUT_OF_MEMORY = (
+    "memory ran out, the kernel killed a process of this control group; use a smaller model or "
+    "micro batch, fewer ranks, or a higher limit"
+)
+WATCHDOG = "Watchdog caught collective operation timeout"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the supervisor saw of an attempt.
+
+    code: torchrun's exit code, None where the supervisor ended it; stopped: ranks whose process was
+    stopped when it failed; trouble: why the supervisor ended it; memory_kills: processes that the
+    kernel killed in the meantime because the control group's memory ran out.
+    """
+
+    code: int | None = None
+    stopped: tuple[int, ...] = ()
+    trouble: Trouble | None = None
+    memory_kills: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,28 +65,39 @@ class Failure:
 
 
 def find_failure(
-    run: RunDir, job: JobSpec, world_size: int, *, stopped: tuple[int, ...] = ()
+    run: RunDir, job: JobSpec, world_size: int, evidence: Evidence = Evidence()
 ) -> Failure:
-    """The most likely cause: a real error, a stopped rank, a silent death, else the first echo."""
+    """The most likely cause: a real error, a stopped rank, what the supervisor saw, a rank that
+    ended without a record, else the first echo."""
     records = sorted(run.documents("failures"), key=lambda record: record["time"])
     causes = [record for record in records if not record["is_echo"]]
     if causes:
         return _recorded(run, causes[0])
-    if stopped:
-        why = "its process is stopped (SIGSTOP, a debugger?), so its peers waited in vain"
-        return _silent(run, job, stopped[0], why)
+    if evidence.stopped:
+        return _silent(run, job, evidence.stopped[0], stopped_text(list(evidence.stopped)))
+    if evidence.trouble is not None:
+        rank, error = evidence.trouble.rank, evidence.trouble.error
+        return _nobody(run, error) if rank is None else _silent(run, job, rank, error)
     done = {int(document["rank"]) for document in run.documents("ranks")}
     known = done | {int(record["rank"]) for record in records}
     codes = _exit_codes(run)
-    silent = [rank for rank in range(world_size) if rank not in known]
-    killed = [rank for rank in silent if codes.get(rank) not in (None, -signal.SIGTERM)]
-    if killed or (silent and records):
-        rank = (killed or silent)[0]
-        return _silent(run, job, rank, _ending(codes.get(rank)))
+    unknown = [rank for rank in range(world_size) if rank not in known]
+    tells = records or evidence.code == 0 or set(codes.values()) - {-signal.SIGTERM}
+    if unknown and tells:
+        rank = min(unknown, key=lambda rank: _innocence(run, rank, codes))
+        return _silent(run, job, rank, _ending(run, rank, codes, evidence))
     if records:
         return _recorded(run, records[0])
-    log = run.torchrun_log
-    return Failure(None, {}, "torchrun ended before its workers", "start", str(log), _tail(log))
+    return _nobody(run, _torchrun_ending(evidence))
+
+
+def _innocence(run: RunDir, rank: int, codes: dict[int, int]) -> int:
+    """Ranks that left no record, the most likely cause first: killed or ended with an error, ended
+    with code 0, terminated by torchrun, aborted because it waited too long."""
+    code = codes.get(rank)
+    if code == -signal.SIGABRT and WATCHDOG in _end_of(run.log(rank)):
+        return 3
+    return 1 if code is None else 2 if code == -signal.SIGTERM else 0
 
 
 def port_was_taken(run: RunDir) -> bool:
@@ -88,17 +122,41 @@ def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: 
     return Failure(rank, coords, error, doing, str(log), _tail(log))
 
 
-def _ending(code: int | None) -> str:
-    if code in (None, -signal.SIGTERM):
-        return "did not answer its peers, who waited for it in vain"
+def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: Evidence) -> str:
+    code = codes.get(rank)
+    if _innocence(run, rank, codes) == 3:
+        return f"waited for its peers until the time-out (NCCL: {WATCHDOG})"
+    if code == -signal.SIGTERM or (code is None and not codes and evidence.code != 0):
+        return "did not answer its peers, which timed out waiting for it"
+    if code is None:
+        return "ended with exit code 0 before the last step"
     if code >= 0:
-        return f"ended with exit code {code} without a word"
+        return f"ended with exit code {code} without a traceback"
+    return f"killed by signal {-code} ({_signal_name(-code)}{_memory_hint(-code, evidence)})"
+
+
+def _torchrun_ending(evidence: Evidence) -> str:
+    """What is known when no rank left anything."""
+    if evidence.code is not None and evidence.code < 0:
+        number = -evidence.code
+        why = f"{_signal_name(number)}{_memory_hint(number, evidence)}"
+        return f"torchrun was killed by signal {number} ({why}) before its ranks had started"
+    if evidence.memory_kills:
+        return f"torchrun ended: {OUT_OF_MEMORY}"
+    return "torchrun ended before its ranks had started"
+
+
+def _memory_hint(number: int, evidence: Evidence) -> str:
+    if evidence.memory_kills:
+        return f": {OUT_OF_MEMORY}"
+    return ", often the kernel short of memory" if number == signal.SIGKILL else ""
+
+
+def _signal_name(number: int) -> str:
     try:
-        name = signal.Signals(-code).name
+        return signal.Signals(number).name
     except ValueError:
-        name = str(-code)
-    hint = ", often the kernel short of memory" if -code == signal.SIGKILL else ""
-    return f"killed by signal {-code} ({name}{hint})"
+        return str(number)
 
 
 def _exit_codes(run: RunDir) -> dict[int, int]:
@@ -108,5 +166,19 @@ def _exit_codes(run: RunDir) -> dict[int, int]:
 
 
 def _tail(log: Path) -> tuple[str, ...]:
-    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
-    return tuple(text.splitlines()[-LAST_LINES:])
+    return tuple(_end_of(log).splitlines()[-LAST_LINES:])
+
+
+def _end_of(log: Path) -> str:
+    """The last TAIL_BYTES of a log."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return stream.read().decode("utf-8", errors="replace")
+
+
+def _nobody(run: RunDir, error: str) -> Failure:
+    """A failure that is not one rank's."""
+    log = run.torchrun_log
+    return Failure(None, {}, error, "start", str(log), _tail(log))

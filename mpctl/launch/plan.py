@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpctl.document import plan_document
 from mpctl.launch.machine import Machine
+from mpctl.launch.port import HOST
 from mpctl.launch.preflight import chosen_device
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
 from mpctl.shards import newest_checkpoint
 from mpctl.spec.job import JobSpec
+
+LAUNCHER = "MPCTL_LAUNCHER"  # environment of torchrun: the process that it ends with
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class LaunchPlan:
 
     def command(self, port: int) -> list[str]:
         return [
-            sys.executable, "-m", "torch.distributed.run",
+            sys.executable, "-m", "mpctl.runtime.torchrun",
             "--nnodes=1", "--node-rank=0", f"--nproc-per-node={self.world_size}",
-            "--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}",
+            "--rdzv-backend=static", f"--master-addr={HOST}", f"--master-port={port}",
             "--max-restarts=0", "-m", "mpctl.runtime.worker", str(self.run.path.resolve()),
         ]  # fmt: skip
 
@@ -101,10 +103,3 @@ def _pinned(origin: str | None) -> str | None:
 
 def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).resolve())
-
-
-def free_port() -> int:
-    """A port that nothing listens on now; a clash before torchrun binds it costs one attempt."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

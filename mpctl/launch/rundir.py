@@ -20,6 +20,7 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.shards import checkpoints, recover
+from mpctl.trail import TrailState, read_trail
 
 FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
          "torchrun.pid")  # fmt: skip
@@ -161,11 +162,12 @@ class RunDir:
         return max((record["step"] for record in self.records()), default=0)
 
     def doing(self, rank: int) -> str:
-        """What a rank was at when it ended or was stopped; of one that ended well nothing is left,
-        and before its first step there is nothing."""
-        trail = self.path / "doing" / f"rank-{rank}"
-        written = trail.read_bytes() if trail.exists() else b""
-        return written.rstrip(b"\0").decode(errors="replace")
+        """What a rank was doing when it ended or was stopped; empty for one that ended well."""
+        return self.trail(rank).doing
+
+    def trail(self, rank: int) -> TrailState:
+        """What a rank wrote of itself in this attempt: what it does, its heartbeat."""
+        return read_trail(self.path / "doing" / f"rank-{rank}")
 
     def last_checkpoint(self) -> int:
         """Steps held by the newest checkpoint, 0 without one."""

@@ -1,24 +1,23 @@
 """Run a LaunchPlan and watch it: records out, a stop in, and no process left behind.
 
 One torchrun an attempt, in a session of its own so that Ctrl-C reaches only us. A first SIGINT,
-SIGTERM or SIGHUP asks the ranks to finish their step and save (a file that rank 0's step looks
-for); a second one, or `stop_seconds` without an end, kills the tree. If we are killed ourselves the
-kernel kills torchrun, and with it the workers.
+SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save (a file
+that rank 0's step looks for); a second one, or `stop_seconds` without an end, kills the tree. If we
+are killed ourselves the kernel kills torchrun (runtime/torchrun.py), and with it the workers.
 
 A rank that failed says so in a file. torchrun then ends the others by SIGTERM within half a second,
 but waits 30 s for one that cannot take it: a stopped process, or one deep in the kernel. We do not
-wait for a stopped one, and for none longer than FAILING_SECONDS.
+wait for a stopped one, and for none longer than FAILING_SECONDS. What no rank can tell, because all
+of them or torchrun are stopped or cannot meet, the watch sees (watch.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,15 +25,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-import psutil
-
-from mpctl.launch.diagnose import Failure, find_failure, port_was_taken
-from mpctl.launch.plan import LaunchPlan, free_port
+from mpctl.launch.cgroup import memory_kills
+from mpctl.launch.diagnose import Evidence, Failure, find_failure, port_was_taken
+from mpctl.launch.plan import LAUNCHER, LaunchPlan
+from mpctl.launch.port import HOST, free_port
+from mpctl.launch.processes import Family, kill_tree
 from mpctl.launch.rundir import COMMAND
+from mpctl.launch.watch import Watch
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS = 10.0
-PR_SET_PDEATHSIG = 1
 OnRecord = Callable[[dict[str, Any]], None]
 OnEvent = Callable[[str], None]
 
@@ -63,7 +63,7 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequests]:
-        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
         before = {name: signal.signal(name, self._take) for name in names}
         try:
             yield self
@@ -83,9 +83,9 @@ def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> Outc
             ended = _attempt(plan, stops, on_record, on_event)
             if ended.code == 0 and run.last_step() >= plan.job.training.steps:
                 return Outcome("finished", attempt)
-            if stops.received or ended.code == 0:  # 0: someone else made the file that stops it
+            if stops.received or (ended.code == 0 and run.stop.exists()):
                 return Outcome("stopped", attempt, next(iter(stops.received), None))
-            failure = find_failure(run, plan.job, plan.world_size, stopped=ended.stopped_ranks)
+            failure = find_failure(run, plan.job, plan.world_size, ended.evidence)
             if attempt == attempts:
                 return Outcome("failed", attempt, failure=failure)
             on_event(f"{failure}; starting again from step {run.last_checkpoint()}")
@@ -94,10 +94,10 @@ def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> Outc
 
 @dataclass(frozen=True)
 class Ended:
-    """One torchrun's exit code, and the ranks that were stopped (SIGSTOP) when it failed."""
+    """How one torchrun ended."""
 
     code: int
-    stopped_ranks: tuple[int, ...] = ()
+    evidence: Evidence
 
 
 def _attempt(
@@ -116,35 +116,36 @@ def _run_torchrun(
 ) -> Ended:
     """One torchrun from start to end."""
     plan.run.begin_attempt()
+    port, kills = free_port(plan.world_size), memory_kills()
     with plan.run.torchrun_log.open("ab") as log:
-        process = _spawn(plan, log)
+        process = _spawn(plan, log, port)
         plan.run.torchrun_pid.write_text(str(process.pid))  # a worker starts a second from now
-        reader, failing = RecordReader(plan.run.metrics), Failing(plan, process.pid)
+        family, reader = Family(process.pid, plan.world_size), RecordReader(plan.run.metrics)
+        failing = Failing(plan, family)
+        watch = Watch(plan.run, family, plan.job.launch, address=f"{HOST}:{port}")
         try:
-            while process.poll() is None and failing.may_last():
+            while process.poll() is None and failing.may_last() and watch.finds_nothing():
                 reader.deliver(on_record)
                 if stops.received and not _may_go_on(plan, stops, reader, on_event):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
+            code = process.poll()  # None: it is ended by us
             kill_tree(process)
             plan.run.torchrun_pid.unlink(missing_ok=True)
         reader.deliver(on_record)
-    return Ended(process.wait(), failing.stopped_ranks)
+    evidence = Evidence(code, failing.stopped_ranks, watch.trouble, memory_kills() - kills)
+    return Ended(process.wait(), evidence)
 
 
-def _spawn(plan: LaunchPlan, log: BinaryIO) -> subprocess.Popen[bytes]:
-    command = plan.command(free_port())
+def _spawn(plan: LaunchPlan, log: BinaryIO, port: int) -> subprocess.Popen[bytes]:
+    command = plan.command(port)
     log.write(f"{COMMAND}{shlex.join(command)}\n".encode())
     log.flush()
     return subprocess.Popen(
-        command, env={**os.environ, **plan.env}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True, preexec_fn=_die_with_us if sys.platform == "linux" else None,
+        command, env={**os.environ, **plan.env, LAUNCHER: str(os.getpid())},
+        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
     )  # fmt: skip
-
-
-def _die_with_us() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _may_go_on(
@@ -166,7 +167,7 @@ class Failing:
     """How long a run may last once one of its ranks has failed."""
 
     plan: LaunchPlan
-    torchrun: int
+    family: Family
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 
@@ -175,20 +176,8 @@ class Failing:
             if not self.plan.run.has_failures:
                 return True
             self.deadline = time.monotonic() + FAILING_SECONDS
-        self.stopped_ranks = stopped_ranks(self.torchrun)
+        self.stopped_ranks = self.family.stopped_ranks()
         return not self.stopped_ranks and time.monotonic() < self.deadline
-
-
-def stopped_ranks(torchrun: int) -> tuple[int, ...]:
-    """Ranks whose process is stopped (state T): alive, unable to answer, deaf to SIGTERM."""
-    found = []
-    try:
-        for worker in psutil.Process(torchrun).children():
-            if worker.status() == psutil.STATUS_STOPPED:
-                found.append(int(worker.environ()["RANK"]))
-    except (psutil.Error, KeyError):
-        pass  # they are just ending
-    return tuple(sorted(found))
 
 
 @dataclass
@@ -214,20 +203,3 @@ class RecordReader:
                 self.offset += len(line)
                 self.delivered += 1
                 on_record(json.loads(line))
-
-
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything it started; nothing happens when all have ended."""
-    try:
-        tree = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        tree = []
-    if process.poll() is None:
-        process.kill()
-    for child in tree:
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(tree, timeout=10)
-    process.wait()

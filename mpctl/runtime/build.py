@@ -44,7 +44,6 @@ from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-START_TIMEOUT = timedelta(minutes=5)
 
 
 def build_trainer(
@@ -192,9 +191,11 @@ def join(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
     if world_size == 1:
         return
     device = _device(job.launch.device, local_rank)
-    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=START_TIMEOUT))
+    # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
+    patience = timedelta(seconds=2 * job.launch.start_seconds)
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
     store.set(f"here/{rank}", "")
-    store.wait([f"here/{peer}" for peer in range(world_size)], START_TIMEOUT)
+    store.wait([f"here/{peer}" for peer in range(world_size)], patience)
     dist.init_process_group(
         BACKENDS[device.type], store=store, rank=rank, world_size=world_size,
         timeout=timedelta(seconds=job.launch.timeout_seconds),

@@ -4,14 +4,13 @@ Three measured facts shape this file. torchrun killed by -9 leaves its workers r
 asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections within
 a tenth of a second, so most failures are echoes: each record says whether it is one, and a rank
 that left no record at all is the one that died without a word. What it was doing then stands in its
-trail.
+trail (mpctl/trail.py).
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import signal
 import sys
@@ -25,9 +24,9 @@ from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
 
 PR_SET_PDEATHSIG = 1
-TRAIL_BYTES = 256
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
-          "connection refused", "remote process exited", "application timeout",
+          "connection refused", "remote process exit", "application timeout",
+          "unexpected exit of a remote peer", "connection closure by a peer",
           "nccl communicator was aborted", "wait timeout", "timed out",
           "gave up saving with its peers")  # fmt: skip
 
@@ -38,7 +37,11 @@ def die_with_parent(recorded: Path) -> None:
     recorded: where the launcher wrote who the parent is; one that ended while we were starting has
     left us to another, whose end would tell nothing.
     """
-    parent = int(recorded.read_text()) if recorded.exists() else os.getppid()
+    end_with(int(recorded.read_text()) if recorded.exists() else os.getppid())
+
+
+def end_with(parent: int) -> None:
+    """End this process when `parent`, which started it, ends; at once when it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -66,24 +69,6 @@ def write_json(path: Path, document: Any) -> None:
     """Whole or not at all, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(document, indent=1) + "\n")
-
-
-class Trail:
-    """What a rank is doing, in a mapped file: a word costs no call of the system, and the kernel
-    keeps it when the process is killed or stopped."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(TRAIL_BYTES))
-        self.path = path
-        with path.open("r+b") as stream:
-            self.words = mmap.mmap(stream.fileno(), TRAIL_BYTES)
-
-    def write(self, doing: str) -> None:
-        self.words[:] = doing.encode()[:TRAIL_BYTES].ljust(TRAIL_BYTES, b"\0")
-
-    def end(self) -> None:
-        self.path.unlink(missing_ok=True)
 
 
 def record_failure(

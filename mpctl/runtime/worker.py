@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import RunFailed
 from mpctl.runtime.process import (
-    Trail,
     die_with_parent,
     record_failure,
     redirect_output,
     write_json,
 )
+from mpctl.trail import JOINED, JOINING, Trail
 
 if TYPE_CHECKING:
     from mpctl.runtime.train import Trainer
@@ -37,6 +37,7 @@ class Place:
     rank: int
     local_rank: int
     world_size: int
+    address: str = ""
 
     @classmethod
     def from_environment(cls) -> Place:
@@ -44,13 +45,17 @@ class Place:
         missing = [name for name in names if name not in os.environ]
         if missing:
             sys.exit(f"{', '.join(missing)} not set: this module is started by torchrun")
-        return cls(*(int(os.environ[name]) for name in names))
+        rank, local_rank, world_size = (int(os.environ[name]) for name in names)
+        address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        return cls(rank, local_rank, world_size, address)
 
 
 def main(run: Path) -> None:
     die_with_parent(run / "torchrun.pid")
     place = Place.from_environment()
     redirect_output(run / "logs" / f"rank-{place.rank}.log")
+    trail = Trail(run / "doing" / f"rank-{place.rank}")
+    trail.keep_beating()
     from mpctl.spec.load import parse
     from mpctl.topology import Topology
 
@@ -58,7 +63,7 @@ def main(run: Path) -> None:
     topology = Topology.of(
         job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
     )
-    worker = Worker(run, job, place, topology)
+    worker = Worker(run, job, place, topology, trail)
     print(f"rank {place.rank} of {place.world_size}, coordinates {worker.coords}")
     try:
         worker.run()
@@ -80,7 +85,9 @@ class Worker:
     job: JobSpec
     place: Place
     topology: Topology
+    trail: Trail
     trainer: Trainer | None = None
+    phase: str = "starting"
 
     @property
     def coords(self) -> dict[str, int]:
@@ -88,30 +95,35 @@ class Worker:
 
     @property
     def doing(self) -> str:
-        return self.trainer.doing if self.trainer else "starting"
+        return self.trainer.doing if self.trainer else self.phase
 
     def run(self) -> None:
         from mpctl.runtime.build import build_trainer, join, stop_watch
 
         place = self.place
+        self._reach(JOINING, f"joining the other ranks at {place.address}")
         join(self.job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size)
+        self._reach(JOINED, "building the model")
         self.trainer = trainer = build_trainer(
             self.run_dir, self.job, self.topology, rank=place.rank, local_rank=place.local_rank,
             stop_asked=stop_watch(self.run_dir),
         )  # fmt: skip
-        trail = Trail(self.run_dir / "doing" / f"rank-{place.rank}")
-        trainer.pipeline.on_move = lambda: trail.write(trainer.doing)
+        trainer.pipeline.on_move = lambda: self.trail.write(trainer.doing)
         print(trainer.model)
         for record in trainer.run():
             print(f"step {record['step']}: loss {record['loss']:.6f}")
             if place.rank == 0:
                 self._append(record)
         write_json(self.run_dir / "ranks" / f"rank-{place.rank}.json", self._account(trainer))
-        trail.end()
+        self.trail.end()
         if place.world_size > 1:
             import torch.distributed as dist
 
             dist.destroy_process_group()
+
+    def _reach(self, start: int, phase: str) -> None:
+        self.phase = phase
+        self.trail.reach(start, phase)
 
     def _append(self, record: dict[str, Any]) -> None:
         with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as stream:

@@ -54,6 +54,10 @@ class Launch(Table):
     timeout_seconds: Timeout = Field(
         300.0, description="longest wait for other ranks in a collective, seconds"
     )
+    start_seconds: Timeout = Field(
+        300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
+        "up, libraries imported, ranks connected; building the model does not count"
+    )  # fmt: skip
     shared_memory: bool = Field(
         True, description="CPU ranks of one host exchange through shared memory; false: gloo"
     )

@@ -17,12 +17,14 @@ EXIT_CODES = {
     "0": "done",
     "1": "the run failed: a rank died, or a measurement or rehearsal did not finish",
     "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
-    "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM",
+    "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM, 138 after SIGUSR1",
 }
 READ = {
     "COLUMNS": "width of tables and pages of text; the terminal's when absent",
     "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
     "LOCAL_RANK": "by workers: set by torchrun",
+    "MASTER_ADDR, MASTER_PORT": "by workers: set by torchrun",
+    "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "NO_COLOR": "any value turns colours off",
     "RANK": "by workers: set by torchrun",
     "WORLD_SIZE": "by workers: set by torchrun",

@@ -1,0 +1,161 @@
+"""Which rank is blamed, by the files and exit codes that a failed attempt leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.launch.cgroup import memory_headroom, memory_kills
+from mpctl.launch.diagnose import Evidence, Failure, find_failure
+from mpctl.launch.rundir import RunDir
+from mpctl.launch.watch import Trouble
+from mpctl.runtime.process import record_failure
+from mpctl.spec.load import load_job
+
+WATCHDOG = "[rank0]:[E321 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "
+
+
+class Attempt:
+    """A failed attempt of pp 2, dp 2: ranks 0 and 1 are the first stage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder)
+        self.run.torchrun_log.parent.mkdir(parents=True)
+        self.job = load_job(None, {"parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4})
+
+    def raised(self, rank: int, error: BaseException) -> None:
+        record_failure(self.run.path / f"failures/rank-{rank}.json", error, rank=rank,
+                       coords={"dp": rank % 2, "pp": rank // 2}, doing="step 3")  # fmt: skip
+
+    def summary(self, codes: dict[int, int]) -> None:
+        """As torchrun writes it for the ranks that did not end with code 0."""
+        entries = "".join(
+            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 1)\n"
+            for rank, code in codes.items()
+        )
+        self.run.torchrun_log.write_text(f"\n$ torchrun\nworker FAILED\n{entries}")
+
+    def log(self, rank: int, text: str) -> None:
+        self.run.log(rank).write_text(text)
+
+    def failure(self, **seen: Any) -> Failure:
+        return find_failure(self.run, self.job, 4, Evidence(**{"code": 1, **seen}))
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    return Attempt(tmp_path)
+
+
+LOST = ConnectionError("Connection closed by peer [127.0.0.1]:4711")
+
+
+def test_a_rank_that_left_with_exit_code_0_is_blamed(attempt: Attempt) -> None:
+    """Its peers lost it: two say so, and torchrun terminated the third, which says nothing."""
+    attempt.raised(0, LOST)
+    attempt.raised(3, LOST)
+    attempt.summary({0: 1, 3: 1, 1: -15})
+    failure = attempt.failure()
+    assert failure.rank == 2 and failure.coords["pp"] == 1
+    assert failure.error == "ended with exit code 0 before the last step"
+
+
+def test_all_ranks_that_left_with_exit_code_0(attempt: Attempt) -> None:
+    failure = attempt.failure(code=0)
+    assert failure.rank == 0 and "exit code 0 before the last step" in failure.error
+
+
+def test_nccl_words_of_a_lost_peer_are_echoes(attempt: Attempt) -> None:
+    attempt.raised(0, RuntimeError("ncclSystemError: ... It can be also caused by unexpected exit "
+                                   "of a remote peer, see if there is connection closure by a "
+                                   "peer."))  # fmt: skip
+    attempt.raised(1, RuntimeError("ncclRemoteError: A call failed possibly due to a network error "
+                                   "or a remote process exiting prematurely."))  # fmt: skip
+    attempt.summary({0: 1, 1: 1, 2: -11, 3: -15})
+    failure = attempt.failure()
+    assert failure.rank == 2 and "killed by signal 11 (SIGSEGV)" in failure.error
+
+
+def test_a_rank_that_nccl_aborted_for_waiting_is_not_the_cause(attempt: Attempt) -> None:
+    """Ranks 0, 1 and 3 waited for rank 2, which computes for ever; torchrun terminates it."""
+    for rank in (0, 1, 3):
+        attempt.log(rank, f"step 2: loss 3.1\n{WATCHDOG} WorkNCCL(SeqNum=8)\n")
+    attempt.summary({0: -6, 1: -6, 3: -6, 2: -15})
+    failure = attempt.failure()
+    assert failure.rank == 2 and "did not answer its peers" in failure.error
+
+
+def test_an_abort_without_the_watchdog_is_a_cause(attempt: Attempt) -> None:
+    attempt.log(0, WATCHDOG)
+    attempt.log(3, "terminate called after throwing an instance of 'std::bad_alloc'\n")
+    attempt.summary({0: -6, 3: -6, 1: -15, 2: -15})
+    failure = attempt.failure()
+    assert failure.rank == 3 and "killed by signal 6 (SIGABRT)" in failure.error
+
+
+def test_where_all_waited_too_long_the_first_says_so(attempt: Attempt) -> None:
+    for rank in range(4):
+        attempt.log(rank, WATCHDOG)
+    attempt.summary(dict.fromkeys(range(4), -6))
+    assert "waited for its peers until the time-out" in attempt.failure().error
+
+
+def test_what_the_supervisor_saw_comes_after_errors_and_before_silence(attempt: Attempt) -> None:
+    seen = {"code": None, "trouble": Trouble(1, "its process is stopped")}
+    assert (attempt.failure(**seen).rank, attempt.failure(**seen).doing) == (1, "step 1")
+    nobody = attempt.failure(code=None, trouble=Trouble(None, "torchrun is stopped"))
+    assert (nobody.rank, str(nobody)) == (None, f"torchrun is stopped ({nobody.log})")
+    assert attempt.failure(stopped=(2, 3)).error.endswith("so is rank 3")
+    attempt.raised(3, ValueError("token 60000"))
+    assert attempt.failure(**seen).rank == 3
+
+
+def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
+    assert "torchrun ended before its ranks" in attempt.failure().error
+    attempt.summary({})
+    killed = attempt.failure(code=-9, memory_kills=1).error
+    assert "torchrun was killed by signal 9 (SIGKILL: memory ran out" in killed
+    assert "often the kernel short of memory" in attempt.failure(code=-9).error
+    attempt.summary({1: -9, 0: -15, 2: -15, 3: -15})
+    failure = attempt.failure(memory_kills=1)
+    assert failure.rank == 1 and "memory ran out" in failure.error
+    assert "torchrun" not in failure.error
+
+
+VERSION_2 = {"job/step/memory.max": "1000", "job/step/memory.current": "700",
+             "job/step/memory.stat": "anon 500\ninactive_file 100\n",
+             "job/step/memory.events": "low 0\noom 1\noom_kill 3\n",
+             "job/memory.max": "max", "job/memory.current": "800"}  # fmt: skip
+VERSION_1 = {"memory/job/step/memory.limit_in_bytes": "9223372036854771712",
+             "memory/job/step/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+             "memory/job/memory.limit_in_bytes": "500", "memory/job/memory.usage_in_bytes": "200",
+             "memory/job/memory.stat": "inactive_file 7\ntotal_inactive_file 100\n"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "kills"),
+    [
+        (VERSION_2, "0::/job/step\n", 3),
+        (VERSION_1, "9:cpu,cpuacct:/other\n4:memory:/job/step\n0::/\n", 3),
+        ({}, "0::/job/step\n", 0),
+        ({}, "", 0),
+    ],
+)
+def test_control_groups(tmp_path: Path, files: dict[str, str], own: str, kills: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "self").write_text(own)
+    assert memory_kills(tmp_path, tmp_path / "self") == kills
+    assert memory_headroom(tmp_path, tmp_path / "self") == (400 if files else None)
+    assert memory_kills(tmp_path, tmp_path / "absent") == 0
+
+
+def test_a_failure_is_json_and_words(attempt: Attempt) -> None:
+    attempt.raised(3, ValueError("token 60000"))
+    assert json.loads((attempt.run.path / "failures/rank-3.json").read_text())["is_echo"] is False
+    expected = "rank 3 (dp 1, pp 1) failed at step 3: ValueError: token 60000"
+    assert str(attempt.failure()) == expected
