@@ -29,7 +29,7 @@ LEVELS = {
     "families": 3, "stages": 3,
     "rules": 4, "validate": 4, "estimate": 4,
     "plan": 5, "summary": 5, "document": 5, "launch": 5, "bench": 5, "calibrate": 5, "search": 5,
-    "batch": 5, "compare": 5, "explain": 5,
+    "runs": 5, "batch": 5, "compare": 5, "explain": 5,
     "render": 6, "cli": 6, "__main__": 6,
     "kernels": K, "data": K, "runtime": K, "weights": K, "families/module": K,
 }  # fmt: skip
@@ -44,6 +44,7 @@ K_SEES = {
 LOOKS_INTO_K = {"launch", "cli", "render"}  # before a run, in functions; a launch without torch
 SEEN_BEFORE_A_RUN = {"data", "weights"}
 STACKS = {"torch": "a K room", "numpy": "a K room", "rich": "render"}
+DRAWING = {"plotext", "matplotlib", "tensorboard"}  # imported where something is drawn or written
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,9 @@ def test_torch_numpy_and_rich_stay_in_their_rooms(module: Module) -> None:
             assert level(module) == K, f"{module.at(node)}: {stack} outside {STACKS[stack]}"
         if stack == "rich":
             assert module.room == "render", f"{module.at(node)}: rich outside render/"
+        if stack in DRAWING:
+            room = "launch" if stack == "tensorboard" else "render"
+            assert module.room == room and is_lazy(node), f"{module.at(node)}: {stack}"
 
 
 @every

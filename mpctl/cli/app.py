@@ -18,7 +18,8 @@ from mpctl import __version__
 from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
-    "plan", "search", "launch", "bench", "calibrate", "data", "weights", "presets", "schema",
+    "plan", "search", "launch", "runs", "show", "bench", "calibrate", "data", "weights", "presets",
+    "schema",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
@@ -23,24 +24,10 @@ STATES = {"parameters": "parameter_bytes", "gradients": "gradient_bytes",
 
 def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any]:
     """Schema mpctl.run/1."""
-    records = list(launch.run.records())
-    steady = records[WARM_UP_STEPS:] or records
-    validated = [r for r in records if "validation_loss" in r]
-    last = records[-1] if records else {}
     return {
         "schema": "mpctl.run/1",
         "status": outcome.status,
-        "steps": last.get("step", 0),
-        "final_loss": last.get("loss"),
-        "validation_loss": validated[-1]["validation_loss"] if validated else None,
-        "initial_validation_loss": records[0].get("initial_validation_loss") if records else None,
-        "validation_losses": validated[-1].get("validation_losses", {}) if validated else {},
-        "initial_validation_losses": records[0].get("initial_validation_losses", {})
-        if records
-        else {},
-        "tokens": last.get("tokens", 0),
-        "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
-        "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
+        **reached(list(launch.run.records())),
         "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
         "world_size": launch.world_size,
         "sizes": launch.job.sizes,
@@ -50,6 +37,25 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any
         "failure": None if outcome.failure is None else _failure(outcome),
         "plan_beside_run": _comparison(plan, launch),
         "command": shlex.join([sys.executable, "-m", "mpctl", *sys.argv[1:]]),
+    }
+
+
+def reached(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far the records of a run go: steps, losses, tokens, and the medians of a step's seconds
+    and tokens/s after the warm-up."""
+    steady = records[WARM_UP_STEPS:] or records
+    validated: dict[str, Any] = next((r for r in reversed(records) if "validation_loss" in r), {})
+    first, last = (records[0], records[-1]) if records else ({}, {})
+    return {
+        "steps": last.get("step", 0),
+        "final_loss": last.get("loss"),
+        "validation_loss": validated.get("validation_loss"),
+        "initial_validation_loss": first.get("initial_validation_loss"),
+        "validation_losses": validated.get("validation_losses", {}),
+        "initial_validation_losses": first.get("initial_validation_losses", {}),
+        "tokens": last.get("tokens", 0),
+        "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
+        "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
     }
 
 

@@ -1,6 +1,7 @@
 """The records of metrics.jsonl as a table: a row a step, a column a metric.
 
-A cell is empty where the step has no such number. The columns are `step`, those of scalars.COLUMNS, then further metrics by name.
+A cell is empty where the step has no such number. The columns are `step`, those of
+scalars.COLUMNS, then further metrics by name.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def print_summary(summary: dict[str, Any], run_dir: str) -> None:
     console = Console(highlight=False)
     style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
     table = Table.grid(padding=(0, 2))
-    for name, value in _rows(summary):
+    for name, value in summary_rows(summary):
         table.add_row(Text(name, style="dim"), value)
     status = summary["status"]
     console.print(Text.assemble((status, style[status]), f" after {summary['steps']} steps"))
@@ -84,7 +84,8 @@ def print_summary(summary: dict[str, Any], run_dir: str) -> None:
     console.print(Text.assemble(("run directory  ", "dim"), run_dir))
 
 
-def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was reached, measured and compared with the plan: a name and words each."""
     rows = [("loss", _number(summary["final_loss"]))]
     if summary["validation_loss"] is not None:
         first, last = summary["initial_validation_loss"], _number(summary["validation_loss"])

@@ -54,7 +54,10 @@ SCHEMAS = {
     "mpctl.rank/1": "`mpctl plan --rank N --json`: one rank, its coordinates and groups",
     "mpctl.rehearsal/1": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
     "mpctl.run/1": "`mpctl launch --json` and summary.json of a run",
+    "mpctl.runs/1": "`mpctl runs --json`: a row a run",
     "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
+    "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
+    "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",
 }

@@ -1,0 +1,114 @@
+"""`mpctl show`: one run in words, or the curves of several laid over each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+if TYPE_CHECKING:
+    from mpctl.runs.saved import SavedRun
+    from mpctl.runs.series import Series, X
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@app.command()
+def show(
+    run: Annotated[
+        list[Path], typer.Argument(metavar="RUN ...", help="Run directories, or names in runs/.")
+    ],
+    plot: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METRIC", help="Draw a metric: loss, val, lr, grad_norm, "
+                     "tokens_per_second or any other in metrics.jsonl; may be repeated."),
+    ] = None,
+    x: Annotated[
+        Literal["step", "tokens", "time"], typer.Option("--x", help="What curves are drawn over.")
+    ] = "step",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw into FILE, .png or .svg, instead of the terminal."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard's events."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="The summaries, or with --plot the curves, as JSON.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Summarise a run, draw its metrics, or export them.
+
+    mpctl show runs/demo
+    mpctl show demo demo-2 --plot loss --plot val --x tokens
+    mpctl show demo --plot loss --out loss.png
+    """
+    from mpctl.runs.show import open_runs
+
+    runs = open_runs(run)
+    if csv or tensorboard:
+        _export(runs, csv, tensorboard)
+    elif plot or out:
+        _plot(runs, plot or ["loss"], x, out, as_json=as_json)
+    else:
+        _summarise(runs, as_json=as_json)
+
+
+def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
+    from mpctl.runs.show import show_document
+
+    documents = [show_document(one) for one in runs]
+    if as_json:
+        from mpctl.render.json import print_json
+
+        print_json({"schema": "mpctl.show/1", "runs": documents})
+        return
+    from mpctl.render.show import print_run
+
+    for number, (one, document) in enumerate(zip(runs, documents, strict=True)):
+        if number:
+            print()
+        print_run(one, document)
+
+
+def _plot(
+    runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool
+) -> None:
+    from mpctl.runs.series import find_series
+
+    if out is not None:
+        from mpctl.render.plot_file import check_picture
+
+        check_picture(out)
+    series = find_series(runs, metrics, x)
+    if out is not None:
+        from mpctl.render.plot_file import write_picture
+
+        write_picture(out, series, x)
+    if as_json:
+        from mpctl.render.json import print_json
+
+        curves = [one.as_dict() for one in series]
+        print_json({"schema": "mpctl.series/1", "x": x, "series": curves})
+    elif out is not None:
+        print(f"wrote {out}")
+    else:
+        _draw(series, x)
+
+
+def _draw(series: list[Series], x: X) -> None:
+    from mpctl.render.plot_text import print_plot
+
+    print_plot(series, x)
+
+
+def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
+    from mpctl.runs.export import export
+
+    for path in export(runs, csv, tensorboard):
+        print(f"wrote {path}")

@@ -1,0 +1,113 @@
+"""The runs of a folder as a table; a narrow terminal loses its least important columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.render.data import printable
+from mpctl.runs.listing import Listing
+from mpctl.units import bytes_text, count_text
+
+STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "failed": "bold red",
+          "interrupted": "yellow", "unreadable": "red"}  # fmt: skip
+GAP = 2
+WORDS = ("name", "status", "model", "layout")
+Rows = tuple[dict[str, Any], ...]
+
+
+def print_runs(listing: Listing) -> None:
+    """On stdout; what was found wrong with a run stands below the table."""
+    console = Console(highlight=False)
+    if listing.rows:
+        width = console.width if console.is_terminal else None
+        table = _table(listing.rows, width)
+        if width is None:  # a file or a pipe is as wide as the table
+            console = Console(highlight=False, width=_measured(listing.rows))
+        console.print(table)
+    else:
+        console.print(Text(printable(f"no runs in {listing.folder}")))
+    problems = [(r["name"], text) for r in listing.rows for text in r["problems"]]
+    for name, text in problems:
+        console.print(
+            Text.assemble(("! ", "bold yellow"), printable(f"{name}: {text}")), soft_wrap=True
+        )
+    if listing.others:
+        console.print(
+            Text(printable(f"not runs of mpctl: {', '.join(listing.others)}"), "dim"),
+            soft_wrap=True,
+        )
+
+
+def _table(rows: Rows, width: int | None) -> Table:
+    """At most `width` characters wide, if its first five columns are."""
+    titles = list(COLUMNS)
+    while width is not None and len(titles) > 5 and _measured(rows, titles) > width:
+        titles.pop()
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
+    for title in titles:
+        table.add_column(title, justify="left" if title in WORDS else "right")
+    for row in rows:
+        style = STYLES[row["status"]]
+        table.add_row(*(Text(COLUMNS[title](row), style if title == "status" else "")
+                        for title in titles))  # fmt: skip
+    return table
+
+
+def _measured(rows: Rows, titles: Iterable[str] | None = None) -> int:
+    """Characters that the columns take, gaps included."""
+    return sum(GAP + max(len(title), *(len(COLUMNS[title](row)) for row in rows))
+               for title in titles or COLUMNS)  # fmt: skip
+
+
+def _number(key: str, form: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: "-" if row[key] is None else format(row[key], form)
+
+
+def _word(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: printable(row[key] or "-")
+
+
+def _step(row: dict[str, Any]) -> str:
+    return f"{row['step']}/{row['steps'] or '?'}"
+
+
+def _size(row: dict[str, Any]) -> str:
+    return bytes_text(row["checkpoint_bytes"]) if row["checkpoints"] else "-"
+
+
+def _moment(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: moment_text(row[key])
+
+
+def moment_text(iso: str | None) -> str:
+    """`2026-11-21T20:13:05+00:00` as `2026-11-21 20:13` in the time zone of the machine."""
+    if iso is None:
+        return "-"
+    return datetime.fromisoformat(iso).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    speed = row["tokens_per_second"]
+    return "-" if speed is None else count_text(speed) if speed >= 1e6 else f"{speed:,.0f}"
+
+
+# The most important first: from the right they are left out of a narrow terminal.
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "name": _word("name"),
+    "status": _word("status"),
+    "step": _step,
+    "loss": _number("loss", ".4f"),
+    "validation": _number("validation_loss", ".4f"),
+    "tokens/s": _tokens,
+    "model": _word("model"),
+    "layout": _word("layout"),
+    "started": _moment("started"),
+    "ended": _moment("ended"),
+    "checkpoints": _size,
+}

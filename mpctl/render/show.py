@@ -1,0 +1,101 @@
+"""One run in words: what was asked, what was reached, what it left and why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mpctl.render.data import printable
+from mpctl.render.run import summary_rows
+from mpctl.render.runs import STYLES, moment_text
+from mpctl.runs.saved import SavedRun
+from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text, seconds_text
+
+Row = tuple[str, str]
+
+
+def print_run(run: SavedRun, document: dict[str, Any]) -> None:
+    """On stdout."""
+    console = Console(highlight=False)
+    asked = "" if run.steps is None else f" of {run.steps}"
+    status = (run.status, STYLES[run.status])
+    title = Text.assemble((printable(run.name), "bold"), "  ", status)
+    console.print(title.append(f" after {run.step}{asked} steps"), soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows(run, document):
+        table.add_row(Text(name, style="dim"), Text(printable(value)))
+    console.print(table)
+
+
+def rows(run: SavedRun, document: dict[str, Any]) -> Iterator[Row]:
+    """A name and words for everything that is known of the run."""
+    if run.job is not None:
+        yield from _job_rows(run.job, document)
+    if document["steps"]:
+        yield from _time_rows(document)
+        yield from summary_rows(document)
+    if not document["plan_beside_run"]:
+        why = "not yet: ranks tell at the end" if run.status == "running" else "not compared: the "
+        yield "plan = run", why if run.status == "running" else f"{why}run did not end in order"
+    yield "checkpoints", _checkpoints(document["checkpoints"])
+    yield from _ending(document)
+    yield "run directory", document["path"]
+
+
+def _job_rows(job: JobSpec, document: dict[str, Any]) -> Iterator[Row]:
+    training, model = job.training, job.model
+    if model is not None:
+        name = f"{model.name}: " if model.name else ""
+        yield "model", (f"{name}{model.family}, {model.all_layers} layers, hidden {model.hidden}, "
+                        f"{model.heads} heads, vocabulary {model.vocab:,}, sequence of "
+                        f"{model.seq_length}")  # fmt: skip
+    ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
+    yield "layout", f"{document['layout']}; {ranks}, device {job.launch.device}"
+    yield "batch", f"{training.global_batch_size or '?'} samples, {training.dtype}"
+    yield "learning rate", f"{training.learning_rate:g} to {training.min_learning_rate:g}"
+    source = job.data.path or ", ".join(job.data.corpus or ())
+    yield "data", f"{source or 'none'}; seed {training.seed}"
+    if training.init_from:
+        yield "started from", training.init_from
+
+
+def _time_rows(document: dict[str, Any]) -> Iterator[Row]:
+    began, ended = moment_text(document["started"]), moment_text(document["ended"])
+    day = began.split()[0]
+    until = "" if document["ended"] is None else f" to {ended.removeprefix(day).strip()}"
+    spent = f"{seconds_text(document['training_seconds'])} in training steps"
+    yield "time", f"{began}{until}; {spent}"
+    if (document["attempts"] or 1) > 1:
+        yield "attempts", f"{document['attempts']}: it failed and started again"
+
+
+def _checkpoints(saved: list[dict[str, Any]]) -> str:
+    if not saved:
+        return "none"
+    whole = sum(one["bytes"] for one in saved)
+    told = saved if len(saved) <= 4 else [saved[0], None, *saved[-2:]]
+    words = ", ".join("..." if one is None else _checkpoint(one) for one in told)
+    return words if len(saved) == 1 else f"{words}; {len(saved)} of {bytes_text(whole)} in all"
+
+
+def _checkpoint(saved: dict[str, Any]) -> str:
+    trouble = f", damaged: {saved['problem']}" if saved["problem"] else ""
+    return f"step {saved['step']} ({bytes_text(saved['bytes'])}{trouble})"
+
+
+def _ending(document: dict[str, Any]) -> Iterator[Row]:
+    failure = document["failure"]
+    if failure is not None:
+        place = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())
+        who = "the run" if failure["rank"] is None else f"rank {failure['rank']}"
+        where = f" ({place})" if place else ""
+        doing = f" at {failure['doing']}" if failure["doing"] else ""
+        log = f"; log: {failure['log']}" if failure["log"] else ""
+        yield "failure", f"{who}{where} failed{doing}: {failure['error']}{log}"
+    for problem in document["problems"]:
+        yield "damaged", problem
