@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.t5.special import target_length
 from mpctl.launch.events import missing_tensorboard
+from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
@@ -22,9 +22,7 @@ from mpctl.shards import checkpoints, damage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
-from mpctl.units import bytes_text
 
-Device = Literal["cpu", "cuda"]
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
 # What the planner knows and the runtime does not run yet: setting, its value that runs.
 NOT_RUN_YET = (("parallel.tensor_mode", "1d"),)
@@ -52,7 +50,8 @@ def check_launch(plan: Plan, machine: Machine, *, resumed: RunDir | None = None)
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
     saved = () if resumed is None else _resumption(job, resumed)
     extras = missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else []
-    checks = (_unsupported(job), _targets(job.model), _world(plan, machine), _data(job, resumed),
+    checks = (_unsupported(job), _targets(job.model),
+              host_issues(plan, machine, chosen_device(job, machine)), _data(job, resumed),
               _initial(job, resumed), extras)  # fmt: skip
     return [*chain.from_iterable(checks), *saved]
 
@@ -77,13 +76,9 @@ def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
 
 
 def launch_warnings(job: JobSpec, machine: Machine) -> list[str]:
-    device, world = chosen_device(job, machine), job.world_size
-    if device == "cpu" and world > machine.cores:
-        return [
-            f"{world} ranks share {machine.cores} cores: a rehearsal, its speed says nothing about "
-            "the real cluster"
-        ]
-    return []
+    if chosen_device(job, machine) != "cpu":
+        return []
+    return list(rehearsal_warnings(job, machine))
 
 
 def _unsupported(job: JobSpec) -> Iterator[Issue]:
@@ -107,24 +102,6 @@ def _targets(model: Model) -> Iterator[Issue]:
                     f"{model.decoder_seq_length} tokens, but inputs of {model.seq_length} have "
                     f"{target_length(model.seq_length)} targets",
                     f"use {target_length(model.seq_length)} or more")  # fmt: skip
-
-
-def _world(plan: Plan, machine: Machine) -> Iterator[Issue]:
-    job, world = plan.job, plan.job.world_size
-    if chosen_device(job, machine) == "cuda":
-        if world > machine.gpus:
-            yield Issue("world-fits-machine", "cluster", f"{world} ranks need {world} GPUs, this "
-                        f"machine shows {machine.gpus}", "use fewer ranks, or --device cpu to "
-                        "rehearse the same ranks on its cores")  # fmt: skip
-        return
-    if plan.estimate is None:
-        return
-    need = world * max(s.state_bytes for s in plan.estimate.memory)
-    if need > machine.memory_bytes:
-        yield Issue("world-fits-memory", "cluster", f"weights, gradients and optimizer of {world} "
-                    f"ranks take {bytes_text(need)}, this machine has "
-                    f"{bytes_text(machine.memory_bytes)}",
-                    "use a smaller model or fewer replicas")  # fmt: skip
 
 
 def _resumption(job: JobSpec, run: RunDir) -> Iterator[Issue]:

@@ -32,7 +32,8 @@ from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
 # What a launch asks of this machine and a rehearsal does not.
-OF_THE_MACHINE = ("world-fits-machine", "world-fits-memory", "no-data")
+OF_THE_MACHINE = ("world-fits-machine", "world-fits-memory", "nodes-on-host", "ranks-can-meet",
+                  "no-data")  # fmt: skip
 LAW = (
     "fewer micro batches were run than a step has: those in flight at most, and two rounds; each "
     "sent the same, and messages are once a step + micro batches x one of them"

@@ -1,7 +1,8 @@
 """The run directory: what lies in it, when it may be used, what a resumed run finds.
 
 RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ doing/ data/,
-and where the job asks for them metrics.csv tensorboard/.
+where the job asks for them metrics.csv tensorboard/, and .mpctl-run, which says that all of these
+are a launch's own (marker.py).
 Nothing is ever written outside it. One launch at a time holds it, by a lock on the directory that
 the kernel takes back however the launch ends.
 """
@@ -19,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
+from mpctl.launch.marker import COMMAND, is_launched, is_resumable, write_marker
+from mpctl.launch.marker import NAME as MARKER
 from mpctl.shards import checkpoints, recover
 from mpctl.trail import TrailState, read_trail
 
 FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
          "torchrun.pid")  # fmt: skip
-COMMAND = "\n$ "  # begins every torchrun's part of its log
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")
 
 
@@ -78,25 +80,15 @@ class RunDir:
                 "use --resume to continue it, --overwrite to replace it, or another --run-dir",
             )  # fmt: skip
 
-    @property
-    def is_run(self) -> bool:
-        """Whether a launch wrote what is here: its job and its plan, not just files so named."""
-        try:
-            plan = json.loads((self.path / "plan.json").read_text("utf-8"))
-        except (OSError, ValueError):
-            return False
-        written = isinstance(plan, dict) and str(plan.get("schema", "")).startswith("mpctl.plan/")
-        return written and (self.path / "job.json").is_file()
-
     def require_run(self) -> None:
         """Raises InputError when there is no run to resume."""
-        if not self.is_run:
+        if not is_resumable(self.path):
             raise InputError.of("no-run", "--run-dir", f"{self.path} does not hold a run of mpctl",
                                 "leave out --resume to start one there")  # fmt: skip
 
     def require_replaceable(self) -> None:
         """Raises InputError when --overwrite would remove what no launch wrote."""
-        if self.is_occupied and not self.is_run:
+        if self.is_occupied and not is_launched(self.path):
             raise InputError.of("run-dir-foreign", "--run-dir",
                                 f"{self.path} does not hold a run of mpctl, nothing was removed",
                                 "use another --run-dir")  # fmt: skip
@@ -124,9 +116,14 @@ class RunDir:
         finally:
             os.close(handle)
 
+    def claim(self) -> None:
+        """Make the directory and say that what a run writes here is a run's."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_marker(self.path)
+
     def clear(self) -> None:
-        """Remove a run, and nothing that is not one's."""
-        for name in (*FILES, *FOLDERS):
+        """Remove a run, and nothing that is not one's; its marker last."""
+        for name in (*FILES, *FOLDERS, MARKER):
             path = self.path / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -21,7 +21,7 @@ def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progr
     try:
         if overwrite:
             run.clear()
-        run.path.mkdir(parents=True, exist_ok=True)
+        run.claim()
         for name, text in plan.files.items():
             (run.path / name).write_text(text, "utf-8")
         prepare_data(plan, on_progress)

@@ -27,10 +27,10 @@ from typing import Any, BinaryIO, Literal
 
 from mpctl.launch.cgroup import memory_kills
 from mpctl.launch.diagnose import Evidence, Failure, find_failure, port_was_taken
+from mpctl.launch.marker import COMMAND
 from mpctl.launch.plan import LAUNCHER, LaunchPlan
 from mpctl.launch.port import HOST, free_port
 from mpctl.launch.processes import Family, kill_tree
-from mpctl.launch.rundir import COMMAND
 from mpctl.launch.watch import Watch
 
 POLL_SECONDS = 0.05

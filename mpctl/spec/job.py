@@ -61,6 +61,9 @@ class Launch(Table):
     shared_memory: bool = Field(
         True, description="CPU ranks of one host exchange through shared memory; false: gloo"
     )
+    check_memory: bool = Field(
+        True, description="refuse a launch whose planned peak memory exceeds what is free"
+    )
     track_memory: bool = Field(
         True, description="measure the memory of one early step, to compare it with the plan"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
+from mpctl.errors import InputError
 from mpctl.launch import supervise
 from mpctl.launch.rundir import RunDir
 from tests.launch.command import arguments, start
@@ -157,6 +158,53 @@ class TestRunDir:
         words = refused(arguments(data, run, "--overwrite"), capsys)
         assert "nothing was removed" in words
         assert sorted(run.rglob("*")) == before
+
+    def test_a_plan_and_a_job_are_no_run(
+        self, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """`mpctl plan --json > plan.json` in a folder of ours, then --run-dir . --overwrite."""
+        monkeypatch.chdir(tmp_path)
+        assert mpctl(["plan", "demo", "--json"]) == 0
+        Path("plan.json").write_text(capsys.readouterr().out)
+        for name in ("job.json", "data/thesis.txt", "logs/diary.txt", "checkpoints/mine"):
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_text("{}")
+        before = sorted(tmp_path.rglob("*"))
+        argv = ["launch", "demo", "--run-dir", "."]
+        assert "nothing was removed" in refused([*argv, "--overwrite"], capsys)
+        assert "does not hold a run" in refused([*argv, "--resume"], capsys)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_runs_from_before_the_marker(self, tmp_path: Path) -> None:
+        """Replaced where a launch's own log is there, continued where there are checkpoints."""
+        run = RunDir(tmp_path)
+        (tmp_path / "job.json").write_text("{}")
+        (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/1"}')
+        (tmp_path / "checkpoints/step-3").mkdir(parents=True)
+        run.require_run()
+        with pytest.raises(InputError, match="nothing was removed"):
+            run.require_replaceable()
+        run.torchrun_log.parent.mkdir()
+        run.torchrun_log.write_text("\n$ python -m torch.distributed.run train.py x\n")
+        with pytest.raises(InputError, match="nothing was removed"):
+            run.require_replaceable()
+        run.torchrun_log.write_text("\n$ python -m torch.distributed.run --nnodes=1 "
+                                    "-m mpctl.runtime.worker /a/run\nwords\n")  # fmt: skip
+        run.require_replaceable()
+        run.clear()
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_claimed_directory_is_a_run_until_it_is_cleared(self, tmp_path: Path) -> None:
+        run = RunDir(tmp_path / "run")
+        run.claim()
+        run.require_run()
+        run.require_replaceable()
+        (run.path / ".mpctl-run").write_text('{"schema": "another/1"}')
+        with pytest.raises(InputError, match="does not hold a run"):
+            run.require_run()
+        run.claim()
+        run.abandon()
+        assert not run.path.exists()
 
     def test_resume_without_a_run(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         assert "which run?" in refused(["launch", "--resume"], capsys)

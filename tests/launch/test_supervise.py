@@ -30,7 +30,11 @@ def _saved(run: Launched) -> list[int]:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 138, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_finishes_the_step_and_saves(
     data: Path,
@@ -200,8 +204,10 @@ def test_two_launches_side_by_side(data: Path, tmp_path: Path) -> None:
 
 
 def test_the_signals_are_given_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    asked = [signal.SIGTERM, signal.SIGUSR1]
+    before = [signal.getsignal(number) for number in asked]
     with supervise.StopRequests().listening() as stops:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stops.received == [signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) == before
+        for number in asked:
+            os.kill(os.getpid(), number)
+        assert stops.received == asked
+    assert [signal.getsignal(number) for number in asked] == before

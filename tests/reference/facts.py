@@ -27,6 +27,8 @@ READ = {
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "NO_COLOR": "any value turns colours off",
     "RANK": "by workers: set by torchrun",
+    "SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES, PET_NNODES, GROUP_WORLD_SIZE": ""
+    "hosts that a scheduler gave the job; the first that is set counts",
     "WORLD_SIZE": "by workers: set by torchrun",
 }
 SET = {
@@ -55,13 +57,14 @@ SCHEMAS = {
     "mpctl.rehearsal/1": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
     "mpctl.run/1": "`mpctl launch --json` and summary.json of a run",
     "mpctl.runs/1": "`mpctl runs --json`: a row a run",
+    "mpctl.run-dir/1": ".mpctl-run of a run directory: a launch wrote what is here",
     "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
     "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
     "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",
 }
-SCHEMA = re.compile(r"mpctl(\.[a-z]+)+/\d+")
+SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")
 
 
 def facts_text(title: str, table: dict[str, str]) -> str:

@@ -1,0 +1,95 @@
+"""Whether this host carries the ranks of a plan: hosts, GPUs, memory, a loopback address.
+
+`mpctl launch` starts all ranks on the host where it runs. A plan of several nodes is therefore
+refused on GPUs and where a scheduler has given several hosts; elsewhere it runs on CPU, with a
+warning that its nodes are simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Literal
+
+from mpctl.errors import Issue, RunFailed
+from mpctl.launch.machine import Machine
+from mpctl.launch.port import HOST, free_port
+from mpctl.plan import Plan
+from mpctl.spec.job import JobSpec
+from mpctl.units import bytes_text, plural
+
+Device = Literal["cpu", "cuda"]
+ALL_THE_SAME = "--set launch.check_memory=false starts it all the same"
+
+
+def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
+    """What this host lacks."""
+    checks = [_hosts(plan.job, machine, device), _meeting(plan.job)]
+    if device == "cuda":
+        checks.append(_gpus(plan.job, machine))
+    if plan.job.launch.check_memory:
+        checks.append(_device_memory(plan) if device == "cuda" else _host_memory(plan, machine))
+    return chain.from_iterable(checks)
+
+
+def rehearsal_warnings(job: JobSpec, machine: Machine) -> Iterator[str]:
+    """What a run on CPU does not tell of the cluster that it stands for."""
+    nodes, world = job.cluster.nodes, job.world_size
+    if nodes > 1:
+        yield f"the {nodes} nodes of the plan are simulated on this host (cpu): a rehearsal"
+    if world > machine.cores:
+        yield (f"{world} ranks share {machine.cores} cores: a rehearsal, its speed says nothing "
+               "about the real cluster")  # fmt: skip
+
+
+def _hosts(job: JobSpec, machine: Machine, device: Device) -> Iterator[Issue]:
+    nodes = job.cluster.nodes
+    if nodes == 1 or (device == "cpu" and machine.hosts == 1):
+        return
+    where = "this one host" if machine.hosts == 1 else (
+        f"this host alone, one of the {machine.hosts} that the scheduler gave")  # fmt: skip
+    way_out = f"plan for one node: --nodes 1 --gpus-per-node {machine.gpus or job.world_size}"
+    if machine.hosts == 1:
+        way_out += f", or --device cpu to rehearse the {nodes} nodes here"
+    yield Issue("nodes-on-host", "cluster.nodes", f"the plan has {nodes} nodes, and this version "
+                f"starts all {job.world_size} ranks on {where}", way_out)  # fmt: skip
+
+
+def _meeting(job: JobSpec) -> Iterator[Issue]:
+    try:
+        free_port(job.world_size)
+    except RunFailed as error:
+        yield Issue("ranks-can-meet", HOST, str(error))
+
+
+def _gpus(job: JobSpec, machine: Machine) -> Iterator[Issue]:
+    world = job.world_size
+    if world > machine.gpus:
+        yield Issue("world-fits-machine", "cluster", f"{plural(world, 'rank')} need "
+                    f"{plural(world, 'GPU')}, this machine shows {machine.gpus}", "use fewer "
+                    "ranks, or --device cpu to rehearse the same ranks on its cores")  # fmt: skip
+
+
+def _device_memory(plan: Plan) -> Iterator[Issue]:
+    if plan.fits is False:
+        (check,) = [check for check in plan.checks if check.rule == "memory-fits"]
+        yield Issue("world-fits-memory", check.where, check.message,
+                    f"{check.hint}; {ALL_THE_SAME}")  # fmt: skip
+
+
+def _host_memory(plan: Plan, machine: Machine) -> Iterator[Issue]:
+    """States, activations and buffers at the peak of a step, of all ranks together."""
+    if plan.estimate is None:
+        return
+    world, stages = plan.job.world_size, plan.estimate.memory
+    peaks = [stage.allocated_bytes for stage in stages]
+    need = sum(peaks) * (world // len(stages))
+    if need <= machine.memory_bytes:
+        return
+    most = max(stages, key=lambda stage: stage.allocated_bytes)
+    yield Issue("world-fits-memory", "cluster", f"{plural(world, 'rank')} take {bytes_text(need)} "
+                f"at the peak of a step, up to {bytes_text(most.allocated_bytes)} a rank "
+                f"({bytes_text(most.state_bytes)} of it weights, gradients and optimizer); "
+                f"{bytes_text(machine.memory_bytes)} are free on this machine",
+                "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
+                f"{ALL_THE_SAME}")  # fmt: skip

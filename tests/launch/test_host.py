@@ -1,0 +1,107 @@
+"""What a host must have before ranks start on it: hosts, GPUs, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mpctl.errors import Issue
+from mpctl.launch import machine as machine_module
+from mpctl.launch.host import host_issues, rehearsal_warnings
+from mpctl.launch.machine import Machine, hosts_in, this_machine
+from mpctl.launch.preflight import Device, chosen_device
+from mpctl.plan import make_plan
+from mpctl.spec.load import load_job
+
+HERE = Machine(cores=4, gpus=8, memory_bytes=1 << 34)
+GPT = {"model": "gpt2", "training.micro_batch_size": 4, "launch.device": "cpu"}
+
+
+def issues(machine: Machine, settings: dict[str, Any], device: Device = "cpu") -> list[Issue]:
+    return list(host_issues(make_plan(load_job(None, settings)), machine, device))
+
+
+TWO_NODES = {**GPT, "cluster.nodes": 2, "cluster.gpus_per_node": 2, "launch.check_memory": False}
+
+
+def test_two_nodes_are_simulated_on_cpu_and_it_is_said() -> None:
+    assert issues(HERE, TWO_NODES) == []
+    warnings = list(rehearsal_warnings(load_job(None, TWO_NODES), HERE))
+    assert warnings == ["the 2 nodes of the plan are simulated on this host (cpu): a rehearsal"]
+    alone = load_job(None, {**TWO_NODES, "cluster.nodes": 1})
+    assert list(rehearsal_warnings(alone, HERE)) == []
+
+
+def test_two_nodes_are_refused_on_gpus_with_ways_out() -> None:
+    (issue,) = issues(HERE, TWO_NODES, "cuda")
+    assert (issue.rule, issue.where) == ("nodes-on-host", "cluster.nodes")
+    assert "the plan has 2 nodes" in issue.message and "all 4 ranks" in issue.message
+    assert "--nodes 1 --gpus-per-node 8" in issue.hint and "--device cpu" in issue.hint
+    assert issues(HERE, {**TWO_NODES, "cluster.nodes": 1}, "cuda") == []
+
+
+def test_two_nodes_are_refused_where_a_scheduler_gave_several_hosts() -> None:
+    (issue,) = issues(replace(HERE, hosts=2), TWO_NODES)
+    assert "one of the 2 that the scheduler gave" in issue.message
+    assert issues(replace(HERE, hosts=2), {**TWO_NODES, "cluster.nodes": 1}) == []
+
+
+@pytest.mark.parametrize(
+    ("environment", "hosts"),
+    [
+        ({}, 1), ({"SLURM_NNODES": "2"}, 2), ({"SLURM_JOB_NUM_NODES": "3"}, 3),
+        ({"SLURM_NNODES": "4", "SLURM_STEP_NUM_NODES": "1"}, 1), ({"PET_NNODES": "1:4"}, 4),
+        ({"SLURM_NNODES": "many"}, 1), ({"GROUP_WORLD_SIZE": "0"}, 1),
+    ],
+)  # fmt: skip
+def test_hosts_of_a_scheduler(environment: dict[str, str], hosts: int) -> None:
+    assert hosts_in(environment) == hosts
+
+
+def test_activations_count_against_memory() -> None:
+    """The states of GPT-2 fit into 4 GiB, a micro batch of 16 with its activations does not."""
+    large = {**GPT, "training.micro_batch_size": 16}
+    plan = make_plan(load_job(None, large))
+    (memory,) = plan.estimate.memory
+    small = replace(HERE, memory_bytes=4 << 30)
+    assert memory.state_bytes < small.memory_bytes < memory.allocated_bytes
+    (issue,) = issues(small, large)
+    assert issue.rule == "world-fits-memory" and "4.0 GiB are free" in issue.message
+    assert "--recompute full" in issue.hint and "launch.check_memory=false" in issue.hint
+    assert issues(small, {**large, "launch.check_memory": False}) == []
+    assert issues(replace(HERE, memory_bytes=memory.allocated_bytes), large) == []
+
+
+def test_all_ranks_of_a_host_share_its_memory() -> None:
+    pair = {**GPT, "parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4}
+    plan = make_plan(load_job(None, pair))
+    need = 2 * sum(stage.allocated_bytes for stage in plan.estimate.memory)
+    assert issues(replace(HERE, memory_bytes=need), pair) == []
+    (issue,) = issues(replace(HERE, memory_bytes=need - 1), pair)
+    assert issue.message.startswith("4 ranks take")
+
+
+def test_a_device_that_is_too_small_is_refused() -> None:
+    large = {"model": "gpt2-xl", "cluster.device": "v100-16gb", "training.micro_batch_size": 8,
+             "cluster.gpus_per_node": 1}  # fmt: skip
+    job = load_job(None, large)
+    assert chosen_device(job, HERE) == "cuda"
+    (issue,) = issues(HERE, large, "cuda")
+    assert issue.rule == "world-fits-memory" and "V100" in issue.message
+    assert issues(HERE, {**large, "launch.check_memory": False}, "cuda") == []
+
+
+def test_a_host_that_hides_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/meminfo")
+
+    monkeypatch.setattr(machine_module.psutil, "virtual_memory", hidden)
+    assert this_machine().memory_bytes > 1 << 20
+
+
+def test_free_memory_is_what_can_be_taken(tmp_path: Path) -> None:
+    assert this_machine().memory_bytes <= psutil.virtual_memory().total
