@@ -36,8 +36,9 @@ def prepare(
         list[str] | None,
         typer.Argument(
             metavar="SOURCE",
-            help="Text files, folders or .jsonl files (a document a line, key text); or "
-            "python-stdlib, some 9 MB of text that every machine has.",
+            help="Text files, .jsonl files (a document a line), .parquet files (a document a row) "
+            "or folders of them; .gz and .zst are unpacked. Or python-stdlib, some 9 MB of text "
+            "that every machine has.",
             show_default="python-stdlib",
         ),
     ] = None,
@@ -78,12 +79,18 @@ def prepare(
         int | None,
         typer.Option(
             metavar="N",
-            help="Use at most this much text, in whole files drawn by the hash of their names: "
-            "less is a subset of more.",
+            help="Use at most this many bytes of text, unpacked, in whole files drawn by the hash "
+            "of their names: less is a subset of more.",
             show_default="all",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Decides which documents are held back.")] = 1234,
+    text_key: Annotated[
+        str, typer.Option(help="Key of the text in .jsonl lines, column in .parquet files.")
+    ] = "text",
+    encoding: Annotated[
+        str, typer.Option(help="Of text and .jsonl files, for example latin-1.")
+    ] = "utf-8",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what was prepared in DIR; no other file.")
     ] = False,
@@ -91,20 +98,22 @@ def prepare(
 ) -> None:
     """Cut a corpus into documents, train a tokenizer, write the tokens of both splits.
 
-    The same text and settings give the same bytes on every machine.
+    The same text and settings give the same bytes on every machine. A stop (Ctrl-C) leaves nothing
+    behind.
     """
+    from mpctl.cli.stop import ended_by_signals
     from mpctl.data.corpus import PYTHON_STDLIB
     from mpctl.data.prepare import prepare as prepare_data
     from mpctl.render.tasks import TaskBar
 
-    with TaskBar() as bar:
+    with ended_by_signals(f"{out} is as it was"), TaskBar(lines=True) as bar:
         prepared = prepare_data(
             sources=sources or [PYTHON_STDLIB], out=out, tokenizer=tokenizer,
             extend=extend_tokenizer,
             vocab_size=_default_vocab_size(tokenizer) if vocab_size is None else vocab_size,
             max_bytes=max_bytes,
-            validation_fraction=validation_fraction, seed=seed, overwrite=overwrite,
-            on_progress=bar.update,
+            validation_fraction=validation_fraction, seed=seed, text_key=text_key,
+            encoding=encoding, overwrite=overwrite, on_progress=bar.update,
         )  # fmt: skip
     _print(prepared, as_json=as_json, first_lines=None)
 

@@ -72,10 +72,12 @@ def launch(
     if dry_run:
         _print_dry_run(prepared, as_json=as_json)
         return
+    from mpctl.cli.stop import ended_by_signals
     from mpctl.launch.account import summarise, write_summary
     from mpctl.launch.follow import follow
     from mpctl.launch.start import start
     from mpctl.launch.supervise import run_launch
+    from mpctl.render.data import data_warnings
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.run import RunView, print_failure, print_summary
@@ -83,8 +85,9 @@ def launch(
 
     print_warnings(list(prepared.warnings))
     with run.held():
-        with TaskBar() as bar:
-            start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
+        with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
+            data = start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
+        print_warnings(data_warnings(data))
         launched = prepared.job
         with RunView(
             launched.training.steps, launched.launch.predicted_step_seconds,

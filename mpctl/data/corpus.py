@@ -1,23 +1,32 @@
-"""Texts of a corpus: text files, folders, .jsonl files, or Python's own standard library.
+"""Files of a corpus: named ones, folders, or Python's own standard library.
 
 The order of files is a function of their names below each source, never of the file system. A
 byte limit keeps a prefix of the files sorted by the hash of that name, so that a smaller limit
 yields a subset of a larger one: of files a, b, c of 4 bytes hashed in the order c, a, b, a limit
-of 8 keeps {a, c}. A file holds one text, a .jsonl file one a line (key `text`): what
-documents.py cuts into documents, or takes as they are.
+of 8 keeps {a, c}. Compressed files count by what they unpack to. What a folder holds that is no
+text is passed over, and noted with the reason; texts.py reads the rest.
 """
 
 from __future__ import annotations
 
 import codecs
 import hashlib
-import json
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpctl.data.findings import Findings
+from mpctl.data.streams import (
+    READ_ERRORS,
+    codec_name,
+    content_size,
+    content_suffix,
+    format_of,
+    open_bytes,
+)
+from mpctl.data.texts import parquet_size, require_parquet
 from mpctl.errors import InputError, Issue
 
 PYTHON_STDLIB = "python-stdlib"
@@ -28,13 +37,14 @@ STDLIB_SKIPS = frozenset(STDLIB_PACKAGES | STDLIB_TESTS | STDLIB_TABLES)
 TEXT_SUFFIXES = frozenset(
     (".txt", ".text", ".md", ".rst", ".tex", ".py", ".html", ".xml", ".json", ".jsonl", ".csv")
 )
-MOST_ISSUES = 20
 SNIFF_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    name: str  # below its source, with forward slashes
+class File:
+    """A file of the corpus. name: below its source, with forward slashes; size: as stored."""
+
+    name: str
     path: Path
     size: int
 
@@ -43,141 +53,165 @@ class _Found:
         return hashlib.blake2b(os.fsencode(self.name), digest_size=16).digest()
 
 
-def find_documents(sources: Sequence[str | Path], *, max_bytes: int | None = None) -> list[Path]:
-    """Text files of the sources, in their order, by name within each; every file once.
+def find_files(
+    sources: Sequence[str | Path],
+    *,
+    max_bytes: int | None = None,
+    encoding: str = "utf-8",
+    findings: Findings | None = None,
+) -> list[File]:
+    """The files of the sources that hold text, in their order, by name within each; every file
+    once.
 
-    A source is a file, a folder (hidden files, __pycache__ and binary files are passed over) or
-    the word `python-stdlib` (write `./python-stdlib` for a folder of that name). InputError
-    names all missing and unreadable sources, or says that nothing was found.
+    A source is a file, a folder or the word `python-stdlib` (write `./python-stdlib` for a folder
+    of that name). What folders hold beside text is noted in `findings`. InputError names all
+    missing and unreadable sources, or says that nothing was found.
     """
-    issues: list[Issue] = []
-    by_path: dict[Path, _Found] = {}
+    check_encoding(encoding)
+    findings = findings or Findings()
+    by_path: dict[Path, File] = {}
     for source in sources:
         try:
-            files = sorted(_expand(source, issues), key=lambda file: file.name)
+            files = sorted(_expand(source, encoding, findings), key=lambda file: file.name)
         except OSError as error:
-            issues.append(_unreadable(error))
+            findings.unreadable(Path(source), error)
             continue
         for file in files:
             by_path.setdefault(file.path.resolve(), file)
-    if issues:
-        raise InputError(issues[:MOST_ISSUES])
+    if findings.issues:
+        raise InputError(findings.issues)
     if not by_path:
         names = ", ".join(map(str, sources)) or "no source"
         hint = f"name text files, folders that hold some, or {PYTHON_STDLIB}"
         raise InputError.of("corpus-empty", "data.sources", f"{names}: no text found", hint)
-    kept = list(by_path.values())
-    return [file.path for file in (kept if max_bytes is None else _prefix(kept, max_bytes))]
+    files = list(by_path.values())
+    return files if max_bytes is None else _prefix(files, max_bytes, findings)
 
 
-def _prefix(files: list[_Found], max_bytes: int) -> list[_Found]:
+def check_encoding(encoding: str) -> None:
+    """InputError unless Python knows the encoding as one of text."""
+    try:
+        b"a".decode(encoding, "replace")
+    except (LookupError, ValueError):
+        message = f"{encoding!r} is no encoding of text"
+        hint = "use utf-8, latin-1, utf-16 or another name that Python knows"
+        raise InputError.of("corpus-encoding", "data.encoding", message, hint) from None
+
+
+def _prefix(files: list[File], max_bytes: int, findings: Findings) -> list[File]:
     """The files, in the order given, that precede the limit in the order of their hashes."""
     total, kept = 0, set()
     for i in sorted(range(len(files)), key=lambda i: (files[i].hash, i)):
-        total += files[i].size
+        total += _content_size(files[i].path, max_bytes - total)
         if total > max_bytes:
             break
         kept.add(i)
     if not kept:
-        message = f"{max_bytes} bytes hold no file: the first one drawn has {total}"
+        message = f"{max_bytes} bytes hold no file: the first one drawn has {total} or more"
         hint = f"allow at least {total}, better a few times that"
         raise InputError.of("corpus-max-bytes", "data.max_bytes", message, hint)
+    for i, file in enumerate(files):
+        if i not in kept:
+            findings.skip("beyond-max-bytes", file.name)
     return [file for i, file in enumerate(files) if i in kept]
 
 
-def _expand(source: str | Path, issues: list[Issue]) -> Iterator[_Found]:
-    path, before = Path(source), len(issues)
+def _content_size(path: Path, limit: int) -> int:
+    try:
+        if format_of(path) == "parquet":
+            return parquet_size(path)
+        return content_size(path, limit=limit)
+    except (*READ_ERRORS, ValueError) as error:
+        broken = Findings()
+        broken.unreadable(path, error)
+        raise InputError(broken.issues) from None
+
+
+def _expand(source: str | Path, encoding: str, findings: Findings) -> Iterator[File]:
+    path = Path(source)
     if source == PYTHON_STDLIB:
-        path = Path(sysconfig.get_path("stdlib"))
-        yield from (f for f in _walk(path, STDLIB_SKIPS, issues) if f.path.suffix == ".py")
+        yield from _standard_library(findings)
     elif path.is_dir():
-        yield from _walk(path, frozenset(), issues)
+        yield from _walk(path, frozenset(), encoding, findings)
     elif not path.is_file():
         hint = f"name a text file, a folder, or {PYTHON_STDLIB}"
-        issues.append(Issue("corpus-missing", str(source), "no such file or folder", hint))
-    elif _is_text(path, issues):
-        yield _Found(path.name, path, path.stat().st_size)
-    elif len(issues) == before:
-        hint = "unpack or convert it to UTF-8 text first"
-        issues.append(Issue("corpus-binary", str(source), "empty, or not a text file", hint))
+        message = "no such file or folder"
+        findings.others.append(Issue("corpus-missing", str(source), message, hint))
+    elif (reason := _no_text(path, encoding, findings)) is None:
+        yield File(path.name, path, path.stat().st_size)
+    elif reason != "unreadable":
+        message = "empty" if reason == "empty" else f"not a text file in {encoding}"
+        hint = "convert it to text first, or name its --encoding"
+        findings.others.append(Issue("corpus-binary", str(source), message, hint))
 
 
-def _walk(root: Path, skips: frozenset[str], issues: list[Issue]) -> Iterator[_Found]:
-    for folder, folders, files in os.walk(root, onerror=lambda e: issues.append(_unreadable(e))):
-        folders[:] = [f for f in folders if f[0] != "." and f not in skips | {"__pycache__"}]
-        for path in (Path(folder, file) for file in files if file[0] != "."):
-            if path.is_file() and _is_text(path, issues):
-                yield _Found(path.relative_to(root).as_posix(), path, path.stat().st_size)
+def _standard_library(findings: Findings) -> Iterator[File]:
+    """Its .py files; what else it holds was never asked for, so none of it is noted."""
+    quiet = Findings(others=findings.others)
+    root = Path(sysconfig.get_path("stdlib"))
+    files = _walk(root, STDLIB_SKIPS, "utf-8", quiet)
+    yield from (file for file in files if file.path.suffix == ".py")
 
 
-def _is_text(path: Path, issues: list[Issue]) -> bool:
-    """Not empty, no NUL at the start, and named as text or decodable as UTF-8."""
+def _walk(root: Path, skips: frozenset[str], encoding: str, findings: Findings) -> Iterator[File]:
+    for folder, folders, files in os.walk(root, onerror=lambda e: _unreadable(e, findings)):
+        kept = [f for f in folders if f[0] != "." and f not in skips | {"__pycache__"}]
+        for name in sorted({*folders} - {*kept} - skips):
+            findings.skip("hidden", f"{_name(Path(folder, name), root)}/")
+        folders[:] = kept
+        for path in (Path(folder, file) for file in sorted(files)):
+            reason = _why_not(path, encoding, findings)
+            if reason is None:
+                yield File(_name(path, root), path, path.stat().st_size)
+            elif reason != "unreadable":
+                findings.skip(reason, _name(path, root))
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()
+
+
+def _unreadable(error: OSError, findings: Findings) -> None:
+    findings.unreadable(Path(error.filename), error)
+
+
+def _why_not(path: Path, encoding: str, findings: Findings) -> str | None:
+    if path.name[0] == ".":
+        return "hidden"
+    return _no_text(path, encoding, findings) if path.is_file() else "special"
+
+
+def _no_text(path: Path, encoding: str, findings: Findings) -> str | None:
+    """Why a file holds no text; None where it does: not empty, without NUL at the start, and named
+    as text or decodable."""
     try:
-        with path.open("rb") as stream:
+        if path.stat().st_size == 0:
+            return "empty"
+        if format_of(path) == "parquet":
+            require_parquet(path)
+            return None
+        with open_bytes(path) as stream:
             head = stream.read(SNIFF_BYTES)
-    except OSError as error:
-        issues.append(_unreadable(error))
-        return False
-    if not head or b"\0" in head:
-        return False
+        return _no_text_in(head, path, encoding)
+    except InputError as error:  # pyarrow is missing: said once
+        findings.others += [issue for issue in error.issues if not _is_known(issue, findings)]
+    except READ_ERRORS as error:
+        findings.unreadable(path, error)
+    return "unreadable"
+
+
+def _is_known(issue: Issue, findings: Findings) -> bool:
+    return issue.rule in {other.rule for other in findings.others}
+
+
+def _no_text_in(head: bytes, path: Path, encoding: str) -> str | None:
     whole = len(head) < SNIFF_BYTES  # otherwise its end may cut a character in two
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head, final=whole)
-    except UnicodeDecodeError:
-        return path.suffix.lower() in TEXT_SUFFIXES
-    return True
-
-
-def _unreadable(error: OSError) -> Issue:
-    message = f"not readable: {error.strerror}"
-    return Issue("corpus-unreadable", str(error.filename), message, "check its permissions")
-
-
-def read_documents(paths: Iterable[Path]) -> Iterator[str]:
-    """The documents in order, blank ones left out; undecodable bytes become U+FFFD.
-
-    Good documents come first: InputError at the end names the files and lines that are bad.
-    """
-    issues: list[Issue] = []
-    for path in paths:
-        try:
-            yield from _read(path, issues)
-        except OSError as error:
-            issues.append(_unreadable(error))
-        if len(issues) >= MOST_ISSUES:
-            break
-    if issues:
-        raise InputError(issues)
-
-
-def _read(path: Path, issues: list[Issue]) -> Iterator[str]:
-    if path.suffix.lower() == ".jsonl":
-        yield from _read_lines(path, issues)
-        return
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
-    if text.strip():
-        yield text
-
-
-def _read_lines(path: Path, issues: list[Issue]) -> Iterator[str]:
-    with path.open(encoding="utf-8-sig", errors="replace", newline="\n") as lines:
-        for number, line in enumerate(lines, start=1):
-            if len(issues) >= MOST_ISSUES:
-                return
-            text = _text_of(line) if line.strip() else ""
-            if text is None:
-                hint = 'write one {"text": "..."} a line'
-                message = 'no JSON object with a string under "text"'
-                issues.append(Issue("corpus-jsonl", f"{path}:{number}", message, hint))
-            elif text.strip():
-                yield text
-
-
-def _text_of(line: str) -> str | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    text = record.get("text") if isinstance(record, dict) else None
-    # JSON can spell half a surrogate pair, which no UTF-8 holds.
-    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else None
+        decoder = codecs.getincrementaldecoder(codec_name(encoding))()
+        text = decoder.decode(head, final=whole)
+    except UnicodeError:
+        named = content_suffix(path) in TEXT_SUFFIXES and b"\0" not in head
+        return None if named else "binary"
+    if not head:
+        return "empty"
+    return "binary" if "\0" in text else None

@@ -1,25 +1,29 @@
 """From the texts of a corpus to its documents: which texts are cut, and where.
 
 A file longer than 131,072 characters (128 KiB of plain English) is cut into equal shares of about
-half of that; a .jsonl line is a document, however long. Where that leaves fewer than 16 documents,
-every text is cut instead, lines too, into shares of a sixteenth of the corpus (or of 128
-characters, if that is more), so that even one small file has documents to hold back. A share ends
-at the first line end after it, else at the next space, else right there; joined, the pieces are
-the text. All follows from the texts alone. By hand: Tiny Shakespeare, one file of 1,115,394
-characters, becomes ceil(1115394 / 65536) = 18 documents of some 62,000.
+half of that; a record (a .jsonl line, a .parquet row) is a document, however long. Where that
+leaves fewer than 16 documents, every text is cut instead, records too, into shares of a sixteenth
+of the corpus (or of 128 characters, if that is more), so that even one small file has documents to
+hold back. A share ends at the first line end after it, else at the next space, else right there;
+joined, the pieces are the text. All follows from the texts alone. By hand: Tiny Shakespeare, one
+file of 1,115,394 characters, becomes ceil(1115394 / 65536) = 18 documents of some 62,000.
+
+Files are read as streams, so memory holds a share of a long one, never the whole.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from mpctl.data.corpus import read_documents
+from mpctl.data.corpus import File
+from mpctl.data.findings import Findings
+from mpctl.data.texts import Reading, is_records, read_texts
 from mpctl.data.tokenizer import Progress
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError
 
 LONGEST = 2**17  # of a file that stays whole, in characters
 SHARE = 2**16
@@ -33,32 +37,38 @@ class Cut:
 
     longest: int = LONGEST
     share: int = SHARE
-    lines_whole: bool = True  # of .jsonl files
+    records_whole: bool = True
 
-    def count(self, length: int, is_line: int) -> int:
+    def count(self, length: int, is_record: int) -> int:
         """Pieces of a text of this length."""
-        if length <= self.longest or (is_line and self.lines_whole):
+        if length <= self.longest or (is_record and self.records_whole):
             return 1
         return -(-length // self.share)
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Files, the texts in them, and the documents that these are cut into."""
+    """Files, the texts in them, and the documents that these are cut into.
+
+    lengths: characters of each file that is one text, 0 for a blank one. bytes: of the files,
+    unpacked. report: what was passed over (findings.py).
+    """
 
     paths: list[Path]
+    reading: Reading
+    lengths: dict[Path, int]
     texts: int
     documents: int
+    bytes: int
     cut: Cut
 
     @property
     def summary(self) -> dict[str, int]:
-        size = sum(path.stat().st_size for path in self.paths)
         return {
             "files": len(self.paths),
             "texts": self.texts,
             "documents": self.documents,
-            "bytes": size,
+            "bytes": self.bytes,
         }
 
     def read(self) -> Iterator[str]:
@@ -68,55 +78,120 @@ class Corpus:
             if count <= self.documents:
                 yield text
         if count != self.documents:
-            message = f"{count} documents now, {self.documents} a moment ago"
-            raise InputError.of("corpus-changed", "data.sources", message, "keep the files still")
+            raise changed(f"{count} documents now, {self.documents} a moment ago")
 
     def _pieces(self) -> Iterator[str]:
         for path in self.paths:
-            for text in read_documents([path]):
-                yield from split_text(text, self.cut.count(len(text), _is_lines(path)))
+            for chunks in read_texts(path, self.reading, Findings(), _ignore):
+                yield from self._cut(path, chunks)
+
+    def _cut(self, path: Path, chunks: Iterable[str]) -> Iterator[str]:
+        if is_records(path):
+            (text,) = chunks
+            length = len(text) if text.strip() else 0
+        else:
+            length = self.lengths[path]
+        if length:
+            yield from split_chunks(chunks, length, self.cut.count(length, is_records(path)))
 
 
-def count_corpus(paths: list[Path], report: Progress) -> Corpus:
-    """Read every text once. InputError for every bad file, or for fewer than two documents."""
-    issues: list[Issue] = []
-    lengths, is_line = array("q"), array("b")
-    for done, path in enumerate(paths, start=1):
-        try:
-            for text in read_documents([path]):
-                lengths.append(len(text))
-                is_line.append(_is_lines(path))
-        except InputError as error:
-            issues.extend(error.issues)
-        report("read", done, len(paths))
-    if issues:
-        raise InputError(issues)
-    cut, documents = choose_cut(lengths, is_line)
+def changed(message: str) -> InputError:
+    return InputError.of("corpus-changed", "data.sources", message, "keep the files still")
+
+
+def _ignore(count: int) -> None:
+    pass
+
+
+def count_corpus(
+    files: Sequence[File], report: Progress, reading: Reading, findings: Findings
+) -> Corpus:
+    """Read every text once. InputError for all that is wrong, or for fewer than two documents."""
+    lengths, is_record = array("q"), array("b")
+    of_files: dict[Path, int] = {}
+    meter = _Meter(sum(file.size for file in files), report)
+    for file in files:
+        for chunks in read_texts(file.path, reading, findings, meter.add):
+            length = _length(chunks)
+            if not is_records(file.path):
+                of_files[file.path] = length
+            if length:
+                lengths.append(length)
+                is_record.append(is_records(file.path))
+            else:
+                findings.skip("blank", file.name)
+    meter.end()
+    if findings.issues:
+        raise InputError(findings.issues)
+    cut, documents = choose_cut(lengths, is_record)
     if documents < 2:
-        message = f"found {documents} documents, need 2: one to train on and one to validate"
+        found = "1 document" if documents else "no document"
+        message = f"found {found}, need 2: one to train on and one to validate"
         hint = f"add text: from {2 * SMALLEST_SHARE} characters on, one file is cut into several"
         raise InputError.of("corpus-too-small", "data.sources", message, hint)
-    return Corpus(paths, len(lengths), documents, cut)
+    paths = [file.path for file in files]
+    return Corpus(paths, reading, of_files, len(lengths), documents, findings.bytes, cut)
 
 
-def choose_cut(lengths: Sequence[int], is_line: Sequence[int]) -> tuple[Cut, int]:
+def _length(chunks: Iterable[str]) -> int:
+    """Characters of a text; 0 for a blank one."""
+    length, blank = 0, True
+    for chunk in chunks:
+        length += len(chunk)
+        blank = blank and not chunk.strip()
+    return 0 if blank else length
+
+
+class _Meter:
+    """Bytes read of those that the files hold as they are stored."""
+
+    def __init__(self, total: int, report: Progress) -> None:
+        self.total, self.report, self.done = total, report, 0
+
+    def add(self, count: int) -> None:
+        """The last byte is left for `end`: files may be read twice in places, or have grown."""
+        done = min(self.done + count, self.total - 1)
+        if done > self.done:
+            self.done = done
+            self.report("read", done, self.total)
+
+    def end(self) -> None:
+        self.report("read", self.total, self.total)
+
+
+def choose_cut(lengths: Sequence[int], is_record: Sequence[int]) -> tuple[Cut, int]:
     """How texts of these lengths are cut, and how many documents that makes."""
     cut = Cut()
-    if sum(map(cut.count, lengths, is_line)) < FEWEST:
+    if sum(map(cut.count, lengths, is_record)) < FEWEST:
         share = max(SMALLEST_SHARE, sum(lengths) // FEWEST)
-        cut = Cut(share, share, lines_whole=False)
-    return cut, sum(map(cut.count, lengths, is_line))
+        cut = Cut(share, share, records_whole=False)
+    return cut, sum(map(cut.count, lengths, is_record))
+
+
+def split_chunks(chunks: Iterable[str], length: int, pieces: int) -> Iterator[str]:
+    """A text of `length` characters in this many pieces, at most one a character; their
+    concatenation is the text.
+
+    chunks: the text in parts of any size; memory holds some of them. InputError when they are not
+    `length` characters.
+    """
+    chunks, marks = iter(chunks), [length * k // pieces for k in range(1, pieces + 1)]
+    held, base, start = "", 0, 0  # held: the text from `base` on; a piece begins at `start`
+    for mark, following in pairwise(marks):
+        while base + len(held) < following and (chunk := next(chunks, "")):
+            held, base = held[start - base :] + chunk, start
+        end = base + _end_of_piece(held, mark - base, following - base)
+        yield held[start - base : end - base]
+        start = end
+    last = held[start - base :] + "".join(chunks)
+    if start + len(last) != length:
+        raise changed(f"a text of {start + len(last)} characters now, of {length} a moment ago")
+    yield last
 
 
 def split_text(text: str, pieces: int) -> Iterator[str]:
     """`text` in this many pieces, which is at most its length; their concatenation is `text`."""
-    marks = [len(text) * k // pieces for k in range(1, pieces + 1)]
-    start = 0
-    for mark, following in pairwise(marks):
-        end = _end_of_piece(text, mark, following)
-        yield text[start:end]
-        start = end
-    yield text[start:]
+    return split_chunks([text], len(text), pieces)
 
 
 def _end_of_piece(text: str, mark: int, following: int) -> int:
@@ -126,7 +201,3 @@ def _end_of_piece(text: str, mark: int, following: int) -> int:
         if found >= 0:
             return found + 1
     return mark
-
-
-def _is_lines(path: Path) -> bool:
-    return path.suffix.lower() == ".jsonl"

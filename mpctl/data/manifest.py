@@ -25,6 +25,7 @@ TOKENIZER = "tokenizer.json"
 FILES = ("train.bin", "train.idx", "validation.bin", "validation.idx", TOKENIZER)
 CORPUS = ("files", "texts", "documents", "bytes")
 LONGEST_MANIFEST = 2**20
+NONE: Mapping[str, Any] = {"count": 0, "files": 0, "first": ()}
 AGAIN = "run `mpctl data prepare` with --overwrite"
 
 
@@ -57,7 +58,9 @@ class Prepared:
     """A directory of prepared data. `settings` are the arguments that made it.
 
     vocab_size is the size the model gets; tokenizer_vocab_size, what the tokenizer uses of it.
-    extension: what the ids stand for that were added to an older tokenizer.
+    skipped: by reason, how many files, folders or texts were passed over and the `first` names;
+    undecodable: characters that could not be decoded, likewise. extension: what the ids stand for
+    that were added to an older tokenizer.
     """
 
     path: Path
@@ -71,6 +74,8 @@ class Prepared:
     end_of_text_id: int
     dtype: str
     files: Mapping[str, FileRecord]
+    skipped: Mapping[str, Mapping[str, Any]]
+    undecodable: Mapping[str, Any]
     extension: Extension | None = None
 
     @property
@@ -89,6 +94,8 @@ class Prepared:
             "sources": list(self.sources),
             "settings": dict(self.settings),
             "corpus": dict(self.corpus),
+            "skipped": dict(self.skipped),
+            "undecodable": dict(self.undecodable),
             "splits": {
                 name: {"documents": split.documents, "tokens": split.tokens}
                 for name, split in splits.items()
@@ -186,6 +193,9 @@ def _parse(out: Path, path: Path) -> Prepared:
         end_of_text_id=_count(read, "end_of_text_id"),
         dtype=str(read["dtype"]),
         files={name: _file(read["files"][name]) for name in _names(read["files"])},
+        # Manifests of earlier versions do not say these.
+        skipped={str(why): _tally(tally) for why, tally in read.get("skipped", {}).items()},
+        undecodable=_tally(read.get("undecodable", NONE)),
     )
     if prepared.tokenizer_sha256 != read["tokenizer_sha256"]:
         raise ValueError(f"two different hashes for {TOKENIZER}")
@@ -205,6 +215,11 @@ def _count(mapping: Any, name: str) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{name} is {value!r}, expected a count")
     return value
+
+
+def _tally(record: Any) -> dict[str, Any]:
+    counts = {key: _count(record, key) for key in ("count", "files")}
+    return {**counts, "first": [str(name) for name in record["first"]]}
 
 
 def _file(record: Any) -> FileRecord:

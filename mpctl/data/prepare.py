@@ -20,11 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.corpus import find_documents
+from mpctl.data.corpus import check_encoding, find_files
 from mpctl.data.documents import Corpus, count_corpus
 from mpctl.data.encode import write_splits
 from mpctl.data.extend import check_extendable, extend_tokenizer
 from mpctl.data.extension import EXTENSION, Extension, find_extension, read_extension
+from mpctl.data.findings import Findings
 from mpctl.data.indexed import token_dtype
 from mpctl.data.manifest import (
     FILES,
@@ -37,14 +38,15 @@ from mpctl.data.manifest import (
     open_prepared,
 )
 from mpctl.data.split import validates
+from mpctl.data.texts import Reading
 from mpctl.data.tokenizer import (
     Progress,
     end_of_text_id,
     find_tokenizer,
     load_tokenizer,
-    train_tokenizer,
     vocabulary_size,
 )
+from mpctl.data.train_child import train_apart
 from mpctl.data.workplace import publish, workplace
 from mpctl.errors import InputError, Issue
 
@@ -61,6 +63,8 @@ def prepare(
     validation_fraction: float = 0.02,
     max_bytes: int | None = None,
     seed: int = 1234,
+    text_key: str = "text",
+    encoding: str = "utf-8",
     on_progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Prepared:
@@ -68,13 +72,15 @@ def prepare(
 
     `tokenizer` may be a folder that holds a tokenizer.json. `extend` adds pieces of this corpus to
     it, up to vocab_size, and writes OUT/extension.json; so does a tokenizer that was extended.
-    Every document ends with end-of-text. `on_progress(stage, done, total)` hears of `read`
-    (files), `train tokenizer` (or `count words` and `learn pieces`) and `encode` (documents).
+    `text_key` is the key of a text in .jsonl lines and .parquet rows, `encoding` that of text and
+    .jsonl files. Every document ends with end-of-text. `on_progress(stage, done, total)` is told of
+    `read` (bytes), `count words` and `learn merges` (or `learn pieces`), `encode` (documents).
     `overwrite` replaces these files and touches no other. InputError for bad settings, an unusable
-    corpus or tokenizer, a held OUT.
+    corpus or tokenizer, an OUT that holds something; RunFailed when training a tokenizer is killed.
     """
     path = None if tokenizer is None else str(tokenizer)
-    settings = _Settings(vocab_size, path, extend, validation_fraction, max_bytes, seed)
+    settings = _Settings(vocab_size, path, extend, validation_fraction, max_bytes, seed,
+                         text_key, encoding)  # fmt: skip
     settings.check()
     given = None if tokenizer is None else find_tokenizer(tokenizer)
     if given is not None:
@@ -82,9 +88,10 @@ def prepare(
     report: Progress = on_progress or (lambda stage, done, total: None)
     dtype = token_dtype(vocab_size)
     with workplace(out, overwrite=overwrite) as work:
-        paths = find_documents(sources, max_bytes=max_bytes)
-        _check_outside(out, paths)
-        corpus = count_corpus(paths, report)
+        findings = Findings(text_key)
+        files = find_files(sources, max_bytes=max_bytes, encoding=encoding, findings=findings)
+        _check_outside(out, [file.path for file in files])
+        corpus = count_corpus(files, report, Reading(encoding, text_key), findings)
         held_out = validates(corpus.documents, validation_fraction, seed)
         extension = _make_tokenizer(corpus, held_out, settings, given, work, report)
         model = load_tokenizer(work / TOKENIZER)
@@ -97,6 +104,8 @@ def prepare(
             sources=tuple(map(str, sources)),
             settings=asdict(settings),
             corpus=corpus.summary,
+            skipped=findings.report()["skipped"],
+            undecodable=findings.report()["undecodable"],
             train=Split(out / SPLITS[0], len(train), train.tokens),
             validation=Split(out / SPLITS[1], len(validation), validation.tokens),
             vocab_size=vocab_size,
@@ -121,6 +130,8 @@ class _Settings:
     validation_fraction: float
     max_bytes: int | None
     seed: int
+    text_key: str
+    encoding: str
 
     def check(self) -> None:
         rows = (
@@ -129,6 +140,7 @@ class _Settings:
             ("max_bytes", self.max_bytes is None or self.max_bytes > 0, "above 0, or none"),
             ("extend_tokenizer", not self.extend_tokenizer or self.tokenizer, "name a tokenizer"),
             ("seed", 0 <= self.seed < 2**64, "from 0 to 2^64 - 1"),
+            ("text_key", self.text_key, "name a key, such as text"),
         )
         issues = [
             Issue("data-setting", f"data.{name}", f"{getattr(self, name)!r} is out of range", hint)
@@ -137,6 +149,7 @@ class _Settings:
         ]
         if issues:
             raise InputError(issues)
+        check_encoding(self.encoding)
 
 
 def _check_given(path: Path, vocab_size: int, *, extend: bool) -> None:
@@ -172,8 +185,8 @@ def _make_tokenizer(
     path, size = folder / TOKENIZER, settings.vocab_size
     texts, total = compress(corpus.read(), ~held_out), int((~held_out).sum())
     if given is None:
-        model = train_tokenizer(texts, vocab_size=size, total=total, on_progress=report)
-        path.write_text(model.to_str(pretty=True), encoding="utf-8")
+        text = train_apart(texts, vocab_size=size, total=total, on_progress=report)
+        path.write_text(text, encoding="utf-8")
         return None
     if settings.extend_tokenizer:
         made = extend_tokenizer(given, texts, vocab_size=size, total=total, on_progress=report)

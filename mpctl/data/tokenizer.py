@@ -7,7 +7,7 @@ alphabet is all 256 bytes, so a vocabulary of 257 is that and `<|endoftext|>`, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,24 +26,23 @@ Progress = Callable[[str, int, int], None]
 """Called as (stage, done, total): total is 0 when it is not known."""
 
 
-def train_tokenizer(
-    texts: Iterable[str],
-    *,
-    vocab_size: int,
-    total: int = 0,
-    on_progress: Progress | None = None,
-) -> Tokenizer:
-    """A tokenizer of at most `vocab_size` entries, the same for the same texts.
-
-    `total` is the number of texts, for the progress calls alone. A small corpus may yield fewer
-    entries. InputError for a vocabulary below 257.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
+def check_trainable(vocab_size: int) -> None:
+    """InputError for a vocabulary below 257."""
     if vocab_size < SMALLEST_VOCABULARY:
         message = f"{vocab_size} entries do not hold the 256 bytes and {END_OF_TEXT}"
         hint = f"use {SMALLEST_VOCABULARY} or more"
         raise InputError.of("vocab-too-small", "data.vocab_size", message, hint)
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """A tokenizer of at most `vocab_size` entries, the same for the same texts.
+
+    A small corpus may yield fewer entries. InputError for a vocabulary below 257. No signal is
+    handled before the library is done: train_child.py runs this where that may take long.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    check_trainable(vocab_size)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -53,7 +52,7 @@ def train_tokenizer(
         initial_alphabet=alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_counted(texts, total, on_progress), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return _plain(tokenizer)
 
 
@@ -62,13 +61,6 @@ def alphabet() -> list[str]:
     from tokenizers import pre_tokenizers
 
     return sorted(pre_tokenizers.ByteLevel.alphabet())
-
-
-def _counted(texts: Iterable[str], total: int, on_progress: Progress | None) -> Iterator[str]:
-    for done, text in enumerate(texts, start=1):
-        yield text
-        if on_progress is not None:
-            on_progress("train tokenizer", done, total)
 
 
 def find_tokenizer(path: Path) -> Path:

@@ -191,10 +191,11 @@ def _vocabulary(model: Model, tokenizer: Path, words: int) -> Iterator[Issue]:
 
 
 def _corpus(job: JobSpec) -> Iterator[Issue]:
-    from mpctl.data.corpus import find_documents
+    from mpctl.data.corpus import find_files
 
+    data = job.data
     try:
-        find_documents(job.data.corpus or [], max_bytes=job.data.max_bytes)
+        find_files(data.corpus or [], max_bytes=data.max_bytes, encoding=data.encoding)
     except InputError as error:
         yield from error.issues
     if job.data.tokenizer is not None:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpctl.families import special_tokens
 from mpctl.launch.plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
 from mpctl.launch.rundir import unusable
 
+if TYPE_CHECKING:
+    from mpctl.data.manifest import Prepared
+
 Progress = Callable[[str, int, int], None]
 
 
-def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress) -> None:
-    """Write what the workers read. Raises InputError when the directory is occupied or cannot be
-    written, or the corpus cannot be prepared; then nothing of a new run is left."""
+def start(
+    plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress
+) -> Prepared | None:
+    """Write what the workers read; returns the data that were prepared for it, if any.
+
+    Raises InputError when the directory is occupied or cannot be written, or the corpus cannot be
+    prepared; then nothing of a new run is left.
+    """
     run = plan.run
     check_run_dir(run, overwrite=overwrite, resume=resume)
     try:
@@ -24,7 +33,7 @@ def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progr
         run.claim()
         for name, text in plan.files.items():
             (run.path / name).write_text(text, "utf-8")
-        prepare_data(plan, on_progress)
+        return prepare_data(plan, on_progress)
     except BaseException as error:
         if not resume:
             run.abandon()
@@ -33,8 +42,8 @@ def start(plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progr
         raise
 
 
-def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:
-    """The job's corpus, into RUN/data, unless it is there or the job names prepared data.
+def prepare_data(plan: LaunchPlan, on_progress: Progress) -> Prepared | None:
+    """The job's corpus, into RUN/data; None where it is there or the job names prepared data.
 
     The tokenizer leaves the ids of the family's special tokens free.
     """
@@ -46,13 +55,14 @@ def prepare_data(plan: LaunchPlan, on_progress: Progress) -> None:
     data, model = plan.job.data, plan.job.model
     out = plan.run.path / "data"
     if data.path is not None or (out / MANIFEST).exists():
-        return
+        return None
     assert model is not None and data.corpus is not None
     tokenizer = None if data.tokenizer is None else Path(data.tokenizer)
     known = {} if tokenizer is None else added_tokens(find_tokenizer(tokenizer))
     reserved = len(missing_tokens(known, special_tokens(model)))
-    prepare(
+    return prepare(
         sources=data.corpus, out=out, vocab_size=model.vocab - reserved, tokenizer=tokenizer,
         validation_fraction=data.validation_fraction, max_bytes=data.max_bytes,
-        seed=plan.job.training.seed, on_progress=on_progress,
+        seed=plan.job.training.seed, text_key=data.text_key, encoding=data.encoding,
+        on_progress=on_progress,
     )  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.units import bytes_text, count_text
+from mpctl.units import bytes_text
 
 if TYPE_CHECKING:
     from mpctl.data.extension import Extension
@@ -47,10 +48,15 @@ def _facts(prepared: Prepared) -> Table:
     per_token = corpus["bytes"] / (prepared.train.tokens + prepared.validation.tokens)
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
-    size, files = bytes_text(corpus["bytes"]), count_text(corpus["files"])
-    table.add_row("corpus", f"{size}, files: {files}, bytes a token: {per_token:.2f}")
+    files = count_of(corpus["files"], "file")
+    size = bytes_text(corpus["bytes"])
+    table.add_row("corpus", f"{size} in {files}, {per_token:.2f} bytes a token")
     if corpus["texts"] < corpus["documents"]:
         table.add_row("texts", f"{corpus['texts']:,}, cut into {corpus['documents']:,} documents")
+    for line in _reasons(prepared.skipped):
+        table.add_row(Text("skipped", style="yellow"), line)
+    if prepared.undecodable["count"]:
+        table.add_row(Text("undecodable", style="yellow"), undecodable(prepared))
     table.add_row(
         "vocabulary",
         f"{prepared.vocab_size:,} entries, {used:,} of them in use, stored as {prepared.dtype}",
@@ -60,6 +66,46 @@ def _facts(prepared: Prepared) -> Table:
     for name, file in prepared.files.items():
         table.add_row(name, f"{bytes_text(file.bytes)}, sha256 {file.sha256[:12]}")
     return table
+
+
+def data_warnings(prepared: Prepared | None) -> list[str]:
+    """What a launch says of the corpus that it prepared: files that hold no text, and bytes that
+    are not in its encoding; hidden files and the limit of bytes are as everyone expects."""
+    if prepared is None:
+        return []
+    expected = ("hidden", "beyond-max-bytes")
+    skipped = {why: tally for why, tally in prepared.skipped.items() if why not in expected}
+    lines = [f"data: skipped {line}" for line in _reasons(skipped)]
+    return [*lines, f"data: {undecodable(prepared)}"] if prepared.undecodable["count"] else lines
+
+
+def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What was passed over, a line for each reason: `2 empty: a.txt, b.txt`."""
+    from mpctl.data.findings import REASONS
+
+    return [
+        f"{tally['count']:,} {REASONS.get(reason, reason)}: {_names(tally)}"
+        for reason, tally in skipped.items()
+    ]
+
+
+def undecodable(prepared: Prepared) -> str:
+    tally, encoding = prepared.undecodable, prepared.settings.get("encoding", "utf-8")
+    characters = count_of(tally["count"], "character")
+    return (
+        f"{characters} could not be decoded as {encoding} and became U+FFFD, in {_names(tally)}; "
+        "if they are latin-1, say so: --encoding latin-1, data.encoding in a job"
+    )
+
+
+def _names(tally: Mapping[str, Any]) -> str:
+    more = " ..." if tally["files"] > len(tally["first"]) else ""
+    return printable(", ".join(tally["first"])) + more
+
+
+def count_of(count: int, noun: str) -> str:
+    """`1 file`, `1,234 files`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _extension(extension: Extension) -> str:

@@ -1,27 +1,35 @@
-"""A bar with time left for work of several stages that reports (stage, done, total)."""
+"""Progress of work in several stages that reports (stage, done, total): a bar, or lines."""
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
+
+LINE_SECONDS = 15.0
 
 
 class TaskBar:
-    """Appears with the first report that comes `after` so many seconds; on stderr; silent where
-    nobody watches."""
+    """On stderr, from the first report on that comes `after` so many seconds.
 
-    def __init__(self, *, after: float = 0.0) -> None:
+    On a terminal a bar for each stage, with the time left; elsewhere, with `lines`, a line for each
+    stage and one every 15 seconds. A stage whose total is 0 has no known end.
+    """
+
+    def __init__(self, *, after: float = 0.0, lines: bool = False) -> None:
         self.begins = time.monotonic() + after
         console = Console(stderr=True)
+        self.lines = lines and not console.is_terminal
         self.bar = Progress(
-            TextColumn("{task.description:<16}"), BarColumn(bar_width=32),
-            TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn(),
+            TextColumn("{task.description:<16}"), BarColumn(bar_width=32), _Share(),
             console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self.tasks: dict[str, TaskID] = {}
+        self.line_time = 0.0
 
     def __enter__(self) -> TaskBar:
         return self
@@ -35,7 +43,44 @@ class TaskBar:
     def update(self, stage: str, done: int, total: int) -> None:
         if time.monotonic() < self.begins:
             return
-        if stage not in self.tasks:
+        is_new = stage not in self.tasks
+        if is_new:
+            self._finish()
             self.bar.start()
-            self.tasks[stage] = self.bar.add_task(stage, total=total)
-        self.bar.update(self.tasks[stage], completed=done, total=total)
+            self.tasks[stage] = self.bar.add_task(stage, total=total or None)
+        self.bar.update(self.tasks[stage], completed=done, total=total or None)
+        if self.lines:
+            self._line(self.bar.tasks[self.tasks[stage]], is_new=is_new)
+
+    def _finish(self) -> None:
+        """Stages of unknown length are over when the next one begins."""
+        for task in self.bar.tasks:
+            if task.total is None:
+                self.bar.update(task.id, completed=1, total=1)
+
+    def _line(self, task: Task, *, is_new: bool) -> None:
+        now = time.monotonic()
+        if is_new or now > self.line_time + LINE_SECONDS:
+            self.line_time = now
+            share = "" if is_new else f": {_share(task)}"
+            print(f"{task.description}{share}", file=sys.stderr, flush=True)
+
+
+class _Share(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_share(task))
+
+
+def _share(task: Task) -> str:
+    """`43 %, 0:00:20 left`; the time so far where the end is not known."""
+    if task.finished:
+        return f"done in {_clock(task.finished_time or 0)}"
+    if task.total is None:
+        return f"{_clock(task.elapsed or 0)} so far"
+    left = task.time_remaining
+    return f"{task.percentage:3.0f} %, {'?' if left is None else _clock(left)} left"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

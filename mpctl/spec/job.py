@@ -39,6 +39,13 @@ class Data(Table):
     max_bytes: Bytes | None = Field(
         None, description="use at most this much text of the corpus, bytes; all when absent"
     )
+    text_key: Annotated[str, Field(min_length=1)] = Field(
+        "text", description="key of the text in .jsonl lines and .parquet rows of the corpus"
+    )
+    encoding: str = Field(
+        "utf-8",
+        description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16",
+    )
 
 
 class Launch(Table):

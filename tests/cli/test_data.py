@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from mpctl.cli.app import run
@@ -49,7 +51,7 @@ def test_prepare_summarises(text: Path, tmp_path: Path, capsys: pytest.CaptureFi
     arguments = ["data", "prepare", str(text), "--out", str(out), "--vocab-size", "300"]
     assert run([*arguments, "--validation-fraction", "0.25", "--seed", "7"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""  # nobody watches: no bar
+    assert captured.err.split("\n") == ["read", "count words", "learn merges", "encode", ""]
     prepared = open_prepared(out, hashes=True)
     for split in (prepared.train, prepared.validation):
         assert f"{split.documents}" in captured.out and f"{split.tokens:,}" in captured.out
@@ -190,20 +192,76 @@ def test_show_verifies(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "60000 is outside" in issues_of(capsys, "show", data)["token-range"]
 
 
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    """The real command: interrupted in the midst of its work, it ends with 130 and no folder."""
+def test_what_was_skipped_is_said_with_the_reason(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = tmp_path / "c"
+    corpus.mkdir()
+    shutil.copy(text, corpus / "a.txt")
+    (corpus / "b.txt.gz").write_bytes(gzip.compress(b"packed text " * 9))
+    for i in range(7):
+        (corpus / f"e{i}.txt").write_text("")
+    (corpus / "image.png").write_bytes(b"\x89PNG\0")
+    (corpus / "latin.txt").write_bytes(b"caf\xe9 " * 3)
+    arguments = ["data", "prepare", str(corpus), "--out", f"{tmp_path}/d", "--vocab-size", "300"]
+    assert run(arguments) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "in 3 files" in said
+    assert "skipped 7 empty: e0.txt, e1.txt, e2.txt, e3.txt, e4.txt ..." in said
+    assert "skipped 1 binary, or not text in this encoding: image.png" in said
+    assert "3 characters could not be decoded as utf-8 and became U+FFFD, in latin.txt" in said
+    assert run([*arguments, "--overwrite", "--encoding", "latin-1", "--json"]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["skipped"]["empty"]["count"] == 7
+    assert manifest["skipped"]["binary"] == {"count": 1, "files": 1, "first": ["image.png"]}
+    assert manifest["undecodable"]["count"] == 0
+    assert run(["data", "show", f"{tmp_path}/d"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "skipped 7 empty" in said and "--encoding latin-1" in said
+
+
+def test_a_wrong_key_is_one_error_that_names_those_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"content": "some words to learn", "id": 1}\n' * 900)
+    arguments = ["data", "prepare", str(path), "--out", f"{tmp_path}/d"]
+    assert run(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.count("\u2717") == 1
+    assert '900 records without a string under "text"' in said
+    assert "keys there: content, id" in said
+    assert run([*arguments, "--text-key", "content", "--vocab-size", "300"]) == 0
+    assert open_prepared(tmp_path / "d").corpus["texts"] == 900
+    capsys.readouterr()
+    assert "data-setting" in issues_of(capsys, *arguments[1:], "--text-key", "", "--overwrite")
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "code"),
+    [("learn merges", signal.SIGINT, 130), ("count words", signal.SIGTERM, 143)],
+)
+def test_a_stop_ends_at_once_and_leaves_nothing(
+    stage: str, number: int, code: int, tmp_path: Path
+) -> None:
+    """The real command, stopped in the midst of the work that takes longest."""
     out = tmp_path / "d"
     command = [sys.executable, "-m", "mpctl", "data", "prepare", "--out", str(out)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
-    )
-    deadline = time.monotonic() + 60
-    while not (out / ".preparing" / "tokenizer.json").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert stdout == ""
-    assert "Traceback" not in stderr
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stderr is not None and process.stdout is not None
+        for line in process.stderr:
+            if line.strip() == stage:
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == 1
+        before = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(timeout=60) == code
+        taken = time.monotonic() - before
+        words = process.stderr.read()
+        assert process.stdout.read() == ""
+    assert taken < 5  # below a second on a quiet machine; learning merges takes longer
+    assert words == f"stopped: {out} is as it was\n"
     assert not out.exists()
+    assert not any(child.is_running() for child in family)

@@ -6,12 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.data.documents import FEWEST, LONGEST, SHARE, Cut, choose_cut, count_corpus, split_text
+from mpctl.data.corpus import find_files
+from mpctl.data.documents import (
+    FEWEST,
+    LONGEST,
+    SHARE,
+    Cut,
+    choose_cut,
+    count_corpus,
+    split_chunks,
+    split_text,
+)
+from mpctl.data.findings import Findings
+from mpctl.data.texts import Reading
 from mpctl.errors import InputError
 
 
 def documents(*paths) -> list[str]:
-    return list(count_corpus(list(paths), lambda stage, done, total: None).read())
+    corpus = count_corpus(find_files(paths), lambda *_: None, Reading(), Findings())
+    return list(corpus.read())
 
 
 @given(st.text("ab \n", min_size=1, max_size=300), st.data())
@@ -24,6 +37,19 @@ def test_pieces_are_the_text(text, data):
     assert max(map(len, pieces)) <= 2 * -(-len(text) // count)
 
 
+@given(st.text("ab \n", min_size=1, max_size=300), st.integers(1, 40), st.data())
+def test_pieces_of_a_stream_are_those_of_the_text(text, size, data):
+    count = data.draw(st.integers(1, len(text)))
+    chunks = [text[i : i + size] for i in range(0, len(text), size)]
+    assert list(split_chunks(chunks, len(text), count)) == list(split_text(text, count))
+
+
+@pytest.mark.parametrize("length", [99, 101])
+def test_a_stream_of_another_length_is_a_change(length):
+    with pytest.raises(InputError, match="100 characters now"):
+        list(split_chunks(["x" * 60, "y" * 40], length, 5))
+
+
 def test_pieces_end_with_lines_else_words_else_anywhere():
     assert list(split_text("one\ntwo\nthree\nfour\n", 3)) == ["one\ntwo\n", "three\n", "four\n"]
     assert list(split_text("one two three four", 3)) == ["one two ", "three ", "four"]
@@ -32,15 +58,15 @@ def test_pieces_end_with_lines_else_words_else_anywhere():
 
 @given(st.lists(st.integers(1, 10**7), min_size=1, max_size=40), st.data())
 def test_there_are_sixteen_when_there_is_text(lengths, data):
-    is_line = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
-    cut, found = choose_cut(lengths, is_line)
-    assert found == sum(map(cut.count, lengths, is_line))
+    is_record = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+    cut, found = choose_cut(lengths, is_record)
+    assert found == sum(map(cut.count, lengths, is_record))
     assert found >= FEWEST or sum(lengths) < 128 * FEWEST
     assert found >= len(lengths)
     if cut == Cut():  # whole lines, and files up to the limit
         assert all(
-            cut.count(n, line) == (1 if line or n <= LONGEST else -(-n // SHARE))
-            for n, line in zip(lengths, is_line, strict=True)
+            cut.count(n, record) == (1 if record or n <= LONGEST else -(-n // SHARE))
+            for n, record in zip(lengths, is_record, strict=True)
         )
 
 
@@ -83,7 +109,7 @@ def test_one_small_file(tmp_path, separator):
 def test_too_little_text_says_how_much_is_needed(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("x" * 128)
-    with pytest.raises(InputError, match="found 1 documents, need 2") as caught:
+    with pytest.raises(InputError, match="found 1 document, need 2") as caught:
         documents(path)
     assert "from 256 characters on" in caught.value.issues[0].hint
     path.write_text("x" * 256)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpctl.data.corpus import find_documents, read_documents
 from mpctl.data.extension import EXTENSION, read_extension
 from mpctl.data.manifest import FILES, open_validations
 from mpctl.data.prepare import open_prepared, prepare
@@ -20,6 +19,7 @@ from mpctl.data.samples import PackedSamples
 from mpctl.data.tokenizer import load_tokenizer
 from mpctl.errors import InputError
 from tests.data.languages import ENGLISH, FRENCH, write_corpus
+from tests.data.reading import find_paths, read_all
 
 ALL = sorted([*FILES, "data.json"])
 
@@ -66,7 +66,7 @@ def test_python_stdlib(tmp_path):
     assert prepared.train.tokens > 30_000
     assert PackedSamples(prepared.train.open(), 128, seed=1).sample(0).max() < 512
     stages = list(dict.fromkeys(stage for stage, _, _ in calls))
-    assert stages == ["read", "train tokenizer", "encode"]
+    assert stages == ["read", "count words", "learn merges", "encode"]
     for stage in stages:
         done = [(done, total) for name, done, total in calls if name == stage]
         assert all(a < b for a, b in pairwise(done))
@@ -85,7 +85,7 @@ def test_every_document_comes_back_with_its_end(tmp_path, corpus):
             assert end == prepared.end_of_text_id
             assert end not in ids
             found.append(tokenizer.decode(ids))
-    assert sorted(found) == sorted(read_documents(find_documents([corpus])))
+    assert sorted(found) == sorted(read_all(find_paths([corpus])))
     assert prepared.validation.documents > 1
 
 
@@ -111,7 +111,10 @@ def test_manifest_says_what_is_there(tmp_path, corpus):
         "validation_fraction": 0.1,
         "max_bytes": None,
         "seed": 1234,
+        "text_key": "text",
+        "encoding": "utf-8",
     }
+    assert (manifest["skipped"], manifest["undecodable"]["count"]) == ({}, 0)
     sizes = {name: len(data) for name, data in contents(tmp_path / "data").items()}
     assert {name: file["bytes"] for name, file in manifest["files"].items()} == {
         name: sizes[name] for name in FILES
@@ -165,11 +168,11 @@ def test_a_single_long_file(tmp_path):
     ("files", "found"),
     [
         ({}, "no text found"),
-        ({"a.txt": "alone " * 20}, "found 1 documents, need 2"),
+        ({"a.txt": "alone " * 20}, "found 1 document, need 2"),
         ({"a.txt": "alone " * 80}, "need at least 256"),
-        ({"a.txt": " \n", "b.txt": "\t"}, "found 0 documents"),
+        ({"a.txt": " \n", "b.txt": "\t"}, "found no document"),
         ({"a.txt": "x", "b.txt": "y"}, "need at least 256"),
-        ({"a.jsonl": "nope\n", "b.jsonl": "[]\n"}, "b.jsonl:1"),
+        ({"a.jsonl": "nope\n", "b.jsonl": "[]\n"}, "2 lines without a JSON object"),
     ],
 )
 def test_unusable_corpus_leaves_nothing(tmp_path, files, found):
@@ -188,7 +191,7 @@ def test_all_bad_settings_at_once(tmp_path, corpus):
     assert wheres == set(bad)
 
 
-@pytest.mark.parametrize("stage", ["read", "train tokenizer", "encode"])
+@pytest.mark.parametrize("stage", ["read", "count words", "learn merges", "encode"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_interruption_leaves_nothing(tmp_path, corpus, stage, error):
     def stop(name: str, done: int, total: int) -> None:
@@ -289,7 +292,19 @@ def test_a_corpus_that_changes_meanwhile(tmp_path):
             (tmp_path / "in" / "3.txt").write_text(" ")
 
     call = lambda: make(tmp_path / "in", tmp_path / "data", on_progress=change)  # noqa: E731
-    assert "18 documents now, 19 a moment ago" in issues_of(call)["corpus-changed"]
+    assert "1 characters now, of 350 a moment ago" in issues_of(call)["corpus-changed"]
+
+
+def test_records_that_change_meanwhile(tmp_path):
+    line = json.dumps({"text": "some words " * 30}) + "\n"
+    (tmp_path / "a.jsonl").write_text(line * 30)
+
+    def change(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("read", total):
+            (tmp_path / "a.jsonl").write_text(line * 29)
+
+    call = lambda: make(tmp_path / "a.jsonl", tmp_path / "data", on_progress=change)  # noqa: E731
+    assert "29 documents now, 30 a moment ago" in issues_of(call)["corpus-changed"]
 
 
 @pytest.fixture
@@ -391,7 +406,7 @@ def test_new_text_is_shorter_than_with_the_old_tokenizer(tmp_path, english, fren
     new = load_tokenizer(after.tokenizer_path)
     end = after.end_of_text_id
     spelled = [new.decode([i for i in after.train.open().document(k) if i != end]) for k in (0, 1)]
-    texts = list(read_documents(find_documents([text])))
+    texts = read_all(find_paths([text]))
     assert all(found in texts for found in spelled)
 
 

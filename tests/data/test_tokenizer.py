@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from mpctl.data.tokenizer import (
     train_tokenizer,
     vocabulary_size,
 )
-from mpctl.errors import InputError
+from mpctl.data.train_child import train_apart
+from mpctl.errors import InputError, RunFailed
 
 TEXTS = [f"def function_{i}(value):\n    return value + {i}\n" for i in range(50)]
 
@@ -50,16 +52,42 @@ def test_end_of_text_spelled_in_a_document_does_not_end_it(trained):
     assert trained.decode(ids) == "a<|endoftext|>b"
 
 
-def test_progress_counts_texts():
+def test_training_in_a_process_of_its_own_gives_the_same(trained):
     calls = []
-    train_tokenizer(TEXTS, vocab_size=260, total=50, on_progress=lambda *call: calls.append(call))
-    assert calls == [("train tokenizer", i, 50) for i in range(1, 51)]
+    text = train_apart(
+        TEXTS, vocab_size=300, total=50, on_progress=lambda *call: calls.append(call)
+    )
+    assert text == trained.to_str(pretty=True)
+    assert calls == [*(("count words", i, 50) for i in range(1, 51)), ("learn merges", 0, 0)]
+
+
+def test_a_killed_training_says_so():
+    def kill(stage: str, done: int, total: int) -> None:
+        if stage == "learn merges":
+            (child,) = psutil.Process().children()
+            child.kill()
+
+    texts = [f"{i} words to merge {i * i}" for i in range(20_000)]  # seconds of work
+    with pytest.raises(RunFailed, match="was killed by signal 9"):
+        train_apart(texts, vocab_size=4096, total=0, on_progress=kill)
+
+
+def test_a_stopped_training_leaves_no_process():
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "learn merges":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_apart(TEXTS, vocab_size=300, total=0, on_progress=stop)
+    assert not psutil.Process().children()
 
 
 def test_smallest_vocabulary():
     assert vocabulary_size(train_tokenizer(TEXTS, vocab_size=257)) == 257
     with pytest.raises(InputError, match=r"256 entries do not hold .* \(use 257 or more\)"):
         train_tokenizer(TEXTS, vocab_size=256)
+    with pytest.raises(InputError, match="256 entries"):
+        train_apart(TEXTS, vocab_size=256, total=0, on_progress=lambda *call: None)
 
 
 def test_saved_truncation_and_padding_do_not_cut_documents(tmp_path, trained):
