@@ -155,12 +155,19 @@ def _estimate_entries(plan: Plan) -> dict[str, Any]:
 
 
 def communication_entry(estimate: Estimate) -> dict[str, Any]:
-    """`layer` is a block of the first stack; an encoder-decoder has `decoder_layer` beside it."""
+    """`layer` is a block of the first stack; an encoder-decoder has `decoder_layer` beside it.
+    `step_by_stage`: messages of a step of one rank of each stage; `validation_by_stage`: of one
+    validation of `training.eval_samples`, of the first replica."""
     first, *others = estimate.blocks
     entries = {f"{block.title.split()[0]}_layer": _block_entry(block) for block in others}
     step = [[_message_entry(m) for m in stage] for stage in estimate.messages]
+    samples = estimate.job.training.eval_samples
+    validation = [
+        [_message_entry(m) for m in estimate.validation(stage, replica=0, samples=[samples])]
+        for stage in range(len(estimate.stages)) if samples
+    ]  # fmt: skip
     return {"phi_bytes": first.phi_bytes, "layer": _block_entry(first), **entries,
-            "step_by_stage": step}  # fmt: skip
+            "step_by_stage": step, "validation_by_stage": validation}  # fmt: skip
 
 
 def _block_entry(block: BlockTraffic) -> dict[str, Any]:

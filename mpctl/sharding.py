@@ -57,6 +57,22 @@ def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range,
     return tuple(blocks)
 
 
+def validation_batches(samples: int, *, micro_batch: int, parts: int, index: int) -> list[range]:
+    """Sample numbers of each validation micro batch of replica `index` of `parts`.
+
+    Replica r takes samples r, r + parts, .. below `samples`. All replicas get the same number of
+    micro batches, because ZeRO 3 gathers parameters in each of them and every replica takes part.
+    Where a replica has no samples left its last range is empty: it computes a micro batch whose
+    loss is not counted.
+
+    >>> [validation_batches(5, micro_batch=2, parts=2, index=i) for i in range(2)]
+    [[range(0, 4, 2), range(4, 6, 2)], [range(1, 5, 2), range(5, 5, 2)]]
+    """
+    own = range(index, samples, parts)
+    rounds = -(-samples // (parts * micro_batch))
+    return [own[j * micro_batch : (j + 1) * micro_batch] for j in range(rounds)]
+
+
 def padded_vocab(vocab: int, *, tp: int, divisor: int = 128) -> int:
     """The smallest multiple of divisor x tp that holds the vocabulary (Megatron's rule).
 

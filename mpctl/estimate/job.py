@@ -5,6 +5,7 @@ Each is computed when it is first asked for: a batch of jobs that wants times co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, stage_memory
 from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
+from mpctl.estimate.validation import validation_messages
 from mpctl.families import get_table
 from mpctl.families.table import OperatorTable
 from mpctl.spec.job import JobSpec
@@ -42,6 +44,14 @@ class Estimate:
     def messages(self) -> tuple[tuple[Message, ...], ...]:
         """Of one rank of each stage."""
         return tuple(step_messages(self.job, self.model, self.table, self.stages))
+
+    def validation(self, stage: int, replica: int, samples: Sequence[int]) -> tuple[Message, ...]:
+        """Messages of one validation, of one rank of a stage in a data-parallel replica; samples:
+        of each corpus."""
+        return validation_messages(
+            self.job, self.model, self.table, self.stages,
+            stage=stage, replica=replica, samples=samples,
+        )  # fmt: skip
 
     @property
     def parameters(self) -> int:

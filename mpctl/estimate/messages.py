@@ -223,8 +223,21 @@ def _of_bucket(job: JobSpec, bucket: Bucket) -> Iterator[tuple[str, str, str, in
     yield from [("dp", "all_gather", "parameters", size)] * gathers
 
 
+def forward_bucket(job: JobSpec, bucket: Bucket) -> Iterator[Message]:
+    """What one micro batch's forward gathers of a bucket's parameters: at ZeRO 3 all of it, once in
+    each chunk that uses it, else nothing."""
+    if zero_stage(job) == 3:
+        size = bucket.padded(replicas(job)) * DTYPE_BYTES[job.training.dtype]
+        yield Message("dp", "all_gather", "parameters", size, len(bucket.chunks))
+
+
 def _once_a_step(job: JobSpec) -> Iterator[Message]:
     for axis in ("dp", "tp", "pp") if zero_stage(job) else ("tp", "pp"):
         yield Message(axis, "all_reduce", "gradient norm", STATUS_BYTES, 1)
+    yield status_message(job)
+
+
+def status_message(job: JobSpec) -> Message:
+    """What all ranks tell each other once a step, and once a validated corpus."""
     slots = STATUS_FIXED + job.world_size
-    yield Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1)
+    return Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1)

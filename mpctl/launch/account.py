@@ -87,6 +87,8 @@ def _rank_comparison(account: dict[str, Any], topology: Topology, plan: Plan) ->
     planned = planned_traffic(plan.estimate.messages[stage])
     parameters = plan.estimate.memory[stage].parameters
     agrees = planned == account["step_traffic"] and parameters == account["parameters"]
+    validation = _validation(account, topology, plan)
+    agrees &= validation is None or validation["planned"] == validation["measured"]
     memory = memory_beside(plan.estimate.memory[stage], account.get("step_memory") or {})
     agrees &= all(memory[kind]["planned"] == memory[kind]["measured"]
                   for kind in STATES if kind in memory)  # fmt: skip
@@ -95,9 +97,21 @@ def _rank_comparison(account: dict[str, Any], topology: Topology, plan: Plan) ->
         "agrees": agrees,
         "parameters": {"planned": parameters, "measured": account["parameters"]},
         "step_traffic": {"planned": planned, "measured": account["step_traffic"]},
+        "validation_traffic": validation,
         "peak_memory_bytes": account["peak_memory_bytes"],
         "memory": memory,
     }
+
+
+def _validation(account: dict[str, Any], topology: Topology, plan: Plan) -> dict[str, Any] | None:
+    """Messages of the last validation, planned and measured; None of a run without one."""
+    measured = account.get("validation")
+    if measured is None:
+        return None
+    assert plan.estimate is not None
+    place = topology.coords(account["rank"])
+    planned = plan.estimate.validation(place["pp"], place["dp"], measured["samples"])
+    return {"planned": planned_traffic(planned), "measured": measured["traffic"]}
 
 
 def ours(plan: Plan) -> Plan:

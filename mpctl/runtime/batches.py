@@ -21,6 +21,7 @@ from mpctl.families.batch import Batch, Objective
 from mpctl.families.modules import OBJECTIVES
 from mpctl.kernels.context import context_split
 from mpctl.kernels.group import Group
+from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
 
 
@@ -79,12 +80,16 @@ class Batches:
             )
             yield self._batch(self.train, list(numbers))
 
-    def evaluation(self, held: Objective) -> Iterator[Batch]:
-        """This rank's share of the same validation samples every time."""
-        own = range(self.dp.rank, self.eval_samples(held), self.dp.size)
-        size = self.job.training.micro_batch_size
-        for start in range(0, len(own), size):
-            yield self._batch(held, list(own[start : start + size]))
+    def evaluation(self, held: Objective) -> tuple[list[Batch], int]:
+        """This replica's share of the same validation samples every time: its micro batches, and
+        how many of them count. One that does not count is of sample 0: it lets a replica without
+        samples of its own take part in what all replicas do."""
+        numbers = validation_batches(
+            self.eval_samples(held), micro_batch=self.job.training.micro_batch_size,
+            parts=self.dp.size, index=self.dp.rank,
+        )  # fmt: skip
+        batches = [self._batch(held, list(own) or [0]) for own in numbers]
+        return batches, sum(len(own) > 0 for own in numbers)
 
     def _batch(self, samples: Objective, numbers: list[int]) -> Batch:
         fields = {name: torch.from_numpy(a) for name, a in samples.batch(numbers).items()}

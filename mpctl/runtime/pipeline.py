@@ -93,9 +93,11 @@ class Pipeline:
         run = _Run(self, batches, samples, seed=training.seed, step=step, scale=scale)
         return run.through(self.program)
 
-    def evaluate(self, batches: Sequence[Batch]) -> float:
-        """The sum of this rank's losses without dropout, on the last stage."""
-        return _Run(self, iter(batches), 1).through(self._forwards(len(batches)))
+    def evaluate(self, batches: Sequence[Batch], *, counted: int) -> float:
+        """The sum of this rank's losses without dropout, on the last stage, over the first
+        `counted` of the micro batches; the others are computed and left out of the sum."""
+        run = _Run(self, iter(batches), 1, counted=counted)
+        return run.through(self._forwards(len(batches)))
 
     def _forwards(self, count: int) -> Program:
         """The forward part of a training step's line is one itself, and so are its first micro
@@ -126,7 +128,7 @@ class _Kept:
 class _Run:
     """One way through a program. kept: what a backward starts from; put_off: weights' gradients by
     micro batch; read: micro batches taken from the source, of which `batches` are still needed;
-    step None: no noise."""
+    step None: no noise; counted: how many micro batches' losses are summed, None for all."""
 
     line: Pipeline
     source: Iterator[Batch]
@@ -134,6 +136,7 @@ class _Run:
     seed: int = 0
     step: int | None = None
     scale: float = 1.0
+    counted: int | None = None
     loss: float = 0.0
     read: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
@@ -182,7 +185,8 @@ class _Run:
         if not behind.shapes:
             (loss,) = outputs
             outputs = (loss / self.samples,)
-            self.loss += float(outputs[0].detach())
+            if self.counted is None or action.microbatch < self.counted:
+                self.loss += float(outputs[0].detach())
         if torch.is_grad_enabled():
             lost = [s for s, need in _paired(outputs, behind) if s.requires_grad and not need]
             assert not lost, f"{action}: a state needs a gradient that is not sent"

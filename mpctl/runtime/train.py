@@ -43,7 +43,8 @@ from mpctl.weights.reader import fill
 @dataclass
 class Trainer:
     """One rank's training state; `stop_asked` is polled once a step. phase: of the run; scale: of
-    the loss, in fp16."""
+    the loss, in fp16; last_validation: `samples` of each corpus in the last validation, and the
+    `traffic` of all of them."""
 
     job: JobSpec
     mesh: Mesh
@@ -64,6 +65,7 @@ class Trainer:
     phase: str = "starting"
     saved: set[int] = field(default_factory=set)
     step_traffic: dict[str, dict[str, int]] = field(default_factory=dict)
+    last_validation: dict[str, Any] | None = None
 
     @property
     def doing(self) -> str:
@@ -72,7 +74,8 @@ class Trainer:
     def run(self) -> Iterator[dict[str, Any]]:
         """Train to the last step, or to the first step after a stop was asked for.
 
-        Yields one record a step; saves at intervals, at the end and on a stop.
+        Yields one record a step; saves at intervals, at the end and on a stop. A step that is saved
+        and validated is saved first, so that a validation that fails loses no training.
         """
         training, stopping = self.job.training, False
         before = self.validate() if training.eval_interval and not self.step else {}
@@ -80,14 +83,24 @@ class Trainer:
             record, stopping = self._one_step()
             if self.step == 1 and before:
                 record |= {f"initial_{name}": value for name, value in before.items()}
-            is_last = self.step == training.steps
-            if is_last or _due(training.eval_interval, self.step):
-                record |= self.validate()
-            yield record  # before the save: what a checkpoint follows is on record
-            if _due(training.checkpoint_interval, self.step):
+            saves = self._saves(stopping)
+            if self.step == training.steps or _due(training.eval_interval, self.step):
+                if saves:
+                    self.save()
+                try:
+                    record |= self.validate()
+                except Exception:
+                    yield record
+                    raise
+            yield record  # before a save: what a checkpoint follows is on record
+            if saves:
                 self.save()
-        if training.checkpoint_at_end or stopping:
-            self.save()
+
+    def _saves(self, stopping: bool) -> bool:
+        """Whether the step just trained is to be saved."""
+        training = self.job.training
+        at_end = training.checkpoint_at_end and self.step == training.steps
+        return stopping or at_end or _due(training.checkpoint_interval, self.step)
 
     def _one_step(self) -> tuple[dict[str, Any], bool]:
         """One update; the record of it and whether any rank was asked to stop."""
@@ -155,12 +168,20 @@ class Trainer:
         self.phase = f"validation after step {self.step}"
         if self.batches.validation is None:
             return {}
+        self.traffic.clear()
+        corpora = (self.batches.validation, *self.batches.validations.values())
         found: dict[str, Any] = {"validation_loss": self._mean_loss(self.batches.validation)}
         others = {name: self._mean_loss(held) for name, held in self.batches.validations.items()}
+        self.last_validation = {
+            "samples": [self.batches.eval_samples(held) for held in corpora],
+            "traffic": self.traffic.snapshot(),
+        }
         return found | ({"validation_losses": others} if others else {})
 
     def _mean_loss(self, held: Objective) -> float:
-        total = self.pipeline.evaluate(list(self.batches.evaluation(held)))
+        """Over its validation samples, each counted once whatever the number of replicas."""
+        batches, counted = self.batches.evaluation(held)
+        total = self.pipeline.evaluate(batches, counted=counted)
         return share(Status(total / self.batches.eval_samples(held)), self.mesh).loss
 
     @property

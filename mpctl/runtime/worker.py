@@ -138,6 +138,7 @@ class Worker:
             "peak_memory_bytes": trainer.peak_memory(),
             "step_memory": trainer.watch.found,
             "step_traffic": trainer.step_traffic,
+            "validation": trainer.last_validation,
         }
 
 

@@ -65,12 +65,15 @@ def test_what_ran_is_what_was_planned(finished: Launched) -> None:
     compared = finished.summary["plan_beside_run"]
     assert [rank["rank"] for rank in compared] == [0, 1]
     assert all(rank["agrees"] for rank in compared)
-    assert all(rank["step_traffic"]["measured"] for rank in compared)
+    assert all(
+        rank[f"{of}_traffic"]["measured"] for rank in compared for of in ("step", "validation")
+    )
 
 
 @pytest.mark.parametrize(
     "key", [("parameters",), ("step_traffic", "tp all_reduce", "count"),
-            ("step_traffic", "world all_reduce", "bytes")],
+            ("step_traffic", "world all_reduce", "bytes"),
+            ("validation", "traffic", "tp all_reduce", "bytes")],
 )  # fmt: skip
 def test_a_run_that_differs_from_its_plan_is_noticed(
     data: Path, finished: Launched, tmp_path: Path, key: tuple[str, ...]

@@ -16,6 +16,7 @@ from mpctl.sharding import (
     padded_vocab,
     reduced_axes,
     split_parts,
+    validation_batches,
 )
 
 size = st.integers(1, 64)
@@ -95,3 +96,17 @@ def test_contraction_names_each_axis_once_and_only_for_split_dimensions() -> Non
     assert reduced_axes(["hidden", "heads", "ffn"]) == ("tp",)
     assert reduced_axes(["hidden"]) == ()
     assert reduced_axes(["batch", "seq"]) == ("dp", "cp")
+
+
+@given(st.integers(1, 200), st.integers(1, 9), st.integers(1, 9))
+def test_replicas_validate_every_sample_once_in_as_many_micro_batches(
+    samples: int, micro_batch: int, parts: int
+) -> None:
+    shares = [
+        validation_batches(samples, micro_batch=micro_batch, parts=parts, index=i)
+        for i in range(parts)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(n for share in shares for own in share for n in own) == list(range(samples))
+    assert all(len(own) <= micro_batch for share in shares for own in share)
+    assert all(len(own) > 0 for share in shares for own in share[:-1])

@@ -87,6 +87,7 @@ def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict
         "records": records,
         "coords": trainer.mesh.coords,
         "traffic": trainer.step_traffic,
+        "validation": trainer.last_validation,
         "count": sum(p.numel() for p in trainer.model.parameters()),
         "weights": {
             name: (*_place(shard_of(p)), p.data) for name, p in trainer.model.named_parameters()
