@@ -37,11 +37,13 @@ SENT = 2  # messages between stages that wait to leave, each a hidden state; one
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
     """Of one micro batch in one chunk. kept: until its backward; top: the most at once, with what
-    is kept; put_off: until the weights' gradients, where the schedule has backward in two."""
+    is kept. Where the schedule has backward in two, put_off: what the first leaves for the
+    weights' gradients; split_top: the most at once in it."""
 
     kept: float = 0.0
     top: float = 0.0
     put_off: float = 0.0
+    split_top: float = 0.0
 
     @property
     def work(self) -> float:
@@ -49,11 +51,13 @@ class ChunkBytes:
 
 
 class LayerBytes(NamedTuple):
-    """kept, put_off: as a chunk's; work: the most that its backward has besides."""
+    """kept, put_off: as a chunk's; work: the most that its backward has besides; split_work: the
+    same of a backward that leaves the weights' gradients, with what it has put off so far."""
 
     kept: float
     work: float
     put_off: float
+    split_work: float
 
 
 def form_of(job: JobSpec, model: Model) -> Form:
@@ -128,45 +132,73 @@ class _Part(NamedTuple):
         return cls(held.stack.cores, is_decoder, kept, held.has_entry, held.has_exit)
 
 
-Piece = tuple[float, float]  # what is kept, and the most that its backward has besides
+class _Piece(NamedTuple):
+    """`number` equal parts of a chunk. kept: of each; beside: of all together; the rest as a
+    layer's."""
+
+    kept: float
+    work: float = 0.0
+    put_off: float = 0.0
+    split_work: float = 0.0
+    number: int = 1
+    beside: float = 0.0
+
+    @property
+    def whole(self) -> float:
+        return self.number * self.kept + self.beside
+
+    @property
+    def split_top(self) -> float:
+        """The most in a backward in two, beyond what was kept: in its first part or its last."""
+        done = (self.number - 1) * (self.put_off - self.kept)
+        return self.split_work + max(0.0, done)
 
 
 @lru_cache(maxsize=65536)
 def _chunk(form: Form, shape: Shape, parts: tuple[_Part, ...], logit_bytes: float) -> ChunkBytes:
     """Backward through a chunk: what is there at most, beside and with what it kept."""
-    pieces = [_pieces(form, shape, part, logit_bytes) for part in parts]
-    kept = sum(size for piece in pieces for size, _ in piece)
+    ends_encoder = any(part.has_exit and not part.is_decoder for part in parts)
+    pieces = [_pieces(form, shape, part, logit_bytes, ends_encoder=ends_encoder) for part in parts]
+    kept = sum(piece.whole for found in pieces for piece in found)
     waits = shape.tied and any(p.has_entry for p in parts) and any(p.has_exit for p in parts)
     table = form.hidden * form.table_rows * form.value
-    left = top = kept
-    waiting = 0.0
-    for part, piece in zip(reversed(parts), reversed(pieces), strict=True):
-        for size, work in reversed(piece):
-            top = max(top, left + waiting + work)
-            left -= size
+    left = top = split_top = kept
+    waiting = put_off = 0.0
+    for part, found in zip(reversed(parts), reversed(pieces), strict=True):
+        for piece in reversed(found):
+            top = max(top, left + waiting + piece.work)
+            split_top = max(split_top, left + waiting + put_off + piece.split_top)
+            left -= piece.whole
+            put_off += piece.number * piece.put_off
             waiting = table if waits else 0.0
         if part.has_entry:
             top = max(top, left + waiting + table)
+            split_top = max(split_top, left + waiting + put_off + table)
     batch = form.bytes_of(batch_kept(shape.family))
-    put_off = sum(part.layers * _layer(form, shape.family, part.cores).put_off for part in parts)
-    return ChunkBytes(kept + batch, top + batch, put_off)
+    return ChunkBytes(kept + batch, top + batch, put_off, split_top + batch)
 
 
-def _pieces(form: Form, shape: Shape, part: _Part, logit_bytes: float) -> list[Piece]:
-    """Of entry, layers and exit, in forward order."""
-    found: list[Piece] = []
+def _pieces(
+    form: Form, shape: Shape, part: _Part, logit_bytes: float, *, ends_encoder: bool
+) -> list[_Piece]:
+    """Of entry, layers and exit, in forward order. ends_encoder: whether the chunk computes the
+    encoder's result, which a decoder otherwise receives; its layers' products read it."""
+    found: list[_Piece] = []
     is_bert_post = shape.family == "bert" and shape.is_post
+    if len(part.cores) > 1:
+        source = form.bytes_of([Kept("source", ("batch", "seq", "hidden"), is_outer=True)])
+        found.append(_Piece(0.0 if ends_encoder else source, put_off=source))
     if part.has_entry:
-        found.append((form.bytes_of(entry_kept(form, part.seq, norm=is_bert_post)), 0.0))
+        found.append(_Piece(form.bytes_of(entry_kept(form, part.seq, norm=is_bert_post))))
     if part.layers:
         layer = _layer(form, shape.family, part.cores)
         beside = form.bytes_of(_beside(form, shape.family, part.seq))
-        found.append((part.layers * layer.kept + beside, layer.work))
+        found.append(_Piece(*layer, number=part.layers, beside=beside))
     if part.has_exit:
         is_last = shape.family != "t5" or part.is_decoder
         kept = exit_kept(form, shape.family, part.seq, is_last=is_last, norm=not is_bert_post)
         work = _exit_work(form, part.seq, logit_bytes) if is_last else 0.0
-        found.append((form.bytes_of(kept), work))
+        found.append(_Piece(form.bytes_of(kept), work, split_work=work))
     return found
 
 
@@ -202,15 +234,24 @@ def _layer(form: Form, family: str, cores: tuple[Core, ...]) -> LayerBytes:
     if len(cores) > 1:
         in_mlp += form.batch * form.seq * form.hidden * form.value  # the source's gradient
     in_core = own + scores * (3 if form.kernels != "mpctl" else 2 if family == "glm" else 1)
-    work = max(repeated + in_mlp, (repeated or again) - mlp + in_core)
-    return LayerBytes(kept, work, _put_off(form, cores, rows, own))
+    behind = (repeated or again) - mlp + in_core
+    work = max(repeated + in_mlp, behind)
+    of_mlp = _mlp_put_off(form, rows, own)
+    # Of a row product the gathered gradient stays: in_mlp has it where the MLP is not gated.
+    row = stream if form.splits else 0.0
+    split_work = max(repeated + in_mlp + row * form.is_gated, behind + of_mlp + row)
+    return LayerBytes(kept, work, of_mlp + _cores_put_off(form, cores, rows, own), split_work)
 
 
-def _put_off(form: Form, cores: Sequence[Core], rows: int, own: float) -> float:
-    """Inputs of a layer's products and the gradients of their results."""
+def _mlp_put_off(form: Form, rows: int, own: float) -> float:
+    """Inputs of the MLP's products and the gradients of their results."""
     gated = 2 if form.is_gated else 1
-    mlp = own + rows * (form.ffn + gated * form.ffn + form.hidden) * form.value
-    found = mlp
+    return own + rows * (form.ffn + gated * form.ffn + form.hidden) * form.value
+
+
+def _cores_put_off(form: Form, cores: Sequence[Core], rows: int, own: float) -> float:
+    """The same of the products around a layer's attentions."""
+    found = 0.0
     for core in cores:
         keys = form.batch * getattr(form, core.keys)
         found += own + (rows * (2 * form.inner + form.hidden) + keys * form.kv) * form.value

@@ -118,7 +118,9 @@ class _Stage:
         lasting, gathered = weights_besides(job, model, table, spans, stage=stage)
         work = gathered + states.passing
         if job.parallel.pp > 1:
-            message = message_bytes(job, model, table.boundary(spans[0][1])[0])
+            ends = {layer for span in spans for layer in span}
+            message = max(message_bytes(job, model, dims)
+                          for layer in ends for dims in table.boundary(layer))  # fmt: skip
             work += (SENT + 1) * message / _split(job)
         return cls(states, chunks, round(lasting), work)
 
@@ -149,6 +151,21 @@ def held_at_most(
     return _held(schedule, stage, p.pp, job.num_microbatches, tuple(chunks))
 
 
+def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tuple[float, float]:
+    """(kept at most, most at once) where backward is in two: zero-bubble.
+
+    Before the backward of micro batch j on stage s there are, besides itself, min(p - s - 1,
+    m - 1 - j) that have gone forward and min(j, s) whose weights' gradients are put off; behind it
+    its own are put off too.
+    """
+    ahead, kept, peak = stages - stage - 1, 0.0, 0.0
+    for j in range(min(stage, microbatches - 1) + 1):
+        others = min(ahead, microbatches - 1 - j) * chunk.kept + j * chunk.put_off
+        kept = max(kept, others + max(chunk.kept, chunk.put_off))
+        peak = max(peak, others + chunk.split_top, others + chunk.put_off)
+    return kept, peak
+
+
 @lru_cache(maxsize=65536)
 def _held(
     schedule: ScheduleName, stage: int, stages: int, microbatches: int,
@@ -158,10 +175,9 @@ def _held(
     count = peak_in_flight(schedule, microbatches=microbatches, **sizes)
     if len(chunks) == 1:
         (only,) = chunks
-        late = min(stage, count - 1) if schedule == "zero-bubble" else 0
-        whole = count - late
-        waiting = late * only.put_off
-        return whole * only.kept + waiting, (whole - 1) * only.kept + only.top + waiting, count
+        if schedule == "zero-bubble":
+            return *_in_two(only, stage, stages, microbatches), count
+        return count * only.kept, (count - 1) * only.kept + only.top, count
     few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full
     held = most = peak = 0.0
     for kind, _, chunk in actions(schedule, microbatches=few, **sizes):
