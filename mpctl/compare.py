@@ -14,6 +14,7 @@ from mpctl.plan import Plan, load_plan
 from mpctl.search.asked import full_names
 from mpctl.search.evaluate import peak_bytes
 from mpctl.spec.load import parse_settings
+from mpctl.summary import training_settings
 
 PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")
 SAID_ELSEWHERE = ("name", "description", "source")
@@ -57,6 +58,8 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> dict[str, Any]:
     return {
         "schema": "mpctl.compare/1",
         "jobs": [name for name, _ in variants],
+        "training": [training_settings(plan.job) for _, plan in variants],
+        "fits": [plan.fits for _, plan in variants],
         "settings": {name: [own.get(name) for own in settings] for name in differ},
         "figures": [_figures(plan) for _, plan in variants],
     }

@@ -176,3 +176,14 @@ def layout_text(plan: Plan) -> str:
         return f"{ranks} on {nodes}, each on {device.name}"
     where = f" of {device.name}" if device else ""
     return f"{ranks} on {nodes} x {plural(cluster.gpus_per_node or 1, 'GPU')}{where}"
+
+
+def order_text(plan: Plan) -> str:
+    """How ranks and layers are dealt out: `order tp-cp-dp-pp, 1f1b, vpp 3, sequence parallel`."""
+    p = plan.job.parallel
+    return ", ".join([
+        f"order {p.order}", *([p.schedule] if p.pp > 1 else []),
+        *([f"vpp {p.vpp}"] if p.vpp > 1 else []),
+        *(["stages balanced by cost"] if p.stage_balance == "cost" else []),
+        *(["sequence parallel"] if p.sequence_parallel else []),
+    ])  # fmt: skip

@@ -63,7 +63,7 @@ def plan(
 ) -> None:  # fmt: skip
     """Show a layout: whether it fits, its speed and memory, where ranks sit, what they send.
 
-    Works without a model too: mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4
+    Works without a model too (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
 
     Exit codes: 0 it fits, or that is not known; 2 bad input or an illegal layout; 3 legal, but more
     memory is needed than the device has. --rank, --explain, --compare and --batch ask for no

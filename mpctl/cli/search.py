@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -82,7 +84,12 @@ def search(
     if html is not None and answer.best:
         from mpctl.render.search import write_page
 
-        write_page(html, answer, command=_line(job, asked, answer.best[0]))
+        options = {
+            "--gpus": gpus, "--top": top, "--objective": objective, "--max-tp": max_tp,
+            "--max-pp": max_pp, "--max-cp": max_cp, "--price": price, "--html": html,
+        }  # fmt: skip
+        again = _again(job, fix or [], options, exhaustive=exhaustive)
+        write_page(html, answer, document, command=again)
     if as_json:
         print_json(document)
     else:
@@ -91,6 +98,16 @@ def search(
         print_search(document)
     if not answer.is_complete:
         raise KeyboardInterrupt
+
+
+def _again(
+    job: JobSource, fix: list[str], options: Mapping[str, object], *, exhaustive: bool
+) -> str:  # fmt: skip
+    """The line that makes this search again."""
+    words = [word for text in fix for word in ("--fix", text)]
+    words += [str(w) for name, value in options.items() if value is not None for w in (name, value)]
+    words += ["--exhaustive"] * exhaustive
+    return f"{command_line('search', job.source, job.overrides)} {shlex.join(words)}"
 
 
 def _line(job: JobSource, asked: Asked, choice: Choice) -> str:

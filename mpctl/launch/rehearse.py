@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.errors import DOES_NOT_FIT, InputError, Issue, RunFailed
 from mpctl.launch.account import STATES, ours, planned_traffic
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import resolved
@@ -86,8 +86,11 @@ def rehearse(
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    """0 where the job would run as planned."""
-    return 0 if document["agrees"] and document["fits"] is not False else 1
+    """0 where the job would run as planned, 1 where a rank failed or differs from the plan, else
+    that of a job that does not fit."""
+    if not document["agrees"]:
+        return 1
+    return DOES_NOT_FIT if document["fits"] is False else 0
 
 
 def _accounts(job: JobSpec, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:

@@ -5,30 +5,47 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, count_text, seconds_text
 
+NAMES = {
+    "global_batch_size": "global batch", "micro_batch_size": "micro batch",
+    "micro_batches": "micro batches a step", "zero": "ZeRO", "peak_bytes": "memory on the device",
+    "step_seconds": "step time", "tokens_per_second": "tokens/s", "mfu": "MFU",
+}  # fmt: skip
 SAME = 0.0005  # of a figure: what rounding hides
 
 
 def print_comparison(document: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in document["jobs"]:
-        table.add_column(name, overflow="fold", justify="right")
+    """Training, what else differs, and figures; on stdout, a column a job."""
+    table = plain_table("", ("", *document["jobs"]), left=("",))
+    table.columns[0].no_wrap = True
+    shown = {f"training.{key}": key for key in document["training"][0]}
+    shown["parallel.zero"] = "zero"
+    for key in document["training"][0]:
+        values = [own[key] for own in document["training"]]
+        table.add_row(NAMES.get(key, key), *(_setting(value, values[0]) for value in values))
     for name, values in document["settings"].items():
-        table.add_row(name, *(_setting(value, values[0]) for value in values))
+        if name not in shown:
+            table.add_row(name, *(_setting(value, values[0]) for value in values))
     table.add_section()
+    table.add_row("fits", *({True: "yes", False: "no", None: "not known"}[fits]
+                            for fits in document["fits"]))  # fmt: skip
     figures = document["figures"]
     for name in dict.fromkeys(key for own in figures for key in own):
         values = [own.get(name) for own in figures]
         if any(values):
-            table.add_row(name, *_figures(name, values))
-    console = Console(highlight=False)
+            table.add_row(_name(name), *_figures(name, values))
+    console = get_console()
     console.print(table)
-    console.print("settings that differ, then figures; ≠ and +x%: beside the first", style="dim")
+    console.print("≠ a setting and +x% a figure that differs from the first job's", style="dim")
+
+
+def _name(name: str) -> str:
+    """`seconds.tp` -> `time: tp`, `bytes.tp` -> `sent in a step: tp`."""
+    kind, _, part = name.partition(".")
+    titles = {"seconds": "time", "bytes": "sent in a step"}
+    return f"{titles[kind]}: {part}" if part else NAMES.get(name, name)
 
 
 def _setting(value: Any, first: Any) -> str:

@@ -20,7 +20,7 @@ from mpctl.render.fold import members_text
 from mpctl.render.plan_layout import groups_part, held_text, nodes_part, ranks_part
 from mpctl.render.plan_stages import stages_part
 from mpctl.rules.check import Check
-from mpctl.summary import figures, layout_text, model_text, training_text, verdict
+from mpctl.summary import figures, layout_text, model_text, order_text, training_text, verdict
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
 
@@ -44,7 +44,7 @@ def _plan_parts(
     plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
 ) -> Iterator[RenderableType]:
     yield _headline(plan, topology)
-    yield _facts(plan, topology)
+    yield _facts(plan)
     yield from _warnings(plan)
     yield Text("")
     yield from nodes_part(plan, topology, full=full)
@@ -66,18 +66,18 @@ def _headline(plan: Plan, topology: Topology) -> Text:
     return Text.assemble((f"{name}{sizes}", "bold"), "\n", (f"{mark}{verdict(plan)}", style))
 
 
-def _facts(plan: Plan, topology: Topology) -> Table:
+def _facts(plan: Plan) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, text in facts(plan, topology):
+    for name, text in facts(plan):
         grid.add_row(name, text)
     return grid
 
 
-def facts(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:
+def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Layout, model, training and the main figures, as name and text."""
-    yield "layout", f"{layout_text(plan)}, order {'-'.join(topology.order)}"
+    yield "layout", f"{layout_text(plan)}; {order_text(plan)}"
     if plan.job.model is None:
         return
     yield "model", model_text(plan)

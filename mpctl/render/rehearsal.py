@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.units import bytes_text, seconds_text
+from mpctl.units import bytes_text, plural, seconds_text
 
 Rank = dict[str, Any]
 
@@ -141,15 +141,17 @@ def _differences(rank: Rank) -> Iterator[str]:
 
 
 def _verdict(document: dict[str, Any], ranks: list[Rank]) -> Text:
-    count = f"{len(document['ranks'])} of {document['world_size']} ranks"
+    count = f"{len(document['ranks']):,} of {plural(document['world_size'], 'rank')} rehearsed"
     if len(ranks) < len(document["ranks"]):
-        return Text(f"{count} rehearsed, {len(document['ranks']) - len(ranks)} failed", "bold red")
+        return Text(f"{count}, {len(document['ranks']) - len(ranks)} failed", "bold red")
     fullest = max(ranks, key=_most)
     name = f"rank {fullest['rank']}"
     words = f"{f'the fullest, {name},' if len(ranks) > 1 else name} {_peak(fullest, document)}"
     if document["agrees"]:
         words += "; parameters, states and messages are as planned, byte by byte"
-    status = {True: "fits", False: "does not fit", None: "rehearsed"}[document["fits"]]
+    status = {True: "fits", False: "does not fit", None: "not known whether it fits"}[
+        document["fits"]
+    ]
     is_well = document["agrees"] and document["fits"] is not False
     return Text.assemble((status, "bold green" if is_well else "bold red"), f": {count}; {words}")
 

@@ -6,34 +6,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.plan import make_plan
+from mpctl.render.console import get_console, plain_table
 from mpctl.render.html.front import Point
 from mpctl.render.html.page import plan_page
 from mpctl.render.markup import write_text
+from mpctl.render.search_words import asked_text, entry_cells, header_lines, notes, why_lines
 from mpctl.search.answer import Answer
 from mpctl.search.report import layout_text
-from mpctl.units import bytes_text, count_text, seconds_text
-
-AIMS = {
-    "tokens": "most tokens a second",
-    "memory": "least memory",
-    "cost": "fewest GPU-hours a token",
-}
 
 
-def write_page(path: Path, answer: Answer, *, command: str) -> None:
-    """The page of the best layout's plan, with what was estimated beside it."""
+def write_page(path: Path, answer: Answer, document: dict[str, Any], *, command: str) -> None:
+    """The page of what a search found, and of its best layout's plan. command: the search's own."""
     plan = make_plan(answer.best[0].job)
     front = {choice.layout for choice in answer.front}
     points = [
         Point(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
         for number, p in enumerate(sorted(answer.seen), start=1)
     ]
-    page = plan_page(plan, plan.require_legal(), command=command, points=points)
+    page = plan_page(plan, plan.require_legal(), command=command, points=points, found=document)
     write_text(path, page, option="--html")
 
 
@@ -41,35 +36,28 @@ def print_search(document: dict[str, Any]) -> None:
     """On stdout; what was not finished is said on stderr."""
     if not document["is_complete"]:
         note = Text("! stopped: the best that was found so far", "bold yellow")
-        Console(stderr=True, highlight=False).print(note)
-    Console(highlight=False, soft_wrap=True).print(*_parts(document), sep="\n")
+        get_console(stderr=True).print(note)
+    get_console(soft_wrap=True).print(*_parts(document), sep="\n")
 
 
 def _parts(document: dict[str, Any]) -> Iterator[RenderableType]:
-    name = document["model"] or document["job"] or "the model"
-    gpus = document["best"][0]["gpus"] if document["best"] else document["gpus"]
-    yield Text.assemble(
-        (f"{name} on {gpus} GPUs", "bold"),
-        f" of {document['device']}, as {document['runtime']} runs it: ",
-        AIMS[document["objective"]],
-        (f"   ({document['estimated']:,} layouts estimated, the others ruled out)", "dim"),
-    )
+    yield Text(asked_text(document), "bold")
+    yield from (Text(line) for line in header_lines(document))
     if document["best"]:
         yield _table("Best layouts", document["best"], first="#")
-        yield _band(document["best"][0])
+        yield from (Text(line, "dim") for line in notes(document))
         yield from _why(document)
         yield from _commands(document)
     if len(document["front"]) > 1:
-        yield _table("Less memory, the fastest that needs no more", document["front"])
+        yield _table("Less memory: the fastest layout that needs no more", document["front"])
     if document["by_gpus"]:
-        yield _table("Best by number of GPUs", document["by_gpus"], first="gpus")
+        yield _table("Best by number of GPUs", document["by_gpus"], first="GPUs")
 
 
 def _why(document: dict[str, Any]) -> Iterator[RenderableType]:
-    own = document["own_reason"]
-    lines = [*document["reasons"], *([f"the job as it stands, {own}"] if own else [])]
+    lines = why_lines(document)
     if lines:
-        yield Text("\nThe first beside others", "bold")
+        yield Text("\nCompared with no. 1", "bold")
         yield from (Text(f"  {line}") for line in lines)
 
 
@@ -78,39 +66,18 @@ def _commands(document: dict[str, Any]) -> Iterator[RenderableType]:
     yield from (Text(f"  {entry['command']}") for entry in document["best"])
 
 
-def _band(entry: dict[str, Any]) -> Text:
-    """How far a measured step may lie from the first one's."""
-    low, high = (seconds_text(entry[f"step_seconds_{end}"]) for end in ("low", "high"))
-    note = f"nine of ten measured steps of the first would lie between {low} and {high}"
-    return Text("; ".join([note, *entry["extrapolates"]]), style="dim")
-
-
 def _table(title: str, entries: list[dict[str, Any]], *, first: str = "") -> Table:
     has_price = any("price_per_billion_tokens" in entry for entry in entries)
-    has_cost = has_price or first == "gpus"
+    has_cost = has_price or first == "GPUs"
     numbers = ["step", "tokens/s", "MFU", "memory"] + ["GPU-h/Gtok"] * has_cost
     numbers = [*([first] if first else []), *numbers, *["price/Gtok"] * has_price]
-    table = Table(title=f"\n{title}", title_justify="left", title_style="bold", box=None,
-                  pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))  # fmt: skip
-    for column in numbers:
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("layout", overflow="fold")
+    table = plain_table(f"\n{title}", (*numbers, "layout"), left=("layout",))
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     for number, entry in enumerate(entries, start=1):
-        lead = {"#": [str(number)], "gpus": [str(entry["gpus"])]}.get(first, [])
+        lead = {"#": [str(number)], "GPUs": [f"{entry['gpus']:,}"]}.get(first, [])
         if entry["settings"] is None:
             table.add_row(*lead, *[""] * (len(numbers) - len(lead)), "nothing fits")
         else:
-            table.add_row(*lead, *_cells(entry, has_cost), entry["layout"])
+            table.add_row(*lead, *entry_cells(entry, has_cost=has_cost), entry["layout"])
     return table
-
-
-def _cells(entry: dict[str, Any], has_cost: bool) -> list[str]:
-    cells = [
-        seconds_text(entry["step_seconds"]), count_text(entry["tokens_per_second"]),
-        f"{entry['mfu']:.0%}", bytes_text(entry["peak_bytes"]),
-    ]  # fmt: skip
-    if has_cost:
-        cells.append(count_text(entry["gpu_hours_per_billion_tokens"]))
-    if "price_per_billion_tokens" in entry:
-        cells.append(count_text(entry["price_per_billion_tokens"]))
-    return cells

@@ -19,7 +19,7 @@ from mpctl.units import seconds_text
 SERIES = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2}
 NAMES = ("forward", "backward", "weight gradient")
 LEFT, WIDTH, ROW, GAP, TOP = 62, 1000, 24, 34, 8
-WHOLE, SHOWN_ACTIONS, SHOWN_ROWS = 120, 80, 48
+WHOLE, SHOWN_ACTIONS, SHOWN_ROWS = 120, 80, 32
 LETTER = 6.2  # units that a digit takes
 
 

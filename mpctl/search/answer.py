@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpctl.errors import InputError
+from mpctl.errors import DoesNotFit, InputError
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.search.asked import Asked
 from mpctl.search.evaluate import Engine
 from mpctl.search.find import RUNGS, Found, Objective, Point, Progress, find_layouts
-from mpctl.search.report import Choice, choices, layout_text, own_choice, reasons
+from mpctl.search.report import Choice, choices, layout_text, own_choice, own_reason, reasons
+from mpctl.units import plural
 
 Line = Callable[[Choice], str]
 
@@ -37,14 +38,16 @@ class Answer:
         return {
             "schema": "mpctl.search/1", "job": job.name, "model": job.model.name,
             "device": job.cluster.device.name if job.cluster.device else None,
+            "device_memory_bytes": job.cluster.device.memory_bytes if job.cluster.device else None,
             "gpus": job.world_size, "runtime": job.training.runtime,
+            "dtype": job.training.dtype, "global_batch_size": job.training.global_batch_size,
+            "fixed": self.asked.fixed,
             "objective": self.objective, "is_complete": self.is_complete,
             "estimated": self.estimated,
             "best": [_entry(choice, price, line) for choice in self.best],
             "reasons": list(reasons(self.best[0], self.best[1:])) if self.best else [],
             "own": _entry(self.own, price, line) if self.own else None,
-            "own_reason": next(reasons(self.best[0], [self.own]), None)
-            if self.own and self.best else None,
+            "own_reason": own_reason(self.best[0], self.own) if self.own and self.best else None,
             "front": [_entry(choice, price, line) for choice in self.front],
             "by_gpus": [
                 _entry(choice, price, line) if choice else {"gpus": gpus, "settings": None}
@@ -126,9 +129,9 @@ def _nothing_fits(asked: Asked, counts: Sequence[int]) -> InputError:
     for gpus in counts:
         space = asked.space(None if gpus == asked.job.world_size else gpus)
         if next(space.layouts(), None) is not None:
-            message = f"no layout of the {_legal(space)} legal ones fits {where}"
+            message = f"none of {plural(_legal(space), 'legal layout')} fits the memory of {where}"
             hint = "use more GPUs, a smaller model, another --fix, or training.dtype bf16"
-            return InputError.of("nothing-fits", "cluster", message, hint)
+            return DoesNotFit.of("nothing-fits", "cluster", message, hint)
     hint = "change --fix and --max-*, the number of GPUs, or training.global_batch_size"
     return InputError.of("no-layout", "parallel", f"no legal layout fills {where}", hint)
 

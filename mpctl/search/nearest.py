@@ -36,15 +36,17 @@ class Near(NamedTuple):
 
     @property
     def text(self) -> str:
-        settings = ", ".join(f"{name.split('.')[-1]} {word(v)}" for name, v in self.changes.items())
+        settings = ", ".join(setting_text(name, v) for name, v in self.changes.items())
         return f"{settings} ({seconds_text(self.seconds)}, {bytes_text(self.bytes)})"
 
     def as_dict(self) -> dict[str, Any]:
         return {"changes": self.changes, "step_seconds": self.seconds, "peak_bytes": self.bytes}
 
 
-def word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def setting_text(name: str, value: Any) -> str:
+    """`training.micro_batch_size` and 2 -> `micro batch size 2`; true and false as on and off."""
+    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return f"{name.split('.')[-1].replace('_', ' ')} {shown}"
 
 
 def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[Near]:

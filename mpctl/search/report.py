@@ -15,7 +15,7 @@ from mpctl.estimate.time import StepTime
 from mpctl.plan import make_plan
 from mpctl.search.evaluate import Engine, peak_bytes
 from mpctl.search.find import Point
-from mpctl.search.nearest import changed, word
+from mpctl.search.nearest import changed, setting_text
 from mpctl.search.space import Layout, layout_of
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
@@ -36,6 +36,15 @@ class Choice:
     bytes: int
 
     @property
+    def device_memory(self) -> int:
+        assert self.job.cluster.device is not None, "a search is of a device"
+        return self.job.cluster.device.memory_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.bytes <= self.device_memory
+
+    @property
     def tokens_per_second(self) -> float:
         model, batch = self.job.model, self.job.training.global_batch_size or 1
         assert model is not None, "a search is of a model"
@@ -53,7 +62,8 @@ class Choice:
             "step_seconds": time.total, "step_seconds_low": time.low,
             "step_seconds_high": time.high, "extrapolates": list(time.extrapolates),
             "tokens_per_second": self.tokens_per_second, "mfu": time.mfu,
-            "peak_bytes": self.bytes, "gpu_hours_per_billion_tokens": hours, **cost,
+            "peak_bytes": self.bytes, "fits": self.fits,
+            "gpu_hours_per_billion_tokens": hours, **cost,
             "breakdown": {part: getattr(time, part) for part in PARTS},
         }  # fmt: skip
 
@@ -94,17 +104,36 @@ def layout_text(layout: Layout) -> str:
 
 
 def reasons(best: Choice, others: Iterable[Choice]) -> Iterator[str]:
-    """A sentence for each other one: how much slower, by which parts, and what it saves."""
+    """A sentence for each other layout: how much slower, by which parts, and what it saves."""
     for other in others:
-        settings = changed(best.layout, other.layout)
-        who = ", ".join(f"{k.split('.')[-1]} {word(v)}" for k, v in settings.items())
-        slower = other.time.total - best.time.total
-        share = abs(slower) / best.time.total
-        yield (
-            f"with {who or 'the same settings'}: {seconds_text(abs(slower))} ({share:.1%}) "
-            f"{'slower' if slower >= 0 else 'faster'}{_parts(best.time, other.time)}"
-            f"{_memory(best.bytes, other.bytes)}"
-        )
+        yield f"with {_settings(best, other) or 'the same settings'}: {_difference(best, other)}"
+
+
+def own_reason(best: Choice, own: Choice) -> str:
+    """What the layout that the job was given is beside the best one."""
+    settings = _settings(best, own)
+    if not settings:
+        return "the job as given has this layout"
+    if not own.fits:
+        have = bytes_text(own.device_memory)
+        return (f"the job as given ({settings}) does not fit: its fullest rank needs "
+                f"{bytes_text(own.bytes)}, the device has {have}")  # fmt: skip
+    return f"the job as given ({settings}): {_difference(best, own)}"
+
+
+def _settings(best: Choice, other: Choice) -> str:
+    """In which settings another layout differs, in words."""
+    settings = changed(best.layout, other.layout)
+    return ", ".join(setting_text(name, value) for name, value in settings.items())
+
+
+def _difference(best: Choice, other: Choice) -> str:
+    slower = other.time.total - best.time.total
+    share = abs(slower) / best.time.total
+    return (
+        f"{seconds_text(abs(slower))} ({share:.1%}) {'slower' if slower >= 0 else 'faster'}"
+        f"{_parts(best.time, other.time)}{_memory(best.bytes, other.bytes)}"
+    )
 
 
 def _parts(best: StepTime, other: StepTime) -> str:
@@ -113,11 +142,11 @@ def _parts(best: StepTime, other: StepTime) -> str:
     moved.sort(key=lambda pair: -abs(pair[0]))
     told = [pair for pair in moved[:TOLD_PARTS] if abs(pair[0]) > WORTH_TELLING * best.total]
     words = (f"{part} {'+' if d > 0 else '−'}{seconds_text(abs(d))}" for d, part in told)
-    return f": {', '.join(words)}" if told else ""
+    return f" ({', '.join(words)})" if told else ""
 
 
 def _memory(best: int, other: int) -> str:
     if abs(other - best) < 0.02 * best:
         return ""
     word = "less" if other < best else "more"
-    return f"; {bytes_text(abs(other - best))} {word} memory"
+    return f", {bytes_text(abs(other - best))} {word} memory"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -113,7 +115,6 @@ def _overrides(command: str) -> dict[str, Any]:
         (["search", *SMALL, "--fix", "pp=5"], "no-layout"),
         (["search", *SMALL, "--gpus", "3,x"], "bad-gpus"),
         (["search", *SMALL, "--gpus", "12"], "gpus-fill-nodes"),
-        (["search", *SMALL, "--set", "cluster.device.memory_bytes=1000000000"], "nothing-fits"),
         (["search", *SMALL, "--set", "parallel.last_stage_layers=3"], "cut-is-searched"),
         (["search", *SMALL, "--dtype", "fp8"], "no-step-time"),
         (["search", *SMALL, "--csv", "/nowhere/x.csv", "--top", "1"], "cannot-write"),
@@ -134,6 +135,50 @@ def test_what_is_wrong_is_refused_in_words(
     said = mpctl(*arguments, *(["--json"] if wants_json else []))
     assert_refused(said, wants_json=wants_json)
     assert rule in (said.issues if wants_json else said.err)
+
+
+def test_a_search_where_nothing_fits_exits_3(mpctl: Mpctl) -> None:
+    said = mpctl("search", *SMALL, "--set", "cluster.device.memory_bytes=1000000000", "--json")
+    assert (said.code, set(said.issues)) == (3, {"nothing-fits"})
+    assert re.match(r"none of [\d,]+ legal layouts fits the memory of 8 GPUs",
+                    said.issues["nothing-fits"]["message"])  # fmt: skip
+
+
+def test_a_job_that_does_not_fit_is_not_called_faster(mpctl: Mpctl) -> None:
+    job = ("search", *SMALL, "--micro-batch-size", 4, "--set", "training.recompute=none")
+    whole = mpctl(*job, "--fix", "tp=1", "--fix", "pp=1", "--json").document
+    bound = whole["own"]["peak_bytes"] - 1
+    small = ("--set", f"cluster.device.memory_bytes={bound}")
+    asked = ("search", "--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--cp", 1,
+             "--global-batch-size", 32, "--dtype", "bf16", "--set", "training.micro_batch_size=4",
+             "--zero", 1, *small)  # fmt: skip
+    found = mpctl(*asked, "--fix", "micro_batch_size=4", "--json").document
+    assert found["own"]["fits"] is False
+    assert "does not fit: its fullest rank needs" in found["own_reason"]
+    assert "faster" not in found["own_reason"] and "slower" not in found["own_reason"]
+
+
+def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> None:
+    lines = mpctl("search", *SMALL, "--top", 1).out.splitlines()
+    assert lines[0] == "gpt2-medium on 8 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second"
+    assert lines[1] == (
+        "bf16, global batch 32, runtime mpctl, ZeRO 1; searched: micro batch, recompute"
+    )
+
+
+def test_the_page_of_a_search_begins_with_its_answer(mpctl: Mpctl, tmp_path: Path) -> None:
+    page = tmp_path / "found.html"
+    asked = ("search", *SMALL, "--top", 2, "--fix", "tp=2", "--html", page)
+    said = mpctl(*asked)
+    text = page.read_text("utf-8")
+    first = text.index('id="search"')
+    assert first < text.index("Best layouts") < text.index('id="layout"')
+    for line in (line.strip() for line in said.out.splitlines() if "slower" in line):
+        assert html.escape(line) in text
+    again = html.unescape(text.partition("This page again:")[2]).partition("<code>")[2]
+    page.unlink()
+    assert mpctl(*shlex.split(again.partition("</code>")[0])[1:]).code == 0
+    assert page.read_text("utf-8") == text
 
 
 def test_a_command_line_is_read_as_it_was_meant() -> None:
@@ -200,6 +245,19 @@ def test_plans_side_by_side(mpctl: Mpctl) -> None:
     assert found["figures"][1]["bytes.tp"] == 0 < found["figures"][0]["bytes.tp"]
     table = mpctl("plan", "--compare", "demo", "tp=1,dp=2").out
     assert "≠ 1" in table and "%" in table
+
+
+def test_a_comparison_says_what_is_trained_and_what_fits(mpctl: Mpctl) -> None:
+    jobs = ("plan", "--compare", "gpt3-175b-1024", "micro_batch_size=64", "vpp=6")
+    found = mpctl(*jobs, "--json").document
+    assert found["fits"] == [True, False, True]
+    assert [own["dtype"] for own in found["training"]] == ["fp16"] * 3
+    rows = {line[:20].strip(): line[20:].split() for line in mpctl(*jobs).out.splitlines()}
+    assert rows["fits"] == ["yes", "no", "yes"]
+    assert rows["dtype"] == ["fp16"] * 3
+    assert rows["micro batch"] == ["1", "≠", "64", "1"]
+    assert rows["global batch"] == ["1536"] * 3
+    assert {"step time", "memory on the device", "time: tp", "sent in a step: tp"} <= {*rows}
 
 
 def test_flags_hold_for_all_that_is_compared(mpctl: Mpctl) -> None:

@@ -70,7 +70,7 @@ def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
     said = mpctl(*job)
     assert said.code == 0, said.err
     assert [line.split()[:2] for line in said.out.splitlines()[1:3]] == [["0", "0"], ["6", "1"]]
-    assert "fits: 2 of 12 ranks; the fullest, rank 0, peaks at" in said.out
+    assert "fits: 2 of 12 ranks rehearsed; the fullest, rank 0, peaks at" in said.out
     assert "≠" not in said.out and said.out.count("=") == 10
     assert "fewer micro batches were run than a step has" in said.out  # 3 of 4 on stage 1
     said = mpctl(*job, "--rank", 11, "--json")
@@ -81,8 +81,8 @@ def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
 def test_a_device_that_is_too_small_is_known_before(mpctl: Mpctl) -> None:
     small = tiny(**{"cluster__device.memory_bytes": 1 << 20})
     said = mpctl(*small)
-    assert said.code == 1
-    assert "does not fit: 1 of 1 ranks; rank 0 peaks at " in said.out
+    assert said.code == 3
+    assert "does not fit: 1 of 1 rank rehearsed; rank 0 peaks at " in said.out
     said = mpctl(*small, "--json")
     assert said.document["fits"] is False and said.document["agrees"] is True
     (rank,) = said.document["ranks"]

@@ -17,10 +17,12 @@ EXIT_CODES = {
     "0": "done",
     "1": "the run failed: a rank died, or a measurement or rehearsal did not finish",
     "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
+    "3": "legal, but more memory is needed than the devices have: `plan` (not with `--rank`, "
+    "`--explain`, `--compare` or `--batch`), `search`, `launch --rehearse`",
     "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM, 138 after SIGUSR1",
 }
 READ = {
-    "COLUMNS": "width of tables and pages of text; the terminal's when absent",
+    "COLUMNS": "width of tables and pages of text; when absent the terminal's, 100 in a pipe",
     "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
     "LOCAL_RANK": "by workers: set by torchrun",
     "MASTER_ADDR, MASTER_PORT": "by workers: set by torchrun",

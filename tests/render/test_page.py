@@ -87,7 +87,7 @@ def test_a_page_is_whole_and_accessible(source: str) -> None:
         )  # fmt: skip
     assert len(seen.of("table")) == len(seen.of("caption"))
     assert [a["id"] for a in seen.of("section")] == [
-        "layout", "schedule", "memory", "time", "traffic", "front", "checks", "command",
+        "search", "layout", "schedule", "memory", "time", "traffic", "checks", "command",
     ]  # fmt: skip
     assert not re.search(r"https?:|\bsrc=|@import|url\((?!#)", text)
 

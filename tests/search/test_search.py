@@ -283,7 +283,7 @@ def test_reasons_name_the_parts_that_differ() -> None:
     best, *others = choices(engine, find_layouts(space, top=4, engine=engine).points)
     slower = replace(best.time, bubble=best.time.bubble + best.time.total)
     (told,) = reasons(best, [Choice(best.job, best.layout, slower, 2 * best.bytes)])
-    assert "100.0%) slower: bubble +" in told and "more memory" in told
+    assert "100.0%) slower (bubble +" in told and "more memory" in told
     assert len(list(reasons(best, others))) == 3
     assert layout_text(best.layout).count("micro batch") == 1
 

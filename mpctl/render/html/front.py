@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
+from typing import Any
 
 from mpctl.render.html.parts import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
+from mpctl.render.search_words import asked_text, entry_cells, header_lines, notes, why_lines
 from mpctl.units import bytes_text, seconds_text
 
 WIDTH, HEIGHT, LEFT, BASE, TOP = 640, 320, 66, 284, 14
@@ -25,8 +27,9 @@ class Point:
     layout: str
 
 
-def front_section(points: Sequence[Point]) -> Raw:
-    """Empty without points: the section is shown where a search was made."""
+def front_section(points: Sequence[Point], found: dict[str, Any] | None = None) -> Raw:
+    """Empty without points: the section is shown where a search was made. found: what it answered,
+    schema mpctl.search/1."""
     if not points:
         return Raw()
     front = sorted((p for p in points if p.is_on_front), key=lambda p: p.seconds)
@@ -38,11 +41,31 @@ def front_section(points: Sequence[Point]) -> Raw:
     ]
     columns = ("name", "layout", "step time", "memory", "front")
     return section(
-        "front", "Search", scrolling(_scatter(front, others[:DRAWN], label), label),
-        note("Filled: layouts that no other beats both in time and in memory; joined by a line."),
-        details(f"Layouts as a table, the first {len(rows)}",
-                table("Layouts found", columns, rows, left=2)),
+        "search", "Search", *(_answer(found) if found else ()),
+        el("h3", "Step time against memory"),
+        scrolling(_scatter(front, others[:DRAWN], label), label),
+        note("Filled and joined by a line: layouts that no other beats in both time and memory."),
+        details(f"All {len(points)} layouts that were estimated" if len(rows) == len(points)
+                else f"The first {len(rows)} of {len(points)} layouts that were estimated",
+                table("Layouts estimated, those on the front first", columns, rows, left=2)),
     )  # fmt: skip
+
+
+def _answer(found: dict[str, Any]) -> Iterator[Raw]:
+    """The best layouts, what sets them apart, and the line that runs each."""
+    yield el("p", f"{asked_text(found)}. ", *(f"{line}. " for line in header_lines(found)))
+    columns = ("no.", "layout", "step time", "tokens/s", "MFU", "memory")
+    rows = [
+        (number, entry["layout"], *entry_cells(entry, has_cost=False)[:4])
+        for number, entry in enumerate(found["best"], start=1)
+    ]
+    yield table("Best layouts; no. 1 is the plan below", columns, rows, left=2)
+    yield from (note(f"{line[0].upper()}{line[1:]}.") for line in notes(found))
+    if why := why_lines(found):
+        yield el("h3", "Compared with no. 1")
+        yield el("ul", *(el("li", line) for line in why))
+    lines = "\n".join(entry["command"] for entry in found["best"])
+    yield details("Ready to type", el("pre", el("code", lines)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from mpctl.plan import Plan
 from mpctl.render.fold import layers_text
 from mpctl.render.html.parts import Share, bar, details, legend, note, section, table
 from mpctl.render.markup import Raw, el
-from mpctl.units import bytes_text, count_text
+from mpctl.units import bytes_text, count_text, plural
 
 if TYPE_CHECKING:
     from mpctl.estimate.memory import StageMemory
@@ -25,7 +25,7 @@ MEANS = (
     "that the training software keeps. Reserve: what the allocator holds beyond that. Libraries: "
     "the context of the device's own libraries. The first six are allocated by tensors."
 )
-SHOWN, NEAR = 64, 4
+SHOWN, ENDS, NEAR = 16, (8, 4), 4
 
 
 def memory_section(plan: Plan, stages: Sequence[StageMemory]) -> Raw:
@@ -35,13 +35,24 @@ def memory_section(plan: Plan, stages: Sequence[StageMemory]) -> Raw:
     is_near = limit is not None and heaviest > limit / NEAR
     whole = 1.04 * max(heaviest, limit if is_near and limit else 0)
     drawn = limit if is_near else None
-    rows = [_row(stage, whole, drawn) for stage in stages[:SHOWN]]
-    more = f" {len(stages) - SHOWN} more stages in the table." * (len(stages) > SHOWN)
+    rows = [_row(stage, whole, drawn) for stage in _drawn(stages)]
+    left_out = len(stages) - len(rows)
+    more = f" {plural(left_out, 'more stage')} in the table." if left_out else ""
     return section(
         "memory", "Memory of one rank, by stage", legend(PARTS.values()),
         el("ul", *rows, class_="bars"), note(_limit(limit, heaviest, is_near), more), note(MEANS),
         details("Memory as a table", _table(plan, stages)),
     )  # fmt: skip
+
+
+def _drawn(stages: Sequence[StageMemory]) -> list[StageMemory]:
+    """All of a few stages; of many the first, the last and the fullest."""
+    if len(stages) <= SHOWN:
+        return list(stages)
+    fullest = max(stages, key=lambda stage: stage.device_bytes).stage
+    front, back = ENDS
+    kept = {*range(front), fullest, *range(len(stages) - back, len(stages))}
+    return [stages[stage] for stage in sorted(kept)]
 
 
 def _limit(limit: int | None, heaviest: int, is_drawn: bool) -> str:

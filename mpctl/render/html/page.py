@@ -11,6 +11,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
+from typing import Any
 
 from mpctl.document import axis_sizes
 from mpctl.estimate.timeline import find_step_line
@@ -24,7 +25,14 @@ from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
 from mpctl.render.markup import Raw, el
 from mpctl.render.svg import picture_css, textures
-from mpctl.summary import headline_figures, layout_text, model_text, training_text, verdict
+from mpctl.summary import (
+    headline_figures,
+    layout_text,
+    model_text,
+    order_text,
+    training_text,
+    verdict,
+)
 from mpctl.topology import Topology
 from mpctl.units import plural
 
@@ -32,9 +40,14 @@ FITS = {True: ("✓ ", "fits"), False: ("✗ ", "over"), None: ("", "unknown")}
 MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
-def plan_page(plan: Plan, topology: Topology, *, command: str, points: Sequence[Point] = ()) -> str:
-    """command: the line that makes it again; points: of a search, if one was made."""
-    parts = list(_sections(plan, topology, points))
+def plan_page(
+    plan: Plan, topology: Topology, *, command: str, points: Sequence[Point] = (),
+    found: dict[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """command: the line that makes it again; points and found (mpctl.search/1): of a search, if one
+    was made; its answer comes first."""
+    search = [("Search", front_section(points, found))] if points else []
+    parts = [*search, *_sections(plan, topology)]
     body = el(
         "body", _textures(), _header(plan, topology), _links(parts),
         el("main", *(part for _, part in parts), _again(command)),
@@ -43,7 +56,7 @@ def plan_page(plan: Plan, topology: Topology, *, command: str, points: Sequence[
     return f"<!doctype html>\n{el('html', _head(plan, topology), body, lang='en')}\n"
 
 
-def _sections(plan: Plan, topology: Topology, points: Sequence[Point]) -> Iterator[tuple[str, Raw]]:
+def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
     yield "Layout", layout_section(plan, topology)
     if plan.estimate is not None and plan.stages is not None:
         estimate = plan.estimate
@@ -52,8 +65,6 @@ def _sections(plan: Plan, topology: Topology, points: Sequence[Point]) -> Iterat
         yield "Memory", memory_section(plan, estimate.memory)
         yield "Time", time_section(plan, estimate.time)
         yield "Traffic", traffic_section(plan, topology, estimate)
-    if points:
-        yield "Front", front_section(points)
     yield "Checks", _checks(plan)
 
 
@@ -82,7 +93,7 @@ def _header(plan: Plan, topology: Topology) -> Raw:
         "header", el("h1", el("bdi", _name(plan)), ": ", axis_sizes(topology.sizes.items())),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
         *(el("p", f"→ {near}", class_="verdict") for near in _ways_out(plan)),
-        el("p", f"{layout_text(plan)}, order {'-'.join(topology.order)}."),
+        el("p", f"{layout_text(plan)}; {order_text(plan)}."),
         *(el("p", text) for text in _described(plan)),
         el("dl", *tiles) if tiles else "",
     )  # fmt: skip

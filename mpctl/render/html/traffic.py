@@ -18,6 +18,7 @@ from mpctl.estimate.job import Estimate
 from mpctl.estimate.messages import Message
 from mpctl.estimate.timeline import handed_over
 from mpctl.plan import Plan
+from mpctl.render.fold import fold
 from mpctl.render.html.parts import details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
 from mpctl.topology import Topology
@@ -128,18 +129,24 @@ def _pairs_table(found: Pairs) -> Raw:
 
 
 def _by_stage(estimate: Estimate) -> Raw:
-    rows = []
-    for stage, messages in enumerate(estimate.messages[:SHOWN_STAGES]):
+    """A row for each run of stages that send the same."""
+    sent = []
+    for messages in estimate.messages:
         sums = dict.fromkeys(AXES, 0)
         for message in messages:
             sums[message.axis] += message.bytes * message.count
-        rows.append((f"stage {stage}", sums, sum(m.count for m in messages)))
-    most = max((size for _, sums, _ in rows for size in sums.values()), default=0) or 1
-    cells = [
-        (name, *(_shaded(size, most) for size in sums.values()), f"{count:,}")
-        for name, sums, count in rows
-    ]
-    return table("Bytes of one rank, by axis", ("stage", *AXES, "messages"), cells)
+        sent.append((tuple(sums.values()), sum(m.count for m in messages)))
+    most = max((size for sums, _ in sent for size in sums), default=0) or 1
+    rows = [
+        (_stages(first, last), *(_shaded(size, most) for size in sent[first][0]),
+         f"{sent[first][1]:,}")
+        for first, last in fold(sent)[:SHOWN_STAGES]
+    ]  # fmt: skip
+    return table("Bytes of one rank, by axis", ("stage", *AXES, "messages"), rows)
+
+
+def _stages(first: int, last: int) -> str:
+    return f"stage {first}" if first == last else f"stages {first} to {last}"
 
 
 def _shaded(size: float, most: float) -> Raw:
