@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+from mpctl.bench.folder import REPORT, check_folder, take_folder
 from mpctl.bench.scaling import Case, Timing, timing_of
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine, this_machine
@@ -37,10 +38,13 @@ class View(Protocol):
 OpenView = Callable[[str, LaunchPlan], AbstractContextManager[View]]
 
 
-def plan_cases(make_plan: MakePlan, cases: Sequence[Case], out: Path) -> list[LaunchPlan]:
-    """A launch for every case; raises InputError with the issues of all of them at once."""
+def plan_cases(
+    make_plan: MakePlan, cases: Sequence[Case], out: Path, *, overwrite: bool
+) -> list[LaunchPlan]:
+    """A launch for every case; raises InputError with the issues of all of them, and of the folder
+    that they write, at once."""
     machine = this_machine()
-    issues: list[Issue] = []
+    issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
     launches: list[LaunchPlan] = []
     for case in cases:
         try:
@@ -67,6 +71,7 @@ def run_cases(
 ) -> list[Timing]:  # fmt: skip
     """Time every case `repeats` times, A B C A B C; raises RunFailed at the first that fails."""
     records: list[list[list[dict[str, Any]]]] = [[] for _ in cases]
+    take_folder(out)
     shared = _with_data(launches, out, on_progress)
     for repeat in range(repeats):
         for index, (case, launch) in enumerate(zip(cases, shared, strict=True)):
@@ -127,5 +132,14 @@ def environment() -> dict[str, Any]:
     }
 
 
+def load_warnings(where: dict[str, Any]) -> list[str]:
+    """In words, that other programs were using the cores when `environment` was read."""
+    load, cores = where["load_at_start"], where["cores"]
+    if load <= cores:
+        return []
+    return [f"the load is {load:.1f} on {cores} core{'s' * (cores > 1)}: other programs take "
+            "their time, so these figures are too slow and vary"]  # fmt: skip
+
+
 def write_report(out: Path, report: dict[str, Any]) -> None:
-    (out / "report.json").write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")

@@ -40,12 +40,25 @@ def scaling(
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None, typer.Option(show_default=False)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where the runs write.")] = Path("runs/bench-scaling"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the runs write; a fresh runs/bench-scaling when absent."),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the bench in --out.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout.")] = False,
 ) -> None:
     """Run JOB at each world size; print tokens/s, speed-up and efficiency against the smallest."""
-    from mpctl.bench.runner import environment, plan_cases, run_cases, write_report
+    from mpctl.bench.runner import (
+        environment,
+        load_warnings,
+        plan_cases,
+        run_cases,
+        write_report,
+    )
     from mpctl.bench.scaling import parse_worlds, scaling_cases, scaling_rows
+    from mpctl.launch.rundir import free_run_dir
     from mpctl.render.bench import print_scaling, run_view
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
@@ -59,8 +72,11 @@ def scaling(
     own = own.with_default("launch.threads_per_rank", max(1, where["cores"] // max(worlds)))
     base = own.plan().job
     cases = scaling_cases(base, worlds, along=along, modes=chosen)
-    launches = plan_cases(own.plan, cases, out)
-    print_warnings(list(dict.fromkeys(w for launch in launches for w in launch.warnings)))
+    if out is None:
+        out = Path("runs/bench-scaling") if overwrite else free_run_dir("bench-scaling").path
+    launches = plan_cases(own.plan, cases, out, overwrite=overwrite)
+    own_warnings = dict.fromkeys(w for launch in launches for w in launch.warnings)
+    print_warnings([*own_warnings, *load_warnings(where)])
     with TaskBar() as bar:
         timings = run_cases(
             cases, launches, out=out, repeats=repeats, open_view=run_view, on_progress=bar.update

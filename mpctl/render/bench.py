@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.bench.runner import load_warnings
 from mpctl.launch.plan import LaunchPlan
 from mpctl.render.run import RunView
 from mpctl.units import seconds_text
@@ -40,6 +41,8 @@ def print_scaling(report: dict[str, Any]) -> None:
     where = report["environment"]
     note = f"medians of {report['steps_timed']} steps; {where['cores']} cores, {where['gpus']} GPUs"
     console.print(Text(f"{note}, torch {where['torch']}, {where['date']}", style="dim"))
+    for warning in load_warnings(where):
+        console.print(Text.assemble(("! ", "bold yellow"), warning))
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:

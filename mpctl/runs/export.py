@@ -18,8 +18,9 @@ def export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> 
     that cannot be written.
     """
     if len(runs) != 1:
-        raise InputError.of("usage", "--csv" if csv else "--tensorboard",
-                            f"{len(runs)} runs, but one is written at a time", "name one run")  # fmt: skip
+        option = "--csv" if csv else "--tensorboard"
+        message = f"{len(runs)} runs, but one is written at a time"
+        raise InputError.of("usage", option, message, "name one run")
     (run,) = runs
     if tensorboard is not None:
         _require_free(tensorboard)

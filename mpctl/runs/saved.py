@@ -25,7 +25,7 @@ from mpctl.shards import checkpoints, read_manifest
 from mpctl.spec.job import JobSpec
 
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unreadable"]
-MARKS = ("job.json", "metrics.jsonl")
+MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
 @dataclass(frozen=True)

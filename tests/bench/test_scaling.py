@@ -4,9 +4,13 @@ import json
 
 import pytest
 
+from mpctl.bench.folder import check_folder, take_folder
+from mpctl.bench.runner import load_warnings, write_report
 from mpctl.bench.scaling import Case, parse_worlds, scaling_cases, scaling_rows, timing_of
 from mpctl.cli.app import run
 from mpctl.errors import InputError
+from mpctl.launch.marker import write_marker
+from mpctl.render.bench import print_scaling
 from mpctl.spec.load import load_job
 
 
@@ -90,6 +94,59 @@ def test_a_real_bench_of_two_worlds(corpus, tmp_path, capfd):
     assert report["results"][0]["efficiency"] == 1
     assert all(row["tokens_per_second"] > 0 for row in report["results"])
     assert not (tmp_path / "out" / "strong-1-r1" / "checkpoints").exists()
+    assert (tmp_path / "out" / ".mpctl-bench").exists()
+    again = bench(corpus, tmp_path / "out", "--world", "1,2", "--steps", "4")
+    assert run(again) == 2  # the first report stays
+    assert "--overwrite" in json.loads(capfd.readouterr().out)["issues"][0]["hint"]
+    assert report == json.loads((tmp_path / "out" / "report.json").read_text())
+
+
+def report(**more):
+    where = {"load_at_start": 0.5, "cores": 2, "gpus": 0, "torch": "2", "date": "today", **more}
+    return {"schema": "mpctl.bench.scaling/1", "results": [], "steps_timed": 3,
+            "environment": where}  # fmt: skip
+
+
+def made(out):
+    """A bench's folder: report, data, the run of a case, and a file of the user's."""
+    case = out / "strong-1-r1"
+    (case / "logs").mkdir(parents=True)
+    write_marker(case)
+    (out / "data").mkdir()
+    for path in (out / "data/data.json", case / "metrics.jsonl", out / "notes.txt"):
+        path.write_text("{}")
+    write_report(out, report())
+    return out
+
+
+def test_an_earlier_bench_is_replaced_only_when_asked(tmp_path):
+    out = made(tmp_path / "out")
+    (issue,) = check_folder(out, overwrite=False)
+    assert "a bench's report" in issue.message
+    assert list(check_folder(out, overwrite=True)) == []
+    take_folder(out)
+    assert sorted(path.name for path in out.iterdir()) == [".mpctl-bench", "notes.txt"]
+    assert list(check_folder(out, overwrite=True)) == []  # as one that Ctrl-C ended leaves it
+    assert list(check_folder(tmp_path / "new", overwrite=False)) == []
+
+
+def test_overwrite_removes_nothing_of_others(tmp_path):
+    out = made(tmp_path / "out")
+    (out / "report.json").unlink()
+    (issue,) = check_folder(out, overwrite=True)
+    assert issue.rule == "bench-foreign" and (out / "data/data.json").exists()
+    write_report(out, report())
+    (out / "strong-1-r1/.mpctl-run").unlink()  # now a folder of the user's that is called so
+    take_folder(out)
+    assert (out / "strong-1-r1/metrics.jsonl").exists()
+
+
+def test_a_load_above_the_cores_is_said(capsys):
+    assert load_warnings({"load_at_start": 2.0, "cores": 2}) == []
+    (words,) = load_warnings({"load_at_start": 7.84, "cores": 2})
+    assert "the load is 7.8 on 2 cores" in words
+    print_scaling(report(load_at_start=7.84))
+    assert "the load is 7.8 on 2 cores" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_bad_case_is_named_before_any_run(corpus, tmp_path, capfd):
