@@ -13,7 +13,7 @@ before; ZeRO 2: each of m backwards starts all of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
@@ -37,6 +37,7 @@ class Overlap(Listener):
         self.last: dict[int, Action] = {}
         for action in actions:
             self.last |= dict.fromkeys(self._added_to(action), action)
+        self.before_sum: Callable[[Gradients], None] = lambda store: None
         self.left: set[int] = set()
         self.due: list[int] = []
         self.missing: list[set[Tensor]] = []
@@ -92,6 +93,7 @@ class Overlap(Listener):
 
     def _start(self, numbers: list[int]) -> None:
         for i in numbers:
+            self.before_sum(self.stores[i])
             self.under_way.append((self.stores[i], self.stores[i].start()))
             self.left.discard(i)
             if self.each:

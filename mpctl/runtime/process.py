@@ -79,6 +79,12 @@ def record_failure(
     words = str(error) if is_told else f"{type(error).__name__}: {error}".strip()
     write_json(path, {
         "rank": rank, "coords": coords, "doing": doing, "error": words.splitlines()[0][:500],
-        "is_echo": any(echo in words.lower() for echo in ECHOES),
+        "is_echo": is_echo(error, words),
         "time": time.time(), "traceback": traceback.format_exception(error)[-20:],
     })  # fmt: skip
+
+
+def is_echo(error: BaseException, words: str) -> bool:
+    """Whether an error only says that another rank failed."""
+    said = getattr(error, "is_echo", None)  # one that knows (runtime/nonfinite.py)
+    return any(echo in words.lower() for echo in ECHOES) if said is None else bool(said)

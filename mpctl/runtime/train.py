@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from mpctl.runtime.batches import Batches
 from mpctl.runtime.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.nonfinite import Inspector, blame
 from mpctl.runtime.optimizer import Optimizer, learning_rate
 from mpctl.runtime.overlap import Overlap
 from mpctl.runtime.pipeline import Pipeline
@@ -109,13 +110,14 @@ class Trainer:
         began, cpu_began = time.perf_counter(), time.process_time()
         with self.watch.step(self):
             loss = self._find_gradients()
-            norm, update = self._update()
+            norm, update = self._update(loss)
         status = share(Status(loss, self.stop_asked(), self.peak_memory()), self.mesh)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         self.step += 1
         self.step_traffic = self.traffic.snapshot()
         if not math.isfinite(status.loss):
-            raise FloatingPointError(f"the loss of step {self.step} is {status.loss}")
+            what = f"the loss of step {self.step} is {status.loss}"
+            raise blame(what, self.mesh, Inspector(self.names).evidence(loss))
         tokens = self._tokens_per_step()
         return {
             "step": self.step,
@@ -140,7 +142,7 @@ class Trainer:
         self.buffer.sum_parts()
         return loss
 
-    def _update(self) -> tuple[float | None, dict[str, Any]]:
+    def _update(self, loss: float) -> tuple[float | None, dict[str, Any]]:
         """The gradient's norm, the same number on every rank, and what followed from it: an update,
         or none where fp16 overflowed; elsewhere a norm that is no number ends the run."""
         used = self.scale.value if self.scale else 1.0
@@ -152,11 +154,19 @@ class Trainer:
                 self.scale.went_well()
             return norm, {"learning_rate": rate, **said}
         if self.scale is None:
-            raise FloatingPointError(f"the gradient norm of step {self.step + 1} is {norm}")
+            self._blame(f"the gradient norm of step {self.step + 1} is {norm}", loss)
+        assert self.scale is not None
         self.scale.overflowed()
         self.optimizer.publish()  # what is there: a step sends the same whatever comes of it
         rate = learning_rate(self.job.training, self.step)
         return None, {"learning_rate": rate, **said, "skipped": True}
+
+    def _blame(self, what: str, loss: float) -> NoReturn:
+        """Compute the step once more, each rank looking at its own gradients, and end the run."""
+        inspector = Inspector(self.names)
+        self.overlap.before_sum = inspector.look
+        self._find_gradients()
+        raise blame(what, self.mesh, inspector.evidence(loss))
 
     def _tokens_per_step(self) -> int:
         assert self.job.model is not None
