@@ -8,7 +8,7 @@ Letters: b batch, s sequence, h hidden; t tp, c cp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mpctl.families.batch import Batch, Family, State
 from mpctl.families.table import Held
+from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
 from mpctl.kernels.group import Group
@@ -229,6 +230,21 @@ class OneStack(Family):
         for layer in self.layers.values():
             hidden = layer(hidden, noise, **beside)
         return hidden
+
+    def continued(
+        self, batch: Batch, caches: Sequence[KeyValueCache], *, mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits [b, v_local] behind the last of the batch's positions, which follow those in the
+        caches, one a layer; needs a model in one stage without sequence or context parallelism.
+
+        batch: of the new positions alone, with their `positions` [b, s]. mask [b, 1, s or 1, all
+        positions]: joins the layers' own.
+        """
+        hidden, places = self.entered(batch, None), batch["positions"]
+        for layer, cache in zip(self.layers.values(), caches, strict=True):
+            hidden = layer(hidden, None, mask=mask, positions=places, cache=cache)
+        logits: Tensor = self.logits(hidden[:, -1:])
+        return logits[:, 0]
 
     def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
         """Hidden states of the batch's tokens."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.context import WHOLE, AttentionCore, context_positions
 from mpctl.kernels.group import Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
@@ -99,13 +100,19 @@ class ParallelSelfAttention(nn.Module):
     def forward(
         self, hidden: Tensor, noise: Noise | None = None, *, mask: Tensor | None = None,
         bias: Tensor | None = None, positions: Places | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:  # fmt: skip
         """mask, bias: see AttentionCore; they join `causal`. positions: of the rotary, [s/c] or
-        [b, s/c]; by default where the tokens stand."""
+        [b, s/c]; by default where the tokens stand. cache: hidden holds the s positions that follow
+        those in the cache, which gets theirs too; mask and bias are then [.., s, all positions]."""
         query, key, value = self._split(self.qkv(hidden))
+        rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
         if self.rotary is not None:
-            query, key = self.rotary(query, key, self._positions(query, positions))
-        context = self.core(query, key, value, noise, mask=mask, bias=bias)
+            places = rows if positions is None else positions
+            query, key = self.rotary(query, key, self._positions(query, places))
+        if cache is not None:
+            key, value = cache.extended(key, value)
+        context = self.core(query, key, value, noise, mask=mask, bias=bias, rows=rows)
         # [b, a/t, s, d] -> [b, s, a/t*d]
         return self.output(context.transpose(1, 2).flatten(2))
 

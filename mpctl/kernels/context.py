@@ -93,27 +93,31 @@ class AttentionCore:
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, noise: Noise | None = None, *,
-        mask: Tensor | None = None, bias: Tensor | None = None,
+        mask: Tensor | None = None, bias: Tensor | None = None, rows: range | None = None,
     ) -> Tensor:  # fmt: skip
         """query [b, a/t, q/c, d], key and value [b, k/t, s/c, d] -> [b, a/t, q/c, d].
 
         mask (True: may attend; it meets the causal one) and bias (added): [b or 1, a/t or 1,
         q/c or 1, s], rows as this rank holds them, keys of the whole sequence. A query that sees no
-        key gives zeros.
+        key gives zeros. rows: positions of the queries where they are the last of the s keys' and
+        the keys before them come from a cache (cache.py); needs c = 1.
         """
+        assert rows is None or self.cp.size == 1, "a cache holds the whole sequence"
         key, value = gather_context(key, value, self.cp)
         shape = (*query.shape[-2:-1], key.shape[-2])
         mask, bias = (x if x is None else x.expand(*x.shape[:2], *shape) for x in (mask, bias))
+        if rows is not None:
+            return self._kept(query, key, value, rows, noise, mask, bias)
         blocks = context_blocks(shape[0] * self.cp.size, self.cp.size, self.cp.rank)
         if len(blocks) == 1:
             return self._kept(query, key, value, blocks[0], noise, mask, bias)
         parts, start = [], 0
-        for rows in blocks:
-            own = slice(start, start := start + len(rows))
-            seen = slice(rows.stop if self.causal else None)
+        for block in blocks:
+            own = slice(start, start := start + len(block))
+            seen = slice(block.stop if self.causal else None)
             masks = (x if x is None else x[..., own, seen] for x in (mask, bias))
             held = (query[..., own, :], key[..., seen, :], value[..., seen, :])
-            parts.append(self._kept(*held, rows, noise, *masks))
+            parts.append(self._kept(*held, block, noise, *masks))
         return torch.cat(parts, dim=-2)
 
     def _kept(
@@ -132,9 +136,9 @@ class AttentionCore:
         mask: Tensor | None, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if mask is None and bias is None:
-            # Whole squares from position 0, or the last rows of a longer prefix.
+            # Whole squares from position 0, or the last rows of a longer prefix; one row sees all.
             first = self.causal and rows.start == 0
-            is_tail = self.causal and not first
+            is_tail = self.causal and not first and len(rows) > 1
             lower = _lower_right(len(rows), key.shape[-2]) if is_tail else None
             return F.scaled_dot_product_attention(
                 query, key, value, lower, is_causal=first, scale=self.scale, enable_gqa=True

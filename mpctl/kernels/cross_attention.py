@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpctl.kernels.cache import ContextCache
 from mpctl.kernels.context import WHOLE, AttentionCore
 from mpctl.kernels.group import Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
@@ -81,15 +82,24 @@ class ParallelCrossAttention(nn.Module):
 
     def forward(
         self, hidden: Tensor, context: Tensor, noise: Noise | None = None, *,
-        mask: Tensor | None = None,
+        mask: Tensor | None = None, cache: ContextCache | None = None,
     ) -> Tensor:  # fmt: skip
         """mask [b or 1, a/t or 1, q/c or 1, s], True where a query may see a token of the context;
-        rows as this rank holds them, keys of the whole encoder."""
+        rows as this rank holds them, keys of the whole encoder. cache: keeps the keys and values of
+        the first call's context, which later calls then read; gradients do not reach them."""
         query = self._by_head(self.query(hidden))
-        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
+        key, value = self._keys_values(context, cache)
         seen = self.core(query, key, value, noise, mask=mask)
         # [b, a/t, q, d] -> [b, q, a/t*d]
         return self.output(seen.transpose(1, 2).flatten(2))
+
+    def _keys_values(self, context: Tensor, cache: ContextCache | None) -> tuple[Tensor, Tensor]:
+        if cache is not None and cache.held is not None:
+            return cache.held
+        key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
+        if cache is not None:
+            cache.held = key.detach(), value.detach()
+        return key, value
 
     def _by_head(self, part: Tensor) -> Tensor:
         # [b, s, a/t*d] -> [b, a/t, s, d]

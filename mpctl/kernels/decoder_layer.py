@@ -30,11 +30,14 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.kernels.cross_attention import ParallelCrossAttention
 from mpctl.kernels.group import Group
 from mpctl.kernels.layer import Norm, Recompute, ResidualLayer
 from mpctl.kernels.mlp import Activation, ParallelMLP
 from mpctl.kernels.noise import Noise
+
+Caches = tuple[KeyValueCache | None, ContextCache | None]
 
 
 class ParallelDecoderLayer(ResidualLayer):
@@ -98,23 +101,25 @@ class ParallelDecoderLayer(ResidualLayer):
     def forward(
         self, hidden: Tensor, context: Tensor, noise: Noise | None = None, *,
         bias: Tensor | None = None, mask: Tensor | None = None,
-        context_mask: Tensor | None = None,
+        context_mask: Tensor | None = None, caches: Caches = (None, None),
     ) -> Tensor:  # fmt: skip
         """bias [1 or b, a/t, q/c, q], relative.py's, and mask [b or 1, 1, q/c, q]: of the self
-        attention; context_mask [b or 1, 1, q/c, s]: which of the encoder's tokens are seen."""
+        attention; context_mask [b or 1, 1, q/c, s]: which of the encoder's tokens are seen. caches:
+        of the self-attention and of the cross-attention (cache.py)."""
         return self._kept(
-            self._once, hidden, context, noise, bias=bias, mask=mask, context_mask=context_mask
-        )
+            self._once, hidden, context, noise, bias=bias, mask=mask, context_mask=context_mask,
+            caches=caches,
+        )  # fmt: skip
 
     def _once(
         self, hidden: Tensor, context: Tensor, noise: Noise | None, *, bias: Tensor | None,
-        mask: Tensor | None, context_mask: Tensor | None,
+        mask: Tensor | None, context_mask: Tensor | None, caches: Caches,
     ) -> Tensor:  # fmt: skip
         def attend(x: Tensor) -> Tensor:
-            return self.attention(x, noise, bias=bias, mask=mask)
+            return self.attention(x, noise, bias=bias, mask=mask, cache=caches[0])
 
         def look(x: Tensor) -> Tensor:
-            return self.cross(x, context, noise, mask=context_mask)
+            return self.cross(x, context, noise, mask=context_mask, cache=caches[1])
 
         hidden = self._branch("attention", hidden, self.attention_norm, attend, noise)
         hidden = self._branch("cross", hidden, self.cross_norm, look, noise)

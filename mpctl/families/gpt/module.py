@@ -20,7 +20,8 @@ from mpctl.spec.training import Training
 
 
 class GPT(OneStack):
-    """Fed tokens and targets [b, s/c]; the loss of a sample is the mean over its tokens."""
+    """Fed tokens and targets [b, s/c]; the loss of a sample is the mean over its tokens. Tokens
+    may have other positions [b, s/c] than where they stand in the batch."""
 
     def __init__(self, model: Model, training: Training, place: Place, held: Held) -> None:
         tables = {"position": model.max_positions} if model.position == "learned" else {}
@@ -30,7 +31,8 @@ class GPT(OneStack):
     def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
         assert self.embedding is not None
         learned = self.model.position == "learned"
-        hidden = self.embedding(batch["tokens"], **{"position": None} if learned else {})
+        places = {"position": batch.fields.get("positions")} if learned else {}
+        hidden = self.embedding(batch["tokens"], **places)
         return self.embedding.dropped(hidden, noise)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from mpctl.families.parts import (
     word_losses,
 )
 from mpctl.families.table import Held
+from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
 from mpctl.kernels.embedding import tied_logits
@@ -38,6 +39,7 @@ from mpctl.spec.model import Model
 from mpctl.spec.training import Training
 
 UNSCALED, WORD_STD = 1.0, 1.0
+Pair = tuple[KeyValueCache, ContextCache]  # of a decoder layer's two attentions
 
 
 class _Stack(nn.Module):
@@ -55,14 +57,28 @@ class _Stack(nn.Module):
         ) if layers else None  # fmt: skip
         self.final_norm = norm_of(model, place) if held.has_exit else nn.Identity()
 
-    def forward(self, hidden: Tensor, length: int, *args: Any) -> Tensor:
-        """length: of the whole sequence; args: the context of a decoder, and the noise."""
+    def forward(self, hidden: Tensor, length: int, *args: Any, **masks: Tensor | None) -> Tensor:
+        """length: of the whole sequence; args: the context of a decoder, and the noise; masks: as
+        the layers take them."""
         if self.position is not None:
             cp = self.cp
             rows = context_positions(length, cp.size, cp.rank, device=hidden.device)
             bias = self.position.at(rows, range(length))
             for layer in self.layers.values():
-                hidden = layer(hidden, *args, bias=bias)
+                hidden = layer(hidden, *args, bias=bias, **masks)
+        normed: Tensor = self.final_norm(hidden)
+        return normed
+
+    def continued(
+        self, hidden: Tensor, context: Tensor, caches: Sequence[Pair], mask: Tensor | None
+    ) -> Tensor:
+        """hidden [b, q, h] of the decoder's positions after those in the caches -> [b, q, h]."""
+        assert self.position is not None
+        start = caches[0][0].length
+        rows = range(start, start + hidden.shape[1])
+        bias = self.position.at(rows, range(rows.stop))
+        for layer, pair in zip(self.layers.values(), caches, strict=True):
+            hidden = layer(hidden, context, None, bias=bias, context_mask=mask, caches=pair)
         normed: Tensor = self.final_norm(hidden)
         return normed
 
@@ -100,12 +116,27 @@ class T5(Family):
         source = self.encoded((), batch, noise)
         return self.logits(self.decoded((source,), batch, noise)[0])
 
-    def encoded(self, state: State, batch: Batch, noise: Noise | None) -> Tensor:
+    def encoded(
+        self, state: State, batch: Batch, noise: Noise | None, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """The encoder's result y; mask [b, 1, 1, s]: which tokens are no padding."""
         assert self.encoder is not None
         tokens = batch["tokens"]
         hidden = state[0] if state else self._embedded(tokens, noise, "encoder.embedding")
-        encoded: Tensor = self.encoder(hidden, tokens.shape[1] * self.place.cp.size, noise)
+        length, masks = tokens.shape[1] * self.place.cp.size, {} if mask is None else {"mask": mask}
+        encoded: Tensor = self.encoder(hidden, length, noise, **masks)
         return encoded
+
+    def continued(
+        self, batch: Batch, source: Tensor, caches: Sequence[Pair], *, mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits [b, v_local] behind the last of the batch's decoder tokens, which follow those in
+        the caches, one pair a layer. source: y [b, s, h]; mask [b, 1, 1, s] over it. A model in
+        one stage, without sequence or context parallelism."""
+        assert self.decoder is not None
+        hidden = self._embedded(batch["decoder_tokens"], None, "decoder.embedding")
+        hidden = self.decoder.continued(hidden, source, caches, mask)
+        return self.logits(hidden[:, -1:])[:, 0]
 
     def decoded(self, state: State, batch: Batch, noise: Noise | None) -> tuple[Tensor, Tensor]:
         """state: the encoder's result y alone, or hidden states and y -> both."""
