@@ -18,7 +18,8 @@ from mpctl import __version__
 from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
-    "plan", "search", "launch", "runs", "show", "bench", "calibrate", "data", "weights", "presets",
+    "plan", "search", "launch", "runs", "show", "sample", "bench", "calibrate", "data", "weights",
+    "presets", "schema",
     "schema",
 )  # fmt: skip
 

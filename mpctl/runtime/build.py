@@ -53,12 +53,12 @@ def build_trainer(
     """Called by every rank after `join`; resumes from the newest checkpoint where there is one."""
     assert job.model is not None
     torch.set_num_threads(job.launch.threads_per_rank or 1)
-    device = _device(job.launch.device, local_rank)
+    device = device_of(job.launch.device, local_rank)
     traffic = Traffic()
     mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
     cut = Cut.of(job, mesh.pp.rank)
     with bare():
-        chunks = _build_chunks(cut, mesh)
+        chunks = build_chunks(cut, mesh)
     model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
     is_frozen = frozen_by(job.training.freeze)
     named = dict(model.named_parameters())
@@ -107,7 +107,8 @@ def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
     return Saver(run_dir / "checkpoints", mesh, barrier, documents, **keep)
 
 
-def _build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
+def build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
+    """The modules of this rank's stage, one a chunk, without values."""
     job = cut.job
     chunks = [
         build_module(
@@ -179,7 +180,8 @@ def _overlap(
     return overlap
 
 
-def _device(kind: str, local_rank: int) -> torch.device:
+def device_of(kind: str, local_rank: int) -> torch.device:
+    """The device of a rank of this host, made the current one on CUDA."""
     if kind == "cuda":
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
@@ -190,7 +192,7 @@ def join(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
     """The default process group; a world of one rank needs none."""
     if world_size == 1:
         return
-    device = _device(job.launch.device, local_rank)
+    device = device_of(job.launch.device, local_rank)
     # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
     patience = timedelta(seconds=2 * job.launch.start_seconds)
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))

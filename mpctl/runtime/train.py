@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from mpctl.families import get_table
 from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.gradients import GradientBuffer, clip_factor
+from mpctl.runtime.loading import padding_rows, read_values
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.nonfinite import Inspector, blame
@@ -36,9 +36,7 @@ from mpctl.runtime.traffic import Traffic
 from mpctl.runtime.watch import Watch
 from mpctl.spec.job import JobSpec
 from mpctl.weights.extend import fill_tables
-from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
-from mpctl.weights.reader import fill
 
 
 @dataclass
@@ -214,7 +212,11 @@ class Trainer:
         """Continue from a checkpoint, whatever layout wrote it."""
         self.phase = f"loading {folder.name}"
         saved = checkpoint.load(
-            folder, self.names, self.optimizer, model=self.cut.names, may_lack=self._padded()
+            folder,
+            self.names,
+            self.optimizer,
+            model=self.cut.names,
+            may_lack=padding_rows(self.cut.model),
         )
         self.step = saved.step
         if self.scale:
@@ -231,20 +233,10 @@ class Trainer:
         assert model is not None
         extension, reserved = self.batches.prepared.extension, self.batches.reserved
         targets = fill_tables(origin, model, targets, extension, reserved=reserved)
-        if isinstance(origin, Hub):
-            fill(origin, targets)
-        else:
-            checkpoint.load_values(origin.checkpoint, targets, may_lack=self._padded())
+        read_values(origin, targets, model)
         for parameter, value in values.items():
             self.optimizer.keep(parameter, value)
         self.optimizer.publish()
-
-    def _padded(self) -> dict[str, int]:
-        """Tables whose height depends on tp, with the first row that only pads."""
-        model = self.job.model
-        assert model is not None
-        weights = get_table(model, tp=1).weights()
-        return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}
 
 
 def _due(interval: int, step: int) -> bool:

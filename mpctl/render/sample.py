@@ -1,0 +1,112 @@
+"""Text as it is written: one prompt's as it comes, several prompts' each when it is done.
+
+The texts go to stdout and nothing else does; progress and the last line go to stderr. Text from a
+model may hold anything: characters that steer a terminal are replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from mpctl.render.data import printable
+from mpctl.render.tasks import TaskBar
+from mpctl.units import seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.launch.sample import Sample, Sampling
+
+FINISH = {
+    "end-of-text": "ended by end-of-text",
+    "stop": "ended by --stop",
+    "length": "ended by the limit of tokens",
+}
+
+
+class SampleView:
+    """Shows samples while they are written; is_silent: a bar, but no text."""
+
+    def __init__(self, sampling: Sampling, *, is_silent: bool) -> None:
+        self.sampling, self.is_silent = sampling, is_silent
+        self.is_stream = (
+            not is_silent and len(sampling.samples) == 1 and sampling.trained.model.family == "gpt"
+        )
+        self.bar = TaskBar()
+        self.done = 0
+        self.begun = False
+
+    def __enter__(self) -> SampleView:
+        self.bar.update("load the model", 0, 1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.bar.__exit__(kind, error, trace)
+        if self.begun and self.is_stream:
+            _write("\n")
+
+    def show(self, samples: Sequence[Sample]) -> None:
+        """After every answer of the workers, of which the first says that the model is loaded."""
+        if not self.begun:
+            self.bar.update("load the model", 1, 1)
+        if self.is_stream:
+            self._stream(samples[0])
+            return
+        written = sum(len(sample.tokens) for sample in samples)
+        limit = sum(_most(sample) for sample in samples)
+        self.bar.update("write", limit if all(s.finish for s in samples) else written, limit)
+        while not self.is_silent and self.done < len(samples) and samples[self.done].finish:
+            self._print(samples[self.done])
+            self.done += 1
+
+    def _stream(self, sample: Sample) -> None:
+        if not self.begun:
+            self.bar.__exit__(None, None, None)  # the text follows where the bar stood
+            _write(plain(sample.prompt))
+            self.begun = True
+        _write(plain(sample.fresh()))
+
+    def _print(self, sample: Sample) -> None:
+        many = len(self.sampling.samples) > 1
+        if many:
+            _write(f"--- {self.done + 1}\n")
+        is_gpt = self.sampling.trained.model.family == "gpt"
+        text = self.sampling.text_of(sample)
+        _write(plain((sample.prompt if is_gpt else "") + text) + "\n")
+
+
+def plain(text: str) -> str:
+    """Without what steers a terminal; line breaks stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def print_footer(document: dict[str, Any]) -> None:
+    """Tokens, seconds, and what wrote them, on stderr."""
+    samples, step = document["samples"], document["step"]
+    rate = document["tokens_per_second"]
+    parts = [f"{document['tokens']:,} tokens in {seconds_text(document['seconds'])}"]
+    if rate is not None:
+        parts.append(f"{rate:,.0f} tokens/s")
+    if len(samples) == 1:
+        parts.append(FINISH[samples[0]["finish"]])
+    of = "" if step is None else f"step {step} of "
+    parts.append(f"{of}{Path(document['model'])}")
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(" · ".join(parts), style="dim"))
+
+
+def _most(sample: Sample) -> int:
+    return sample.encoded.limit * max(1, len(sample.encoded.masks))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

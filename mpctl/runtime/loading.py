@@ -1,0 +1,47 @@
+"""A model's values from a checkpoint of any layout or from a Hugging Face directory, without an
+optimizer: for what reads a model and does not train it, and for runs that start from others'
+weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from mpctl.families import get_table
+from mpctl.families.batch import Family
+from mpctl.kernels.parameters import shard_of
+from mpctl.runtime.checkpoint import load_values
+from mpctl.runtime.stage import Chunks
+from mpctl.spec.model import Model
+from mpctl.weights.hub import Hub
+from mpctl.weights.origin import open_origin
+from mpctl.weights.reader import Targets, fill
+from mpctl.weights.saved import Saved
+
+
+@torch.no_grad()
+def load_chunks(chunks: list[Family], model: Model, origin: Path) -> None:
+    """Fill the chunks of one stage with the values at `origin`, in the chunks' dtype: a run, one
+    of its checkpoints, an import or a Hugging Face directory. Raises InputError naming the file and
+    the tensor that is missing or damaged."""
+    stage = chunks[0] if len(chunks) == 1 else Chunks(chunks)
+    named = dict(stage.named_parameters())
+    for parameter in named.values():
+        parameter.requires_grad_(False)
+    targets = {name: (shard_of(parameter), parameter.data) for name, parameter in named.items()}
+    read_values(open_origin(origin), targets, model)
+
+
+def read_values(origin: Hub | Saved, targets: Targets, model: Model) -> None:
+    """Fill each target, by its parameter's name, with its part of the value at `origin`."""
+    if isinstance(origin, Hub):
+        fill(origin, targets)
+    else:
+        load_values(origin.checkpoint, targets, may_lack=padding_rows(model))
+
+
+def padding_rows(model: Model) -> dict[str, int]:
+    """Parameters whose height depends on tp, with the first row that only pads the vocabulary."""
+    weights = get_table(model, tp=1).weights()
+    return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}

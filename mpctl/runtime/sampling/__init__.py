@@ -1,0 +1,1 @@
+"""Text from a trained model: tokens drawn one after another, keys and values kept in caches."""

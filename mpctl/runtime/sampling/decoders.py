@@ -1,0 +1,128 @@
+"""A model fed a batch of texts position by position: the prompts at once, then one token each.
+
+Prompts of unequal lengths are padded on the left, so that all continue at one place of the cache;
+no query sees the padding (a mask), and positions count from the text's own first token. A text's
+logits then do not depend on the others of its batch. T5 pads the encoder's input on the right, and
+its decoders all begin with one token.
+
+GLM's part A sees itself both ways and nothing behind it: it is fed first, then [sop].
+
+Letters: b texts, s positions, v vocabulary, t tp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from mpctl.families.batch import Batch
+from mpctl.families.parts import OneStack
+from mpctl.families.t5.module import T5
+from mpctl.kernels.cache import ContextCache, KeyValueCache
+from mpctl.runtime.sampling.texts import Fields, Text
+
+T = TypeVar("T")
+
+
+class Decoder(Protocol):
+    """One batch of texts, from its prompts on."""
+
+    def begin(self, texts: Sequence[Text]) -> Tensor:
+        """Feed what the texts start with -> logits [b, v_local] of the next token."""
+
+    def go_on(self, fields: Sequence[Fields]) -> Tensor:
+        """Feed one more position of each text -> logits [b, v_local]."""
+
+
+class StackDecoder:
+    """GPT and GLM."""
+
+    def __init__(self, module: OneStack, device: torch.device, *, is_causal: bool) -> None:
+        self.module, self.device, self.is_causal = module, device, is_causal
+        self.caches: list[KeyValueCache] = []
+        self.real: Tensor | None = None  # [b, positions so far], False at padding; None: all True
+
+    def begin(self, texts: Sequence[Text]) -> Tensor:
+        fields = [text.first() for text in texts]
+        longest = max(len(each["tokens"]) for each in fields)
+        room = longest + max(_positions(text) for text in texts)
+        self.caches = [KeyValueCache(room) for _ in self.module.layers]
+        if self.is_causal:
+            return self._feed(fields, _is_real(fields, "tokens", "left"))
+        head = [{name: row[:-1] for name, row in each.items()} for each in fields]
+        self._feed(head, _is_real(head, "tokens", "left"))
+        return self.go_on([{name: row[-1:] for name, row in each.items()} for each in fields])
+
+    def go_on(self, fields: Sequence[Fields]) -> Tensor:
+        return self._feed(fields, [[True]] * len(fields))
+
+    def _feed(self, fields: Sequence[Fields], is_real: list[list[bool]]) -> Tensor:
+        real = torch.tensor(is_real, device=self.device)
+        self.real = real if self.real is None else torch.cat((self.real, real), 1)
+        # [b, positions] -> [b, 1, 1, positions]
+        mask = None if bool(self.real.all()) else self.real[:, None, None]
+        batch = _batch(fields, "left", self.device)
+        return self.module.continued(batch, self.caches, mask=mask)
+
+
+class EncoderDecoder:
+    """T5."""
+
+    def __init__(self, module: T5, device: torch.device) -> None:
+        self.module, self.device = module, device
+        self.caches: list[tuple[KeyValueCache, ContextCache]] = []
+
+    def begin(self, texts: Sequence[Text]) -> Tensor:
+        inputs = [{"tokens": text.tokens} for text in texts]
+        real = torch.tensor(_is_real(inputs, "tokens", "right"), device=self.device)
+        self.mask = None if bool(real.all()) else real[:, None, None]
+        self.source = self.module.encoded(
+            (), _batch(inputs, "right", self.device), None, mask=self.mask
+        )
+        decoder = self.module.decoder
+        assert decoder is not None
+        room = 1 + max(text.limit for text in texts)
+        self.caches = [(KeyValueCache(room), ContextCache()) for _ in decoder.layers]
+        return self.go_on([text.first() for text in texts])
+
+    def go_on(self, fields: Sequence[Fields]) -> Tensor:
+        batch = _batch(fields, "left", self.device)
+        return self.module.continued(batch, self.source, self.caches, mask=self.mask)
+
+
+def decoder_of(module: torch.nn.Module, device: torch.device) -> Decoder:
+    if isinstance(module, T5):
+        return EncoderDecoder(module, device)
+    assert isinstance(module, OneStack)
+    return StackDecoder(module, device, is_causal=module.model.family == "gpt")
+
+
+def _positions(text: Text) -> int:
+    """Positions that a text may be fed after its first ones."""
+    return max(1, len(text.masks)) * (text.limit + 1)
+
+
+def _is_real(fields: Sequence[Fields], name: str, side: str) -> list[list[bool]]:
+    rows = [[True] * len(each[name]) for each in fields]
+    return [_padded(row, max(map(len, rows)), False, side) for row in rows]
+
+
+def _batch(fields: Sequence[Fields], side: str, device: torch.device) -> Batch:
+    """Each field as [b, s], padded with 0."""
+    columns: Mapping[str, list[Sequence[int]]] = {
+        name: [each[name] for each in fields] for name in fields[0]
+    }
+    held = {
+        name: torch.tensor([_padded(row, max(map(len, rows)), 0, side) for row in rows],
+                           device=device)
+        for name, rows in columns.items()
+    }  # fmt: skip
+    return Batch(torch.arange(len(fields)), held)
+
+
+def _padded(row: Sequence[T], size: int, filler: T, side: str) -> list[T]:
+    lacking = [filler] * (size - len(row))
+    return [*lacking, *row] if side == "left" else [*row, *lacking]

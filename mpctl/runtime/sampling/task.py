@@ -1,0 +1,42 @@
+"""What a worker does for `mpctl sample`: load the model, write the texts batch by batch.
+
+Answers, one JSON object each: {"event": "loaded", "seconds"} once; {"event": "begin", "texts"} at
+each batch; {"event": "tokens", "chosen": [[text, blank, token, log probability, is_end, finish],
+..], "seconds"} at each place, seconds from the batch's begin.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+from mpctl.runtime.build import build_chunks
+from mpctl.runtime.loading import load_chunks
+from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.sampling.draw import Draw
+from mpctl.runtime.sampling.loop import filled, written
+from mpctl.runtime.sampling.texts import texts_of
+from mpctl.runtime.stage import Cut
+from mpctl.spec.job import JobSpec
+
+
+def sample(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Iterator[dict[str, Any]]:
+    """request: `origin`, `texts`, `batch_size` and the settings of Draw under `draw`."""
+    began = time.perf_counter()
+    cut = Cut.of(job, 0)
+    (module,) = chunks = build_chunks(cut, mesh)
+    load_chunks(chunks, cut.model, Path(request["origin"]))
+    yield {"event": "loaded", "seconds": time.perf_counter() - began}
+    work = filled if cut.model.family == "bert" else written
+    draw, size, asked = Draw(**request["draw"]), request["batch_size"], request["texts"]
+    for start in range(0, len(asked), size):
+        texts = texts_of(cut.model.family, asked[start : start + size])
+        yield {"event": "begin", "texts": [text.number for text in texts]}
+        began = time.perf_counter()
+        for chosen in work(module, cut.model, mesh.tp, texts, draw, device=mesh.device):
+            seconds = time.perf_counter() - began
+            yield {"event": "tokens", "chosen": [list(astuple(one)) for one in chosen],
+                   "seconds": seconds}  # fmt: skip

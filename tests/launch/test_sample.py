@@ -1,0 +1,216 @@
+"""`mpctl sample`: as a process on a finished run, against transformers, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from mpctl.data.decode import TextStream
+from mpctl.kernels.group import Group
+from mpctl.launch.machine import Machine
+from mpctl.launch.sample import Settings, plan_sampling
+from mpctl.render.sample import plain
+from mpctl.runtime.build import build_chunks
+from mpctl.runtime.loading import load_chunks
+from mpctl.runtime.sampling.draw import Draw
+from mpctl.runtime.sampling.loop import filled, written
+from mpctl.runtime.sampling.texts import texts_of
+from mpctl.spec.model import Model
+from tests.cli.calls import Said, caller, spawn
+from tests.launch.command import Launched, wait_for
+from tests.weights.hub import load, truth
+
+MACHINE = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
+PROMPTS = ("w7 counts", "w12 counts 4 w3", "")
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    return caller(capsys)
+
+
+def files(folder: Path) -> dict[str, int]:
+    return {str(p): p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
+
+
+def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
+    """The same tokens at either tp, from a run at tp 2; the run is left as it was."""
+    run, before = finished.run_dir, files(finished.run_dir)
+    asked = ["sample", run, *(part for prompt in PROMPTS for part in ("--prompt", prompt)),
+             "--temperature", 0.9, "--top-p", 0.9, "--max-tokens", 6, "--json",
+             "--log-probabilities"]  # fmt: skip
+    said = [spawn(*asked, "--tp", tp) for tp in (1, 2)]
+    assert [(one.code, one.err) for one in said] == [(0, ""), (0, "")]
+    one, two = (one.document["samples"] for one in said)
+    assert [s["tokens"] for s in one] == [s["tokens"] for s in two]
+    assert [s["text"] for s in one] == [s["text"] for s in two]
+    assert all(len(s["tokens"]) == 6 or s["finish"] == "end-of-text" for s in one)
+    assert [s["log_probabilities"] for s in one] == [
+        pytest.approx(s["log_probabilities"], abs=1e-5) for s in two
+    ]
+    assert said[0].document["step"] == 20
+    assert files(run) == before
+
+
+def test_a_stream_ends_with_its_workers_when_it_is_interrupted(finished: Launched) -> None:
+    """Ctrl-C once text has come: exit code 130, no process and no temporary folder left."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpctl", "sample", str(finished.run_dir), "--prompt", "w",
+         "--temperature", "1", "--max-tokens", "31", "--seed", "3"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(finished.run_dir.parent)},
+    )  # fmt: skip
+    workers = wait_for(lambda: psutil.Process(process.pid).children())
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 10
+    while any(worker.is_running() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(worker.is_running() for worker in workers)
+    assert list(finished.run_dir.parent.glob("mpctl-*")) == []
+
+
+# ---------------------------------------------------------------- against transformers
+
+
+class Alone:
+    """A mesh of one rank, as far as building a model asks."""
+
+    tp = cp = Group()
+    device = torch.device("cpu")
+
+
+def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[list[int]]:
+    """Greedy, all prompts in one batch, read from a Hugging Face directory as it stands."""
+    from mpctl.runtime.stage import Cut
+    from mpctl.spec.job import JobSpec, complete
+    from mpctl.weights.hub import open_hub
+
+    model: Model = open_hub(folder).model
+    job = complete(JobSpec(model=model))
+    (module,) = chunks = build_chunks(Cut.of(job, 0), Alone())  # type: ignore[arg-type]
+    load_chunks(chunks, model, folder)
+    special = {"<pad>": 0}
+    asked = [
+        {"number": i, "tokens": prompt, "limit": limit, "ends": [], "special": special, "masks": []}
+        for i, prompt in enumerate(prompts)
+    ]
+    texts = texts_of(model.family, asked)
+    found: list[list[int]] = [[] for _ in prompts]
+    for chosen in written(module, model, Group(), texts, Draw(), device=Alone.device):
+        for one in chosen:
+            found[one.text].append(one.token)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "llama31-sharded", "t5", "t51-sharded"])
+def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Prompts of unequal lengths: ours in one batch, theirs one by one."""
+    drawn = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(3, 290, (n,), generator=drawn).tolist() for n in (11, 4, 7)]
+    folder = truth(kind, tmp_path).folder
+    theirs = load(folder)
+    expected = []
+    for prompt in prompts:
+        said = theirs.generate(
+            torch.tensor([prompt]), max_new_tokens=14, min_new_tokens=14, do_sample=False,
+            eos_token_id=None, pad_token_id=0, use_cache=not kind.startswith("t5"),
+        )[0].tolist()  # fmt: skip
+        expected.append(said[1:] if kind.startswith("t5") else said[len(prompt) :])
+    assert tokens_of_ours(folder, prompts, 14) == expected
+    assert len({token for said in expected for token in said}) > 3
+
+
+def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
+    from mpctl.runtime.stage import Cut
+    from mpctl.spec.job import JobSpec, complete
+    from mpctl.weights.hub import open_hub
+
+    folder = truth("bert", tmp_path).folder
+    model = open_hub(folder).model
+    (module,) = chunks = build_chunks(Cut.of(complete(JobSpec(model=model)), 0), Alone())  # type: ignore[arg-type]
+    load_chunks(chunks, model, folder)
+    prompt, masks = [5, 9, 200, 31, 77, 12], [2, 4]
+    with torch.no_grad():
+        logits = load(folder)(torch.tensor([prompt])).prediction_logits[0]
+    asked = {"number": 0, "tokens": prompt, "limit": 1, "ends": [], "special": {}, "masks": masks}
+    texts = texts_of("bert", [asked])
+    steps = list(filled(module, model, Group(), texts, Draw(), device=Alone.device))
+    assert [one.token for step in steps for one in step] == logits[masks].argmax(-1).tolist()
+
+
+# ---------------------------------------------------------------- refusals, in this process
+
+
+def test_what_cannot_be_continued_is_said_at_once(
+    finished: Launched, call: Callable[..., Said], tmp_path: Path
+) -> None:
+    run = finished.run_dir
+
+    def rules(*arguments: object) -> dict[str, dict[str, str]]:
+        said = call("sample", *arguments, "--json")
+        assert said.code == 2
+        return said.issues
+
+    assert "no-weights" in rules(tmp_path, "--prompt", "x")
+    assert "no-prompt" in rules(run)
+    issue = rules(run, "--prompt", "x", "--step", 7)["no-such-step"]
+    assert issue["hint"] == "it has 10, 20"
+    issue = rules(run, "--prompt", "w1 counts " * 30)["prompt-fits-model"]
+    assert "exceed the model's 32 positions" in issue["message"]
+    issue = rules(run, "--prompt", "w1", "--max-tokens", 31)["prompt-fits-model"]
+    assert issue["where"] == "prompt 1"
+    assert issue["hint"].startswith("use --max-tokens 30 or")
+    assert "no-effect" in rules(run, "--prompt", "x", "--top-k", 5)
+    assert "tp-divides-heads" in rules(run, "--prompt", "x", "--tp", 3)
+    assert "world-fits-machine" in rules(run, "--prompt", "x", "--device", "cuda")
+    lines = tmp_path / "p.jsonl"
+    lines.write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    assert rules(run, "--prompts", lines)["prompts-jsonl"]["where"] == f"{lines}:2"
+
+
+def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: Launched) -> None:
+    sampling = plan_sampling(finished.run_dir, ["w7 counts", ""], Settings(), MACHINE)
+    first, empty = sampling.samples
+    assert first.encoded.limit + len(first.encoded.tokens) == 32
+    assert empty.encoded.tokens == sampling.encoder.ends
+
+
+# ---------------------------------------------------------------- tokens to text
+
+
+def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> None:
+    """`counts` comes in several tokens; what may begin it waits."""
+    settings = Settings(stop=("counts",))
+    (sample,) = plan_sampling(finished.run_dir, ["w"], settings, MACHINE).samples
+    ids = sample.stream.tokenizer.encode("1 w7 counts 5").ids
+    shown = ""
+    for place, token in enumerate(ids):
+        sample.take([0, 0, token, -1.0, False, "length" if place == len(ids) - 1 else None], 0.5)
+        shown += sample.fresh()
+    assert (shown, sample.text, sample.finish) == ("1 w7 ", "1 w7 ", "stop")
+
+
+def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
+    tokenizer = plan_sampling(finished.run_dir, ["w"], Settings(), MACHINE).encoder.tokenizer
+    text = "é漢w7"
+    stream = TextStream(tokenizer, tokenizer.encode("w").ids)
+    pieces = [stream.push(token) for token in tokenizer.encode(text).ids]
+    assert "".join(pieces) + stream.rest() == text
+    assert all("\ufffd" not in piece for piece in pieces)
+    assert "" in pieces
+
+
+def test_text_of_a_model_steers_no_terminal() -> None:
+    assert plain("a\x1b[31m\nb\x9b2J\tc\x07") == "a\ufffd[31m\nb\ufffd2J\tc\ufffd"
