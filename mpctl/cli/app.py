@@ -20,7 +20,6 @@ from mpctl.errors import InputError, Issue, MpctlError
 COMMANDS = (
     "plan", "search", "launch", "runs", "show", "sample", "bench", "calibrate", "data", "weights",
     "presets", "schema",
-    "schema",
 )  # fmt: skip
 
 

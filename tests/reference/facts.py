@@ -60,6 +60,7 @@ SCHEMAS = {
     "mpctl.run/1": "`mpctl launch --json` and summary.json of a run",
     "mpctl.runs/1": "`mpctl runs --json`: a row a run",
     "mpctl.run-dir/1": ".mpctl-run of a run directory: a launch wrote what is here",
+    "mpctl.sample/1": "`mpctl sample --json`: what was written for each prompt",
     "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
     "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
     "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
