@@ -21,8 +21,9 @@ from typing import Any
 
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine
-from mpctl.launch.plan import free_port
+from mpctl.launch.port import HOST, free_port
 from mpctl.launch.preflight import check_launch, chosen_device
+from mpctl.launch.supervise import StopRequests
 from mpctl.plan import make_plan
 from mpctl.spec.cluster import Cluster
 from mpctl.spec.job import JobSpec, complete
@@ -67,29 +68,15 @@ def laid_out(
 def answers(job: JobSpec, request: Answer) -> Iterator[Iterator[Answer]]:
     """The workers' answers as they come; leaving the block ends the workers.
 
-    Raises InputError where a worker refused its input, RunFailed where one failed.
+    Raises InputError where a worker refused its input, RunFailed where one failed, SystemExit after
+    Ctrl-C, SIGTERM or SIGHUP.
     """
     with (
-        _ending_by_signal(),
+        StopRequests().listening() as stops,
         tempfile.TemporaryDirectory(prefix="mpctl-") as folder,
         _workers(job, request, Path(folder)) as processes,
     ):
-        yield _listen(Path(folder), processes)
-
-
-@contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """SIGTERM and SIGHUP end this process in order, as Ctrl-C does: what it started ends first."""
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {name: signal.signal(name, leave) for name in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
+        yield _listen(Path(folder), processes, stops)
 
 
 @contextmanager
@@ -98,13 +85,12 @@ def _workers(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     (folder / "job.json").write_text(job.model_dump_json(), "utf-8")
     (folder / "request.json").write_text(json.dumps(request), "utf-8")
-    (folder / "parent.pid").write_text(str(os.getpid()))
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with (folder / "starting.log").open("ab") as log:
             for environment in _environments(job):
                 processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "mpctl.runtime.task", str(folder)],
+                    [sys.executable, "-m", "mpctl.runtime.task", str(folder), str(os.getpid())],
                     env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log,
                     stderr=log, start_new_session=True,
                 ))  # fmt: skip
@@ -118,9 +104,9 @@ def _workers(
 
 def _environments(job: JobSpec) -> Iterator[dict[str, str]]:
     """Of each rank: what torchrun would set, and threads."""
-    world, port = job.world_size, str(free_port())
+    world, port = job.world_size, str(free_port(job.world_size))
     common = {
-        "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "WORLD_SIZE": str(world), "MASTER_ADDR": HOST, "MASTER_PORT": port,
         "OMP_NUM_THREADS": str(job.launch.threads_per_rank), "PYTHONUNBUFFERED": "1",
         "PYTHONSAFEPATH": "1",
     }  # fmt: skip
@@ -131,10 +117,18 @@ def _environments(job: JobSpec) -> Iterator[dict[str, str]]:
         yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-def _listen(folder: Path, processes: list[subprocess.Popen[bytes]]) -> Iterator[Answer]:
-    """Each complete line of the answers once, until every worker has ended well."""
+def _listen(
+    folder: Path, processes: list[subprocess.Popen[bytes]], stops: StopRequests
+) -> Iterator[Answer]:
+    """Each complete line of the answers once, until every worker has ended well.
+
+    A signal ends this process here (128 + its number), never between a worker's start and the note
+    of it, so that all are ended and the folder goes.
+    """
     path, offset = folder / "answers.jsonl", 0
     while True:
+        if stops.received:
+            raise SystemExit(128 + stops.received[0])
         codes = [process.poll() for process in processes]
         with suppress(FileNotFoundError), path.open("rb") as stream:
             stream.seek(offset)

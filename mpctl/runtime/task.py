@@ -1,4 +1,5 @@
-"""A worker that reads a model and does not train it: `python -m mpctl.runtime.task FOLDER`.
+"""A worker that reads a model and does not train it: `python -m mpctl.runtime.task FOLDER PID`,
+of the process that starts it.
 
 launch/task.py starts one process a rank and says in FOLDER what to do: job.json, the layout and the
 model, and request.json, what is asked. Rank 0 adds its answers to FOLDER/answers.jsonl, one JSON
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
-from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
+from mpctl.runtime.process import end_with, record_failure, redirect_output, write_json
 from mpctl.runtime.worker import Place
 
 if TYPE_CHECKING:
@@ -25,11 +26,8 @@ if TYPE_CHECKING:
 Answers = Iterator[dict[str, Any]]
 
 
-def main(folder: Path) -> None:
-    parent = folder / "parent.pid"
-    if not parent.exists():  # the command was stopped while this process started
-        sys.exit(1)
-    die_with_parent(parent)
+def main(folder: Path, parent: int) -> None:
+    end_with(parent)
     place = Place.from_environment()
     redirect_output(folder / "logs" / f"rank-{place.rank}.log")
     try:
@@ -82,4 +80,4 @@ def _mesh(job: JobSpec, place: Place) -> Mesh:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))
