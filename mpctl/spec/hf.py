@@ -2,8 +2,9 @@
 
 Keys and defaults are those of the config classes of `transformers` (GPT2Config, LlamaConfig,
 MistralConfig, BertConfig, T5Config). What a Model cannot express is refused in words rather than
-dropped. By hand: `{"model_type": "gpt2", "n_embd": 768, "activation_function": "gelu_new"}` gives
-family gpt, hidden 768 and activation gelu_tanh.
+dropped, for a plan as for weights.
+By hand: `{"model_type": "gpt2", "n_embd": 768, "activation_function": "gelu_new"}` gives family
+gpt, hidden 768 and activation gelu_tanh.
 """
 
 from __future__ import annotations
@@ -65,6 +66,20 @@ FAMILIES: dict[str, Raw] = {
     "bert": {"family": "bert", "norm_epsilon": 1e-12},
     "t5": T5,
 }
+# Settings that change what the model computes and that no [model] key expresses, with the value
+# that they must have. Planning refuses others as importing weights does: the plan would be of
+# another model than the one that the config describes.
+FIXED: dict[str, Raw] = {
+    "gpt2": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    "bert": {
+        "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
+    },
+    "t5": {"is_encoder_decoder": True, "is_decoder": False},
+}  # fmt: skip
 ACTIVATION_NAMES = ("activation_function", "hidden_act", "feed_forward_proj")
 PLAIN = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
@@ -103,13 +118,15 @@ def shape_from_hf(name: Any) -> Raw:
         _biases(config, kind),
         _rotary(config, kind),
         _scaled(config, kind),
+        _fixed(config, kind),
+        _window(config, kind),
     ):
         if isinstance(found, str):
             wrong.append(found)
         else:
             shape[found[0]] = found[1]
     if wrong:
-        hint = "give the [model] keys themselves, without hf_config"
+        hint = "give the [model] keys themselves instead of hf_config, to plan without it"
         raise InputError(Issue("hf-config", WHERE, f"{file}: {what}", hint) for what in wrong)
     if kind == "t5":
         shape |= T5_LENGTHS
@@ -188,6 +205,9 @@ def _rotary(config: Raw, kind: str) -> Found:
         yield "rotary_base", float(base)
     elif base is not None:
         yield f"rope_theta is {short(base)}, which is no number"
+    turned = table.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if turned not in (None, 1):
+        yield f"partial_rotary_factor {short(turned)} cannot be expressed, only 1"
     law = table.get("rope_type", table.get("type", "default"))
     if law == "llama3":
         given = {ours: table[theirs] for ours, theirs in SCALING.items() if theirs in table}
@@ -213,6 +233,27 @@ def _scaled(config: Raw, kind: str) -> Found:
         yield "scale_decoder_outputs true without tie_word_embeddings cannot be expressed"
     else:
         yield "tied_embeddings", scaled
+
+
+def _fixed(config: Raw, kind: str) -> Found:
+    for key, value in FIXED.get(kind, {}).items():
+        given = config.get(key, value)
+        if given != value and not (given is None and value is False):
+            yield f"{key} {short(given)} cannot be expressed, only {json.dumps(value)}"
+
+
+def _window(config: Raw, kind: str) -> Found:
+    """A Mistral's attention may be limited to the last tokens; ours sees all of the sequence."""
+    window = config.get("sliding_window")
+    if kind != "mistral" or window is None:
+        return
+    names = NAMES["seq_length"]
+    length = next((config[name] for name in names if _is_number(config.get(name))), None)
+    if not _is_number(window) or length is None or window < length:
+        yield (
+            f"sliding_window {short(window)} limits attention to fewer than "
+            f"{length or 'all'} tokens, which cannot be expressed, only null"
+        )
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

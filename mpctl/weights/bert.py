@@ -53,9 +53,6 @@ BERT = Scheme(
         # Untied, transformers 5 leaves cls.predictions.bias unused; version 4 does not.
         "tied_embeddings": (True,),
     },
-    usual={
-        "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
-    },
     tokens={"pad_token_id": ("[PAD]",)},
     spellings=(
         (r"^bert\.", ""),

@@ -38,11 +38,6 @@ GPT2 = Scheme(
     expressible={
         "norm": ("layernorm",), "bias": (True,), "activation": ("gelu_tanh", "gelu", "relu"),
     },
-    usual={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
     tokens=ENDS,
     spellings=((r"^transformer\.", ""),),  # saved without the head
     extra=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",

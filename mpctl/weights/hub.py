@@ -37,10 +37,8 @@ def open_hub(folder: Path) -> Hub:
     """A Hugging Face directory, checked; InputError names file, tensor and both shapes."""
     model = load_job(None, {"model.hf_config": str(folder)}).model
     assert model is not None
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    issues = list(_unusual(folder / "config.json", config))
-    if issues:
-        raise InputError(issues)
+    path = folder / "config.json"
+    _require_class(path, json.loads(path.read_text("utf-8")))
     # A path of this machine would travel with whatever is made of it.
     model = model.model_copy(update={"source": None})
     scheme, rows = get_scheme(model), rows_of(model)
@@ -57,15 +55,11 @@ def open_hub(folder: Path) -> Hub:
     return Hub(folder, model, rows, tensors)
 
 
-def _unusual(path: Path, config: dict[str, Any]) -> Iterator[Issue]:
-    scheme = SCHEMES.get(kind := config["model_type"])
-    if scheme is None:
-        yield Issue("no-hub-class", str(path), f"weights of {kind} are not read by this version",
-                    f"use {', '.join(SCHEMES)}")  # fmt: skip
-        return
-    for key, usual in scheme.usual.items():
-        if config.get(key, usual) != usual:
-            yield Issue("hf-config", str(path), f"{key} {config[key]!r} cannot be expressed")
+def _require_class(path: Path, config: dict[str, Any]) -> None:
+    """InputError where weights of the config's model_type are not read."""
+    if (kind := config["model_type"]) not in SCHEMES:
+        raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
+                            "version", f"use {', '.join(SCHEMES)}")  # fmt: skip
 
 
 def _tensor_issues(

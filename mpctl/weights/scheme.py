@@ -27,10 +27,9 @@ class Scheme:
     """One class of theirs. All names are full ones.
 
     gated: modules that have other names where the MLP is gated. config: the shape as its
-    config.json says it. expressible: legal values by key of a Model. usual: settings of its config
-    that change the function and that no Model can express, with the value that they must have.
-    tokens: settings that are the id of a token, by the token's possible names. spellings: (pattern,
-    replacement) of other names in some files. extra: tensors of files that are not read.
+    config.json says it. expressible: legal values by key of a Model. tokens: settings that are the
+    id of a token, by the token's possible names. spellings: (pattern, replacement) of other names
+    in some files. extra: tensors of files that are not read.
     """
 
     model_type: str
@@ -41,7 +40,6 @@ class Scheme:
     tokens: Mapping[str, tuple[str, ...]]
     extra: str
     gated: Modules = field(default_factory=dict)
-    usual: Mapping[str, object] = field(default_factory=dict)
     spellings: tuple[tuple[str, str], ...] = ()
     conv1d: bool = False
     """Whether linear layers of blocks are stored [in, out]."""

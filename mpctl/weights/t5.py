@@ -71,7 +71,6 @@ T5 = Scheme(
         "norm": ("rmsnorm",), "bias": (False,),
         "activation": ("relu", "gelu", "gelu_tanh", *GATED),
     },
-    usual={"is_encoder_decoder": True, "is_decoder": False},
     tokens={
         "pad_token_id": ("<pad>",), "eos_token_id": ("</s>",), "decoder_start_token_id": ("<pad>",),
     },

@@ -11,7 +11,7 @@ import pytest
 
 from mpctl.errors import InputError, Issue
 from mpctl.families.t5.special import target_length
-from mpctl.spec.hf import BIAS_NAMES
+from mpctl.spec.hf import BIAS_NAMES, FIXED
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
 
@@ -27,6 +27,9 @@ LLAMA = {
     "max_position_embeddings": 131072, "vocab_size": 128256, "rms_norm_eps": 1e-05,
     "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
+
+
+MISTRAL = {**LLAMA, "model_type": "mistral", "max_position_embeddings": 32768}
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -190,6 +193,18 @@ def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None
         (BERT, {"hidden_act": ["gelu"]}, "hidden_act is ['gelu']"),
         (BERT, {"hidden_size": {"x": 1}}, "hidden_size is {'x': 1}, which is no number"),
         (BERT, {"vocab_size": "x" * 9999}, "which is no number"),
+        (MISTRAL, {"sliding_window": 4096}, "sliding_window 4096 limits attention"),
+        (MISTRAL, {"sliding_window": "long"}, "sliding_window 'long' limits attention"),
+        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 cannot be expressed"),
+        (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        (GPT2, {"scale_attn_weights": False}, "scale_attn_weights False cannot be expressed"),
+        (GPT2, {"scale_attn_weights": None}, "scale_attn_weights None cannot be expressed"),
+        (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        (GPT2, {"add_cross_attention": True}, "add_cross_attention True cannot be expressed"),
+        (BERT, {"is_decoder": True}, "is_decoder True cannot be expressed"),
+        (BERT, {"add_cross_attention": True}, "add_cross_attention True cannot be expressed"),
+        (BERT, {"position_embedding_type": "relative_key"}, 'only "absolute"'),
+        (T5, {"is_encoder_decoder": False}, "is_encoder_decoder False cannot be expressed"),
     ],
 )
 def test_what_a_model_cannot_express_is_said(
@@ -209,13 +224,33 @@ def test_more_layers_than_any_model_has_are_one_issue(tmp_path: Path, layers: in
     assert str(layers) in issue.message and "10000" in issue.message
 
 
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (MISTRAL, {"sliding_window": None}),
+        (MISTRAL, {"sliding_window": 32768}),  # as long as the sequence
+        (LLAMA, {"sliding_window": 4096}),  # no key of a LlamaConfig
+        (LLAMA, {"partial_rotary_factor": 1.0}),
+        (GPT2, {"scale_attn_weights": True, "add_cross_attention": None}),
+        (BERT, {"is_decoder": False, "position_embedding_type": "absolute"}),
+        (T5, {"is_encoder_decoder": True}),
+    ],
+)
+def test_what_changes_nothing_is_accepted(
+    tmp_path: Path, config: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    plain = model_of(write(tmp_path, config))
+    assert model_of(write(tmp_path, config | keys)) == plain
+
+
 WEIRD = [None, True, -1, 0.5, 1e999, "", "x", [], ["x"], {}, {"x": [1]}]
 
 
 @pytest.mark.parametrize("config", [GPT2, LLAMA, BERT, T5])
 def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any]) -> None:
     keys = [*config, *BIAS_NAMES, "num_decoder_layers", "num_key_value_heads"]
-    keys += ["scale_decoder_outputs"]
+    keys += ["scale_decoder_outputs", "sliding_window", "partial_rotary_factor"]
+    keys += FIXED.get(config["model_type"], {})
     for key, value in product(keys, WEIRD):
         path = write(tmp_path, {**config, key: value})
         try:
