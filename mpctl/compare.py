@@ -1,7 +1,7 @@
 """Plans side by side: the settings in which they differ and what each costs.
 
 A variant is a job, `demo`; a job with settings, `demo,tp=1,dp=2`; or settings alone, over the first
-job: `tp=1,dp=2`. Short names are those of `mpctl search --fix`.
+job: `tp=1,dp=2`. Settings are named as for --set.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from mpctl.errors import InputError, Issue
 from mpctl.plan import Plan, load_plan
-from mpctl.search.asked import full_names
 from mpctl.search.evaluate import peak_bytes
 from mpctl.spec.load import parse_settings
 from mpctl.summary import training_settings
@@ -30,7 +29,7 @@ def load_variants(texts: Sequence[str], overrides: Mapping[str, Any]) -> list[tu
     for text in texts:
         source, *settings = _split(text, first)
         try:
-            values = {**overrides, **full_names(parse_settings(settings))}
+            values = {**overrides, **parse_settings(settings)}
             found.append((text, load_plan(source, values)))
         except InputError as error:
             issues += [Issue(i.rule, f"{text}: {i.where}", i.message, i.hint) for i in error.issues]

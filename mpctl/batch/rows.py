@@ -24,11 +24,11 @@ from mpctl.rules.layout import is_countable
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import Loaded, partial_from_raw
 from mpctl.spec.merge import lay
+from mpctl.spec.names import TABLES, with_full_names
 from mpctl.stages import UnevenLayersError, job_stages
 
 OURS = "mpctl"
 CONFIG_BYTES = 2**20
-TABLES = ("cluster", "model", "parallel", "training", "data", "launch")
 # What a plan counts one by one: a line beyond would hold up all that come after it.
 LARGEST = (
     ("model.layers", 2**10), ("model.decoder_layers", 2**10), ("parallel.pp", 2**10),
@@ -40,6 +40,7 @@ MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that ma
 
 def load_row(raw: Raw) -> Loaded:
     """As partial_from_raw, but a table that was met before is not validated again."""
+    raw = with_full_names(raw)
     _require_small_config(raw)
     try:
         tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from mpctl.errors import InputError
@@ -38,24 +37,11 @@ def read_asked(
 ) -> Asked:
     """Flags that name a searched setting fix it, as --fix does; any other setting is the job's.
     Raises InputError."""
-    typed = {**overrides, **full_names(parse_settings(fix))}
+    typed = {**overrides, **parse_settings(fix)}
     job = load_job(source, typed)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     _require_searchable(job)
     return Asked(job, typed, fixed, dict(most))
-
-
-def full_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`tp` and `micro-batch-size` -> the job's own names."""
-    found = {}
-    for key, value in settings.items():
-        name = key.replace("-", "_")
-        if "." not in key and name not in AXES:
-            near = ", ".join(get_close_matches(name, AXES, n=3) or AXES)
-            hint = f"use {near}, or a job's own name: training.dtype"
-            raise InputError.of("unknown-setting", key, f"no setting is called {key!r}", hint)
-        found[key if "." in key else setting(name)] = value
-    return found
 
 
 def _value(job: JobSpec, where: str) -> Any:

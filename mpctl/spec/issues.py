@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from mpctl.errors import InputError, Issue
-from mpctl.spec.job import JobSpec
 from mpctl.spec.model import DERIVED
-from mpctl.spec.presets import PRESET_TABLES
+from mpctl.spec.names import nearest, value_hint
 
 LONGEST_VALUE = 60
 
@@ -38,13 +38,18 @@ def _issue_of(detail: dict[str, Any]) -> Issue:
     path = [str(part) for part in _path(detail)]
     where = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        return Issue("unknown-key", where, "there is no such setting", _nearest(path))
+        hint = nearest(path, detail.get("input"))
+        return Issue("unknown-key", where, "there is no such setting", hint)
     if detail["type"] == "missing":
-        return Issue("missing", where, "is required and was not given")
+        start = "; or start from a preset, --model gpt2" if path[0] == "model" else ""
+        hint = f"give {where}{start}"
+        return Issue("missing", where, "is required and was not given", hint)
     as_key = " as a key" if detail["loc"][-1] == "[key]" else ""
     message = detail["msg"][0].lower() + detail["msg"][1:]
     shown = _shown(detail.get("input"))
-    return Issue("bad-value", where, f"{shown} is not allowed{as_key}: {message}")
+    legal = detail.get("ctx", {}).get("expected", "") if detail["type"] == "literal_error" else ""
+    hint = value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal)) if legal else ""
+    return Issue("bad-value", where, f"{shown} is not allowed{as_key}: {message}", hint)
 
 
 def _shown(value: Any) -> str:
@@ -54,33 +59,3 @@ def _shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
-
-
-def _nearest(path: list[str]) -> str:
-    """The legal keys nearest to an unknown one, elsewhere in the job if none is near here."""
-    *table, key = path
-    here = _keys_at(table)
-    import difflib  # only where something is wrong
-
-    near = difflib.get_close_matches(key, here, n=2)
-    if near:
-        return f"did you mean {' or '.join('.'.join([*table, name]) for name in near)}?"
-    tables = [name for name in JobSpec.model_fields if key in _keys_at([name])]
-    if tables:
-        return f"did you mean {tables[0]}.{key}?"
-    return f"keys here: {', '.join(here)}" if here else ""
-
-
-def _keys_at(path: list[str]) -> list[str]:
-    """Keys that a file may hold in the table at `path`."""
-    model: Any = JobSpec
-    for key in path:
-        field = model.model_fields.get(key)
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
-    starts = ["preset"] if tuple(path) in PRESET_TABLES else []
-    starts += ["hf_config"] if path == ["model"] else []
-    return [*model.model_fields, *starts]

@@ -21,6 +21,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.spec.issues import SchemaError
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.merge import Raw, lay, without
+from mpctl.spec.names import full_name
 from mpctl.spec.presets import find_preset, preset_names
 
 
@@ -153,9 +154,10 @@ def _read_file(path: Path) -> Raw:
 
 
 def parse_settings(settings: Iterable[str]) -> Raw:
-    """`["parallel.tp=2", "model=gpt2"]` -> `{"parallel.tp": 2, "model": "gpt2"}`.
+    """`["tp=2", "model=gpt2"]` -> `{"parallel.tp": 2, "model": "gpt2"}`.
 
-    A value is read as TOML; what is not TOML is taken as a string.
+    A setting is named in full or by its key alone (names.py). A value is read as TOML; what is not
+    TOML is taken as a string.
     """
     parsed: Raw = {}
     for setting in settings:
@@ -165,10 +167,11 @@ def parse_settings(settings: Iterable[str]) -> Raw:
                 "bad-set",
                 "--set",
                 f"{setting!r} is not KEY=VALUE",
-                "for example --set parallel.tp=2",
+                "for example --set tp=2",
             )
+        name = full_name(where.strip())
         try:
-            parsed[where.strip()] = tomllib.loads(f"value = {text}")["value"]
+            parsed[name] = tomllib.loads(f"value = {text}")["value"]
         except (ValueError, RecursionError):
-            parsed[where.strip()] = text
+            parsed[name] = text
     return parsed

@@ -109,7 +109,7 @@ def _overrides(command: str) -> dict[str, Any]:
     [
         (["search"], "no-model"),
         (["search", "--model", "gpt2"], "no-device"),
-        (["search", *SMALL, "--fix", "pq=8"], "unknown-setting"),
+        (["search", *SMALL, "--fix", "pq=8"], "unknown-key"),
         (["search", *SMALL, "--fix", "pp"], "bad-set"),
         (["search", *SMALL, "--fix", "pp=eight"], "bad-value"),
         (["search", *SMALL, "--fix", "pp=5"], "no-layout"),
@@ -122,7 +122,7 @@ def _overrides(command: str) -> dict[str, Any]:
         (["plan", "demo", "--batch", "-"], "usage"),
         (["plan", "demo", "demo"], "usage"),
         (["plan", "--compare", "demo"], "usage"),
-        (["plan", "--compare", "demo", "tq=2"], "unknown-setting"),
+        (["plan", "--compare", "demo", "tq=2"], "unknown-key"),
         (["plan", "--compare", "demo", "tp=3"], "tp-divides-heads"),
         (["plan", "demo", "--explain", "comunication.phi"], "unknown-figure"),
         (["plan", "--tp", "2", "--explain"], "nothing-to-explain"),

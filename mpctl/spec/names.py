@@ -1,0 +1,111 @@
+"""How a setting may be named, and which one is meant by a name that there is not.
+
+A setting's full name is its table and key, `parallel.tp`. Where a key stands in one table alone,
+the key is enough on a command line and in a line of a batch: `tp`, `dtype`, `micro-batch-size`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from mpctl.errors import InputError
+from mpctl.spec.job import JobSpec
+from mpctl.spec.presets import PRESET_TABLES, preset_names
+from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
+
+Raw = dict[str, Any]
+TABLES = ("cluster", "model", "parallel", "training", "data", "launch")
+
+
+def full_name(key: str) -> str:
+    """`tp` -> `parallel.tp`; a full name, and one that is unknown or ambiguous, as it stands."""
+    name = key.replace("-", "_")
+    if "." in key or name in keys_at([]):
+        return key
+    tables = tables_with(name)
+    return f"{tables[0]}.{name}" if len(tables) == 1 else key
+
+
+def tables_with(key: str) -> list[str]:
+    """The tables of a job that hold a key of this name."""
+    return [name for name in TABLES if key in keys_at([name])]
+
+
+def with_full_names(raw: Mapping[str, Any]) -> Raw:
+    """`{"tp": 2, "model": "gpt2", "layers": 4}` -> its keys in their tables.
+
+    Raises InputError where a setting is given both ways.
+    """
+    found, short = dict(raw), {key: name for key in raw if (name := full_name(key)) != key}
+    for key, name in short.items():
+        table, inner = name.split(".")
+        held = found.get(table) or {}
+        held = {"preset": held} if isinstance(held, str) else held
+        if not isinstance(held, dict) or inner in held:
+            message = f"is given beside {name if isinstance(held, dict) else table}"
+            raise InputError.of("given-twice", key, message, "leave one of them out")
+        found[table] = {**held, inner: found.pop(key)}
+    return found
+
+
+def keys_at(path: list[str]) -> list[str]:
+    """Keys that a file may hold in the table at `path`; [] where there is no such table."""
+    model: Any = JobSpec
+    for key in path:
+        field = model.model_fields.get(key)
+        candidates = [field.annotation, *get_args(field.annotation)] if field else []
+        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
+    starts = ["preset"] if tuple(path) in PRESET_TABLES else []
+    starts += ["hf_config"] if path == ["model"] else []
+    return [*model.model_fields, *starts]
+
+
+def nearest(path: list[str], value: Any = None) -> str:
+    """A hint for an unknown setting: what other software calls so, or the nearest keys.
+
+    value: what it was set to; of a table, the keys in it are looked at as well.
+    """
+    *table, key = path
+    import difflib  # only where something is wrong
+
+    if isinstance(value, dict) and (inner := [MEANT[k] for k in value if k in MEANT]):
+        return f"use {', '.join(inner)}"
+    here, name = keys_at(table), key.lower().replace("-", "_")
+    if name in MEANT and MEANT[name] != ".".join(path):
+        return f"use {MEANT[name]}"
+    if near := difflib.get_close_matches(name, here, n=2):
+        return _did_you_mean(".".join([*table, key]) for key in near)
+    if tables := tables_with(name):
+        return _did_you_mean(f"{found}.{name}" for found in tables)
+    others = {key: f"{table}.{key}" for table in TABLES for key in keys_at([table])}
+    others = others if len(name) < 4 else MEANT | others
+    if near := difflib.get_close_matches(name, others, n=1, cutoff=0.5 if len(name) < 4 else 0.75):
+        return _did_you_mean([others[near[0]]])
+    return f"keys here: {', '.join(here)}" if here else ""
+
+
+def _did_you_mean(names: Iterable[str]) -> str:
+    return f"did you mean {' or '.join(names)}?"
+
+
+def value_hint(where: str, value: Any, legal: list[str]) -> str:
+    """A hint for a value that is none of the legal words: what other software calls so."""
+    if not isinstance(value, str | bool):
+        return ""
+    import difflib
+
+    text = str(value).lower()
+    plain = text.replace("-", "_")
+    if where == "model.family" and plain.replace("_", "").replace(".", "") in LLAMAS:
+        presets = [name for name in preset_names("models") if "llama" in name]
+        return f"{LLAMA}: {', '.join(presets)}"
+    meant = [ours for ours, names in VALUES.get(where, {}).items() if plain in names]
+    meant += [word for word in legal if word.replace("-", "_") == plain]
+    meant += difflib.get_close_matches(text, legal, n=1)
+    return f"use {meant[0]}" if meant else ""

@@ -1,0 +1,145 @@
+"""Settings by short names, and hints for the names of other software."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.search.asked import read_asked
+from mpctl.search.space import AXES
+from mpctl.spec.load import load_job, parse_settings
+from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
+from mpctl.spec.synonyms import BY_SETTING, MEANT, VALUES
+from tests.reference.keys import job_tables
+
+LITERALS = {
+    ".".join((*path, key)): {word for part in (field.annotation, *get_args(field.annotation))
+                             for word in get_args(part) if isinstance(word, str)}
+    for path, table in job_tables() for key, field in table.model_fields.items()
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("short", "full"),
+    [
+        ("tp", "parallel.tp"),
+        ("dp", "parallel.dp"),
+        ("zero", "parallel.zero"),
+        ("dtype", "training.dtype"),
+        ("recompute", "training.recompute"),
+        ("micro_batch_size", "training.micro_batch_size"),
+        ("micro-batch-size", "training.micro_batch_size"),
+        ("seq_length", "model.seq_length"),
+        ("gpus-per-node", "cluster.gpus_per_node"),
+        ("parallel.tp", "parallel.tp"),
+        ("model", "model"),
+        ("name", "name"),  # the job's own
+        ("device", "device"),  # of the cluster or of the launch
+        ("tq", "tq"),
+    ],
+)
+def test_a_key_of_one_table_alone_is_a_name(short: str, full: str) -> None:
+    assert full_name(short) == full
+
+
+def test_set_fix_and_compare_name_settings_alike() -> None:
+    typed = parse_settings(["tp=1", "micro-batch-size=4", "training.steps=5", "dtype=bf16"])
+    job = load_job("demo", typed)
+    assert (job.parallel.tp, job.training.micro_batch_size, job.training.dtype) == (1, 4, "bf16")
+    asked = read_asked("demo", {}, ["tp=1", "seq_length=64"], {})
+    assert asked.fixed == {"tp": 1} and asked.job.model and asked.job.model.seq_length == 64
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_axis_of_a_search_is_a_short_name(axis: str) -> None:
+    assert full_name(axis).endswith(f".{axis}")
+
+
+def test_the_later_of_two_names_of_a_setting_wins() -> None:
+    assert parse_settings(["tp=2", "parallel.tp=4"]) == {"parallel.tp": 4}
+
+
+def test_a_line_of_a_batch_may_use_short_names() -> None:
+    short = {"model": "gpt2", "layers": 4, "tp": 2, "cluster": {"nodes": 2}, "gpus_per_node": 4}
+    assert with_full_names(short) == {
+        "model": {"preset": "gpt2", "layers": 4}, "parallel": {"tp": 2},
+        "cluster": {"nodes": 2, "gpus_per_node": 4},
+    }  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        with_full_names({"tp": 2, "parallel": {"tp": 4}})
+    assert [(i.rule, i.where) for i in caught.value.issues] == [("given-twice", "tp")]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("training.lr", "training.learning_rate"),
+        ("lr", "training.learning_rate"),
+        ("tensor_parallel", "parallel.tp"),
+        ("pipeline-parallel", "parallel.pp"),
+        ("parallel.tensor_model_parallel_size", "parallel.tp"),
+        ("parallelism.tensor_parallel_degree", "parallel.tp"),
+        ("training.batch_size", "training.global_batch_size"),
+        ("zero_optimization", "parallel.zero"),
+        ("model.num_hidden_layers", "model.layers"),
+        ("model.n_embd", "model.hidden"),
+        ("max_grad_norm", "training.clip_norm"),
+        ("per_device_train_batch_size", "training.micro_batch_size"),
+        ("device", "cluster.device or launch.device"),
+        ("tq", "parallel.tp"),
+    ],
+)
+def test_names_of_other_software_are_hinted(name: str, setting: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_job(None, {name: 1})
+    (issue,) = (issue for issue in caught.value.issues if issue.rule == "unknown-key")
+    assert setting in issue.hint
+
+
+@pytest.mark.parametrize("setting", BY_SETTING)
+def test_what_a_synonym_means_is_a_setting(setting: str) -> None:
+    *table, key = setting.split(".")
+    assert key in keys_at(table)
+
+
+def test_a_synonym_is_no_setting_itself_and_means_one_thing() -> None:
+    named = [name for names in BY_SETTING.values() for name in names]
+    assert len(named) == len(set(named))
+    assert not {name for name in MEANT if full_name(name) != name and "." not in name} - {
+        key for key in MEANT if f"model.{key}" == MEANT[key]
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "meant"),
+    [
+        ("model.family", "llama", "llama-3-8b"),
+        ("model.family", "gpt2", "gpt"),
+        ("training.dtype", "bfloat16", "bf16"),
+        ("training.dtype", "torch.float16", "fp16"),
+        ("training.recompute", True, "full"),
+        ("parallel.schedule", "1F1B", "1f1b"),
+        ("parallel.schedule", "zero_bubble", "zero-bubble"),
+        ("model.position", "rope", "rotary"),
+        ("launch.device", "gpu", "cuda"),
+        ("training.runtime", "megatron", "megatron-core"),
+    ],
+)
+def test_values_of_other_software_are_hinted(setting: str, value: object, meant: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_job("demo", {setting: value})
+    assert meant in caught.value.issues[0].hint
+
+
+@pytest.mark.parametrize("setting", VALUES)
+def test_what_a_value_means_is_legal(setting: str) -> None:
+    assert VALUES[setting].keys() <= LITERALS[setting]
+    named = [name for names in VALUES[setting].values() for name in names]
+    assert len(named) == len(set(named)) and not LITERALS[setting] & set(named)
+
+
+def test_a_name_like_no_other_lists_the_table() -> None:
+    assert nearest(["parallel", "zzzzzz"]).startswith("keys here: tp, pp")
+    assert all(keys_at([table]) for table in TABLES)
