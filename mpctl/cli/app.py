@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 from mpctl import __version__
+from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
@@ -23,7 +23,7 @@ COMMANDS = (
 )  # fmt: skip
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(HintingGroup):
     """A group whose commands live in `mpctl.cli.NAME` as `app`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -37,7 +37,10 @@ class LazyGroup(TyperGroup):
         return command
 
 
-app = typer.Typer(cls=LazyGroup, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    cls=LazyGroup, pretty_exceptions_enable=False, no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of all commands
+)  # fmt: skip
 
 
 def _show_version(wanted: bool) -> None:
@@ -74,8 +77,7 @@ def run(arguments: list[str]) -> int:
         words = error.format_message()
         if not words:  # a group typed bare has shown its help instead
             return 2
-        where = getattr(error, "option_name", None) or "command line"
-        return _report([Issue("usage", where, words)], wants_json, None)
+        return _report([usage_issue(error, words)], wants_json, None)
 
 
 def _report(issues: Any, wants_json: bool, error: MpctlError | None) -> int:

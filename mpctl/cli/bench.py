@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mpctl.cli.hints import HintingGroup
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
     from mpctl.bench.scaling import Mode
 
-app = typer.Typer(pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True)
 DEFAULT_STEPS = 12
 
 

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpctl.cli.hints import HintingGroup
+
 if TYPE_CHECKING:
     from mpctl.weights.writer import Written
 
-app = typer.Typer(pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Out = Annotated[

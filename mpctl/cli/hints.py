@@ -1,0 +1,82 @@
+"""Hints for what was typed and does not exist: commands and options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from typer.core import TyperGroup
+
+from mpctl.errors import InputError, Issue
+
+# What people type, in other software too, and the command that does it.
+COMMANDS = {
+    "launch": ("train", "run", "start", "pretrain", "finetune", "fit", "torchrun", "worker"),
+    "launch --resume --run-dir RUN": ("resume", "continue"),
+    "launch --rehearse": ("rehearse", "simulate", "dry-run"),
+    "plan": ("estimate", "layout", "check", "validate", "memory", "groups"),
+    "plan --compare JOB JOB": ("compare", "diff"),
+    "plan --explain JOB": ("explain",),
+    "plan --batch FILE": ("batch",),
+    "search": ("tune", "autotune", "optimize", "find", "best"),
+    "bench scaling": ("benchmark", "scaling", "profile"),
+    "calibrate": ("calibration",),
+    "data prepare": ("prepare", "tokenize", "preprocess", "dataset"),
+    "weights import": ("import", "convert", "import-weights"),
+    "weights export": ("export", "export-weights"),
+    "presets": ("preset", "list", "ls", "models", "clusters", "devices", "jobs"),
+    "schema": ("json-schema",),
+    "--help": ("help",),
+    "--version": ("version",),
+}
+
+
+class HintingGroup(TyperGroup):
+    """A group of commands that says which one may have been meant."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            raise_unknown(args[0], ctx.command_path, self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
+
+def raise_unknown(name: str, group: str, commands: Iterable[str]) -> NoReturn:
+    """InputError for a command that `group` does not have."""
+    from difflib import get_close_matches  # only where something is wrong
+
+    known = list(commands)
+    meant = [ours for ours, theirs in COMMANDS.items() if name.lower() in theirs]
+    near = [f"mpctl {ours}" for ours in meant]
+    near = near or [f"{group} {command}" for command in get_close_matches(name, known, n=2)]
+    hint = f"use {' or '.join(near)}" if near else f"commands: {', '.join(known)}"
+    raise InputError.of("unknown-command", group, f"there is no command {name!r}", hint)
+
+
+def usage_issue(error: Any, words: str) -> Issue:
+    """What the command line's parser found wrong; it knows no type of its own to tell them by."""
+    option = getattr(error, "option_name", None)
+    if option is None or not hasattr(error, "possibilities"):
+        return Issue("usage", option or "command line", words)
+    command = error.ctx.command_path if error.ctx else "mpctl"
+    takes_job = error.ctx and any(
+        "--set" in parameter.opts for parameter in error.ctx.command.params
+    )
+    hint = _setting_hint(option) if takes_job else ""
+    if not hint and error.possibilities:
+        hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
+    hint = hint or f"`{command} --help` lists all"
+    return Issue("usage", option, f"{command} has no such option", hint)
+
+
+def _setting_hint(option: str) -> str:
+    """The flag or the setting that other software calls so."""
+    from mpctl.cli.options import FLAGS
+    from mpctl.spec.names import full_name
+    from mpctl.spec.synonyms import MEANT
+
+    name = option.lstrip("-").replace("-", "_").lower()
+    setting = MEANT.get(name, full_name(name))
+    if setting == name:
+        return ""
+    flag = next((flag.option for flag in FLAGS if flag.setting == setting), None)
+    return f"use {flag.split('/')[0]}" if flag else f"use --set {setting}=VALUE"
