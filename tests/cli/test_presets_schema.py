@@ -130,6 +130,10 @@ def faults(value: Any, schema: Schema | bool, root: Schema, at: str = "job") -> 
         elif key == "items":
             for place, item in enumerate(value if isinstance(value, list) else ()):
                 yield from faults(item, bound, root, f"{at}[{place}]")
+        elif key in ("minLength", "maxLength"):
+            is_short, is_long = len(str(value)) < bound, len(str(value)) > bound
+            if isinstance(value, str) and (is_short if key == "minLength" else is_long):
+                yield f"{at}: {len(value)} characters break {key} {bound}"
         elif key == "minItems":
             if isinstance(value, list) and len(value) < bound:
                 yield f"{at}: fewer than {bound}"
