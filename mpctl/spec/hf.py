@@ -128,7 +128,10 @@ def shape_from_hf(name: Any) -> Raw:
     if wrong:
         hint = "give the [model] keys themselves instead of hf_config, to plan without it"
         raise InputError(Issue("hf-config", WHERE, f"{file}: {what}", hint) for what in wrong)
+    if "seq_length" in shape:  # stays the model's limit where training uses shorter sequences
+        shape["max_positions"] = shape["seq_length"]
     if kind == "t5":
+        shape.pop("max_positions", None)
         shape |= T5_LENGTHS
         if "layers" in shape:
             shape.setdefault("decoder_layers", shape["layers"])

@@ -53,7 +53,8 @@ class Model(Table):
         None, description="t5 only: tokens of the decoder's input"
     )
     max_positions: Rows = Field(
-        description="rows of a learned position table; seq_length when absent"
+        description="rows of a learned position table; rotary: longest sequence that the model is "
+        "made for; seq_length when absent"
     )
     activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"] = Field(
         "gelu", description="activation of the MLP; swiglu and geglu are gated"
@@ -144,8 +145,13 @@ def derived(raw: dict[str, Any]) -> dict[str, int | str]:
 
 def chosen(raw: dict[str, Any]) -> dict[str, Any]:
     """A raw table without what follows from the rest of it, so that keys laid over it derive
-    anew: ffn 256 goes where hidden is 64, ffn 170 is a choice and stays."""
+    anew: ffn 256 goes where hidden is 64, ffn 170 is a choice and stays.
+
+    A rotary model's limit stays as well: a shorter sequence changes no weight of it.
+    """
     follows = derived(raw)
+    if raw.get("position") == "rotary":
+        follows.pop("max_positions", None)
     return {k: v for k, v in raw.items() if k not in follows or v != follows[k]}
 
 

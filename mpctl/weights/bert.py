@@ -1,8 +1,8 @@
 """BertForPreTraining: both heads of BERT's objective (modeling_bert.py of transformers).
 
 The words' head is the word table with a bias of its own, cls.predictions.bias; files may hold both
-once more as cls.predictions.decoder. Files that were converted from TensorFlow call a norm's
-weight and bias gamma and beta.
+once more as cls.predictions.decoder, where they must be the same. Files that were converted from
+TensorFlow call a norm's weight and bias gamma and beta.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import Scheme, plain_activation
+from mpctl.weights.scheme import WORD_TABLE, Scheme, plain_activation
 
 
 def config(model: Model) -> dict[str, Any]:
@@ -59,5 +59,11 @@ BERT = Scheme(
         (r"LayerNorm\.weight$", "LayerNorm.gamma"),
         (r"LayerNorm\.bias$", "LayerNorm.beta"),
     ),
-    extra=r"cls\.predictions\.decoder\.(weight|bias)|bert\.embeddings\.position_ids",
+    copies={
+        WORD_TABLE: ("cls.predictions.decoder.weight",),
+        "head.bias": ("cls.predictions.decoder.bias",),
+    },
+    untied="a BERT has no head of its own: tie it in transformers, model.tie_weights(), and save "
+    "it again",
+    extra=r"bert\.embeddings\.position_ids",
 )  # fmt: skip

@@ -29,7 +29,7 @@ from mpctl.spec.model import Model
 from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import Extension, differences, is_extended
-from mpctl.weights.reader import Targets
+from mpctl.weights.reader import Targets, not_equal
 from mpctl.weights.saved import Saved
 
 ReadRows = Callable[[Sequence[int]], Tensor]
@@ -118,7 +118,12 @@ def row_reader(origin: Hub | Saved, name: str) -> ReadRows:
 
 def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
     (piece,) = hub.rows[name].pieces
-    return _stored_rows(hub.tensors[piece.name].path, piece.name, ids)
+    rows = _stored_rows(hub.tensors[piece.name].path, piece.name, ids)
+    for copy in hub.copies.get(name, ()):
+        other = _stored_rows(hub.tensors[copy].path, copy, ids)
+        if not torch.equal(other, rows):
+            raise InputError([not_equal(hub, name, copy, other, rows)])
+    return rows
 
 
 def _saved_rows(saved: Saved, name: str, ids: Sequence[int]) -> Tensor:

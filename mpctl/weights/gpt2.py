@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import ENDS, HEAD, Scheme, plain_activation
+from mpctl.weights.scheme import ENDS, HEAD, TIED_HEAD, Scheme, plain_activation
 
 
 def config(model: Model) -> dict[str, Any]:
@@ -40,6 +40,7 @@ GPT2 = Scheme(
     },
     tokens=ENDS,
     spellings=((r"^transformer\.", ""),),  # saved without the head
+    copies=TIED_HEAD,
     extra=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
     conv1d=True,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,17 @@ from mpctl.weights.scheme import HEAD, Scheme
 
 @dataclass(frozen=True)
 class Hub:
-    """A Hugging Face directory whose headers agree with its config: tensors by our rows' names."""
+    """A Hugging Face directory whose headers agree with its config.
+
+    rows: where each parameter of ours lies, by its name; tensors: of the files, by their names;
+    copies: tensors that hold a parameter of ours once more, which must be equal to it.
+    """
 
     folder: Path
     model: Model
     rows: dict[str, Row]
     tensors: dict[str, Held]
+    copies: dict[str, tuple[str, ...]]
 
     @property
     def tokenizer(self) -> Path | None:
@@ -46,13 +52,58 @@ def open_hub(folder: Path) -> Hub:
     if issues and not tensors:
         raise InputError(issues)
     rows = as_stored(rows, tensors, scheme)
-    found = _tensor_issues(folder, model, rows, tensors, scheme)
+    copies = _copies(rows, tensors, scheme)
+    found = chain(
+        _tensor_issues(folder, rows, tensors, copies, scheme),
+        _copy_issues(rows, tensors, copies, scheme),
+    )
     # What an unreadable file may hold is not called missing.
     whole = not issues
     issues += [issue for issue in found if whole or issue.rule != "weights-missing"]
     if issues:
         raise InputError(issues)
-    return Hub(folder, model, rows, tensors)
+    return Hub(folder, model, rows, tensors, copies)
+
+
+def _copies(
+    rows: dict[str, Row], tensors: dict[str, Held], scheme: Scheme
+) -> dict[str, tuple[str, ...]]:
+    """By parameter of ours: tensors that hold it once more. A head that is read as a parameter of
+    its own is no copy."""
+    read = {piece.name for row in rows.values() for piece in row.pieces}
+    held = tensors.keys() - read
+    return {
+        name: found
+        for name, names in scheme.copies.items()
+        if (found := tuple(copy for copy in names if copy in held))
+    }
+
+
+def _copy_issues(
+    rows: dict[str, Row],
+    tensors: dict[str, Held],
+    copies: dict[str, tuple[str, ...]],
+    scheme: Scheme,
+) -> Iterator[Issue]:
+    """Copies that headers show to be none; reader.py compares the values of the others."""
+    for name, names in copies.items():
+        (piece,) = rows[name].pieces
+        first = tensors.get(piece.name)
+        if first is None:
+            continue
+        for copy in names:
+            held = tensors[copy]
+            if (held.shape, held.dtype) != (first.shape, first.dtype):
+                yield differing(held.path, f"{copy} is {list(held.shape)} {held.dtype}, but "
+                                f"{piece.name}, which it has to equal, {list(first.shape)} "
+                                f"{first.dtype}", copy, scheme)  # fmt: skip
+
+
+def differing(path: Path, message: str, copy: str, scheme: Scheme) -> Issue:
+    """A tensor that should hold the same as another one and does not."""
+    again = "save it again with the class that wrote it, which decides what is meant"
+    is_head = copy.startswith((HEAD, "cls."))
+    return Issue("weights-untied", str(path), message, scheme.untied if is_head else again)
 
 
 def _require_class(path: Path, config: dict[str, Any]) -> None:
@@ -63,7 +114,11 @@ def _require_class(path: Path, config: dict[str, Any]) -> None:
 
 
 def _tensor_issues(
-    folder: Path, model: Model, rows: dict[str, Row], tensors: dict[str, Held], scheme: Scheme
+    folder: Path,
+    rows: dict[str, Row],
+    tensors: dict[str, Held],
+    copies: dict[str, tuple[str, ...]],
+    scheme: Scheme,
 ) -> Iterator[Issue]:
     pieces = {piece.name: piece for row in rows.values() for piece in row.pieces}
     for name, piece in pieces.items():
@@ -77,8 +132,7 @@ def _tensor_issues(
         elif held.dtype not in FLOATS:
             yield Issue("weights-dtype", str(held.path), f"{name} is {held.dtype}, no weight of "
                         "floating point", f"use {', '.join(FLOATS)}")  # fmt: skip
-    tied = {f"{HEAD}.weight"} if model.tied_embeddings else set()
-    for name in sorted(tensors.keys() - pieces.keys() - tied):
+    for name in sorted(tensors.keys() - pieces.keys() - {*chain(*copies.values())}):
         if not is_extra(name, scheme):
             yield Issue("weights-foreign", str(tensors[name].path), f"holds {name} "
                         f"{list(tensors[name].shape)}, which the shape in config.json "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import ENDS, HEAD, Scheme
+from mpctl.weights.scheme import ENDS, HEAD, TIED_HEAD, Scheme
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 
@@ -22,8 +22,8 @@ def config(model: Model) -> dict[str, Any]:
         "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,
         "num_key_value_heads": model.kv_heads, "head_dim": model.head_size,
-        "max_position_embeddings": model.seq_length, "rms_norm_eps": model.norm_epsilon,
-        "hidden_act": GATES[model.activation],
+        "max_position_embeddings": max(model.max_positions, model.seq_length),
+        "rms_norm_eps": model.norm_epsilon, "hidden_act": GATES[model.activation],
         "attention_bias": model.bias, "mlp_bias": model.bias,
         # Before transformers 5 the base stood alone and the scaling had a table of its own.
         "rope_theta": model.rotary_base,
@@ -54,6 +54,7 @@ LLAMA = Scheme(
     expressible={"norm": ("rmsnorm",), "activation": tuple(GATES)},
     tokens=ENDS,
     spellings=((r"^model\.", ""),),  # saved without the head
+    copies=TIED_HEAD,
     extra=r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     heads_fill_hidden=False,
     grouped_heads=True,

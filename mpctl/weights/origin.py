@@ -55,6 +55,20 @@ def open_origin(path: Path) -> Hub | Saved:
     )  # fmt: skip
 
 
+def longest_sequence(origin: Hub | Saved, seen: frozenset[Path] = frozenset()) -> int:
+    """Tokens that a model was made for: its own limit, or that of the weights it started from, as
+    far as they are still there, where that is more (a run may train on shorter sequences)."""
+    own = max(origin.model.max_positions, origin.model.seq_length)
+    folder = origin.folder.resolve()
+    if isinstance(origin, Hub) or origin.started_from is None or folder in seen:
+        return own
+    try:
+        before = open_origin(origin.started_from)
+    except InputError:
+        return own
+    return max(own, longest_sequence(before, seen | {folder}))
+
+
 def origin_issues(
     path: Path, model: Model, extension: Extension | None = None, *, reserved: int = 0
 ) -> list[Issue]:

@@ -11,6 +11,7 @@ Letters: r rows and c columns of ours.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +19,66 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from mpctl.errors import InputError, Issue
 from mpctl.kernels.parameters import Shard
 from mpctl.weights.headers import unreadable
-from mpctl.weights.hub import Hub
-from mpctl.weights.names import Piece, Row
+from mpctl.weights.hub import Hub, differing
+from mpctl.weights.names import Piece, Row, get_scheme
 
 Targets = dict[str, tuple[Shard, Tensor]]  # by our name: the part kept, and where it goes
 
 
 @torch.no_grad()
 def fill(hub: Hub, targets: Targets) -> None:
-    """Copy each target's part into it, in its dtype; raises InputError naming file and tensor."""
+    """Copy each target's part into it, in its dtype.
+
+    Raises InputError naming files and tensors: what cannot be read, values that are not finite, and
+    tensors that should be equal and are not.
+    """
+    issues: list[Issue] = []
     for name, (shard, tensor) in targets.items():
         tensor.zero_()
-        _fill(hub, hub.rows[name], shard, tensor)
+        row = hub.rows[name]
+        _fill(hub, row, shard, tensor)
+        issues += list(_not_finite(hub, row, tensor)) or _differing(hub, name, shard, tensor)
+    if issues:
+        raise InputError(issues)
+
+
+def _not_finite(hub: Hub, row: Row, tensor: Tensor) -> Iterator[Issue]:
+    count = tensor.numel() - int(tensor.isfinite().sum())
+    if count:
+        names = " and ".join(piece.name for piece in row.pieces)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        values = "1 value is" if count == 1 else f"{count:,} values are"
+        message = f"{names}: {values} NaN or infinite in {dtype}"
+        hint = "use a checkpoint from before they became so, or a wider training.dtype"
+        yield Issue("weights-not-finite", str(hub.tensors[row.pieces[0].name].path), message, hint)
+
+
+def _differing(hub: Hub, name: str, shard: Shard, tensor: Tensor) -> Iterator[Issue]:
+    """Copies of a parameter that hold other values, in the part that a rank keeps."""
+    for copy in hub.copies.get(name, ()):
+        row = as_copy(hub.rows[name], copy)
+        other = torch.zeros_like(tensor)
+        _fill(hub, row, shard, other)
+        if not torch.equal(other, tensor):
+            yield not_equal(hub, name, copy, other, tensor)
+
+
+def as_copy(row: Row, copy: str) -> Row:
+    """The same parameter as a copy of its tensor holds it."""
+    (piece,) = row.pieces
+    return replace(row, pieces=(replace(piece, name=copy),))
+
+
+def not_equal(hub: Hub, name: str, copy: str, found: Tensor, wanted: Tensor) -> Issue:
+    """found, wanted: rows of the copy and of the tensor that it has to equal."""
+    (piece,) = hub.rows[name].pieces
+    rows = int((found != wanted).reshape(len(found), -1).any(1).sum())
+    message = f"{copy} differs from {piece.name}, which it has to equal, in {rows:,} "
+    message += "row" if rows == 1 else "rows"
+    return differing(hub.tensors[copy].path, message, copy, get_scheme(hub.model))
 
 
 def _fill(hub: Hub, row: Row, shard: Shard, tensor: Tensor) -> None:

@@ -21,7 +21,10 @@ from mpctl.weights.hub import find_tokenizer
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint of ours: that of an import, or a run's newest."""
+    """A checkpoint of ours: that of an import, or a run's newest.
+
+    started_from: where the run's initial weights came from, if from anywhere.
+    """
 
     folder: Path
     checkpoint: Path
@@ -30,6 +33,7 @@ class Saved:
     tokenizer: Path | None
     tensors: tuple[dict[str, Held], ...]  # by shard: the values, by our names
     places: tuple[dict[str, Any], ...]  # by shard: full shape, dim and blocks, by our names
+    started_from: Path | None
 
     def parts(self, name: str) -> list[tuple[Held, dict[str, Any]]]:
         """Of a parameter: what each shard of the stage that saved it holds, and its place."""
@@ -61,7 +65,8 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     others = [*([Path(data, "tokenizer.json")] if data else ()), *([Path(named)] if named else ())]
     tokenizer = find_tokenizer(folder, *others)
     saved = Saved(
-        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places)
+        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places),
+        None if job.training.init_from is None else Path(job.training.init_from),
     )  # fmt: skip
     if issues := list(_place_issues(saved, manifest.tp)):
         raise InputError(issues)

@@ -16,6 +16,8 @@ from mpctl.spec.model import Model
 
 HEAD = "lm_head"
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+WORD_TABLE = "embedding.word.weight"  # the parameter of ours
+TIED_HEAD = {WORD_TABLE: (f"{HEAD}.weight",)}
 ENDS = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
 
 Modules = Mapping[str, tuple[str, ...]]
@@ -29,7 +31,9 @@ class Scheme:
     gated: modules that have other names where the MLP is gated. config: the shape as its
     config.json says it. expressible: legal values by key of a Model. tokens: settings that are the
     id of a token, by the token's possible names. spellings: (pattern, replacement) of other names
-    in some files. extra: tensors of files that are not read.
+    in some files. extra: tensors of files that are not read. copies: names under which files may
+    hold a parameter of ours once more; such a tensor must be equal to it. untied: what to do where
+    the head is not.
     """
 
     model_type: str
@@ -40,6 +44,8 @@ class Scheme:
     tokens: Mapping[str, tuple[str, ...]]
     extra: str
     gated: Modules = field(default_factory=dict)
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    untied: str = 'set "tie_word_embeddings": false in config.json if the model has its own head'
     spellings: tuple[tuple[str, str], ...] = ()
     conv1d: bool = False
     """Whether linear layers of blocks are stored [in, out]."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import HEAD, Modules, Scheme, plain_activation
+from mpctl.weights.scheme import HEAD, WORD_TABLE, Modules, Scheme, plain_activation
 
 GATED = {"swiglu": "gated-silu", "geglu_tanh": "gated-gelu", "geglu": "gated-gelu_python"}
-TABLES = r"(encoder|decoder)\.embed_tokens\.weight"
+TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 UNREAD_BIAS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 
 
@@ -74,6 +74,9 @@ T5 = Scheme(
     tokens={
         "pad_token_id": ("<pad>",), "eos_token_id": ("</s>",), "decoder_start_token_id": ("<pad>",),
     },
-    extra=f"{TABLES}|{UNREAD_BIAS}",
+    copies={WORD_TABLE: (f"{HEAD}.weight", *TABLES)},
+    untied='if the model has its own head, set "tie_word_embeddings" and "scale_decoder_outputs" '
+    "to false in config.json",
+    extra=UNREAD_BIAS,
     heads_fill_hidden=False,
 )  # fmt: skip

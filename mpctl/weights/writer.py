@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mpctl.data.special import added_tokens, special_ids
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
 from mpctl.families import get_table, special_tokens
 from mpctl.kernels.parameters import Shard, assemble
 from mpctl.sharding import AXIS_OF_DIM
@@ -29,7 +29,7 @@ from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_
 from mpctl.weights.headers import INDEX, SINGLE
 from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
-from mpctl.weights.origin import FRAGMENT, open_origin
+from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
 from mpctl.weights.reader import fill, read_piece
 from mpctl.weights.saved import Saved
 
@@ -81,9 +81,12 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         hub = open_hub(source)
         checkpoint = work / "checkpoints" / "step-0"
         checkpoint.mkdir(parents=True)
-        entries, places = _entries_of_ours(hub)
+        issues: list[Issue] = []
+        entries, places = _entries_of_ours(hub, issues)
         counter = _Counter("import", entries, on_progress)
         _write_records(checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), places)
+        if issues:
+            raise InputError(issues)
         held = (source / TOKENIZER).is_file()
         if held:
             shutil.copyfile(source / TOKENIZER, work / TOKENIZER)
@@ -95,7 +98,8 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
     )  # fmt: skip
 
 
-def _entries_of_ours(hub: Hub) -> tuple[list[Entry], dict[str, Any]]:
+def _entries_of_ours(hub: Hub, issues: list[Issue]) -> tuple[list[Entry], dict[str, Any]]:
+    """What to write and where it belongs; `issues` gets what is wrong as each tensor is made."""
     table = get_table(hub.model, tp=1)
     entries, places = [], {}
     for weight in table.weights():
@@ -104,14 +108,17 @@ def _entries_of_ours(hub: Hub) -> tuple[list[Entry], dict[str, Any]]:
         dim = next((d for d, name in enumerate(weight.dims) if AXIS_OF_DIM.get(name) == "tp"), None)
         blocks = [] if dim is None else [[0, weight.shape[dim]]]
         places[weight.name] = {"shape": list(weight.shape), "dim": dim, "blocks": blocks}
-        make = partial(_whole, hub, weight.name, weight.shape, first.dtype)
+        make = partial(_whole, hub, weight.name, weight.shape, first.dtype, issues)
         entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
     return entries, places
 
 
-def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list[Issue]) -> Tensor:
     tensor = torch.empty(shape, dtype=DTYPES[dtype])
-    fill(hub, {name: (Shard(shape), tensor)})
+    try:
+        fill(hub, {name: (Shard(shape), tensor)})
+    except InputError as error:
+        issues += error.issues
     return tensor
 
 
@@ -158,7 +165,7 @@ def export_weights(
         if saved.tokenizer is not None:
             shutil.copyfile(saved.tokenizer, work / TOKENIZER)
         tokens = _token_ids(saved.model, saved.tokenizer)
-        config = hub_config(saved.model, _dtype(entries), tokens)
+        config = hub_config(_with_limit(saved), _dtype(entries), tokens)
         _write_json(work / "config.json", config)
         files = _files(work)
     return Written(
@@ -222,6 +229,13 @@ def hub_config(model: Model, dtype: str, tokens: Mapping[str, int]) -> dict[str,
         for key, names in scheme.tokens.items()
     }
     return {**shared, **ids, **scheme.config(model)}
+
+
+def _with_limit(saved: Saved) -> Model:
+    """The model with the longest sequence that it was made for; a learned table has its rows."""
+    if saved.model.position != "rotary":
+        return saved.model
+    return saved.model.model_copy(update={"max_positions": longest_sequence(saved)})
 
 
 def _token_ids(model: Model, tokenizer: Path | None) -> dict[str, int]:

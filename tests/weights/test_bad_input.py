@@ -175,6 +175,87 @@ def test_gpt2_scores_scaled_otherwise(sharded: Path) -> None:
     assert len(issues_of(sharded)) == 2
 
 
+HEADS = {
+    "gpt2": ("lm_head.weight", "transformer.wte.weight"),
+    "llama31-sharded": ("lm_head.weight", "model.embed_tokens.weight"),
+    "bert": ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+    "t5": ("lm_head.weight", "shared.weight"),
+}
+
+
+def one_file(folder: Path, out: Path) -> Path:
+    """The same directory with its shards in one file."""
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("model*"))
+    held: dict[str, torch.Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        held |= load_file(path)
+    save_file(held, out / SINGLE)
+    return out
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_head_that_is_not_the_word_table_is_refused(
+    kind: str, truths: Truths, tmp_path: Path
+) -> None:
+    head, table = HEADS[kind]
+    folder = one_file(truths(kind).folder, tmp_path / "hf")
+    words = load_file(folder / SINGLE)[table]
+    for bad in (words[:-1], words.half()):
+        change(folder, **{head: bad.clone()})
+        (issue,) = issues_of(folder)
+        assert issue.rule == "weights-untied" and issue.where == str(folder / SINGLE)
+        assert f"{head} is {list(bad.shape)}" in issue.message
+        assert f"{table}, which it has to equal, {list(words.shape)} F32" in issue.message
+        assert issue.hint
+    other = words.clone()
+    other[[3, 7]] += 1
+    change(folder, **{head: other})
+    with pytest.raises(InputError) as caught:
+        import_weights(folder, tmp_path / "ours")
+    (issue,) = caught.value.issues
+    assert f"{head} differs from {table}" in issue.message
+    assert issue.message.endswith("in 2 rows")
+    assert ("tie_word_embeddings" in issue.hint) == (kind != "bert")
+    assert not (tmp_path / "ours").exists()
+    change(folder, **{head: words.clone()})  # equal: a second copy
+    import_weights(folder, tmp_path / "ours")
+
+
+def test_a_head_of_its_own_is_read_once_the_config_says_so(truths: Truths, tmp_path: Path) -> None:
+    folder = one_file(truths("gpt2").folder, tmp_path / "hf")
+    head = load_file(folder / SINGLE)["transformer.wte.weight"] + 1
+    change(folder, lm_head__weight=head)
+    configure(folder, tie_word_embeddings=False)
+    import_weights(folder, tmp_path / "ours")
+    export_weights(tmp_path / "ours", tmp_path / "theirs")
+    assert torch.equal(load_file(tmp_path / "theirs" / SINGLE)["lm_head.weight"], head)
+
+
+def test_other_copies_of_a_table(truths: Truths, tmp_path: Path) -> None:
+    folder = one_file(truths("t5").folder, tmp_path / "hf")
+    words = load_file(folder / SINGLE)["shared.weight"]
+    change(folder, encoder__embed_tokens__weight=words.clone(),
+           decoder__embed_tokens__weight=words + 1)  # fmt: skip
+    with pytest.raises(InputError, match=r"decoder.embed_tokens.weight differs from shared"):
+        import_weights(folder, tmp_path / "ours")
+
+
+def test_values_that_are_not_finite_are_all_named(llama: Path, tmp_path: Path) -> None:
+    values = torch.ones(32, 32)
+    values[0, :5] = float("nan")
+    change(llama, model__norm__weight=torch.full((32,), float("inf")),
+           model__layers__1__self_attn__o_proj__weight=values)  # fmt: skip
+    open_hub(llama)  # headers do not tell
+    with pytest.raises(InputError) as caught:
+        import_weights(llama, tmp_path / "ours")
+    said = sorted(issue.message for issue in caught.value.issues)
+    assert said == [
+        "model.layers.1.self_attn.o_proj.weight: 5 values are NaN or infinite in float32",
+        "model.norm.weight: 32 values are NaN or infinite in float32",
+    ]
+    assert not (tmp_path / "ours").exists()
+
+
 def test_an_occupied_out_is_left_alone(llama: Path, tmp_path: Path) -> None:
     for out in (tmp_path / "folder", tmp_path / "file"):
         (out if out.name == "file" else out / "kept").parent.mkdir(exist_ok=True)

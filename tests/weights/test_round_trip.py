@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,42 @@ def test_our_config_says_our_model(keys: Any, tmp_path: Path) -> None:
     again = load_job(None, {"model.hf_config": str(tmp_path)}).model
     assert again is not None
     assert list(differences(model, again, tmp_path)) == []
+
+
+def limit_of(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["max_position_embeddings"])
+
+
+def save_run(folder: Path, like: Path, **settings: Any) -> Path:
+    """A run as a launch leaves it, with the checkpoint of an import."""
+    from mpctl.spec.load import load_job
+
+    shutil.copytree(like / "checkpoints", folder / "checkpoints")
+    (folder / "job.json").write_text(load_job(None, settings).model_dump_json())
+    return folder
+
+
+def test_a_llama_trained_on_shorter_sequences_keeps_its_limit(
+    truths: Truths, tmp_path: Path
+) -> None:
+    hub = truths("llama").folder
+    import_weights(hub, ours := tmp_path / "ours")
+    shorter = {"model.hf_config": str(hub), "model.seq_length": 16}
+    export_weights(save_run(tmp_path / "one", ours, **shorter), tmp_path / "hf-one")
+    assert limit_of(tmp_path / "hf-one") == limit_of(hub) == 32
+    # A shape that does not name the limit, started from weights that do, and from those again.
+    model = open_hub(hub).model.model_dump(exclude={"max_positions", "seq_length"})
+    shape = {"model": {**model, "seq_length": 16}}
+    two = save_run(tmp_path / "two", ours, **shape, **{"training.init_from": str(ours)})
+    three = save_run(tmp_path / "three", ours, **shape, **{"training.init_from": str(two)})
+    export_weights(three, tmp_path / "hf-three")
+    assert limit_of(tmp_path / "hf-three") == 32
+    # On longer ones, and of its own.
+    export_weights(save_run(tmp_path / "four", ours, **shape), tmp_path / "hf-four")
+    assert limit_of(tmp_path / "hf-four") == 16
+    longer = {"model.hf_config": str(hub), "model.seq_length": 64}
+    export_weights(save_run(tmp_path / "five", ours, **longer), tmp_path / "hf-five")
+    assert limit_of(tmp_path / "hf-five") == 64
 
 
 def test_an_import_is_an_origin(truths: Truths, tmp_path: Path) -> None:
