@@ -288,3 +288,14 @@ def test_the_planning_half_never_imports_torch(arguments: list[str]) -> None:
 
 def test_json_needs_no_rich() -> None:
     assert loaded(*GOLDEN, "--json") == (0, [])
+
+
+def test_every_console_leaves_control_characters_out() -> None:
+    """Only render/console.py makes one of rich's: its own class writes no ESC from outside."""
+    makers = [
+        module.name
+        for module in MODULES.values()
+        if module.name != "mpctl.render.console"
+        and any(name in ("rich.console.Console", "rich.print") for name, _ in module.imports)
+    ]
+    assert makers == [], "import Console or get_console from mpctl.render.console instead"

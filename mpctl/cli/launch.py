@@ -195,6 +195,7 @@ def _check(plan: Plan, run: RunDir, *, resume: bool, overwrite: bool) -> LaunchP
 
 def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:
     from mpctl.launch.port import free_port
+    from mpctl.render.console import say
     from mpctl.render.json import print_json
 
     port = free_port()
@@ -204,5 +205,5 @@ def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:
                     "world_size": prepared.world_size,
                     "job": prepared.job.model_dump(mode="json")})  # fmt: skip
         return
-    print(f"# writes {', '.join(prepared.files)} and the run's records to {prepared.run.path}/")
-    print(prepared.text(port))
+    say(f"# writes {', '.join(prepared.files)} and the run's records to {prepared.run.path}/")
+    say(prepared.text(port))

@@ -96,7 +96,9 @@ def _plot(
         curves = [one.as_dict() for one in series]
         print_json({"schema": "mpctl.series/1", "x": x, "series": curves})
     elif out is not None:
-        print(f"wrote {out}")
+        from mpctl.render.console import say
+
+        say(f"wrote {out}")
     else:
         _draw(series, x)
 
@@ -108,7 +110,8 @@ def _draw(series: list[Series], x: X) -> None:
 
 
 def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
+    from mpctl.render.console import say
     from mpctl.runs.export import export
 
     for path in export(runs, csv, tensorboard):
-        print(f"wrote {path}")
+        say(f"wrote {path}")

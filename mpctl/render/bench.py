@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.bench.runner import load_warnings
 from mpctl.launch.plan import LaunchPlan
+from mpctl.render.console import Console
 from mpctl.render.run import RunView
 from mpctl.units import seconds_text
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from math import expm1
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from mpctl.calibrate.cross import Residuals
 from mpctl.calibrate.runs import Run
+from mpctl.render.console import Console
 
 
 def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequence[Path]) -> None:

@@ -1,18 +1,47 @@
 """Where output goes: a terminal of its own width, a pipe of WIDTH columns; both wrap, neither cuts.
 
-What a stream cannot show of marks, render/marks.py writes in plain letters.
+What a stream cannot show of marks, render/marks.py writes in plain letters. Paths, job strings, log
+lines and exceptions come from outside, and may hold characters that move a terminal's cursor, hide
+text or retitle its window: every console here leaves them out.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+from rich import console as rich_console
+from rich.segment import Segment
 from rich.table import Table
 
 WIDTH = 100  # of what is not a terminal and has no COLUMNS
+
+# C0 but tab and newline, DEL, C1: ESC and CSI begin what a terminal obeys.
+CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10})
+
+
+def visible(text: str) -> str:
+    """The text without control characters: `a\\x1b[31mb` -> `a[31mb`; newlines and tabs stay."""
+    return text if text.isprintable() else text.translate(CONTROLS)
+
+
+class Console(rich_console.Console):
+    """rich's console; of what is printed it writes no control characters but its own."""
+
+    def render(
+        self, renderable: rich_console.RenderableType,
+        options: rich_console.ConsoleOptions | None = None,
+    ) -> Iterable[Segment]:  # fmt: skip
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(visible(text), style)
+
+
+def say(text: str, *, stderr: bool = False) -> None:
+    """A line as it is, neither wrapped nor coloured, without control characters."""
+    print(visible(text), file=sys.stderr if stderr else sys.stdout, flush=stderr)
 
 
 def get_console(*, stderr: bool = False, **settings: Any) -> Console:

@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.units import bytes_text
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ def print_issues(issues: list[Issue], *, wants_json: bool) -> None:
         document = {"schema": "mpctl.error/1", "issues": [issue.as_dict() for issue in issues]}
         print_json(document)
         return
-    from rich.console import Console
     from rich.text import Text
+
+    from mpctl.render.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for issue in issues:
@@ -31,8 +32,9 @@ def print_issues(issues: list[Issue], *, wants_json: bool) -> None:
 
 def print_warnings(messages: list[str]) -> None:
     """One line each on stderr, so that stdout stays the result."""
-    from rich.console import Console
     from rich.text import Text
+
+    from mpctl.render.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     for message in messages:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from rich.console import Console
 from rich.text import Text
 
 from mpctl.estimate.figure import Figure, Unit
+from mpctl.render.console import Console
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 
 TEXTS: dict[Unit, Callable[[float], str]] = {

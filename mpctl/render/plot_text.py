@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.render.curves import Axis, axis_of, legend, mean, ticks, whose, window, y_axis
 from mpctl.runs.series import Series
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from mpctl.render.console import Console
 from mpctl.spec.presets import KINDS, Kind, presets_root
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.units import bytes_text, plural, seconds_text
 
 Rank = dict[str, Any]

@@ -10,12 +10,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.launch.account import STATES
+from mpctl.render.console import Console
 from mpctl.units import bytes_text, count_text, seconds_text
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.render.data import printable
 from mpctl.runs.listing import Listing
 from mpctl.units import bytes_text, count_text

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.render.data import printable
 from mpctl.render.tasks import TaskBar
 from mpctl.units import seconds_text

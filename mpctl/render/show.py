@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.render.data import printable
 from mpctl.render.run import summary_rows
 from mpctl.render.runs import STYLES, moment_text

@@ -6,9 +6,10 @@ import sys
 import time
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.text import Text
+
+from mpctl.render.console import Console
 
 LINE_SECONDS = 15.0
 

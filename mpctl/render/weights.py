@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.render.console import Console
 from mpctl.units import bytes_text, count_text
 
 if TYPE_CHECKING:

@@ -132,7 +132,7 @@ def test_a_worker_that_raises_is_told_from_its_echoes(
 
 
 def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
-    keys = ("training.learning_rate=1e30", "training.warmup_steps=0")
+    keys = ("training.learning_rate=1e6", "training.warmup_steps=0")
     run = launch(data, tmp_path / "run", *(part for key in keys for part in ("--set", key)))
     assert run.ended().process.returncode == 1
     failure = run.summary["failure"]
