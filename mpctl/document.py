@@ -148,6 +148,7 @@ def _estimate_entries(plan: Plan) -> dict[str, Any]:
         "parameters": estimate.parameters,
         "memory": {
             "stages": [_memory_entry(s) for s in estimate.memory],
+            "checkpoint_bytes": estimate.checkpoint_bytes,
             "is_lower_bound": False,
         },
         "time": _time_entry(estimate.time),

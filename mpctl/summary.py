@@ -144,6 +144,8 @@ def figures(plan: Plan) -> Iterator[tuple[str, str]]:
     room = f", which has {bytes_text(have)}" if have else ""
     tensors = bytes_text(found.allocated_bytes or 0)
     yield "memory", f"{need} on the device{room}; {tensors} allocated by tensors"
+    if plan.job.training.runtime == "mpctl":
+        yield "checkpoint", f"{bytes_text(plan.estimate.checkpoint_bytes)} on the disk"
 
 
 def _times(plan: Plan, found: Summary) -> Iterator[tuple[str, str]]:

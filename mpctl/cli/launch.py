@@ -13,6 +13,7 @@ from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
     from mpctl.launch.plan import LaunchPlan
+    from mpctl.launch.resume import Resumption
     from mpctl.launch.rundir import RunDir
     from mpctl.plan import Plan
 
@@ -68,22 +69,28 @@ def launch(
         _rehearse(job, device, rank, as_json=as_json)
     job = job.with_settings({"launch.tensorboard": tensorboard, "launch.csv": csv})
     plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
-    prepared = _check(plan, run, resume=resume, overwrite=overwrite)
+    resumption = _find_resumption(run) if resume else None
+    if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
+        _say_finished(resumption, as_json=as_json)
+        return
+    prepared = _check(plan, run, resumption, overwrite=overwrite)
+    from mpctl.render.errors import print_warnings
+
+    print_warnings(list(prepared.warnings))
     if dry_run:
         _print_dry_run(prepared, as_json=as_json)
         return
     from mpctl.cli.stop import ended_by_signals
     from mpctl.launch.account import summarise, write_summary
     from mpctl.launch.follow import follow
+    from mpctl.launch.records import foreign_lines, foreign_text
     from mpctl.launch.start import start
     from mpctl.launch.supervise import run_launch
     from mpctl.render.data import data_warnings
-    from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.run import RunView, print_failure, print_summary
     from mpctl.render.tasks import TaskBar
 
-    print_warnings(list(prepared.warnings))
     with run.held():
         with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
             data = start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
@@ -95,6 +102,8 @@ def launch(
         ) as view:  # fmt: skip
             follower = follow(run, launched, view.event, then=view.record)
             outcome = run_launch(prepared, follower.record, view.event)
+        if foreign := foreign_lines(run.metrics):
+            print_warnings([foreign_text(run.metrics, foreign)])
         summary = summarise(plan, prepared, outcome)
         write_summary(run, summary)
     with suppress(OSError):  # nobody may be left to read; the exit code is the run's all the same
@@ -151,7 +160,7 @@ def _resolve(
         if run_dir is None:
             raise InputError.of("usage", "--resume", "which run?", "give --run-dir")
         RunDir(run_dir).require_run()
-        source = job.source or str(run_dir / "job.json")
+        source = job.source or str(RunDir(run_dir).document("job.json"))
         resumed = JobSource(source, {**_reopened(job.overrides), **job.overrides})
         return resumed.plan(more), RunDir(run_dir)
     plan = job.plan(more)
@@ -168,29 +177,59 @@ def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
     return dict.fromkeys(("parallel.dp", "cluster.gpus_per_node", "launch.threads_per_rank"))
 
 
-def _check(plan: Plan, run: RunDir, *, resume: bool, overwrite: bool) -> LaunchPlan:
+def _find_resumption(run: RunDir) -> Resumption:
+    """What the run goes on from, with a bar while its checkpoint is verified."""
+    from mpctl.launch.resume import find_resumption
+    from mpctl.render.tasks import TaskBar
+
+    with TaskBar(after=1.0) as bar:
+        return find_resumption(run, bar.update)
+
+
+def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
+    """A run that has trained all its steps is left as it is."""
+    from mpctl.launch.account import finished_document
+    from mpctl.render.errors import print_warnings
+    from mpctl.render.json import print_json
+
+    run, step = resumption.run, resumption.step
+    print_warnings([f"{run.path} is already at step {step}; --steps N (more than {step}) goes on"])
+    if as_json:
+        print_json(finished_document(run, step))
+
+
+def _check(
+    plan: Plan, run: RunDir, resumption: Resumption | None, *, overwrite: bool
+) -> LaunchPlan:
     """Every reason not to start, at once; else what to start."""
     from mpctl.errors import InputError
     from mpctl.launch.machine import this_machine
-    from mpctl.launch.plan import plan_launch
+    from mpctl.launch.plan import plan_launch, resolved
     from mpctl.launch.preflight import (
         check_launch,
         check_replaced,
         check_run_dir,
         launch_warnings,
     )
+    from mpctl.launch.resume import changed_settings, job_before
 
     machine = this_machine()
-    issues = check_launch(plan, machine, resumed=run if resume else None)
+    issues = check_launch(plan, machine, run, resumption=resumption, replaced=overwrite)
     issues += check_replaced(plan.job, run) if overwrite else []
     try:
-        check_run_dir(run, overwrite=overwrite, resume=resume)
+        check_run_dir(run, overwrite=overwrite, resume=resumption is not None)
     except InputError as error:
         issues += error.issues
     if issues:
         raise InputError(issues)
     warnings = (*(c.message for c in plan.warnings), *launch_warnings(plan.job, machine))
-    return plan_launch(plan, run, machine, warnings=warnings)
+    if resumption is None:
+        return plan_launch(plan, run, machine, warnings=warnings)
+    changed = changed_settings(resolved(plan, machine), job_before(run), resumption)
+    return plan_launch(
+        plan, run, machine, warnings=(*warnings, *resumption.warnings(), *changed),
+        damaged=tuple(path for path, _ in resumption.damaged),
+    )  # fmt: skip
 
 
 def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, stage_memory
 from mpctl.estimate.messages import Message, step_messages
@@ -60,6 +61,11 @@ class Estimate:
     @cached_property
     def memory(self) -> tuple[StageMemory, ...]:
         return tuple(stage_memory(self.job, self.model, self.table, self.stages))
+
+    @cached_property
+    def checkpoint_bytes(self) -> int:
+        """Of all tensors of one checkpoint."""
+        return checkpoint_bytes(self.job, self.table, self.stages)
 
     @cached_property
     def time(self) -> StepTime | str:

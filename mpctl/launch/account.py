@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from mpctl.durable import write_whole
 from mpctl.estimate.memory import StageMemory
 from mpctl.estimate.messages import Message
 from mpctl.launch.plan import LaunchPlan
@@ -32,6 +33,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any
         "world_size": launch.world_size,
         "sizes": launch.job.sizes,
         "checkpoint": launch.run.last_checkpoint(),
+        "warnings": list(launch.warnings),
         "attempts": outcome.attempts,
         "signal": outcome.signal,
         "failure": None if outcome.failure is None else _failure(outcome),
@@ -59,9 +61,21 @@ def reached(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def finished_document(run: RunDir, step: int) -> dict[str, Any]:
+    """The summary of a run that has nothing left to train, as it stands; schema mpctl.run/1."""
+    try:
+        summary = json.loads((run.path / "summary.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        summary = None
+    known = isinstance(summary, dict) and summary.get("schema") == "mpctl.run/1"
+    return summary if known else {
+        "schema": "mpctl.run/1", "status": "finished", "steps": step, "checkpoint": step
+    }  # fmt: skip
+
+
 def write_summary(run: RunDir, summary: dict[str, Any]) -> None:
     path = run.path / "summary.json"
-    path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    write_whole(path, json.dumps(summary, indent=1) + "\n")
 
 
 def _failure(outcome: Outcome) -> dict[str, Any]:

@@ -27,7 +27,8 @@ LAUNCHER = "MPCTL_LAUNCHER"  # environment of torchrun: the process that it ends
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """argv without a port: each attempt takes a free one, so that `command` names it."""
+    """argv without a port: each attempt takes a free one, so that `command` names it. damaged:
+    checkpoints that are to be renamed before the start, because they are not whole."""
 
     job: JobSpec
     run: RunDir
@@ -35,6 +36,7 @@ class LaunchPlan:
     env: dict[str, str]
     files: dict[str, str]
     warnings: tuple[str, ...] = ()
+    damaged: tuple[Path, ...] = ()
 
     def command(self, port: int) -> list[str]:
         return [
@@ -51,8 +53,9 @@ class LaunchPlan:
 
 
 def plan_launch(
-    plan: Plan, run: RunDir, machine: Machine, *, warnings: tuple[str, ...] = ()
-) -> LaunchPlan:
+    plan: Plan, run: RunDir, machine: Machine, *, warnings: tuple[str, ...] = (),
+    damaged: tuple[Path, ...] = (),
+) -> LaunchPlan:  # fmt: skip
     """The launch of a legal plan on this machine."""
     job = resolved(plan, machine)
     topology = plan.require_legal()
@@ -70,7 +73,7 @@ def plan_launch(
     if job.launch.device == "cpu":
         env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         env["CUDA_VISIBLE_DEVICES"] = ""
-    return LaunchPlan(job, run, job.world_size, env, files, warnings)
+    return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 
 def resolved(plan: Plan, machine: Machine) -> JobSpec:

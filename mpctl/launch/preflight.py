@@ -6,29 +6,29 @@ the world, whether the data are there. All issues at once, as everywhere.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
 from mpctl.errors import InputError, Issue
+from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.t5.special import target_length
 from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
+from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
-from mpctl.shards import checkpoints, damage
+from mpctl.shards import MANIFEST, checkpoint_bytes, checkpoints, damage, newest_checkpoint
 from mpctl.spec.job import JobSpec
-from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
+from mpctl.units import bytes_text, plural
 
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
 # What the planner knows and the runtime does not run yet: setting, its value that runs.
 NOT_RUN_YET = (("parallel.tensor_mode", "1d"),)
-
-# What may differ between a run and its resumption without changing the shape of any weight.
-RESHAPES_NOTHING = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
 
 
 def chosen_device(job: JobSpec, machine: Machine) -> Device:
@@ -40,19 +40,28 @@ def chosen_device(job: JobSpec, machine: Machine) -> Device:
     return "cuda" if machine.gpus else "cpu"
 
 
-def check_launch(plan: Plan, machine: Machine, *, resumed: RunDir | None = None) -> list[Issue]:
+def check_launch(
+    plan: Plan, machine: Machine, run: RunDir | None = None, *,
+    resumption: Resumption | None = None, replaced: bool = False,
+) -> list[Issue]:  # fmt: skip
     """Every reason not to start; empty when the job can run here.
 
-    resumed: the run to continue, whose data and newest checkpoint are then looked at too.
+    run: where it is going to write. resumption: what a run that is continued goes on from.
+    replaced: whether the run that is there will be removed.
     """
     job = plan.job
     if job.model is None:
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
-    saved = () if resumed is None else _resumption(job, resumed)
+    resumed = None if resumption is None else resumption.run
+    saved = [] if resumption is None else resumption.issues
+    if resumption is not None:
+        saved += model_issues(job, job_before(resumption.run), resumption.run)
+    done = resumption.step if resumption else 0
+    disk = () if run is None else _disk(plan, run, done, replaced=replaced)
     extras = missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else []
     checks = (_unsupported(job), _targets(job.model),
               host_issues(plan, machine, chosen_device(job, machine)), _data(job, resumed),
-              _initial(job, resumed), extras)  # fmt: skip
+              _initial(job, resumed), extras, disk)  # fmt: skip
     return [*chain.from_iterable(checks), *saved]
 
 
@@ -104,18 +113,25 @@ def _targets(model: Model) -> Iterator[Issue]:
                     f"use {target_length(model.seq_length)} or more")  # fmt: skip
 
 
-def _resumption(job: JobSpec, run: RunDir) -> Iterator[Issue]:
-    """What was saved must be whole, and of this model."""
-    before, model = load_job(str(run.path / "job.json")).model, job.model
-    assert model is not None
-    for key in type(model).model_fields if before else ():
-        now, then = getattr(model, key), getattr(before, key)
-        if now != then and key not in RESHAPES_NOTHING:
-            yield Issue("resume-model", f"model.{key}", f"{now!r}, but the run in {run.path} has "
-                        f"{then!r}", "resume with the model that was trained")  # fmt: skip
-    saved = checkpoints(run.path / "checkpoints")
-    if saved:
-        yield from damage(saved[-1][1])
+def _disk(plan: Plan, run: RunDir, done: int, *, replaced: bool) -> Iterator[Issue]:
+    """The checkpoints that will lie on the disk at the same time must fit there."""
+    if plan.estimate is None or plan.job.training.runtime != "mpctl":
+        return
+    training, each = plan.job.training, plan.estimate.checkpoint_bytes
+    copies = most_at_once(training, done=done)
+    place = next((path for path in (run.path, *run.path.parents) if path.exists()), Path("/"))
+    usage = shutil.disk_usage(place)
+    free = usage.free
+    if replaced:
+        free += sum(checkpoint_bytes(path) for _, path in checkpoints(run.path / "checkpoints"))
+    if copies * each <= free or not usage.total:  # 0: a file system that does not tell
+        return
+    few = "training.keep_last 1, " if copies > 2 else ""
+    yield Issue("disk-holds-checkpoints", "--run-dir", f"{plural(copies, 'checkpoint')} of "
+                f"{bytes_text(each)} will lie in {run.path} at once: {bytes_text(copies * each)}, "
+                f"but {bytes_text(free)} are free there",
+                f"use {few}a larger training.checkpoint_interval, or a --run-dir on a larger disk",
+                )  # fmt: skip
 
 
 def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
@@ -129,8 +145,9 @@ def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
 
     assert job.model is not None
     origin, place = Path(job.training.init_from), job.data.path or job.data.tokenizer
-    if place is None:
-        return origin_issues(origin, job.model)
+    issues = _origin_damage(origin)
+    if issues or place is None:
+        return issues or origin_issues(origin, job.model)
     tokenizer = find_tokenizer(Path(place))
     try:
         extension, known = find_extension(tokenizer), added_tokens(tokenizer)
@@ -138,6 +155,14 @@ def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
         return []
     reserved = len(missing_tokens(known, special_tokens(job.model)))
     return origin_issues(origin, job.model, extension, reserved=reserved)
+
+
+def _origin_damage(origin: Path) -> list[Issue]:
+    """Of weights in a checkpoint of ours, hashed here once: the ranks compare sizes."""
+    if (origin / "config.json").is_file():
+        return []
+    folder = origin if (origin / MANIFEST).is_file() else newest_checkpoint(origin)
+    return [] if folder is None else damage(folder)
 
 
 def _data(job: JobSpec, resumed: RunDir | None) -> Iterator[Issue]:

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpctl.durable import write_whole
 from mpctl.errors import InputError
 from mpctl.launch.marker import COMMAND, is_launched, is_resumable, write_marker
 from mpctl.launch.marker import NAME as MARKER
-from mpctl.shards import checkpoints, recover
+from mpctl.launch.records import read_lines
+from mpctl.launch.scalars import Record
+from mpctl.shards import checkpoints, newest_whole, recover, set_aside
 from mpctl.trail import TrailState, read_trail
 
 FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
@@ -136,27 +139,45 @@ class RunDir:
         with suppress(OSError):
             self.path.rmdir()
 
-    def begin_attempt(self) -> None:
-        """Forget what an earlier attempt said after the checkpoint that this one starts from."""
+    def begin_attempt(self) -> list[str]:
+        """Forget what an earlier attempt said after the checkpoint that this one starts from, which
+        is the newest whose files have their sizes; returns what was damaged, in words."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.stop, self.torchrun_pid, self.path / "summary.json"):
             path.unlink(missing_ok=True)
-        recover(self.path / "checkpoints")
+        root = self.path / "checkpoints"
+        recover(root)
+        found, damaged = newest_whole(checkpoints(root), hashed=False)
+        said = []
+        for folder, issues in damaged if found else ():
+            words = f"{issues[0].where}: {issues[0].message}"
+            said.append(f"{words}; kept as {set_aside(folder)}")
         for name in ("failures", "ranks", "doing"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         kept = [record for record in self.records() if record["step"] <= self.last_checkpoint()]
         if self.metrics.exists():
-            self.metrics.write_text("".join(json.dumps(r) + "\n" for r in kept), "utf-8")
+            write_whole(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        return said
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Every complete line of metrics.jsonl."""
-        if not self.metrics.exists():
-            return
-        with self.metrics.open(encoding="utf-8") as stream:
-            yield from (json.loads(line) for line in stream if line.endswith("\n"))
+    def end_attempt(self) -> None:
+        """After the last rank has ended: remove what a save left unfinished."""
+        recover(self.path / "checkpoints")
+
+    def records(self) -> Iterator[Record]:
+        """The records in metrics.jsonl; lines that are none are left out."""
+        return (record for _, record in read_lines(self.metrics) if record is not None)
 
     def last_step(self) -> int:
-        return max((record["step"] for record in self.records()), default=0)
+        """The last step on record, or by the account of a rank that ended well."""
+        steps = [record["step"] for record in self.records()]
+        accounts = [account["steps"] for account in self.documents("ranks")]
+        return int(max([0, *steps, *accounts]))
+
+    def document(self, name: str) -> Path:
+        """job.json or plan.json; the newest copy in a checkpoint where the run's own is damaged."""
+        saved = reversed(checkpoints(self.path / "checkpoints"))
+        paths = [self.path / name, *(folder / name for _, folder in saved)]
+        return next((path for path in paths if _read_object(path)), paths[0])
 
     def doing(self, rank: int) -> str:
         """What a rank was doing when it ended or was stopped; empty for one that ended well."""
@@ -175,6 +196,15 @@ class RunDir:
         """The JSON files of `ranks` or `failures`, by rank."""
         read = [json.loads(p.read_text("utf-8")) for p in (self.path / folder).glob("rank-*.json")]
         return sorted(read, key=lambda document: int(document["rank"]))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one when it cannot be read."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def unusable(path: Path, error: OSError) -> InputError:

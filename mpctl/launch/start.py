@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpctl.durable import write_whole
 from mpctl.families import special_tokens
 from mpctl.launch.plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
 from mpctl.launch.rundir import unusable
+from mpctl.shards import set_aside
 
 if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared
@@ -31,8 +33,10 @@ def start(
         if overwrite:
             run.clear()
         run.claim()
+        for folder in plan.damaged:
+            set_aside(folder)
         for name, text in plan.files.items():
-            (run.path / name).write_text(text, "utf-8")
+            write_whole(run.path / name, text)
         return prepare_data(plan, on_progress)
     except BaseException as error:
         if not resume:

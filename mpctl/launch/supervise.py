@@ -13,7 +13,6 @@ of them or torchrun are stopped or cannot meet, the watch sees (watch.py).
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -31,6 +30,8 @@ from mpctl.launch.marker import COMMAND
 from mpctl.launch.plan import LAUNCHER, LaunchPlan
 from mpctl.launch.port import HOST, free_port
 from mpctl.launch.processes import Family, kill_tree
+from mpctl.launch.records import parse_record
+from mpctl.launch.saves import Saves
 from mpctl.launch.watch import Watch
 
 POLL_SECONDS = 0.05
@@ -115,23 +116,27 @@ def _run_torchrun(
     plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
 ) -> Ended:
     """One torchrun from start to end."""
-    plan.run.begin_attempt()
+    for words in plan.run.begin_attempt():
+        on_event(words)
     port, kills = free_port(plan.world_size), memory_kills()
     with plan.run.torchrun_log.open("ab") as log:
         process = _spawn(plan, log, port)
         plan.run.torchrun_pid.write_text(str(process.pid))  # a worker starts a second from now
         family, reader = Family(process.pid, plan.world_size), RecordReader(plan.run.metrics)
+        saves = Saves(plan.run, plan.world_size, on_event)
         failing = Failing(plan, family)
         watch = Watch(plan.run, family, plan.job.launch, address=f"{HOST}:{port}")
         try:
             while process.poll() is None and failing.may_last() and watch.finds_nothing():
                 reader.deliver(on_record)
-                if stops.received and not _may_go_on(plan, stops, reader, on_event):
+                saves.look()
+                if stops.received and not _may_go_on(plan, stops, reader, saves, on_event):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
             code = process.poll()  # None: it is ended by us
             kill_tree(process)
+            plan.run.end_attempt()
             plan.run.torchrun_pid.unlink(missing_ok=True)
         reader.deliver(on_record)
     evidence = Evidence(code, failing.stopped_ranks, watch.trouble, memory_kills() - kills)
@@ -149,9 +154,10 @@ def _spawn(plan: LaunchPlan, log: BinaryIO, port: int) -> subprocess.Popen[bytes
 
 
 def _may_go_on(
-    plan: LaunchPlan, stops: StopRequests, reader: RecordReader, on_event: OnEvent
+    plan: LaunchPlan, stops: StopRequests, reader: RecordReader, saves: Saves, on_event: OnEvent
 ) -> bool:
-    """After a stop was asked for: whether the ranks still have time to finish their step."""
+    """After a stop was asked for: whether the ranks still have time to finish their step, or get on
+    with saving."""
     if len(stops.received) > 1 or not reader.delivered:
         return False  # asked twice, or nothing was trained that could be lost
     if reader.deadline is None:
@@ -159,7 +165,8 @@ def _may_go_on(
         reader.deadline = time.monotonic() + plan.job.launch.stop_seconds
         name = signal.Signals(stops.received[0]).name
         on_event(f"{name}: finishing this step and saving; once more to stop at once")
-    return time.monotonic() < reader.deadline
+    deadline = max(reader.deadline, saves.moved + plan.job.launch.stop_seconds)
+    return time.monotonic() < deadline
 
 
 @dataclass
@@ -193,13 +200,19 @@ class RecordReader:
         self.offset = self.path.stat().st_size if self.path.exists() else 0
 
     def deliver(self, on_record: OnRecord) -> None:
-        if not self.path.exists():
+        """Each new line that is a record; a file that was removed or cut starts anew."""
+        try:
+            stream = self.path.open("rb")
+        except OSError:
             return
-        with self.path.open("rb") as stream:
+        with stream:
+            self.offset *= self.offset <= os.fstat(stream.fileno()).st_size
             stream.seek(self.offset)
             for line in stream:
                 if not line.endswith(b"\n"):
                     break
                 self.offset += len(line)
-                self.delivered += 1
-                on_record(json.loads(line))
+                record = parse_record(line)
+                if record is not None:
+                    self.delivered += 1
+                    on_record(record)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.launch.scalars import Record, is_number
+from mpctl.launch.records import parse_record
+from mpctl.launch.scalars import Record
 
-NEEDED = ("step", "loss", "tokens", "step_seconds", "tokens_per_second")
 VALIDATED = b'"validation_loss"'
 
 
@@ -29,7 +28,7 @@ class Ends:
 def read_records(metrics: Path) -> Iterator[Record]:
     """Every record that is whole; other lines are skipped. Raises OSError for an unreadable file,
     nothing for a missing one."""
-    return filter(None, map(_record, _lines(metrics)))
+    return filter(None, map(parse_record, _lines(metrics)))
 
 
 def read_ends(metrics: Path) -> Ends:
@@ -37,11 +36,11 @@ def read_ends(metrics: Path) -> Ends:
     first = validated = None
     tail: deque[bytes] = deque(maxlen=100)  # damage at the end must not hide what lies before it
     for line in _lines(metrics):
-        first = first or _record(line)
+        first = first or parse_record(line)
         tail.append(line)
         if VALIDATED in line:
-            validated = _record(line) or validated
-    last = next(filter(None, map(_record, reversed(tail))), None)
+            validated = parse_record(line) or validated
+    last = next(filter(None, map(parse_record, reversed(tail))), None)
     return Ends(first, last or first, validated)
 
 
@@ -49,22 +48,3 @@ def _lines(metrics: Path) -> Iterator[bytes]:
     if metrics.is_file():
         with metrics.open("rb") as stream:
             yield from stream
-
-
-def _record(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or not all(is_number(record.get(key)) for key in NEEDED):
-        return None
-    if not isinstance(record["step"], int) or record["step"] < 1:
-        return None
-    return {key: value for key, value in record.items() if _is_as_written(key, value)}
-
-
-def _is_as_written(key: str, value: object) -> bool:
-    """Whether what validation is said to have found has the form that the worker writes."""
-    if key.endswith("validation_losses"):
-        return isinstance(value, dict) and all(map(is_number, value.values()))
-    return is_number(value) or not key.endswith("validation_loss")

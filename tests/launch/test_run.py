@@ -149,7 +149,7 @@ def test_a_damaged_checkpoint_is_bad_input(
     before = sorted(run_dir.rglob("*"))
     assert mpctl(["launch", "--resume", "--run-dir", str(run_dir)]) == 2
     words = capsys.readouterr().err
-    assert str(shard) in words and "bytes" in words and "remove" in words
+    assert str(shard) in words and "bytes" in words and "--overwrite" in words
     assert sorted(run_dir.rglob("*")) == before
 
 

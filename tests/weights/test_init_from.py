@@ -15,6 +15,7 @@ import torch
 from mpctl.families.batch import Batch
 from mpctl.launch.machine import this_machine
 from mpctl.launch.preflight import check_launch, check_replaced
+from mpctl.launch.resume import find_resumption
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import make_plan
 from mpctl.spec.job import JobSpec
@@ -40,9 +41,9 @@ def hub_job(data: Path, folder: Path, **changes: Any) -> JobSpec:
 
 
 def launch_issues(job: JobSpec, run: RunDir | None = None) -> list[str]:
-    return [
-        f"{i.rule} {i.where}" for i in check_launch(make_plan(job), this_machine(), resumed=run)
-    ]
+    resumption = None if run is None else find_resumption(run, lambda *_: None)
+    found = check_launch(make_plan(job), this_machine(), resumption=resumption)
+    return [f"{issue.rule} {issue.where}" for issue in found]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,58 @@
+"""How large a checkpoint is and how many of them a run keeps at the same time.
+
+A checkpoint holds of every trained parameter its value and AdamW's two moments, in the dtype that
+is stepped (float32, the masters of 16-bit parameters; float64 under fp64), and of a frozen one its
+value in its own dtype (runtime/checkpoint.py). Every rank of tp writes what it has, so parameters
+that are not split over tp are written tp times; what several stages hold is written once.
+
+By hand, 10 trained bf16 parameters and 5 frozen ones, none split, tp 2: 2 (10 x 12 + 5 x 2) = 260
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpctl.families.gradients import frozen_by
+from mpctl.families.table import OperatorTable
+from mpctl.shards import prunable
+from mpctl.spec.job import JobSpec
+from mpctl.spec.training import Training
+from mpctl.stages import Span
+from mpctl.units import DTYPE_BYTES
+
+
+def checkpoint_bytes(job: JobSpec, table: OperatorTable, stages: Sequence[Sequence[Span]]) -> int:
+    """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
+    hundred bytes a parameter, come on top."""
+    tp, last = job.parallel.tp, len(stages) - 1
+    is_frozen, width = frozen_by(table.freeze), DTYPE_BYTES[job.training.dtype]
+    trained, seen, total = 3 * max(4, width), set[str](), 0
+    for stage, spans in enumerate(stages):
+        held = table.stage_weights(spans, is_first=stage == 0, is_last=stage == last)
+        for weight in held:
+            if weight.name not in seen:
+                seen.add(weight.name)
+                each = width if is_frozen(weight.name) else trained
+                total += tp * weight.local_numel(tp) * each
+    return total
+
+
+def most_at_once(training: Training, *, done: int = 0) -> int:
+    """How many checkpoints of the steps from done + 1 on lie on the disk at once, at most: those
+    that are kept, and the one being written before an older one is removed.
+
+    By hand, 100 steps, one saved every 10: 10 with keep_last 0, 3 with keep_last 2, and 6 with
+    keep_last 2 and keep_every 20 (20, 40, 60, 80, 90 and the one being written).
+    """
+    interval = training.checkpoint_interval
+    saves = (
+        [*range(interval * (done // interval + 1), training.steps + 1, interval)]
+        if interval
+        else []
+    )
+    if training.checkpoint_at_end and training.steps not in saves[-1:]:
+        saves.append(training.steps)
+    earlier = saves[:-1]
+    removed = prunable(earlier, last=training.keep_last, every=training.keep_every)
+    return len(earlier) - len(removed) + 1

@@ -1,0 +1,175 @@
+"""How much disk checkpoints need: in the plan, before the start, and told when it runs out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.cli.app import run as mpctl
+from mpctl.estimate.checkpoint import most_at_once
+from mpctl.launch.rundir import RunDir
+from mpctl.launch.saves import Saves
+from mpctl.shards import prunable
+from mpctl.spec.training import Training
+from mpctl.units import bytes_text
+from tests.launch.command import arguments, launch
+from tests.runtime.tiny import make_trainer, tiny_job, tiny_plan, train
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def data_bytes(checkpoint: Path) -> int:
+    """Bytes of all tensors in its shards: each file but for its header."""
+    total = 0
+    for path in checkpoint.glob("shard-*.safetensors"):
+        with path.open("rb") as stream:
+            header = int.from_bytes(stream.read(8), "little")
+        assert header < 200 * len(json.loads(path.read_bytes()[8 : 8 + header]))
+        total += path.stat().st_size - 8 - header
+    return total
+
+
+ONE = {"training__steps": 1, "training__eval_samples": 0}
+CASES: list[dict[str, Any]] = [
+    {},
+    {"training__dtype": "bf16", "training__freeze": ["embedding.*", "layers.0.*"]},
+    {"training__dtype": "fp64", "model__tied_embeddings": False, "training__freeze": ["*norm*"]},
+    {"training__dtype": "fp16"},
+]
+
+
+@pytest.mark.parametrize("changes", CASES)
+def test_a_checkpoint_has_the_planned_size(
+    data: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    job = tiny_job(data, **ONE, **changes)
+    trainer = make_trainer(job, tmp_path)
+    trainer.step = 1
+    trainer.save()
+    estimate = tiny_plan(job).estimate
+    assert estimate is not None
+    assert data_bytes(tmp_path / "checkpoints/step-1") == estimate.checkpoint_bytes
+
+
+@pytest.mark.parametrize(
+    ("tp", "dp", "changes"),
+    [
+        (2, 2, {"parallel__zero": 3, "training__freeze": ["layers.1.mlp.*"]}),
+        (1, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 2, "training__dtype": "bf16"}),
+        pytest.param(2, 1, {"parallel__pp": 2, "cluster__gpus_per_node": 4, "parallel__vpp": 1,
+                            "parallel__sequence_parallel": True}, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_so_it_has_of_several_ranks(
+    data: Path, tmp_path: Path, tp: int, dp: int, changes: dict[str, Any]
+) -> None:
+    """tp writes what is not split once a rank; a table that two stages hold is written once."""
+    job = tiny_job(data, tp, dp, **ONE, **changes)
+    train(job, tmp_path)
+    estimate = tiny_plan(job).estimate
+    assert estimate is not None
+    assert data_bytes(tmp_path / "checkpoints/step-1") == estimate.checkpoint_bytes
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 5])
+@pytest.mark.parametrize("every", [0, 20, 30])
+@pytest.mark.parametrize("end", [True, False])
+@pytest.mark.parametrize("steps", [1, 9, 10, 95, 100])
+def test_the_most_that_lie_there_at_once(last: int, every: int, end: bool, steps: int) -> None:
+    """Against a run played step by step."""
+    training = Training(steps=steps, checkpoint_interval=10, checkpoint_at_end=end,
+                        keep_last=last, keep_every=every)  # fmt: skip
+    there: list[int] = []
+    most = 1  # a stop saves, if nothing else does
+    for step in range(1, steps + 1):
+        if step % 10 == 0 or (end and step == steps):
+            there.append(step)
+            most = max(most, len(there))
+            there = [s for s in there if s not in prunable(there, last=last, every=every)]
+    assert most_at_once(training) == most
+
+
+def test_the_most_by_hand() -> None:
+    training = Training(steps=100, checkpoint_interval=10)
+    assert most_at_once(training) == 10 and most_at_once(training, done=75) == 3
+    few = training.model_copy(update={"keep_last": 2})
+    assert most_at_once(few) == 3
+    assert most_at_once(few.model_copy(update={"keep_every": 20})) == 6
+    assert most_at_once(Training(steps=100)) == 1
+
+
+def test_a_disk_that_is_too_small_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 steps, saved after 10 and 20: two checkpoints."""
+    estimate = tiny_plan(tiny_job(data)).estimate
+    assert estimate is not None
+    one = estimate.checkpoint_bytes
+    free = 2 * one - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, free))
+    argv = arguments(data, tmp_path / "run", "--dry-run")
+    assert mpctl(argv) == 2
+    said = capsys.readouterr().err
+    for words in (f"2 checkpoints of {bytes_text(one)}", f"{bytes_text(free)} are free",
+                  "disk-holds-checkpoints", "training.checkpoint_interval"):  # fmt: skip
+        assert words in said
+    assert mpctl([*argv, "--set", "training.checkpoint_interval=0"]) == 0
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 2 * one))
+    assert mpctl(argv) == 0
+    more = ["--set", "training.checkpoint_interval=1"]
+    assert mpctl([*argv, *more]) == 2
+    assert "use training.keep_last 1, a larger" in capsys.readouterr().err
+    assert mpctl([*argv, *more, "--set", "training.keep_last=1"]) == 0
+
+
+def test_a_save_that_fails_ends_with_words(data: Path, tmp_path: Path) -> None:
+    """No file of this launch may exceed 100,000 bytes: exit code 1, no traceback, nothing half."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        run = launch(data, tmp_path / "run", "--set", "training.steps=1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert run.ended().process.returncode == 1
+    failure = run.summary["failure"]
+    assert failure["rank"] == 0 and failure["doing"].startswith("saving step 1")
+    for words in ("the checkpoint could not be saved", "shard-0.safetensors: File too large",
+                  "97.7 KiB could be written", "none was saved before"):  # fmt: skip
+        assert words in failure["error"] and words in run.stderr.replace("\n", " ")
+    assert "Traceback" not in run.stderr
+    assert list((run.run_dir / "checkpoints").iterdir()) == []
+
+
+# ---------------------------------------------------------------- saves as the launcher sees them
+
+
+def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
+    """One look a second: 20 s of writing, then 5 s without a word, then training again."""
+    told: list[tuple[float, str]] = []
+    now = 0.0
+    run = RunDir(tmp_path)
+    said = {0: "step 4", 1: "step 4"}
+
+    class Run(RunDir):
+        def doing(self, rank: int) -> str:
+            return said[rank]
+
+    saves = Saves(Run(run.path), 2, lambda words: told.append((now, words)), clock=lambda: now)
+    moved = {}
+    for second in range(40):
+        now = float(second)
+        if 10 <= second < 30:
+            said = {0: "saving step 4", 1: f"saving step 4: {second - 10} GiB of 20 GiB written"}
+        elif second >= 35:
+            said = {0: "step 5", 1: "step 5"}
+        saves.look()
+        moved[second] = saves.moved
+    assert [moved[s] for s in (9, 10, 20, 29, 34, 39)] == [float("-inf"), 10, 20, 29, 29, 29]
+    assert [at for at, _ in told] == [12.0, 27.0]
+    assert told[0][1] == "saving step 4: 2 GiB of 20 GiB written"

@@ -1,0 +1,319 @@
+"""What a run goes on from, and what is said of it: damage, copies, changed settings."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpctl import shards
+from mpctl.cli.app import run as mpctl
+from mpctl.launch.machine import this_machine
+from mpctl.launch.preflight import check_launch
+from mpctl.launch.records import parse_record
+from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
+from mpctl.launch.rundir import RunDir
+from mpctl.launch.supervise import RecordReader
+from mpctl.plan import make_plan
+from mpctl.spec.job import Data, JobSpec
+from mpctl.spec.load import load_job
+from mpctl.spec.training import Training
+from tests.launch.command import Launched, start
+from tests.runtime.tiny import make_trainer, settings, tiny_job, train
+
+Capture = pytest.CaptureFixture[str]
+Harm = Callable[[Path], object]
+
+
+def _copy(finished: Launched, run_dir: Path, *, half: bool = False) -> Path:
+    """The finished run of 20 steps; half: as if it had ended after its checkpoint of step 10."""
+    shutil.copytree(finished.run_dir, run_dir)
+    if half:
+        shutil.rmtree(run_dir / "checkpoints/step-20")
+    return run_dir
+
+
+def _snapshot(run_dir: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in run_dir.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def _dry(run_dir: Path, capsys: Capture, *more: str, code: int = 0) -> str:
+    """What --resume --dry-run says on stderr; nothing may change."""
+    before = _snapshot(run_dir)
+    argv = ["launch", "--resume", "--run-dir", str(run_dir), "--dry-run", "--steps", "25", *more]
+    assert mpctl(argv) == code
+    assert _snapshot(run_dir) == before
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+@pytest.mark.parametrize("steps", [[], ["--steps", "15"]])
+def test_a_finished_run_is_left_as_it_is(
+    finished: Launched, tmp_path: Path, capsys: Capture, steps: list[str]
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    before = _snapshot(run_dir)
+    argv = ["launch", "--resume", "--run-dir", str(run_dir), *steps]
+    assert mpctl(argv) == 0
+    shown = capsys.readouterr()
+    assert "is already at step 20; --steps N (more than 20) goes on" in shown.err
+    assert shown.out == ""
+    assert mpctl([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == finished.summary
+    (run_dir / "summary.json").unlink()
+    assert mpctl([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 20
+    del before[str(run_dir / "summary.json")]
+    assert _snapshot(run_dir) == before
+
+
+# ---------------------------------------------------------------- a damaged newest checkpoint
+
+
+def _flip(folder: Path) -> None:
+    path = folder / "shard-1.safetensors"
+    held = bytearray(path.read_bytes())
+    held[len(held) // 2] ^= 1
+    path.write_bytes(held)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+NEWEST: list[tuple[Harm, str]] = [
+    (_flip, "shard-1.safetensors: its bytes are not those that were written (sha256 differs)"),
+    (lambda folder: (folder / "shard-0.json").write_text("{}"), "shard-0.json: bytes: Field"),
+    (lambda folder: (folder / "manifest.json").write_text(""), "manifest.json: Expecting value"),
+    (_empty, "manifest.json: No such file"),
+    (_file, "manifest.json: Not a directory"),
+]
+
+
+@pytest.mark.parametrize(("harm", "words"), NEWEST)
+def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
+    finished: Launched, tmp_path: Path, capsys: Capture, harm: Harm, words: str
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    harm(run_dir / "checkpoints/step-20")
+    said = _dry(run_dir, capsys, "--json")
+    assert f"{run_dir}/checkpoints/step-20 is damaged (" in said and words in said
+    assert "resuming from step 10; the damaged one is renamed and kept" in said
+
+
+def test_none_that_is_whole_is_bad_input(
+    finished: Launched, tmp_path: Path, capsys: Capture
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    for step in (10, 20):
+        _flip(run_dir / f"checkpoints/step-{step}")
+    said = _dry(run_dir, capsys, code=2)
+    assert said.count("sha256 differs") == 2 and "--overwrite" in said
+
+
+def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) -> None:
+    """A torn newest checkpoint, an emptied job.json and plan.json, a torn line of metrics."""
+    run_dir = _copy(finished, tmp_path / "run")
+    _flip(run_dir / "checkpoints/step-20")
+    for name in ("job.json", "plan.json"):
+        (run_dir / name).write_text("")
+    with (run_dir / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 21, "lo')
+    run = start(["launch", "--resume", "--run-dir", str(run_dir)], run_dir).ended()
+    assert run.process.returncode == 0, run.stderr
+    assert run.losses == finished.losses
+    names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert names == {"step-10", "step-20", "damaged-step-20"}
+    assert shards.damage(run_dir / "checkpoints/step-20") == []
+    for words in ("step-20 is damaged", "job.json is damaged: its copy", "line 21 is not a record"):
+        assert words in run.stderr and any(words in warning for warning in run.summary["warnings"])
+
+
+@pytest.mark.parametrize("name", ["job.json", "plan.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0" * 100])
+def test_a_copy_stands_in_for_a_damaged_document(
+    finished: Launched, tmp_path: Path, capsys: Capture, name: str, text: str
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run", half=True)
+    (run_dir / name).write_text(text)
+    said = _dry(run_dir, capsys)
+    assert f"{run_dir / name} is damaged: its copy" in said.replace("\n", " ")
+    assert f"checkpoints/step-10/{name} is used" in said
+
+
+def test_a_checkpoint_is_hashed_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the launcher, whether it is gone on from or started from; the ranks compare sizes."""
+    job = tiny_job(data, 2, training__steps=1, training__eval_samples=0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/job.json").write_text(job.model_dump_json())
+    train(job, tmp_path / "run")
+    hashed: list[str] = []
+    sha256 = shards.sha256
+
+    def counted(path: Path, on_bytes: object = None) -> str:
+        hashed.append(path.name)
+        return sha256(path, on_bytes)
+
+    monkeypatch.setattr(shards, "sha256", counted)
+    single = job.model_copy(update=dict(tiny_job(data)))
+    run = RunDir(tmp_path / "run")
+    seen: list[tuple[int, int]] = []
+    resumption = find_resumption(run, lambda stage, done, total: seen.append((done, total)))
+    assert check_launch(make_plan(single), this_machine(), run, resumption=resumption) == []
+    assert sorted(hashed) == ["shard-0.safetensors", "shard-1.safetensors"]
+    assert seen[-1][0] == seen[-1][1] == shards.checkpoint_bytes(run.path / "checkpoints/step-1")
+    assert make_trainer(single, run.path).step == 1
+    assert len(hashed) == 2
+    started = tiny_job(data, training__init_from=str(run.path))
+    assert check_launch(make_plan(started), this_machine()) == []
+    assert len(hashed) == 4
+    make_trainer(started, tmp_path / "other")
+    assert len(hashed) == 4
+
+
+# ---------------------------------------------------------------- settings that were changed
+
+CHANGES = [
+    ("training.seed=7", "training.seed is 7, it was 1234: from step 11 on samples come in another"),
+    ("training.global_batch_size=4", "step 11 begins with sample 40 of the data instead of 80, so "
+                                     "40 samples are read again"),
+    ("training.learning_rate=0.01", "it was 0.003: the learning rate follows the new schedule"),
+    ("training.warmup_steps=0", "the learning rate follows the new schedule from step 11 on"),
+    ("training.weight_decay=0.0", "from step 11 on training follows another rule"),
+    ("model.norm_epsilon=0.1", "model.norm_epsilon is 0.1, it was 1e-05: from step 11 on training"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), CHANGES)
+def test_a_changed_setting_is_said(
+    finished: Launched, tmp_path: Path, capsys: Capture, change: str, words: str
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run", half=True)
+    assert words in _dry(run_dir, capsys, "--set", change)
+
+
+def test_fewer_steps_move_the_schedule(finished: Launched, tmp_path: Path, capsys: Capture) -> None:
+    run_dir = _copy(finished, tmp_path / "run", half=True)
+    said = _dry(run_dir, capsys, "--steps", "15")
+    assert "training.steps is 15, it was 20: the learning rate follows the new schedule" in said
+
+
+def test_other_data_are_said(
+    finished: Launched, data: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run", half=True)
+    shutil.copytree(data, tmp_path / "data")
+    said = _dry(run_dir, capsys, "--set", f"data.path={tmp_path / 'data'}")
+    assert "from step 11 on the samples are those of other data" in said
+
+
+def test_what_changes_nothing_is_not_said(
+    finished: Launched, tmp_path: Path, capsys: Capture
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run", half=True)
+    argv = ["launch", "--resume", "--run-dir", str(run_dir), "--dry-run", "--tp", "1",
+            "--micro-batch-size", "4", "--set", "training.checkpoint_interval=3"]  # fmt: skip
+    assert mpctl(argv) == 0
+    assert "it was" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [(table, key) for table, model in (("training", Training), ("data", Data))
+     for key in model.model_fields],
+)  # fmt: skip
+def test_every_setting_is_said_or_known_to_be_neutral(tmp_path: Path, table: str, key: str) -> None:
+    """So that a new key is never passed over in silence."""
+    then = load_job(None, settings())
+    changed = getattr(then, table).model_copy(update={key: 77})
+    now = then.model_copy(update={table: changed})
+    said = list(changed_settings(now, then, Resumption(RunDir(tmp_path), 10)))
+    assert [words.split(" is ")[0] for words in said] == (
+        [] if key in NEUTRAL[table] else [f"{table}.{key}"]
+    )
+
+
+def test_data_that_the_run_has_prepared_stay_its_data(tmp_path: Path) -> None:
+    def job(**keys: object) -> JobSpec:
+        return load_job(None, {**settings(), "data.corpus": ["a"], **keys})
+
+    (tmp_path / "data").mkdir()
+    now, then = job(**{"data.corpus": ["b"]}), job()
+    (words,) = changed_settings(now, then, Resumption(RunDir(tmp_path), 10))
+    assert 'data.corpus is ["b"], it was ["a"]: this has no effect' in words
+
+
+# ---------------------------------------------------------------- metrics.jsonl and attempts
+
+LINE = b'{"step": 3, "loss": 5.1, "tokens": 9, "step_seconds": 0.1, "tokens_per_second": 90.0}\n'
+FOREIGN = [b"\n", LINE[:-9], LINE[:-2], b"null\n", b"[1]\n", b'"a"\n', b"\xff\xfe\n",
+           b'{"step": 3}\n',
+           LINE.replace(b"3,", b"true,"), LINE.replace(b"3,", b"0,"), LINE.replace(b"5.1", b'"x"'),
+           b"[" * 100_000 + b"\n"]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", FOREIGN)
+def test_a_foreign_or_torn_line_is_no_record(tmp_path: Path, line: bytes) -> None:
+    assert parse_record(LINE) is not None and parse_record(line) is None
+    run = RunDir(tmp_path)
+    run.metrics.write_bytes(LINE + line.rstrip(b"\n") + b"\n" * line.endswith(b"\n"))
+    assert [record["step"] for record in run.records()] == [3] and run.last_step() == 3
+
+
+def test_an_attempt_begins_with_the_records_of_its_checkpoint(
+    finished: Launched, tmp_path: Path
+) -> None:
+    """A newest checkpoint of the wrong size is renamed; foreign lines and later records go."""
+    run = RunDir(_copy(finished, tmp_path / "run"))
+    path = run.path / "checkpoints/step-20/shard-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    (run.path / "checkpoints/step-10").rename(run.path / "checkpoints/.step-10.replaced")
+    (run.path / "checkpoints/.step-30.partial").mkdir()
+    run.metrics.write_bytes(b"foreign\n" + run.metrics.read_bytes())
+    (words,) = run.begin_attempt()
+    assert "shard-0.safetensors: has" in words and "damaged-step-20" in words
+    names = {path.name for path in (run.path / "checkpoints").iterdir()}
+    assert names == {"step-10", "damaged-step-20"}
+    lines = run.metrics.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
+
+
+def test_metrics_that_are_gone_are_no_traceback(finished: Launched, tmp_path: Path) -> None:
+    run = RunDir(_copy(finished, tmp_path / "run"))
+    run.metrics.unlink()
+    assert run.last_step() == 20  # by the accounts of its ranks
+    assert run.begin_attempt() == [] and list(run.records()) == [] and run.last_step() == 0
+
+
+def test_the_reader_follows_a_file_that_is_torn_cut_or_removed(tmp_path: Path) -> None:
+    path, taken = tmp_path / "metrics.jsonl", list[int]()
+    reader = RecordReader(path)
+
+    def deliver() -> list[int]:
+        reader.deliver(lambda record: taken.append(record["step"]))
+        found, taken[:] = list(taken), []
+        return found
+
+    assert deliver() == []
+    path.write_bytes(LINE + b"foreign\n" + LINE + LINE[:5])
+    assert deliver() == [3, 3] and deliver() == []
+    with path.open("ab") as stream:
+        stream.write(LINE[5:])
+    assert deliver() == [3]
+    path.write_bytes(LINE.replace(b"3,", b"4,"))
+    assert deliver() == [4]
+    path.unlink()
+    assert deliver() == []
