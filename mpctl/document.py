@@ -15,6 +15,7 @@ from mpctl.plan import Plan
 from mpctl.stages import Span, stack_spans
 from mpctl.summary import plan_summary, training_settings, verdict
 from mpctl.topology import Topology
+from mpctl.units import plural
 
 if TYPE_CHECKING:
     from mpctl.estimate.communication import BlockTraffic
@@ -126,7 +127,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
         raise InputError.of(
             "no-such-rank",
             "--rank",
-            f"{rank} is not one of the {topology.world_size} ranks",
+            f"{rank} is not a rank of this world of {plural(topology.world_size, 'rank')}",
             f"use 0 to {last}",
         )
     groups = {kind: topology.find_group(kind, rank) for kind in GROUP_KINDS}

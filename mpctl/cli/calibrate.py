@@ -44,7 +44,7 @@ def calibrate(
     near, apart = (folds(read, told), tables(read, told)) if cross else ({}, {})
     paths = write_presets(read, values, near, apart, out)
     columns = {"before": residuals(read, {}), "fitted": residuals(read, values)}
-    left_out = {"fifths left out": near, "tables left out": apart} if cross else {}
+    left_out = {"a fifth left out": near, "group left out": apart} if cross else {}
     print_fit(read, columns | left_out, paths)
 
 

@@ -18,7 +18,7 @@ from mpctl.estimate.kernels import Speed
 from mpctl.families.table import OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import Profile
-from mpctl.units import count_text
+from mpctl.units import count_text, plural
 
 QUANTILE = 1.645  # of a normal: a twentieth lies above
 WIDER = 0.5  # of the spread more, for each
@@ -53,7 +53,7 @@ def _beyond(job: JobSpec, table: OperatorTable, profile: Profile) -> Iterator[st
     if dtype not in seen.dtypes:
         yield f"{profile.name} was never measured at {dtype}"
     if job.world_size > BEYOND * seen.gpus:
-        yield f"{job.world_size} ranks, and the largest run measured has {seen.gpus}"
+        yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {seen.gpus:,}"
     if table.numel > BEYOND * seen.parameters:
         yield (f"{count_text(table.numel)} parameters, and the largest model measured has "
                f"{count_text(seen.parameters)}")  # fmt: skip

@@ -11,7 +11,7 @@ from mpctl.bench.runner import load_warnings
 from mpctl.launch.plan import LaunchPlan
 from mpctl.render.console import Console
 from mpctl.render.run import RunView
-from mpctl.units import seconds_text
+from mpctl.units import plural, seconds_text
 
 FORMULA = (
     "efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). The same form "
@@ -39,7 +39,8 @@ def print_scaling(report: dict[str, Any]) -> None:
             console.print(_table(title, rows), "")
     console.print(Text(FORMULA, style="dim"))
     where = report["environment"]
-    note = f"medians of {report['steps_timed']} steps; {where['cores']} cores, {where['gpus']} GPUs"
+    note = (f"medians of {plural(report['steps_timed'], 'step')}; "
+            f"{plural(where['cores'], 'core')}, {plural(where['gpus'], 'GPU')}")  # fmt: skip
     console.print(Text(f"{note}, torch {where['torch']}, {where['date']}", style="dim"))
     for warning in load_warnings(where):
         console.print(Text.assemble(("! ", "bold yellow"), warning))

@@ -6,18 +6,21 @@ from collections.abc import Mapping, Sequence
 from math import expm1
 from pathlib import Path
 
-from rich.table import Table
-
 from mpctl.calibrate.cross import Residuals
 from mpctl.calibrate.runs import Run
-from mpctl.render.console import Console
+from mpctl.render.console import get_console, plain_table
+from mpctl.units import plural
+
+NOTE = (
+    "Mean absolute error of the step time, before the fit and after it; bias: the mean error after "
+    "it, with its sign"
+)
 
 
 def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequence[Path]) -> None:
-    """columns: of residuals, `fitted` among them."""
-    console, table = Console(highlight=False), Table(box=None)
-    for name in ("runs", "n", *columns, "bias"):
-        table.add_column(name, justify="left" if name == "runs" else "right")
+    """On stdout, a row a group of runs. columns: errors by name, `fitted` among them."""
+    console = get_console()
+    table = plain_table("", ("group", "runs", *columns, "bias"), left=("group",))
     for group in dict.fromkeys(run.group for run in runs):
         own = [run.id for run in runs if run.group == group]
         found = {name: [r for run in own for r in column[run]] for name, column in columns.items()}
@@ -25,7 +28,10 @@ def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequ
         errors = map(_error, found.values())
         table.add_row(group or "all", str(len(own)), *errors, f"{100 * bias:+.1f} %")
     console.print(table)
-    console.print(f"mean absolute errors of a step; {len(paths)} presets written")
+    console.print(NOTE, style="dim")
+    if len(columns) > 2:
+        console.print("left out: runs predicted by a fit that did not see them", style="dim")
+    console.print(f"{plural(len(paths), 'preset')} written")
 
 
 def _error(values: Sequence[float]) -> str:

@@ -10,13 +10,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.launch.account import STATES
-from mpctl.render.console import Console
-from mpctl.units import bytes_text, count_text, seconds_text
+from mpctl.render.console import get_console
+from mpctl.render.line import Line, time_left
+from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 
 class RunView:
@@ -24,14 +25,12 @@ class RunView:
 
     def __init__(self, steps: int, predicted: float | None, *, done: int = 0) -> None:
         self.steps, self.predicted = steps, predicted
-        self.console = Console(stderr=True, highlight=False)
+        self.console = get_console(stderr=True)
         self.validation: float | None = None
-        self.bar = Progress(
-            TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24),
-            TextColumn("{task.fields[figures]}"), TimeRemainingColumn(),
-            console=self.console, disable=not self.console.is_terminal,
-        )  # fmt: skip
-        self.task = self.bar.add_task("", total=steps, completed=done, figures="starting")
+        is_shown = self.console.is_terminal
+        self.bar = Progress(Line(self.console), console=self.console, disable=not is_shown)
+        self.task = self.bar.add_task(f"step {done}/{steps}", total=steps, completed=done,
+                                      left=time_left, parts=["starting"])  # fmt: skip
 
     def __enter__(self) -> RunView:
         self.bar.start()
@@ -46,11 +45,12 @@ class RunView:
 
     def record(self, record: dict[str, Any]) -> None:
         self.validation = record.get("validation_loss", self.validation)
-        figures = step_figures(record, self.validation, self.predicted)
-        self.bar.update(self.task, completed=record["step"], figures=figures)
+        parts = step_figures(record, self.validation, self.predicted)
+        head = f"step {record['step']}/{self.steps}"
+        self.bar.update(self.task, description=head, completed=record["step"], parts=parts)
         due = record["step"] % max(1, self.steps // 10) == 0 or "validation_loss" in record
         if not self.console.is_terminal and (due or record["step"] in (1, self.steps)):
-            self._print(f"step {record['step']}/{self.steps}  {figures}")
+            self._print(f"{head}  {' · '.join(parts)}")
 
     def event(self, message: str) -> None:
         self._print(Text.assemble(("! ", "bold yellow"), message))
@@ -60,26 +60,30 @@ class RunView:
             self.console.print(line, soft_wrap=True)
 
 
-def step_figures(record: dict[str, Any], validation: float | None, predicted: float | None) -> str:
-    """`loss 5.31 · val 5.40 · 4,812 tokens/s · 851 ms (predicted 745 ms)`."""
+def step_figures(
+    record: dict[str, Any], validation: float | None, predicted: float | None
+) -> list[str]:  # fmt: skip
+    """`loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851 ms a step`, `745 ms predicted`: what matters
+    most first."""
     parts = [f"loss {record['loss']:.3f}"]
     if validation is not None:
         parts.append(f"val {validation:.3f}")
     parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
-    beside = f" (predicted {seconds_text(predicted)})" if predicted else ""
-    parts.append(seconds_text(record["step_seconds"]) + beside)
-    return " · ".join(parts)
+    parts.append(f"{seconds_text(record['step_seconds'])} a step")
+    return [*parts, f"{seconds_text(predicted)} predicted"] if predicted else parts
 
 
 def print_summary(summary: dict[str, Any], run_dir: str) -> None:
     """The account of a run, on stdout."""
-    console = Console(highlight=False)
+    console = get_console()
     style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
     table = Table.grid(padding=(0, 2))
     for name, value in summary_rows(summary):
         table.add_row(Text(name, style="dim"), value)
     status = summary["status"]
-    console.print(Text.assemble((status, style[status]), f" after {summary['steps']} steps"))
+    console.print(
+        Text.assemble((status, style[status]), f" after {plural(summary['steps'], 'step')}")
+    )
     console.print(table)
     console.print(Text.assemble(("run directory  ", "dim"), run_dir))
 
@@ -111,11 +115,12 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _agreement(compared: list[dict[str, Any]]) -> str:
     differing = [str(rank["rank"]) for rank in compared if not rank["agrees"]]
     if differing:
-        return f"ranks {', '.join(differing)} differ from the plan: see plan_beside_run"
+        ranks = "rank" if len(differing) == 1 else "ranks"
+        return f"{ranks} {', '.join(differing)} differ from the plan: see summary.json"
     sent = sum(entry["bytes"] for entry in compared[0]["step_traffic"]["measured"].values())
     return (
-        f"parameters and collectives of {len(compared)} ranks are as planned, byte by byte "
-        f"({bytes_text(sent)} a step on rank 0)"
+        f"parameters and collectives of {plural(len(compared), 'rank')} are as planned, "
+        f"byte by byte ({bytes_text(sent)} a step on rank 0)"
     )
 
 
@@ -138,7 +143,7 @@ def _number(value: float | None) -> str:
 
 def print_failure(failure: Any) -> None:
     """Rank, coordinates, error and the last lines of its log, on stderr."""
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = get_console(stderr=True, soft_wrap=True)
     console.print(Text.assemble(("✗ ", "bold red"), str(failure)))
     for line in failure.last_lines:
         console.print(Text(f"  │ {line}", style="dim"))

@@ -6,10 +6,11 @@ import sys
 import time
 from types import TracebackType
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
-from rich.text import Text
+from rich.progress import Progress, Task, TaskID
 
-from mpctl.render.console import Console
+from mpctl.render.console import get_console
+from mpctl.render.line import Line, clock, time_left
+
 
 LINE_SECONDS = 15.0
 
@@ -23,12 +24,9 @@ class TaskBar:
 
     def __init__(self, *, after: float = 0.0, lines: bool = False) -> None:
         self.begins = time.monotonic() + after
-        console = Console(stderr=True)
+        console = get_console(stderr=True)
         self.lines = lines and not console.is_terminal
-        self.bar = Progress(
-            TextColumn("{task.description:<16}"), BarColumn(bar_width=32), _Share(),
-            console=console, disable=not console.is_terminal,
-        )  # fmt: skip
+        self.bar = Progress(Line(console), console=console, disable=not console.is_terminal)
         self.tasks: dict[str, TaskID] = {}
         self.line_time = 0.0
 
@@ -48,7 +46,7 @@ class TaskBar:
         if is_new:
             self._finish()
             self.bar.start()
-            self.tasks[stage] = self.bar.add_task(stage, total=total or None)
+            self.tasks[stage] = self.bar.add_task(stage, total=total or None, left=_share, parts=[])
         self.bar.update(self.tasks[stage], completed=done, total=total or None)
         if self.lines:
             self._line(self.bar.tasks[self.tasks[stage]], is_new=is_new)
@@ -67,21 +65,10 @@ class TaskBar:
             print(f"{task.description}{share}", file=sys.stderr, flush=True)
 
 
-class _Share(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(_share(task))
-
-
 def _share(task: Task) -> str:
     """`43 %, 0:00:20 left`; the time so far where the end is not known."""
     if task.finished:
-        return f"done in {_clock(task.finished_time or 0)}"
+        return f"done in {clock(task.finished_time or 0)}"
     if task.total is None:
-        return f"{_clock(task.elapsed or 0)} so far"
-    left = task.time_remaining
-    return f"{task.percentage:3.0f} %, {'?' if left is None else _clock(left)} left"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+        return f"{clock(task.elapsed or 0)} so far"
+    return f"{task.percentage:3.0f} %, {time_left(task)}"

@@ -14,6 +14,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 from mpctl.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.topology import Topology
+from mpctl.units import plural
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
 WORTH_BALANCING = 1.1  # times the time of the best cut
@@ -33,7 +34,8 @@ def find_topology(job: JobSpec) -> Topology | None:
 def world_rules(job: JobSpec) -> Iterator[Check]:
     p, world = job.parallel, job.world_size
     inner = p.tp * p.cp * p.pp
-    cluster = f"{job.cluster.nodes} nodes x {job.cluster.gpus_per_node} GPUs = {world} ranks"
+    nodes, gpus = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, "GPU")
+    cluster = f"{nodes} x {gpus} = {plural(world, 'rank')}"
     layout = f"tp {p.tp} x cp {p.cp} x pp {p.pp}"
     if world > LARGEST_WORLD:
         hint = f"use at most {LARGEST_WORLD:,} ranks"

@@ -1,4 +1,4 @@
-"""What a person sees in a terminal of 80 columns, and what happens when it is closed."""
+"""What a person sees in terminals of 80 and 40 columns, and what happens when one is closed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ ENDLESS = ("--tp", "2", "--set", "training.steps=100000", "--set", "training.che
 class Terminal:
     """A launch in a pseudo-terminal that it takes for its own; everything it shows is kept."""
 
-    def __init__(self, argv: list[str], run_dir: Path) -> None:
+    def __init__(self, argv: list[str], run_dir: Path, columns: int, encoding: str) -> None:
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.before = termios.tcgetattr(slave)
         self.shown = b""
         self.open = True
         process = subprocess.Popen(
             [sys.executable, "-c", _CHILD, *argv], stdin=slave, stdout=slave, stderr=slave,
-            start_new_session=True, env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": encoding},
         )  # fmt: skip
         self.run = Launched(process, run_dir)
         self.slave = slave
@@ -72,20 +73,25 @@ _CHILD = (
 
 
 @pytest.fixture
-def terminal(data: Path, tmp_path: Path) -> Iterator[Terminal]:
-    shown = Terminal(arguments(data, tmp_path / "run", *ENDLESS), tmp_path / "run")
+def terminal(
+    data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Terminal]:  # fmt: skip
+    columns, encoding = request.param
+    argv = arguments(data, tmp_path / "run", *ENDLESS)
+    shown = Terminal(argv, tmp_path / "run", columns, encoding)
     yield shown
     shown.close()
     if shown.run.process.poll() is None:
         shown.run.process.kill()
 
 
+@pytest.mark.parametrize("terminal", [(80, "utf-8")], indirect=True)
 def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) -> None:
     run = terminal.run.at_step(5)
     wait_for(lambda: re.search(r"[5-9]/100000", terminal.text))
     line = re.findall(r"step[^\r\n]*tokens/s[^\r\n]*", terminal.text)[-1]
     assert re.search(r"loss \d\.\d+", line) and re.search(r"[\d,]+ tokens/s", line)
-    wait_for(lambda: re.search(r"\d+:\d\d:\d\d|\d:\d\d", terminal.text.split("tokens/s")[-1]))
+    wait_for(lambda: re.search(r"step \d+/100000  \d+:\d\d:\d\d left  .*loss", terminal.text))
     assert len(line.rstrip()) <= 80
     os.write(terminal.master, CONTROL_C)
     run.ended()
@@ -97,8 +103,13 @@ def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) 
     assert "Traceback" not in terminal.text
 
 
-def test_closing_the_terminal_still_saves(terminal: Terminal) -> None:
+@pytest.mark.parametrize("terminal", [(40, "ascii")], indirect=True)
+def test_closing_a_narrow_terminal_still_saves(terminal: Terminal) -> None:
     run = terminal.run.at_step(3)
+    found = r"step \d+/100000  \d+:\d\d:\d\d left[^\r\n]*"
+    wait_for(lambda: re.search(found, terminal.text))
+    line = re.findall(found, terminal.text)[-1]
+    assert len(line) <= 40 and "?" not in line
     terminal.close()
     run.ended()
     assert not run.left_behind()

@@ -65,7 +65,7 @@ CASES = (
         {"cluster.nodes": 2**21, "cluster.gpus_per_node": 8},
         {"cluster.nodes": 10**9, "cluster.gpus_per_node": 8},
         "cluster.nodes",
-        ("8000000000 ranks",),
+        ("8,000,000,000 ranks",),
         r"at most 16,777,216 ranks",
     ),
     Case(

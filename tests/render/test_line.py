@@ -1,0 +1,76 @@
+"""Lines of any width, streams of any encoding: what matters stays, marks become plain letters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpctl
+from mpctl.render.line import BAR, line_text
+from mpctl.render.marks import PLAIN
+from mpctl.render.run import step_figures
+
+RECORD = {"loss": 5.3104, "tokens_per_second": 4812.3, "step_seconds": 0.8512}
+PARTS = step_figures(RECORD, 5.4, 0.745)
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (20, "step 12/80"),
+        (40, "step 12/80  0:00:58 left  loss 5.310"),
+        (60, "step 12/80  0:00:58 left  loss 5.310 · val 5.400"),
+        (
+            80,
+            "step 12/80  0:00:58 left  loss 5.310 · val 5.400 · 4,812 tokens/s",
+        ),
+        (
+            104,
+            "step 12/80  0:00:58 left  "
+            "loss 5.310 · val 5.400 · 4,812 tokens/s · 851.2 ms a step · 745.0 ms predicted",
+        ),
+    ],
+)
+def test_a_narrow_line_loses_its_end_first(width: int, line: str) -> None:
+    assert line_text("step 12/80", "0:00:58 left", PARTS, 0.15, width=width) == line
+
+
+def test_a_wide_line_has_a_bar() -> None:
+    line = line_text("step 40/80", "0:00:34 left", PARTS, 0.5, width=140)
+    assert line.count("━") == line.count("─") == BAR // 2
+    assert len(line) <= 140
+    for width in range(1, 160):
+        assert len(line_text("step 40/80", "0:00:34 left", PARTS, 0.5, width=width)) <= width
+
+
+def spoken(encoding: str, columns: int, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process that writes in this encoding."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mpctl", *arguments], capture_output=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": str(columns)},
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(encoding), done.stderr.decode(encoding)
+
+
+@pytest.mark.parametrize(("encoding", "columns"), [("ascii", 40), ("latin-1", 60), ("ascii", 80)])
+def test_marks_become_letters_where_an_encoding_lacks_them(encoding: str, columns: int) -> None:
+    code, out, err = spoken(encoding, columns, "plan", "demo", "--tp", "3")
+    assert (code, out) == (2, "")
+    assert "x parallel.tp: 3 does not divide 8 attention heads " in err
+    assert "\n  -> use " in err and "?" not in err
+    code, out, err = spoken(encoding, columns, "plan", "two-nodes-16-gpus")
+    lines = out.splitlines()
+    assert (code, err) == (0, "")
+    assert lines[1].startswith("ok fits: stage 0 needs 3.6 GiB")
+    assert "8 Phi" in out and "?" not in out
+
+
+def test_signs_of_every_output_have_letters() -> None:
+    """All that stands in mpctl's own words and is not ASCII can be written as ASCII."""
+    root = Path(mpctl.__file__).parent
+    signs = {s for path in root.rglob("*.py") for s in path.read_text("utf-8") if ord(s) > 127}
+    assert {sign for sign in signs if not sign.isalpha()} - PLAIN.keys() == set()
