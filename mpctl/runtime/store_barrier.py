@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 from mpctl.errors import RunFailed
 
 PATIENCE = 300.0
-SHORTEST, LONGEST = 0.002, 0.5  # seconds between two looks at the store
+SHORTEST, GROWTH, LONGEST = 0.002, 1.2, 0.5  # seconds between two looks at the store
 PROGRESS_SECONDS = 0.2
 FAILED, PROGRESS = "failed", "progress"
 
@@ -82,7 +82,7 @@ class StoreBarrier:
                 raise SaveFailed(f"saving timed out: no rank wrote anything for {self.patience:g} "
                                  f"s while waiting for {whom}")  # fmt: skip
             self.sleep(pause)
-            pause = min(2 * pause, LONGEST)
+            pause = min(GROWTH * pause, LONGEST)  # so late by a fifth of what was waited at most
 
     def _key(self, name: str) -> str:
         return f"{self.number}/{name}"
