@@ -33,6 +33,7 @@ RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it rea
     (model.recompute_rules, BATCH),
     (freeze.freeze_rules, {"model", "training"}),
     (model.dtype_rules, {"cluster", "training"}),
+    (model.slow_dtype, {"cluster", "training"}),
 )
 
 

@@ -106,9 +106,9 @@ def prepare(
     behind.
     """
     from mpctl.cli.stop import ended_by_signals
-    from mpctl.data.corpus import PYTHON_STDLIB
     from mpctl.data.prepare import prepare as prepare_data
     from mpctl.render.tasks import TaskBar
+    from mpctl.spec.paths import PYTHON_STDLIB
 
     with ended_by_signals(f"{out} is as it was"), TaskBar(lines=True) as bar:
         prepared = prepare_data(

@@ -222,7 +222,7 @@ def _check(
         issues += error.issues
     if issues:
         raise InputError(issues)
-    warnings = (*(c.message for c in plan.warnings), *launch_warnings(plan.job, machine))
+    warnings = (*(str(c.issue) for c in plan.warnings), *launch_warnings(plan.job, machine))
     if resumption is None:
         return plan_launch(plan, run, machine, warnings=warnings)
     changed = changed_settings(resolved(plan, machine), job_before(run), resumption)

@@ -93,8 +93,10 @@ def search(
     if as_json:
         print_json(document)
     else:
+        from mpctl.render.errors import print_warnings
         from mpctl.render.search import print_search
 
+        print_warnings([f"{said['message']}: {said['hint']}" for said in document["warnings"]])
         print_search(document)
     if not answer.is_complete:
         raise KeyboardInterrupt

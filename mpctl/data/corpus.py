@@ -28,8 +28,8 @@ from mpctl.data.streams import (
 )
 from mpctl.data.texts import parquet_size, require_parquet
 from mpctl.errors import InputError, Issue
+from mpctl.spec.paths import PYTHON_STDLIB
 
-PYTHON_STDLIB = "python-stdlib"
 STDLIB_PACKAGES = {"site-packages", "dist-packages"}
 STDLIB_TESTS = {"test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo"}
 STDLIB_TABLES = {"encodings", "pydoc_data"}

@@ -21,6 +21,7 @@ from mpctl.launch.rundir import RunDir
 from mpctl.plan import Plan
 from mpctl.shards import newest_checkpoint
 from mpctl.spec.job import JobSpec
+from mpctl.spec.paths import absolute
 
 LAUNCHER = "MPCTL_LAUNCHER"  # environment of torchrun: the process that it ends with
 
@@ -89,8 +90,13 @@ def resolved(plan: Plan, machine: Machine) -> JobSpec:
             "predicted_step_seconds": predicted,
         }
     )
-    others = {name: str(Path(path).resolve()) for name, path in job.data.validation.items()}
-    data = job.data.model_copy(update={"path": _absolute(job.data.path), "validation": others})
+    held = job.data
+    corpus = None if held.corpus is None else [absolute(source) for source in held.corpus]
+    others = {name: absolute(path) for name, path in held.validation.items()}
+    data = held.model_copy(update={
+        "path": absolute(held.path), "tokenizer": absolute(held.tokenizer), "corpus": corpus,
+        "validation": others,
+    })  # fmt: skip
     initial = _pinned(job.training.init_from)
     training = job.training.model_copy(update={"init_from": initial})
     return job.model_copy(update={"launch": launch, "data": data, "training": training})
@@ -99,10 +105,6 @@ def resolved(plan: Plan, machine: Machine) -> JobSpec:
 def _pinned(origin: str | None) -> str | None:
     """Of a run, its checkpoint of now: it may be saving others while our ranks start."""
     if origin is None or (Path(origin) / "config.json").is_file():
-        return _absolute(origin)
+        return absolute(origin)
     newest = newest_checkpoint(Path(origin))
-    return _absolute(origin if newest is None else str(newest))
-
-
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).resolve())
+    return absolute(origin if newest is None else str(newest))

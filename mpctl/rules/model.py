@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mpctl.rules.check import Check, divides, listed, nearest
 from mpctl.sharding import divisors, padded_vocab
+from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text
 
@@ -144,6 +145,29 @@ def dtype_rules(job: JobSpec) -> Iterator[Check]:
             f"{device.name} has no {dtype} rate in its preset, so no time is estimated",
             f"known: {known}",
         )
+
+
+HALVES: tuple[DType, ...] = ("bf16", "fp16")
+
+
+def slow_dtype(job: JobSpec) -> Iterator[Check]:
+    """fp32 is the default, and on a GPU of today many times slower than 16-bit products; on a CPU,
+    where jobs are tried out, it is what people want."""
+    device, dtype = job.cluster.device, job.training.dtype
+    if (
+        device is None
+        or device.kind == "cpu"
+        or dtype not in ("fp32", "fp64")
+        or dtype not in device.peak_flops
+    ):
+        return
+    times = {half: device.peak_flops.get(half, 0) / device.peak_flops[dtype] for half in HALVES}
+    half = max(HALVES, key=times.__getitem__)
+    if times[half] > 1:
+        message = (
+            f"{dtype} on {device.name}: products in {half} are {times[half]:.3g} times as fast"
+        )
+        yield Check("slow-dtype", "warning", "training.dtype", message, f"use --dtype {half}")
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpctl.errors import DoesNotFit, InputError
 from mpctl.estimate.kernels import MissingFigure
+from mpctl.rules.model import slow_dtype
 from mpctl.search.asked import Asked
 from mpctl.search.evaluate import Engine
 from mpctl.search.find import RUNGS, Found, Objective, Point, Progress, find_layouts
@@ -42,6 +43,7 @@ class Answer:
             "gpus": job.world_size, "runtime": job.training.runtime,
             "dtype": job.training.dtype, "global_batch_size": job.training.global_batch_size,
             "fixed": self.asked.fixed,
+            "warnings": [check.issue.as_dict() for check in slow_dtype(job)],
             "objective": self.objective, "is_complete": self.is_complete,
             "estimated": self.estimated,
             "best": [_entry(choice, price, line) for choice in self.best],

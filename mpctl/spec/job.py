@@ -18,7 +18,7 @@ from mpctl.spec.training import Training
 
 
 class Data(Table):
-    """The text to train and validate on."""
+    """The text to train and validate on. Paths in a job file are relative to the file."""
 
     corpus: Annotated[list[str], Field(min_length=1)] | None = Field(
         None,

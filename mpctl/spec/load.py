@@ -3,7 +3,8 @@
 Order, later wins: the job preset that a file starts from (`preset = "demo"`), the file, flags and
 `--set`. In each layer a table may be a preset's name (`model = "gpt2"`) or start from one
 (`[model] preset = "gpt2"`, `layers = 4`); the name counts first, single keys win over it, in
-whatever order they were typed. merge.py lays one layer upon the other.
+whatever order they were typed. merge.py lays one layer upon the other. Paths in a file are relative
+to the file (paths.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from mpctl.spec.issues import SchemaError
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.merge import Raw, lay, without
 from mpctl.spec.names import full_name
-from mpctl.spec.presets import find_preset, preset_names
+from mpctl.spec.paths import anchored
+from mpctl.spec.presets import Kind, find_preset, preset_names
 
 
 @dataclass(frozen=True)
@@ -117,20 +119,28 @@ def read_source(source: str) -> Raw:
     """The raw tables of a job file (TOML, or the job.json of a run) or of a job preset."""
     path = Path(source)
     if path.suffix in (".toml", ".json") or _is_file(path):
-        return _read_file(path)
+        return anchored(_read_file(path), path.parent)
     found = find_preset("jobs", source)
     if found is None:
-        names = preset_names("jobs")
-        import difflib  # only where something is wrong
-
-        near = difflib.get_close_matches(source, names, n=3) or names
         raise InputError.of(
             "no-such-job",
             "JOB",
             f"{source!r} is neither a file nor a job preset",
-            f"presets: {', '.join(near)}",
+            _job_hint(source),
         )
     return found
+
+
+def _job_hint(source: str) -> str:
+    """A model's or a cluster's preset goes by its flag; else the nearest job presets."""
+    flags: dict[Kind, str] = {"models": "--model", "clusters": "--cluster"}
+    for kind, flag in flags.items():
+        if find_preset(kind, source) is not None:
+            return f"it is a preset of {kind}: use {flag} {source}"
+    import difflib  # only where something is wrong
+
+    names = preset_names("jobs")
+    return f"presets: {', '.join(difflib.get_close_matches(source, names, n=3) or names)}"
 
 
 def _is_file(path: Path) -> bool:

@@ -431,6 +431,15 @@ CASES = (
         status="warning",
     ),
     Case(
+        "slow-dtype",
+        {"cluster": "dgx-2x8", "training.dtype": "bf16"},
+        {"cluster": "dgx-2x8", "training.dtype": "fp32"},
+        "training.dtype",
+        ("NVIDIA A100", "fp32", "bf16", "16 times"),
+        r"use --dtype bf16",
+        status="warning",
+    ),
+    Case(
         "memory-fits",
         {"cluster.device": "cpu"},
         {"cluster.device": "cpu", "model.hidden": 6144, "model.layers": 48},
@@ -545,3 +554,21 @@ def test_stages_of_a_model_that_cannot_be_counted_are_not(broken: dict[str, Any]
     settings = {"parallel.pp": 2, "parallel.stage_balance": how, **broken}
     assert answers("stage-balance", settings) == []
     assert "error" in {check.status for check in make_plan(job_of(settings)).checks}
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "hint"),
+    [
+        ("h100-sxm", "fp32", "use --dtype bf16"),
+        ("h100-sxm", "fp64", "use --dtype bf16"),
+        ("v100-32gb", "fp32", "use --dtype fp16"),  # has no bf16
+        ("h100-sxm", "bf16", None),
+        ("h100-sxm", "tf32", None),
+        ("cpu", "fp32", None),
+    ],
+)
+def test_fp32_on_a_gpu_with_faster_16_bit_products(
+    device: str, dtype: str, hint: str | None
+) -> None:
+    found = answers("slow-dtype", {"cluster.device": device, "training.dtype": dtype})
+    assert [(check.status, check.hint) for check in found] == ([("warning", hint)] if hint else [])
