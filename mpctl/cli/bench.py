@@ -15,7 +15,9 @@ from mpctl.cli.options import JobSource, with_job
 if TYPE_CHECKING:
     from mpctl.bench.scaling import Mode
 
-app = typer.Typer(cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(
+    cls=HintingGroup, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
+)
 DEFAULT_STEPS = 12
 
 

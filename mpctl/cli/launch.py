@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mpctl.launch.rundir import RunDir
     from mpctl.plan import Plan
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.command()

@@ -10,7 +10,7 @@ import typer
 from mpctl.cli.options import JobSource, command_line, with_job
 from mpctl.errors import DOES_NOT_FIT, InputError
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.command()

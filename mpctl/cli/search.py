@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mpctl.search.asked import Asked
     from mpctl.search.report import Choice
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 PATIENCE = 2.0  # seconds before a bar appears
 
 

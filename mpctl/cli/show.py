@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mpctl.runs.saved import SavedRun
     from mpctl.runs.series import Series, X
 
-app = typer.Typer(pretty_exceptions_enable=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 @app.command()
