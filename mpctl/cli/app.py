@@ -18,8 +18,8 @@ from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
-    "plan", "search", "launch", "runs", "show", "sample", "bench", "calibrate", "data", "weights",
-    "presets", "schema",
+    "plan", "search", "launch", "runs", "show", "sample", "eval", "bench", "calibrate", "data",
+    "weights", "presets", "schema",
 )  # fmt: skip
 
 

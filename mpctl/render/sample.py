@@ -1,21 +1,19 @@
 """Text as it is written: one prompt's as it comes, several prompts' each when it is done.
 
 The texts go to stdout and nothing else does; progress and the last line go to stderr. Text from a
-model may hold anything: characters that steer a terminal are replaced.
+model may hold anything: characters that steer a terminal are left out.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from mpctl.render.console import Console
-from mpctl.render.data import printable
+from mpctl.render.console import get_console, visible
 from mpctl.render.tasks import TaskBar
 from mpctl.units import seconds_text
 
@@ -70,9 +68,9 @@ class SampleView:
     def _stream(self, sample: Sample) -> None:
         if not self.begun:
             self.bar.__exit__(None, None, None)  # the text follows where the bar stood
-            _write(plain(sample.prompt))
+            _write(visible(sample.prompt))
             self.begun = True
-        _write(plain(sample.fresh()))
+        _write(visible(sample.fresh()))
 
     def _print(self, sample: Sample) -> None:
         many = len(self.sampling.samples) > 1
@@ -80,12 +78,7 @@ class SampleView:
             _write(f"--- {self.done + 1}\n")
         is_gpt = self.sampling.trained.model.family == "gpt"
         text = self.sampling.text_of(sample)
-        _write(plain((sample.prompt if is_gpt else "") + text) + "\n")
-
-
-def plain(text: str) -> str:
-    """Without what steers a terminal; line breaks stay."""
-    return "\n".join(map(printable, text.split("\n")))
+        _write(visible((sample.prompt if is_gpt else "") + text) + "\n")
 
 
 def print_footer(document: dict[str, Any]) -> None:
@@ -98,9 +91,9 @@ def print_footer(document: dict[str, Any]) -> None:
     if len(samples) == 1:
         parts.append(FINISH[samples[0]["finish"]])
     of = "" if step is None else f"step {step} of "
-    parts.append(f"{of}{Path(document['model'])}")
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(Text(" · ".join(parts), style="dim"))
+    parts.append(f"{of}{document['model']}")
+    console = get_console(stderr=True, soft_wrap=True)
+    console.print(Text(", ".join(parts), style="dim"))
 
 
 def _most(sample: Sample) -> int:

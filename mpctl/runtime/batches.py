@@ -6,12 +6,13 @@ global batch under every layout (data/samples.py states the law). What a sample 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from mpctl.data.indexed import IndexedDataset
 from mpctl.data.manifest import Prepared, Split, open_prepared, open_validations
 from mpctl.data.samples import sample_numbers
 from mpctl.data.special import added_tokens, missing_tokens, special_ids
@@ -58,11 +59,8 @@ class Batches:
         return min(self.job.training.eval_samples, held.samples_per_epoch)
 
     def _objective(self, prepared: Prepared, split: Split, *, shuffle: bool) -> Objective:
-        model, words = self.job.model, prepared.tokenizer_vocab_size
-        assert model is not None
-        special = special_ids(self.added, special_tokens(model), vocab=model.vocab, words=words)
-        return OBJECTIVES[model.family](
-            split.open(), model, seed=self.job.training.seed, special=special, words=words,
+        return objective_of(
+            split.open(), self.job, self.added, words=prepared.tokenizer_vocab_size,
             shuffle=shuffle,
         )  # fmt: skip
 
@@ -92,18 +90,42 @@ class Batches:
         return batches, sum(len(own) > 0 for own in numbers)
 
     def _batch(self, samples: Objective, numbers: list[int]) -> Batch:
-        fields = {name: torch.from_numpy(a) for name, a in samples.batch(numbers).items()}
-        for name, field in fields.items():
-            if name.endswith("tokens") and int(field.max()) >= self.vocab:
-                raise InputError.of(
-                    "token-outside-vocabulary", "data",
-                    f"token {int(field.max())} in {samples.dataset.prefix} is outside the model's "
-                    f"vocabulary of {self.vocab}", "prepare the data with the model's vocabulary",
-                )  # fmt: skip
-        held = {name: self._held(field) for name, field in fields.items()}
-        return Batch(torch.tensor(numbers), held)
+        return read_batch(samples, numbers, vocab=self.vocab, cp=self.cp, device=self.device)
 
-    def _held(self, field: Tensor) -> Tensor:
-        """[b, s] -> [b, s/c] on this rank's device; [b] as it is."""
-        field = field.to(self.device)
-        return context_split(field, self.cp).contiguous() if field.dim() > 1 else field
+
+def objective_of(
+    dataset: IndexedDataset, job: JobSpec, added: Mapping[str, int], *, words: int, shuffle: bool
+) -> Objective:
+    """Samples of a dataset as the job's family takes them.
+
+    added: the tokenizer's added tokens by name; words: ids that its text may use.
+    """
+    model = job.model
+    assert model is not None
+    special = special_ids(added, special_tokens(model), vocab=model.vocab, words=words)
+    return OBJECTIVES[model.family](
+        dataset, model, seed=job.training.seed, special=special, words=words, shuffle=shuffle
+    )
+
+
+def read_batch(
+    samples: Objective, numbers: list[int], *, vocab: int, cp: Group, device: torch.device
+) -> Batch:
+    """The samples of these numbers, of sequences this rank's part, on its device. Raises InputError
+    where a token is not below `vocab`."""
+    fields = {name: torch.from_numpy(a) for name, a in samples.batch(numbers).items()}
+    for name, field in fields.items():
+        if name.endswith("tokens") and int(field.max()) >= vocab:
+            raise InputError.of(
+                "token-outside-vocabulary", "data",
+                f"token {int(field.max())} in {samples.dataset.prefix} is outside the model's "
+                f"vocabulary of {vocab}", "prepare the data with the model's vocabulary",
+            )  # fmt: skip
+    held = {name: _held(field, cp, device) for name, field in fields.items()}
+    return Batch(torch.tensor(numbers), held)
+
+
+def _held(field: Tensor, cp: Group, device: torch.device) -> Tensor:
+    """[b, s] -> [b, s/c] on this rank's device; [b] as it is."""
+    field = field.to(device)
+    return context_split(field, cp).contiguous() if field.dim() > 1 else field

@@ -58,9 +58,10 @@ def _work(folder: Path, place: Place) -> None:
 
 
 def _answers(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
+    from mpctl.runtime.evaluating import evaluate
     from mpctl.runtime.sampling.task import sample
 
-    return {"sample": sample}[request["task"]](request, job, mesh)
+    return {"sample": sample, "evaluate": evaluate}[request["task"]](request, job, mesh)
 
 
 def _mesh(job: JobSpec, place: Place) -> Mesh:

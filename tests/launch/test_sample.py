@@ -18,7 +18,7 @@ from mpctl.data.decode import TextStream
 from mpctl.kernels.group import Group
 from mpctl.launch.machine import Machine
 from mpctl.launch.sample import Settings, plan_sampling
-from mpctl.render.sample import plain
+from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.loading import load_chunks
 from mpctl.runtime.sampling.draw import Draw
@@ -212,5 +212,17 @@ def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
     assert "" in pieces
 
 
-def test_text_of_a_model_steers_no_terminal() -> None:
-    assert plain("a\x1b[31m\nb\x9b2J\tc\x07") == "a\ufffd[31m\nb\ufffd2J\tc\ufffd"
+def test_text_of_a_model_steers_no_terminal(
+    finished: Launched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The prompt too, streamed or not; line breaks and tabs stay."""
+    hostile = "a\x1b[31m\nb\x9b2J\tc\x07"
+    for prompts in ([hostile], [hostile, "w"]):
+        sampling = plan_sampling(finished.run_dir, prompts, Settings(), MACHINE)
+        for sample in sampling.samples:
+            sample.text, sample.finish = hostile, "length"
+        with SampleView(sampling, is_silent=False) as view:
+            view.show(sampling.samples)
+        said = capsys.readouterr().out
+        assert said.count("a[31m\nb2J\tc") == 2 if len(prompts) == 1 else 3
+        assert not set("\x1b\x9b\x07") & set(said)

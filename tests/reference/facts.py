@@ -49,6 +49,7 @@ SCHEMAS = {
     "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",
     "mpctl.error/1": "any command with `--json` that refuses its input: `issues`, each with "
     "`rule`, `where`, `message` and `hint`",
+    "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
     "mpctl.explain/1": "`mpctl plan --explain --json`: figures with formula and numbers",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
     "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
