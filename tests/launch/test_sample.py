@@ -224,5 +224,5 @@ def test_text_of_a_model_steers_no_terminal(
         with SampleView(sampling, is_silent=False) as view:
             view.show(sampling.samples)
         said = capsys.readouterr().out
-        assert said.count("a[31m\nb2J\tc") == 2 if len(prompts) == 1 else 3
+        assert said.count("a[31m\nb2J\tc") == (2 if len(prompts) == 1 else 3)
         assert not set("\x1b\x9b\x07") & set(said)
