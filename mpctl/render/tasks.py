@@ -11,7 +11,6 @@ from rich.progress import Progress, Task, TaskID
 from mpctl.render.console import get_console
 from mpctl.render.line import Line, clock, time_left
 
-
 LINE_SECONDS = 15.0
 
 
