@@ -41,8 +41,8 @@ def launch(
         bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")
     ] = False,
     rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="One step of a rank of each stage, of a world of any "
-                           "size, without memory, messages or data: does it fit, is it as planned?")
+        bool, typer.Option("--rehearse", help="Simulate a step of one rank of each stage on fake "
+                           "tensors, of a world of any size: does it fit, is it as planned?")
     ] = False,
     rank: Annotated[
         int | None, typer.Option(help="Rehearse this rank instead.", show_default=False)

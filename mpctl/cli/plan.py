@@ -87,9 +87,12 @@ def plan(
         document = plan_document(made, topology, kinds=kinds, ranks=ranks)
     if html or svg or trace:
         from mpctl.render.pictures import write_pictures
+        from mpctl.render.tasks import PATIENCE, TaskBar
 
         line = command_line("plan", job.source, job.overrides)
-        write_pictures(made, topology, command=line, html=html, svg=svg, trace=trace)
+        with TaskBar(after=PATIENCE) as bar:
+            write_pictures(made, topology, command=line, html=html, svg=svg, trace=trace,
+                           on_progress=bar.update)  # fmt: skip
     if as_json:
         print_json(document)
     else:

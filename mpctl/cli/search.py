@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mpctl.search.report import Choice
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-PATIENCE = 2.0  # seconds before a bar appears
 
 
 @app.command()
@@ -30,8 +29,8 @@ def search(
                      "--gpus, all when absent)."),
     ] = "tokens",
     gpus: Annotated[
-        str | None, typer.Option(metavar="N,...", help="The best on each of these numbers of GPUs "
-                                 "of the cluster; all: powers of two.", show_default=False)
+        str | None, typer.Option(metavar="N,...", help="Find the best on each of these numbers "
+                                 "of GPUs; all: powers of two.", show_default=False)
     ] = None,
     fix: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keep a setting as it is here, "
@@ -41,28 +40,30 @@ def search(
     max_pp: Annotated[int | None, typer.Option(min=1, help="Largest pp.")] = None,
     max_cp: Annotated[int | None, typer.Option(min=1, help="Largest cp.")] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, help="Of a GPU-hour: costs are then in its currency.")
+        float | None, typer.Option(min=0, help="Price of a GPU-hour; costs are in its currency.")
     ] = None,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Estimate every layout, with no bound: the same "
-                           "answer, in hours where the space is large.")
+        bool, typer.Option("--exhaustive", help="Estimate every layout and rule none out: the "
+                           "same answer, after hours where there are many.")
     ] = False,
     csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write what is found as a table as well.")
+        Path | None, typer.Option(metavar="FILE", help="Also write the layouts found as a table.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the best plan as a page, with time "
-                                  "against memory of what was estimated.")
+        Path | None, typer.Option(metavar="FILE", help="Also write a page: the answer, time "
+                                  "against memory, and the plan of the best layout.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:  # fmt: skip
     """Find the layouts of JOB that are fastest and fit, of all that its runtime can run.
 
     tp, cp, pp, chunks, schedule, micro batch, recomputation, sequence parallelism, ZeRO, order and
-    balance are searched; a flag that names one fixes it: mpctl search JOB --tp 8
+    balance are searched; a flag that names one fixes it (mpctl search JOB --tp 8).
+
+    Exit codes: 0 found; 2 bad input, or no legal layout; 3 legal layouts, none of which fits.
     """
     from mpctl.render.json import print_json
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.tasks import PATIENCE, TaskBar
     from mpctl.search.answer import answer_search
     from mpctl.search.asked import parse_gpus, read_asked
 
@@ -89,7 +90,8 @@ def search(
             "--max-pp": max_pp, "--max-cp": max_cp, "--price": price, "--html": html,
         }  # fmt: skip
         again = _again(job, fix or [], options, exhaustive=exhaustive)
-        write_page(html, answer, document, command=again)
+        with TaskBar(after=PATIENCE) as bar:
+            write_page(html, answer, document, command=again, on_progress=bar.update)
     if as_json:
         print_json(document)
     else:

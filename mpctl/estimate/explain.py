@@ -20,14 +20,14 @@ from mpctl.topology import Topology
 from mpctl.units import seconds_text
 
 PARTS = {
-    "compute": "micro batches x (products, attention and what memory bounds) of the busiest stage",
-    "tp": "micro batches x messages over tp that no product hides",
-    "cp": "micro batches x keys and values over cp",
-    "pp": "what messages between stages add to the makespan, and sums of shared parameters",
-    "dp": "gradients (ZeRO: and parameters) over dp that no pass hides",
-    "bubble": "what the busiest stage waits for others where their messages take no time",
+    "compute": "micro batches x (matrix products, attention, other kernels) of the busiest stage",
+    "tp": "micro batches x messages over tp that no computation hides",
+    "cp": "micro batches x keys and values sent over cp",
+    "pp": "what messages between stages add to the step, and sums of shared parameters",
+    "dp": "gradients (with ZeRO also parameters) sent over dp that no computation hides",
+    "bubble": "time that the busiest stage waits for other stages, their messages aside",
     "optimizer": "parameters x bytes moved / (ranks that share them x memory bandwidth)",
-    "other": "host threads beyond their kernels, and once a step",
+    "other": "host time that kernels do not hide, and work of once a step",
 }
 
 
@@ -63,7 +63,7 @@ def _figures(clock: Clock, time: StepTime) -> Iterator[Figure]:
                 ("forward", found.chunk.forward),
                 ("backward", found.chunk.backward),
             ):
-                yield _seconds(f"{prefix}.{way}", seconds, "of one micro batch, messages included",
+                yield _seconds(f"{prefix}.{way}", seconds, "one micro batch, messages included",
                                seconds_text(seconds))  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _band(clock: Clock, time: StepTime) -> Iterator[Figure]:
     source = clock.operators.profile.source
     for name, sign in (("low", "/"), ("high", "x")):
         numbers = f"{seconds_text(time.total)} {sign} {time.band.factor:.3f} ({told})"
-        formula = f"step {sign} exp(1.645 spread)"
+        formula = f"step {sign} exp(1.645 x spread of measured errors): 9 of 10 runs lie in between"
         yield _seconds(f"time.{name}", getattr(time, name), formula, numbers, source)
 
 
@@ -83,20 +83,20 @@ def _rates(clock: Clock, time: StepTime) -> Iterator[Figure]:
         ("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)
     ):  # fmt: skip
         yield Figure(
-            f"time.{name}", getattr(time, name), "", f"{what} FLOP a rank / (step x peak)",
+            f"time.{name}", getattr(time, name), "", f"{what} FLOP a rank / (step time x peak)",
             f"{flops:.4g} / ({seconds_text(time.total)} x {time.peak:.4g})", source,
         )  # fmt: skip
 
 
 def _layer(prefix: str, work: Work) -> Iterator[Figure]:
     for name, formula in (
-        ("forward", "products, attention, passes over memory"),
-        ("inputs", "their gradients for inputs, and what is computed again"),
-        ("weights", "their gradients for weights, and adding them up"),
+        ("forward", "matrix products, attention, element-wise kernels"),
+        ("inputs", "gradients of inputs, and recomputation"),
+        ("weights", "gradients of weights, and adding them up"),
         ("tp_forward", "messages over tp"),
-        ("tp_backward", "messages over tp that dW does not hide"),
+        ("tp_backward", "messages over tp that gradients of weights do not hide"),
         ("cp_forward", "messages over cp"), ("cp_backward", "messages over cp"),
-        ("host_forward", "host thread"), ("host_backward", "host thread"),
+        ("host_forward", "launching kernels"), ("host_backward", "launching kernels"),
     ):  # fmt: skip
         seconds = getattr(work, name)
         if seconds:

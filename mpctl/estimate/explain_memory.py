@@ -75,18 +75,21 @@ def _stage(job: JobSpec, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterat
                      f"{count_text(stage.parameters)} x {each:.4g} B", "arXiv 1910.02054")
     kept = " and ".join(bytes_text(chunk.kept) for chunk in chunks)
     yield _bytes(f"{prefix}.activations", stage.activation_bytes,
-                 f"{job.parallel.schedule}: chunks of micro batches in flight x kept of one",
+                 f"{job.parallel.schedule}: micro batches in flight x what one keeps for backward",
                  f"{stage.in_flight} x {kept}", PAPER)
     most = bytes_text(max(chunk.work for chunk in chunks))
-    yield _bytes(f"{prefix}.working", stage.working_bytes,
-                 "gradients, second forwards and weights for a moment, messages between stages",
-                 f"{most} in a backward, and what else is under way")
-    yield _bytes(f"{prefix}.lasting", stage.lasting_bytes, "stand-ins that the software keeps",
-                 bytes_text(stage.lasting_bytes), memory.source)
+    yield _bytes(f"{prefix}.temporary", stage.working_bytes,
+                 "gradients of activations, recomputed tensors, gathered weights, messages",
+                 f"{most} in a backward, and messages under way")
+    yield _bytes(f"{prefix}.software", stage.lasting_bytes,
+                 "buffers that the training software keeps", bytes_text(stage.lasting_bytes),
+                 memory.source)
     parts = (stage.state_bytes, stage.activation_bytes, stage.working_bytes, stage.lasting_bytes)
     yield _bytes(f"{prefix}.allocated", stage.allocated_bytes,
-                 "states + activations + working + lasting", " + ".join(map(bytes_text, parts)))
-    yield _bytes(f"{prefix}.reserved", stage.reserved_bytes, "allocated x slack of the allocator",
+                 "states + activations + temporary + software; states: parameters, gradients, "
+                 "optimizer",
+                 " + ".join(map(bytes_text, parts)))
+    yield _bytes(f"{prefix}.reserved", stage.reserved_bytes, "allocated x allocator's reserve",
                  f"{bytes_text(stage.allocated_bytes)} x {memory.slack:g}", memory.source)
     yield _bytes(f"{prefix}.device", stage.device_bytes, "reserved + context of the libraries",
                  f"{bytes_text(stage.reserved_bytes)} + {bytes_text(stage.context_bytes)}",

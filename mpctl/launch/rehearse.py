@@ -35,8 +35,8 @@ from mpctl.topology import Topology
 OF_THE_MACHINE = ("world-fits-machine", "world-fits-memory", "nodes-on-host", "ranks-can-meet",
                   "no-data")  # fmt: skip
 LAW = (
-    "fewer micro batches were run than a step has: those in flight at most, and two rounds; each "
-    "sent the same, and messages are once a step + micro batches x one of them"
+    "fewer micro batches were run than a step has: the most in flight, and two more rounds; each "
+    "sent the same, so a step's messages are those of once a step + micro batches x those of one"
 )
 OnAccount = Callable[[dict[str, Any]], None]
 

@@ -12,12 +12,19 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from mpctl.errors import InputError
 
 EMPTY = frozenset({"meta", "input", "br"})  # elements of HTML without an end
 UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+Progress = Callable[[str, int, int], None]  # (what is drawn, parts done, parts)
+
+
+def unseen(what: str, done: int, parts: int) -> None:
+    """Progress that nobody watches."""
 
 
 class Raw(str):

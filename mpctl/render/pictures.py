@@ -7,26 +7,30 @@ from shlex import quote
 
 from mpctl.errors import InputError
 from mpctl.plan import Plan
-from mpctl.render.markup import write_text
+from mpctl.render.markup import Progress, unseen, write_text
 from mpctl.topology import Topology
 
 
 def write_pictures(
     plan: Plan, topology: Topology, *, command: str, html: Path | None = None,
-    svg: Path | None = None, trace: Path | None = None,
+    svg: Path | None = None, trace: Path | None = None, on_progress: Progress = unseen,
 ) -> None:  # fmt: skip
     """Those that are asked for; raises InputError where one cannot be made or written. command: the
-    line that makes the plan again."""
+    line that makes the plan again; on_progress: of (picture, parts done, parts)."""
     if html is not None:
         from mpctl.render.html.page import plan_page
 
         line = f"{command} --html {quote(str(html))}"
-        write_text(html, plan_page(plan, topology, command=line), option="--html")
+        write_text(
+            html, plan_page(plan, topology, command=line, on_progress=on_progress), option="--html"
+        )
     if svg is not None:
         from mpctl.render.svg import plan_svg
 
+        on_progress("drawing", 0, 1)
         write_text(svg, plan_svg(plan, topology), option="--svg")
     if trace is not None:
+        on_progress("trace", 0, 1)
         write_text(trace, _trace(plan, topology), option="--trace")
 
 

@@ -61,7 +61,7 @@ def _table(*names: str, left: int = 0) -> Table:
 
 def _memories(ranks: list[Rank]) -> Table:
     """What is held when it is most."""
-    table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "more")
+    table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
     for rank in ranks:
         states = sum(pair["measured"] for pair in rank["state_bytes"].values())
         held, peak = rank["at_peak"], rank["peak_bytes"]
@@ -72,15 +72,15 @@ def _memories(ranks: list[Rank]) -> Table:
 
 
 def _one_memory(rank: Rank) -> Table:
-    table = _table(f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "more",
+    table = _table(f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "beyond",
                    left=1)  # fmt: skip
     states, peak = rank["state_bytes"], rank["peak_bytes"]
-    for name, pair in (*states.items(), ("activations at most", rank["activation_bytes"])):
+    for name, pair in (*states.items(), ("activations, most held", rank["activation_bytes"])):
         table.add_row(name, *map(bytes_text, _both(pair)), _more(pair))
     for kind in ("activations", "temporaries"):
         table.add_row(f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
     table.add_row("peak", *map(bytes_text, _both(peak)), _more(peak))
-    table.add_row("while it is built", "", bytes_text(rank["building_bytes"]), "")
+    table.add_row("while the model is built", "", bytes_text(rank["building_bytes"]), "")
     return table
 
 
@@ -164,7 +164,7 @@ def _peak(rank: Rank, document: dict[str, Any]) -> str:
     most = _most(rank)
     peak = f"peaks at {bytes_text(most)}"
     if most > rank["peak_bytes"]["measured"]:
-        peak += " while it is built"
+        peak += " while the model is built"
     if document["device"] is None:
         return peak
     room = f"{bytes_text(document['device_memory_bytes'])} of {document['device']}"

@@ -182,8 +182,8 @@ def _balance(job: JobSpec) -> Iterator[Check]:
     counts = [sum(stop - start for start, stop in spans) for spans in best]
     times = max(takes) / max(costs.of_stages(best))
     slowest, layers = takes.index(max(takes)), listed(sorted(set(counts)))
-    message = f"stage {slowest}, the slowest, computes {times:.2f} times as long as the slowest "
-    message += f"would with {layers} layers a stage"
+    message = f"stage {slowest} computes longest: {times:.2f} times as long as the longest would "
+    message += f"with {layers} layers a stage"
     if times <= WORTH_BALANCING:
         yield Check(rule, "ok", "parallel", message)
         return

@@ -124,10 +124,10 @@ def recompute_rules(job: JobSpec) -> Iterator[Check]:
     t, rule = job.training, "recompute-full"
     for key in ("partition_activations", "offload_activations"):
         if getattr(t, key) and t.recompute != "full":
-            message = f"true moves what full recomputation keeps, and recompute is {t.recompute}"
+            message = f"true needs recompute full, and recompute is {t.recompute}"
             yield Check(rule, "error", f"training.{key}", message, "use training.recompute full")
     if t.partition_activations and job.parallel.sequence_parallel:
-        message = "true has nothing to split: under sequence parallelism the input is a part"
+        message = "true has no effect: with sequence parallelism each rank keeps a part already"
         hint = "use false, or --no-sequence-parallel"
         yield Check(
             "partition-or-sequence", "error", "training.partition_activations", message, hint
@@ -187,4 +187,4 @@ def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
             f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name}",
             "raise tp, pp or zero, or training.recompute full",
         )
-    return Check(rule, "ok", where, f"stage {stage}, the heaviest, holds {need} of {have}")
+    return Check(rule, "ok", where, f"stage {stage}, the fullest, needs {need} of {have}")

@@ -251,7 +251,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
         "8 Φ",
         "Step time ",
         "Checks passed ✓ world-size, tp-within-node",
-        "stage-balance: stage 3, the slowest",
+        "stage-balance: stage 3 computes longest",
     ):
         assert words in said.out
     assert "✓  tp-within-node" in mpctl("plan", "two-nodes-16-gpus", "--full").out

@@ -23,7 +23,7 @@ from mpctl.render.html.parts import section, table
 from mpctl.render.html.schedule import schedule_section
 from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
-from mpctl.render.markup import Raw, el
+from mpctl.render.markup import Progress, Raw, el, unseen
 from mpctl.render.svg import picture_css, textures
 from mpctl.summary import (
     headline_figures,
@@ -37,17 +37,20 @@ from mpctl.topology import Topology
 from mpctl.units import plural
 
 FITS = {True: ("✓ ", "fits"), False: ("✗ ", "over"), None: ("", "unknown")}
+SECTIONS = 6  # of a plan with a model
 MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
 def plan_page(
     plan: Plan, topology: Topology, *, command: str, points: Sequence[Point] = (),
-    found: dict[str, Any] | None = None,
+    found: dict[str, Any] | None = None, on_progress: Progress = unseen,
 ) -> str:  # fmt: skip
     """command: the line that makes it again; points and found (mpctl.search/1): of a search, if one
-    was made; its answer comes first."""
-    search = [("Search", front_section(points, found))] if points else []
-    parts = [*search, *_sections(plan, topology)]
+    was made; its answer comes first. on_progress: of ("page", sections done, sections)."""
+    parts = [("Search", front_section(points, found))] if points else []
+    for name, part in _sections(plan, topology):
+        parts.append((name, part))
+        on_progress("page", len(parts), SECTIONS + bool(points))
     body = el(
         "body", _textures(), _header(plan, topology), _links(parts),
         el("main", *(part for _, part in parts), _again(command)),

@@ -38,7 +38,7 @@ def _notes(step: StepLine, picture: Picture, total: float | None) -> list[str]:
         said.append(" The middle of the step, which repeats, is left out at the gap.")
     if total is not None and total > step.seconds:
         rest = seconds_text(total - step.seconds)
-        said.append(f" After the last action {rest} for gradients over dp and the optimizer.")
+        said.append(f" The step ends {rest} later, with gradients over dp and the optimizer.")
     return said
 
 
@@ -54,6 +54,6 @@ def _table(step: StepLine) -> Raw:
             zip(line.orders, line.busy, line.idle, line.in_flight, line.ends, strict=True)
         )
     ]  # fmt: skip
-    columns = ("stage", "first actions", "busy", "bubble", "held", "ends")
-    return table("What each stage does and waits; held: micro batches of a chunk at once", columns,
+    columns = ("stage", "first actions", "busy", "bubble", "in flight", "ends")
+    return table("What each stage does and waits; in flight: micro batches held at once", columns,
                  rows, left=2)  # fmt: skip

@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     from mpctl.estimate.time import StepTime
 
 MEANS = {
-    "compute": "products and what memory bounds", "bubble": "waiting for other stages",
+    "compute": "matrix products, attention and element-wise kernels",
+    "bubble": "waiting for other stages",
     "tp": "messages of tensor parallelism", "cp": "messages of context parallelism",
-    "dp": "gradients over the replicas, as far as nothing hides them",
-    "pp": "messages between stages", "optimizer": "moving the optimizer's states",
-    "other": "the host that launches kernels",
+    "dp": "gradients over the replicas that no computation hides",
+    "pp": "messages between stages", "optimizer": "reading and writing the optimizer's states",
+    "other": "launching kernels, where it takes longer than they do",
 }  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def traffic_section(plan: Plan, topology: Topology, estimate: Estimate) -> Raw:
         drawn = [_squares(found, topology.world_size), legend(AXES), _pairs_table(found)]
     return section(
         "traffic", "Traffic of one step", *drawn,
-        note("Bytes of whole messages that one rank of a stage takes part in, by axis."),
+        note("Bytes of the messages that one rank of each stage takes part in, by axis."),
         _by_stage(estimate),
     )  # fmt: skip
 
