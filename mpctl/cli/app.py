@@ -73,6 +73,10 @@ def run(arguments: list[str]) -> int:
         return 0
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a usage error of the command line
+            from mpctl.launch.environment import hidden_modules
+
+            if hidden := list(hidden_modules()):
+                return _report(hidden, False, InputError(hidden))
             raise
         words = error.format_message()
         if not words:  # a group typed bare has shown its help instead

@@ -151,6 +151,7 @@ def _resolve(
 ) -> tuple[Plan, RunDir]:
     """The plan and the run directory; a resumed run brings its own job."""
     from mpctl.errors import InputError
+    from mpctl.launch.preflight import check_run_dir
     from mpctl.launch.rundir import RunDir, free_run_dir
 
     if resume and overwrite:
@@ -159,7 +160,7 @@ def _resolve(
     if resume:
         if run_dir is None:
             raise InputError.of("usage", "--resume", "which run?", "give --run-dir")
-        RunDir(run_dir).require_run()
+        check_run_dir(RunDir(run_dir), overwrite=False, resume=True)
         source = job.source or str(RunDir(run_dir).document("job.json"))
         resumed = JobSource(source, {**_reopened(job.overrides), **job.overrides})
         return resumed.plan(more), RunDir(run_dir)

@@ -88,7 +88,8 @@ def find_failure(
         return _silent(run, job, rank, _ending(run, rank, codes, evidence))
     if records:
         return _recorded(run, records[0])
-    return _nobody(run, _torchrun_ending(evidence))
+    has_started = any(run.trail(rank).start for rank in range(world_size))
+    return _nobody(run, _torchrun_ending(evidence, has_started=has_started))
 
 
 def _innocence(run: RunDir, rank: int, codes: dict[int, int]) -> int:
@@ -135,15 +136,15 @@ def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: Evidence) -
     return f"killed by signal {-code} ({_signal_name(-code)}{_memory_hint(-code, evidence)})"
 
 
-def _torchrun_ending(evidence: Evidence) -> str:
+def _torchrun_ending(evidence: Evidence, *, has_started: bool) -> str:
     """What is known when no rank left anything."""
+    when = "with its ranks" if has_started else "before its ranks had started"
     if evidence.code is not None and evidence.code < 0:
         number = -evidence.code
         why = f"{_signal_name(number)}{_memory_hint(number, evidence)}"
-        return f"torchrun was killed by signal {number} ({why}) before its ranks had started"
-    if evidence.memory_kills:
-        return f"torchrun ended: {OUT_OF_MEMORY}"
-    return "torchrun ended before its ranks had started"
+        return f"torchrun, {when}, was killed by signal {number} ({why})"
+    why = f": {OUT_OF_MEMORY}" if evidence.memory_kills else ""
+    return f"torchrun ended {when}{why}"
 
 
 def _memory_hint(number: int, evidence: Evidence) -> str:

@@ -15,11 +15,12 @@ from mpctl.errors import InputError, Issue
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.t5.special import target_length
+from mpctl.launch.environment import environment_issues
 from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
-from mpctl.launch.rundir import RunDir
+from mpctl.launch.rundir import RunDir, unusable
 from mpctl.plan import Plan
 from mpctl.shards import MANIFEST, checkpoint_bytes, checkpoints, damage, newest_checkpoint
 from mpctl.spec.job import JobSpec
@@ -50,6 +51,9 @@ def check_launch(
     replaced: whether the run that is there will be removed.
     """
     job = plan.job
+    surroundings = list(environment_issues(job))
+    if surroundings:  # data and weights could not be looked at with these
+        return surroundings
     if job.model is None:
         return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
     resumed = None if resumption is None else resumption.run
@@ -75,13 +79,16 @@ def check_replaced(job: JobSpec, run: RunDir) -> list[Issue]:
 
 
 def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
-    """Raises InputError unless the directory is what the flags say."""
-    if resume:
-        run.require_run()
-    elif overwrite:
-        run.require_replaceable()
-    else:
-        run.require_free()
+    """Raises InputError unless the directory is what the flags say and its name can be one."""
+    try:
+        if resume:
+            run.require_run()
+        elif overwrite:
+            run.require_replaceable()
+        else:
+            run.require_free()
+    except OSError as error:
+        raise unusable(run.path, error) from None
 
 
 def launch_warnings(job: JobSpec, machine: Machine) -> list[str]:

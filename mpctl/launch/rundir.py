@@ -216,4 +216,7 @@ def unusable(path: Path, error: OSError) -> InputError:
 def free_run_dir(name: str) -> RunDir:
     """`runs/NAME`, or the first of `runs/NAME-2`, ... that nothing occupies."""
     numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1_000_000))
-    return next(run for path in numbered if not (run := RunDir(path)).is_occupied)
+    try:
+        return next(run for path in numbered if not (run := RunDir(path)).is_occupied)
+    except OSError as error:
+        raise unusable(Path("runs") / name, error) from None

@@ -145,7 +145,7 @@ def _run_torchrun(
 
 def _spawn(plan: LaunchPlan, log: BinaryIO, port: int) -> subprocess.Popen[bytes]:
     command = plan.command(port)
-    log.write(f"{COMMAND}{shlex.join(command)}\n".encode())
+    log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
     log.flush()
     return subprocess.Popen(
         command, env={**os.environ, **plan.env, LAUNCHER: str(os.getpid())},

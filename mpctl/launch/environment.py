@@ -1,0 +1,82 @@
+"""What of this process's surroundings would break its ranks: modules that hide others, the locale.
+
+Ranks are started with the same PYTHONPATH but without the working directory on their path
+(PYTHONSAFEPATH), so they may import other modules than this process did.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import mpctl
+from mpctl.errors import Issue
+from mpctl.spec.job import JobSpec
+
+HINT = "take its folder out of PYTHONPATH, or rename it"
+
+
+def environment_issues(job: JobSpec) -> Iterator[Issue]:
+    """Every reason why ranks of this job would not come up as this process did."""
+    yield from hidden_modules()
+    yield from _foreign_packages(sys.path if sys.flags.safe_path else sys.path[1:])
+    yield from _locale(job)
+
+
+def hidden_modules() -> Iterator[Issue]:
+    """Modules of Python's own that this process imported from a folder of PYTHONPATH instead."""
+    folders = {str(Path(p).resolve()) for p in _python_path()}
+    for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
+        file = getattr(sys.modules[name], "__file__", None)
+        if not file:
+            continue
+        path = Path(file).resolve()
+        place = path.parent.parent if path.name == "__init__.py" else path.parent
+        if str(place) in folders:
+            yield Issue("module-hidden", "PYTHONPATH", f"{path} hides Python's own module "
+                        f"{name!r}, which mpctl and torch import", HINT)  # fmt: skip
+
+
+def _foreign_packages(path: Sequence[str]) -> Iterator[Issue]:
+    """What ranks would import as mpctl and as torch, found without importing it."""
+    own = Path(mpctl.__file__).resolve().parent
+    for place in _places("mpctl", path):
+        if place != own:
+            yield Issue("other-mpctl", "PYTHONPATH", f"ranks would import mpctl from {place}, this "
+                        f"command runs from {own}", "take the other one out of PYTHONPATH, or "
+                        "install the one that is meant (pip install -e .)")  # fmt: skip
+    for place in _places("torch", path):
+        if not (place / "distributed").is_dir():
+            yield Issue("module-hidden", "PYTHONPATH", f"{place} is found as 'torch' and is not "
+                        "PyTorch", HINT)  # fmt: skip
+
+
+def _places(name: str, path: Sequence[str]) -> list[Path]:
+    """The folder of a package, or the file of a module; nothing when it is not on the path."""
+    spec = PathFinder.find_spec(name, path)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations:
+        return [Path(next(iter(spec.submodule_search_locations))).resolve()]
+    return [Path(spec.origin).resolve()] if spec.origin else []
+
+
+def _locale(job: JobSpec) -> Iterator[Issue]:
+    """Paths that this locale reads as bytes without meaning cannot be written into a job file."""
+    text = json.dumps(job.model_dump(), default=str, ensure_ascii=False) + f' in "{Path.cwd()}"'
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        begin = text.rfind('"', 0, error.start) + 1
+        shown = text[begin : text.find('"', error.end)].encode(errors="backslashreplace").decode()
+        yield Issue("path-not-text", "LC_ALL", f"{shown} is not text in this locale (file names "
+                    f"are read as {sys.getfilesystemencoding()})", "set LC_ALL=C.UTF-8 or "
+                    "PYTHONUTF8=1, or rename it")  # fmt: skip
+
+
+def _python_path() -> list[str]:
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]

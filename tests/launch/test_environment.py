@@ -1,0 +1,97 @@
+"""Surroundings that would break the ranks are bad input: words and exit 2, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpctl
+from mpctl.cli.app import run
+from mpctl.launch import supervise
+from mpctl.launch.environment import environment_issues
+from mpctl.launch.rundir import RunDir
+from mpctl.spec.load import load_job
+from tests.launch.command import arguments
+
+JOB = load_job(None, {"model": "gpt2"})
+OWN = str(Path(mpctl.__file__).parent.parent)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, *folders: object) -> list[str]:
+    """The issues of a process whose path begins with these folders, the first one its own."""
+    monkeypatch.setattr(sys, "path", ["", *map(str, folders), *sys.path, OWN])
+    return [issue.rule for issue in environment_issues(JOB)]
+
+
+def test_nothing_is_wrong_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(monkeypatch) == []
+
+
+def test_another_mpctl_and_another_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpctl").mkdir()
+    (tmp_path / "mpctl/__init__.py").write_text("")
+    (tmp_path / "torch.py").write_text("")
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path), *sys.path, OWN])
+    other, torch = environment_issues(JOB)
+    assert (other.rule, torch.rule) == ("other-mpctl", "module-hidden")
+    assert str(tmp_path / "mpctl") in other.message and OWN in other.message
+    assert f"{tmp_path / 'torch.py'} is found as 'torch'" in torch.message
+
+
+def test_the_working_directory_is_not_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first entry of the path is this process's own: ranks start with PYTHONSAFEPATH."""
+    (tmp_path / "torch.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path, OWN])
+    assert list(environment_issues(JOB)) == []
+
+
+def test_a_module_that_hides_python_s_own(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("x = 1\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-m", "mpctl", "plan", "demo", "--json"],
+                           env=environment, capture_output=True, text=True)  # fmt: skip
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert f"{tmp_path}/json.py hides Python's own module 'json'" in ended.stderr
+
+
+def test_a_path_that_is_no_text() -> None:
+    job = load_job(None, {"model": "gpt2", "data.path": "/data/\udcc3\udcbc"})
+    (issue,) = environment_issues(job)
+    assert issue.rule == "path-not-text" and "/data/\\udcc3\\udcbc" in issue.message
+    assert "LC_ALL=C.UTF-8" in issue.hint
+
+
+def test_a_run_directory_that_is_no_text_can_be_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun's command line goes into the log byte by byte."""
+    run_dir = RunDir(tmp_path / "l\udcc3")
+    monkeypatch.setattr(supervise.subprocess, "Popen", lambda *_, **__: None)
+    plan = type("Plan", (), {"run": run_dir, "env": {}, "command": lambda self, port: [
+        "torchrun", str(run_dir.path)]})()  # fmt: skip
+    with (tmp_path / "log").open("wb") as log:
+        supervise._spawn(plan, log, 29500)
+    assert b"l\xc3" in (tmp_path / "log").read_bytes()
+
+
+def test_a_name_of_300_characters(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "x" * 300
+    given = arguments(data, tmp_path / name)
+    unnamed = [*given[: given.index("--run-dir")], "--set", f"name={name}"]
+    for argv in (
+        given,
+        [*given, "--overwrite"],
+        ["launch", "--resume", "--run-dir", name],
+        unnamed,
+    ):
+        assert run(argv) == 2
+        assert "cannot be written: File name too long" in capsys.readouterr().err
