@@ -6,6 +6,7 @@ the world, whether the data are there. All issues at once, as everywhere.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from itertools import chain
@@ -126,10 +127,11 @@ def _disk(plan: Plan, run: RunDir, done: int, *, replaced: bool) -> Iterator[Iss
         return
     training, each = plan.job.training, plan.estimate.checkpoint_bytes
     copies = most_at_once(training, done=done)
-    place = next((path for path in (run.path, *run.path.parents) if path.exists()), Path("/"))
+    paths = (run.path, *run.path.parents)
+    place = next((path for path in paths if os.path.exists(path)), Path("/"))  # noqa: PTH110
     usage = shutil.disk_usage(place)
     free = usage.free
-    if replaced:
+    if replaced and place == run.path:
         free += sum(checkpoint_bytes(path) for _, path in checkpoints(run.path / "checkpoints"))
     if copies * each <= free or not usage.total:  # 0: a file system that does not tell
         return
