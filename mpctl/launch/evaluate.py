@@ -116,9 +116,8 @@ def plan_evaluation(
         raise InputError(issues)
     job = _resized(trained.job, micro_batch, seq_length)
     job = laid_out(job, machine, dict(sizes or {}), device=device, dtype=dtype)
-    warnings = () if found else (
-        "the model has no tokenizer beside it, so that nothing says whether the data's is its own",
-    )  # fmt: skip
+    unknown = "the model has no tokenizer beside it: whether the data's is its own is not checked"
+    warnings = (*trained.warnings, *(() if found else (unknown,)))
     return Evaluation(trained, job, tuple(corpora), samples, warnings)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.shards import checkpoints
+from mpctl.shards import checkpoints, newest_whole
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
@@ -29,14 +29,17 @@ class Trained:
     run: Path | None = None
     step: int | None = None
     own_ends: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def open_trained(path: Path, *, step: int | None = None) -> Trained:
-    """Raises InputError where there is no model, or no checkpoint of that step."""
+    """The newest whole checkpoint of a run, or that of a step. Raises InputError where there is no
+    model, or no such checkpoint. Files are compared by size, not by hash."""
     from mpctl.weights.hub import Hub
     from mpctl.weights.origin import open_origin
 
-    found = open_origin(path if step is None else _of_step(path, step))
+    chosen, warnings = _newest(path) if step is None else (_of_step(path, step), ())
+    found = open_origin(chosen)
     if isinstance(found, Hub):
         return Trained(
             path, JobSpec(model=found.model), found.model, found.tokenizer,
@@ -45,7 +48,22 @@ def open_trained(path: Path, *, step: int | None = None) -> Trained:
     own = found.folder / "job.json"
     job = load_job(str(own)) if own.is_file() else JobSpec(model=found.model)
     run = found.folder if own.is_file() else None
-    return Trained(found.checkpoint, job, found.model, found.tokenizer, run, found.step)
+    return Trained(
+        found.checkpoint, job, found.model, found.tokenizer, run, found.step, warnings=warnings
+    )
+
+
+def _newest(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The newest whole checkpoint of a run, with what to say of damaged ones that are newer; any
+    other path as it is."""
+    saved = checkpoints(path / "checkpoints")
+    if not saved:
+        return path, ()
+    found, broken = newest_whole(saved, hashed=False)
+    if found is None:
+        raise InputError(issue for _, issues in broken for issue in issues)
+    return found[1], tuple(f"{folder} is damaged ({issues[0].message}); step {found[0]} is taken"
+                           for folder, issues in broken)  # fmt: skip
 
 
 def _of_step(path: Path, step: int) -> Path:

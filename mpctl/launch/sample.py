@@ -185,9 +185,9 @@ def _warnings(trained: Trained, encoded: Sequence[Encoded]) -> tuple[str, ...]:
     model = trained.model
     longest = max((len(each.tokens) + each.limit for each in encoded), default=0)
     if model.family != "gpt" or model.position == "learned" or longest <= model.seq_length:
-        return ()
-    return (f"texts of up to {longest} tokens are longer than the {model.seq_length} that the "
-            "model was trained with",)  # fmt: skip
+        return trained.warnings
+    longer = f"texts of up to {longest} tokens are longer than the {model.seq_length} that the "
+    return (*trained.warnings, longer + "model was trained with")
 
 
 def sample_document(sampling: Sampling, seconds: float, *, log_probabilities: bool) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import pytest
 import torch
 
 from mpctl.data.decode import TextStream
+from mpctl.errors import InputError
 from mpctl.kernels.group import Group
 from mpctl.launch.machine import Machine
+from mpctl.launch.model import open_trained
 from mpctl.launch.sample import Settings, plan_sampling
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
@@ -24,7 +27,10 @@ from mpctl.runtime.loading import load_chunks
 from mpctl.runtime.sampling.draw import Draw
 from mpctl.runtime.sampling.loop import filled, written
 from mpctl.runtime.sampling.texts import texts_of
-from mpctl.spec.model import Model
+from mpctl.runtime.stage import Cut
+from mpctl.spec.job import JobSpec, complete
+from mpctl.weights.origin import open_origin
+from mpctl.weights.writer import export_weights
 from tests.cli.calls import Said, caller, spawn
 from tests.launch.command import Launched, wait_for
 from tests.weights.hub import load, truth
@@ -92,12 +98,8 @@ class Alone:
 
 
 def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[list[int]]:
-    """Greedy, all prompts in one batch, read from a Hugging Face directory as it stands."""
-    from mpctl.runtime.stage import Cut
-    from mpctl.spec.job import JobSpec, complete
-    from mpctl.weights.hub import open_hub
-
-    model: Model = open_hub(folder).model
+    """Greedy, all prompts in one batch, of a run or of a Hugging Face directory as it stands."""
+    model = open_origin(folder).model
     job = complete(JobSpec(model=model))
     (module,) = chunks = build_chunks(Cut.of(job, 0), Alone())  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
@@ -133,12 +135,8 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 
 
 def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
-    from mpctl.runtime.stage import Cut
-    from mpctl.spec.job import JobSpec, complete
-    from mpctl.weights.hub import open_hub
-
     folder = truth("bert", tmp_path).folder
-    model = open_hub(folder).model
+    model = open_origin(folder).model
     (module,) = chunks = build_chunks(Cut.of(complete(JobSpec(model=model)), 0), Alone())  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
     prompt, masks = [5, 9, 200, 31, 77, 12], [2, 4]
@@ -178,6 +176,35 @@ def test_what_cannot_be_continued_is_said_at_once(
     lines = tmp_path / "p.jsonl"
     lines.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     assert rules(run, "--prompts", lines)["prompts-jsonl"]["where"] == f"{lines}:2"
+
+
+def test_the_newest_whole_checkpoint_is_taken(finished: Launched, tmp_path: Path) -> None:
+    run = shutil.copytree(finished.run_dir, tmp_path / "run")
+    (run / "checkpoints" / "step-20" / "shard-1.safetensors").unlink()
+    trained = open_trained(run)
+    assert (trained.step, trained.origin.name) == (10, "step-10")
+    (warning,) = trained.warnings
+    assert "step-20 is damaged" in warning
+    with pytest.raises(InputError, match="shard-1"):
+        open_trained(run, step=20)
+    (run / "checkpoints" / "step-10" / "manifest.json").write_text("{")
+    with pytest.raises(InputError) as caught:
+        open_trained(run)
+    assert len(caught.value.issues) == 2
+
+
+def test_a_run_and_its_export_write_the_same(finished: Launched, tmp_path: Path) -> None:
+    """The exported directory names its own end token, and its tokenizer is the run's."""
+    export_weights(finished.run_dir, tmp_path / "hf")
+    own, hub = (
+        plan_sampling(path, ["w7 counts", ""], Settings(), MACHINE)
+        for path in (finished.run_dir, tmp_path / "hf")
+    )
+    assert hub.encoder.ends == own.encoder.ends
+    prompts = [list(sample.encoded.tokens) for sample in own.samples]
+    assert [list(sample.encoded.tokens) for sample in hub.samples] == prompts
+    from_run = tokens_of_ours(finished.run_dir, prompts, 8)
+    assert from_run == tokens_of_ours(tmp_path / "hf", prompts, 8)
 
 
 def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: Launched) -> None:
