@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mpctl.runs.series import Series, X
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+PATIENCE = 1.0  # seconds without a word
 
 
 @app.command()
@@ -48,9 +49,11 @@ def show(
     mpctl show demo demo-2 --plot loss --plot val --x tokens
     mpctl show demo --plot loss --out loss.png
     """
+    from mpctl.render.tasks import TaskBar
     from mpctl.runs.show import open_runs
 
-    runs = open_runs(run)
+    with TaskBar(after=PATIENCE) as bar:
+        runs = open_runs(run, bar.update)
     if csv or tensorboard:
         _export(runs, csv, tensorboard)
     elif plot or out:
@@ -111,7 +114,10 @@ def _draw(series: list[Series], x: X) -> None:
 
 def _export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> None:
     from mpctl.render.console import say
+    from mpctl.render.tasks import TaskBar
     from mpctl.runs.export import export
 
-    for path in export(runs, csv, tensorboard):
+    with TaskBar(after=PATIENCE) as bar:
+        written = list(export(runs, csv, tensorboard, bar.update))
+    for path in written:
         say(f"wrote {path}")

@@ -16,6 +16,7 @@ RICH = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "brigh
         "bright_red")  # fmt: skip
 SIGNS = "*o+x#@%&"
 LINES = str.maketrans("┌┐└┘┬┴├┤┼─│", "+++++++++-|")
+POINTS = 1000  # of a curve at most: more than a terminal is wide
 PIPED_WIDTH, HEIGHT, LEAST = 100, 22, (30, 8)
 
 
@@ -65,8 +66,9 @@ def _draw(
     for number, one in enumerate(series):
         colour = plotext.pixel(foreground=COLOURS[number % len(COLOURS)])
         marker = plotext.marker(signs[number], colour)
-        ys = mean(up.scaled(one.y), window(len(one.y)))
-        curve = figure.signal(across.scaled(one.x), ys, marker=marker)
+        every = max(1, len(one.y) // POINTS)
+        ys = mean(up.scaled(one.y), window(len(one.y)))[::every]
+        curve = figure.signal(across.scaled(one.x)[::every], ys, marker=marker)
         figure.draw(curve.lines(True))
     _set_ticks(figure, "x", across.scaled(v for s in series for v in s.x), size[0] // 12)
     shown = (v for s in series for v in mean(s.y, window(len(s.y))))

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mpctl.errors import InputError
+from mpctl.launch.account import STATES
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 
@@ -37,13 +38,19 @@ class StepTraffic(BaseModel):
 class RankBeside(BaseModel):
     """One rank of the summary's plan_beside_run."""
 
-    model_config = ConfigDict(extra="allow")
-
     rank: int
     agrees: bool
+    parameters: Beside
     step_traffic: StepTraffic
     peak_memory_bytes: int
     memory: dict[str, Beside] = Field(default_factory=dict)
+
+    @field_validator("memory")
+    @classmethod
+    def _whole(cls, memory: dict[str, Beside]) -> dict[str, Beside]:
+        """A step that was not measured whole is not compared."""
+        is_whole = {*STATES, "peak"} <= memory.keys() and memory["peak"].measured > 0
+        return memory if is_whole else {}
 
 
 class FailureWords(BaseModel):

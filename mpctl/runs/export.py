@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mpctl.errors import InputError
 from mpctl.launch.events import EventFiles, missing_tensorboard
 from mpctl.launch.metrics_csv import CsvFile
+from mpctl.launch.scalars import Record
+from mpctl.runs.records import TOLD_EVERY
 from mpctl.runs.saved import SavedRun
 
+Progress = Callable[[str, int, int], None]
 
-def export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> Iterator[Path]:
-    """Write what is asked for; yields each path once it is written.
+
+def export(
+    runs: list[SavedRun], csv: Path | None, tensorboard: Path | None, on_progress: Progress
+) -> Iterator[Path]:
+    """Write what is asked for; yields each path once it is written. on_progress: (path, records
+    written, all records).
 
     Raises InputError for several runs, a missing package, a folder that holds something, a path
     that cannot be written.
@@ -25,14 +32,24 @@ def export(runs: list[SavedRun], csv: Path | None, tensorboard: Path | None) -> 
     if tensorboard is not None:
         _require_free(tensorboard)
     if csv is not None:
-        yield from _written("--csv", csv, CsvFile(csv), run)
+        yield from _written("--csv", csv, CsvFile(csv), _told(run, csv, on_progress))
     if tensorboard is not None:
-        yield from _written("--tensorboard", tensorboard, EventFiles(tensorboard), run)
+        records = _told(run, tensorboard, on_progress)
+        yield from _written("--tensorboard", tensorboard, EventFiles(tensorboard), records)
 
 
-def _written(option: str, path: Path, sink: CsvFile | EventFiles, run: SavedRun) -> Iterator[Path]:
+def _told(run: SavedRun, path: Path, on_progress: Progress) -> Iterator[Record]:
+    for number, record in enumerate(run.records):
+        if number % TOLD_EVERY == 0:
+            on_progress(f"writing {path.name}", number, len(run.records))
+        yield record
+
+
+def _written(
+    option: str, path: Path, sink: CsvFile | EventFiles, records: Iterator[Record]
+) -> Iterator[Path]:
     try:
-        sink.rebuild(run.records)
+        sink.rebuild(records)
     except OSError as error:
         raise InputError.of("unwritable", option, f"{path}: {error.strerror or error}",
                             "name a place that can be written") from None  # fmt: skip

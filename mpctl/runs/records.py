@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpctl.launch.records import parse_record
 from mpctl.launch.scalars import Record
 
+TOLD_EVERY = 1000  # lines
 VALIDATED = b'"validation_loss"'
+
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,18 @@ class Ends:
     validated: Record | None = None
 
 
-def read_records(metrics: Path) -> Iterator[Record]:
+def read_records(metrics: Path, on_progress: OnProgress = lambda done, total: None) -> list[Record]:
     """Every record that is whole; other lines are skipped. Raises OSError for an unreadable file,
-    nothing for a missing one."""
-    return filter(None, map(parse_record, _lines(metrics)))
+    nothing for a missing one. on_progress: of bytes read and all bytes."""
+    found, done = [], 0
+    total = metrics.stat().st_size if metrics.is_file() else 0
+    for number, line in enumerate(_lines(metrics)):
+        done += len(line)
+        if number % TOLD_EVERY == 0:
+            on_progress(done, total)
+        if (record := parse_record(line)) is not None:
+            found.append(record)
+    return found
 
 
 def read_ends(metrics: Path) -> Ends:

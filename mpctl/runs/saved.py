@@ -9,7 +9,6 @@ import fcntl
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from mpctl.errors import InputError
 from mpctl.launch.rundir import RunDir
 from mpctl.launch.scalars import Record, is_number
 from mpctl.runs.documents import Summary, read_job, read_summary
-from mpctl.runs.records import Ends, read_ends, read_records
+from mpctl.runs.records import Ends, read_ends
 from mpctl.shards import checkpoints, read_manifest
 from mpctl.spec.job import JobSpec
 
@@ -44,7 +43,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """name: what a list calls it; job, summary, ends: what could be read of it."""
+    """name: what a list calls it; job, summary, ends: what could be read of it; records: all that
+    are whole, oldest first, once `open_runs` has read them."""
 
     path: Path
     name: str
@@ -54,6 +54,7 @@ class SavedRun:
     checkpoints: tuple[Saved, ...]
     status: Status
     problems: tuple[str, ...] = ()
+    records: tuple[Record, ...] = ()
 
     @property
     def step(self) -> int:
@@ -100,14 +101,6 @@ class SavedRun:
         if last and is_number(last.get("time")):
             return float(last["time"])
         return _written(self.path / "summary.json") or _written(self.path / "metrics.jsonl")
-
-    @cached_property
-    def records(self) -> list[Record]:
-        """Every whole record, oldest first."""
-        try:
-            return list(read_records(self.path / "metrics.jsonl"))
-        except OSError:
-            return []
 
 
 def looks_like_run(path: Path) -> bool:

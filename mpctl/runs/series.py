@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from mpctl.errors import InputError
-from mpctl.launch.scalars import ordered, points
+from mpctl.launch.scalars import Point, ordered, points
 from mpctl.runs.saved import SavedRun
 
 X = Literal["step", "tokens", "time"]
@@ -44,7 +44,8 @@ def find_series(runs: Sequence[SavedRun], asked: Iterable[str], x: X) -> list[Se
     Raises InputError for a metric that none of the runs has; it lists those that there are.
     """
     names = [ALIASES.get(name, name) for name in asked]
-    found = [_series(run, name, x) for name in names for run in runs]
+    told = [(run, [p for r in run.records for p in points(r)], _places(run, x)) for run in runs]
+    found = [_series(run.name, name, p, places) for name in names for run, p, places in told]
     missing = [name for name in names if not any(s.y for s in found if s.metric == name)]
     if missing:
         present = ordered(name for run in runs for name in metrics_of(run))
@@ -67,11 +68,10 @@ def _ways_out(name: str, present: list[str]) -> str:
     return f"{guess}there are {', '.join(present)}" + (f" ({short})" if short else "")
 
 
-def _series(run: SavedRun, metric: str, x: X) -> Series:
-    places = _places(run, x)
-    found = [(places[p.step], p.values[metric]) for record in run.records
-             for p in points(record) if metric in p.values and p.step in places]  # fmt: skip
-    return Series(run.name, metric, tuple(x for x, _ in found), tuple(y for _, y in found))
+def _series(run: str, metric: str, told: list[Point], places: dict[int, float]) -> Series:
+    found = [p for p in told if metric in p.values and p.step in places]
+    return Series(run, metric, tuple(places[p.step] for p in found),
+                  tuple(p.values[metric] for p in found))  # fmt: skip
 
 
 def _places(run: SavedRun, x: X) -> dict[int, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,17 @@ from mpctl.errors import InputError
 from mpctl.launch.account import reached
 from mpctl.runs.documents import FailureWords, read_json
 from mpctl.runs.listing import iso
+from mpctl.runs.records import read_records
 from mpctl.runs.saved import SavedRun, looks_like_run, read_run
 from mpctl.search.report import layout_text
 from mpctl.search.space import layout_of
 
+Progress = Callable[[str, int, int], None]
 
-def open_runs(names: list[Path]) -> list[SavedRun]:
-    """Runs by path, or by their name in runs/; curves call them as they were typed.
+
+def open_runs(names: list[Path], on_progress: Progress = lambda *_: None) -> list[SavedRun]:
+    """Runs with their records, by path or by their name in runs/; curves call them as they were
+    typed. on_progress: (run, bytes read, all bytes).
 
     Raises InputError for every name that is no run.
     """
@@ -26,7 +32,17 @@ def open_runs(names: list[Path]) -> list[SavedRun]:
     if missing:
         raise InputError([_no_run(name) for name in missing])
     found = zip(names, places, strict=True)
-    return [read_run(place, _short(name)) for name, place in found if place is not None]
+    runs = [read_run(place, _short(name)) for name, place in found if place is not None]
+    return [_with_records(run, on_progress) for run in runs]
+
+
+def _with_records(run: SavedRun, on_progress: Progress) -> SavedRun:
+    try:
+        records = read_records(run.path / "metrics.jsonl",
+                               lambda done, total: on_progress(run.name, done, total))  # fmt: skip
+    except OSError:  # told among the run's problems
+        return run
+    return replace(run, records=tuple(records))
 
 
 def _place(name: Path) -> Path | None:

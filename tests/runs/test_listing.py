@@ -6,7 +6,9 @@ import fcntl
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,8 @@ from mpctl.cli.app import run as mpctl
 from mpctl.errors import InputError
 from mpctl.render.runs import COLUMNS, _measured, _table
 from mpctl.runs.listing import list_runs
-from mpctl.runs.saved import is_running, read_run
+from mpctl.runs.saved import is_running
+from mpctl.runs.show import open_runs
 from tests.cli.calls import Mpctl, caller
 from tests.runs.made import BEGAN, FAILURE, make_run, record, summary
 
@@ -115,7 +118,7 @@ def test_no_damage_breaks_the_list(folder: Path, name: str, call: Mpctl) -> None
     foreign = [b"", b"[]", b"null", b"3", b'{"step": 1}', b'{"schema": 1}', b"{" * 5000, b"\xff\0",
                b'{"step": true, "loss": NaN}\n', b'{"status": "finished", "plan_beside_run": [1]}',
                b'{"training": {"steps": "many"}}', draw.randbytes(200)]  # fmt: skip
-    cuts = [whole[: draw.randrange(len(whole))] for _ in range(12)]
+    cuts = [whole[: draw.randrange(len(whole))] for _ in range(6)]
     for content in (*foreign, *cuts):
         path.write_bytes(content)
         said = call("runs", folder, "--json")
@@ -127,6 +130,31 @@ def test_no_damage_breaks_the_list(folder: Path, name: str, call: Mpctl) -> None
     assert call("runs", folder).code == 0
     if name != "job.json":
         assert call("show", folder / "done").code == 0
+
+
+def places(document: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of everything in a JSON document but the document itself."""
+    inner = document.items() if isinstance(document, dict) else ()
+    for key, value in enumerate(document) if isinstance(document, list) else inner:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def test_any_part_of_a_summary_may_be_missing_or_odd(folder: Path, call: Mpctl) -> None:
+    path, draw = folder / "done/summary.json", random.Random(3)
+    whole = path.read_text()
+    for *way, last in draw.sample(list(places(json.loads(whole))), 25):
+        document = json.loads(whole)
+        held = document
+        for key in way:
+            held = held[key]
+        if draw.random() < 0.5:
+            del held[last]
+        else:
+            held[last] = draw.choice([None, True, -1, 0, 1e308, "x", [], {}, float("nan")])
+        path.write_text(json.dumps(document))
+        assert call("show", folder / "done").code == 0
+    path.write_text(whole)
 
 
 def test_damage_is_told(folder: Path, call: Mpctl) -> None:
@@ -146,7 +174,7 @@ def test_a_damaged_line_costs_itself_alone(folder: Path) -> None:
     lines[3] = "garbage\n"
     lines[9] = '{"step": 10}\n'
     metrics.write_text("".join(lines) + '{"step": 21, "lo')
-    run = read_run(folder / "done")
+    (run,) = open_runs([folder / "done"])
     assert [r["step"] for r in run.records] == [s for s in range(1, 21) if s not in (4, 10)]
     assert run.step == 20
 

@@ -17,8 +17,8 @@ from mpctl.launch.follow import follow
 from mpctl.launch.rundir import RunDir
 from mpctl.render.curves import axis_of, mean, ticks
 from mpctl.render.plot_text import plot_text
-from mpctl.runs.saved import read_run
 from mpctl.runs.series import find_series
+from mpctl.runs.show import open_runs
 from mpctl.spec.load import load_job
 from tests.cli.calls import Mpctl, caller
 from tests.runs.made import FAILURE, make_run, record, records, summary
@@ -160,7 +160,7 @@ def grid(text: Text) -> list[str]:
 
 
 def drawn(demo: Path, *names: str, **how: Any) -> Text:
-    runs = [read_run(Path("runs") / name) for name in names]
+    runs = open_runs([Path("runs") / name for name in names])
     look = {"width": 60, "height": 16, "coloured": False, "ascii_only": False, **how}
     return plot_text(find_series(runs, ["loss"], "step"), "step", **look)
 
