@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mpctl.render.data import printable
+from mpctl.render.console import visible
 from mpctl.runs.series import Series
 
 LABELS = {
@@ -68,7 +68,7 @@ def words(metric: str) -> str:
     as it is."""
     base, slash, corpus = metric.partition("/")
     name = LABELS.get(base, base)
-    return printable(f"{name} of {corpus}" if slash else name)
+    return visible(f"{name} of {corpus}" if slash else name)
 
 
 def y_axis(series: Sequence[Series]) -> Axis:
@@ -86,15 +86,15 @@ def legend(series: Sequence[Series]) -> list[str]:
     """A name a curve: the run, the metric, or both, whichever tells them apart."""
     runs, metrics = {s.run for s in series}, {s.metric for s in series}
     if len(metrics) == 1:
-        return [printable(s.run) for s in series]
+        return [visible(s.run) for s in series]
     names = (words(s.metric) if len(runs) == 1 else f"{s.run}: {words(s.metric)}" for s in series)
-    return [printable(name) for name in names]
+    return [visible(name) for name in names]
 
 
 def whose(series: Sequence[Series]) -> str:
     """`demo`, or `3 runs`."""
     runs = list(dict.fromkeys(s.run for s in series))
-    return printable(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
+    return visible(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
 
 
 def window(points: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mpctl.render.console import Console
+from mpctl.render.console import get_console
 from mpctl.render.curves import Axis, axis_of, legend, mean, ticks, whose, window, y_axis
 from mpctl.runs.series import Series
 
@@ -17,19 +17,20 @@ RICH = ("bright_blue", "bright_yellow", "bright_green", "bright_magenta", "brigh
 SIGNS = "*o+x#@%&"
 LINES = str.maketrans("┌┐└┘┬┴├┤┼─│", "+++++++++-|")
 POINTS = 1000  # of a curve at most: more than a terminal is wide
-PIPED_WIDTH, HEIGHT, LEAST = 100, 22, (30, 8)
+HEIGHT, LEAST = 22, (30, 8)
 
 
 def print_plot(series: Sequence[Series], x: str) -> None:
     """On stdout."""
-    console = Console(highlight=False)
+    console = get_console()
     shown = console.is_terminal
-    width = max(LEAST[0], console.width if shown else PIPED_WIDTH)
+    width = max(LEAST[0], console.width)
     height = max(LEAST[1], min(HEIGHT, console.height - 4) if shown else HEIGHT)
     coloured = console.color_system is not None and not console.no_color
     text = plot_text(series, x, width=width, height=height, coloured=coloured,
                      ascii_only=console.options.ascii_only)  # fmt: skip
-    Console(highlight=False, width=width).print(text, no_wrap=True, overflow="crop")
+    console.width = width
+    console.print(text, no_wrap=True, overflow="crop")
 
 
 def plot_text(

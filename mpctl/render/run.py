@@ -115,8 +115,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _agreement(compared: list[dict[str, Any]]) -> str:
     differing = [str(rank["rank"]) for rank in compared if not rank["agrees"]]
     if differing:
-        ranks = "rank" if len(differing) == 1 else "ranks"
-        return f"{ranks} {', '.join(differing)} differ from the plan: see summary.json"
+        who = f"rank {differing[0]} differs" if len(differing) == 1 else (
+            f"ranks {', '.join(differing)} differ")  # fmt: skip
+        return f"{who} from the plan: see summary.json"
     sent = sum(entry["bytes"] for entry in compared[0]["step_traffic"]["measured"].values())
     return (
         f"parameters and collectives of {plural(len(compared), 'rank')} are as planned, "

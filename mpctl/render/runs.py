@@ -9,8 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import Console
-from mpctl.render.data import printable
+from mpctl.render.console import get_console
 from mpctl.runs.listing import Listing
 from mpctl.units import bytes_text, count_text
 
@@ -23,23 +22,21 @@ Rows = tuple[dict[str, Any], ...]
 
 def print_runs(listing: Listing) -> None:
     """On stdout; what was found wrong with a run stands below the table."""
-    console = Console(highlight=False)
+    console = get_console()
     if listing.rows:
         width = console.width if console.is_terminal else None
         table = _table(listing.rows, width)
         if width is None:  # a file or a pipe is as wide as the table
-            console = Console(highlight=False, width=_measured(listing.rows))
+            console.width = _measured(listing.rows)
         console.print(table)
     else:
-        console.print(Text(printable(f"no runs in {listing.folder}")))
+        console.print(Text(f"no runs in {listing.folder}"))
     problems = [(r["name"], text) for r in listing.rows for text in r["problems"]]
     for name, text in problems:
-        console.print(
-            Text.assemble(("! ", "bold yellow"), printable(f"{name}: {text}")), soft_wrap=True
-        )
+        console.print(Text.assemble(("! ", "bold yellow"), f"{name}: {text}"), soft_wrap=True)
     if listing.others:
         console.print(
-            Text(printable(f"not runs of mpctl: {', '.join(listing.others)}"), "dim"),
+            Text(f"not runs of mpctl: {', '.join(listing.others)}", "dim"),
             soft_wrap=True,
         )
 
@@ -70,7 +67,7 @@ def _number(key: str, form: str) -> Callable[[dict[str, Any]], str]:
 
 
 def _word(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda row: printable(row[key] or "-")
+    return lambda row: row[key] or "-"
 
 
 def _step(row: dict[str, Any]) -> str:

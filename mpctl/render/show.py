@@ -8,8 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import Console
-from mpctl.render.data import printable
+from mpctl.render.console import get_console
 from mpctl.render.run import summary_rows
 from mpctl.render.runs import STYLES, moment_text
 from mpctl.runs.saved import SavedRun
@@ -21,14 +20,14 @@ Row = tuple[str, str]
 
 def print_run(run: SavedRun, document: dict[str, Any]) -> None:
     """On stdout."""
-    console = Console(highlight=False)
+    console = get_console()
     asked = "" if run.steps is None else f" of {run.steps}"
     status = (run.status, STYLES[run.status])
-    title = Text.assemble((printable(run.name), "bold"), "  ", status)
+    title = Text.assemble((run.name, "bold"), "  ", status)
     console.print(title.append(f" after {run.step}{asked} steps"), soft_wrap=True)
     table = Table.grid(padding=(0, 2))
     for name, value in rows(run, document):
-        table.add_row(Text(name, style="dim"), Text(printable(value)))
+        table.add_row(Text(name, style="dim"), Text(value))
     console.print(table)
 
 

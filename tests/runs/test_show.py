@@ -85,7 +85,7 @@ def test_a_run_that_differs_from_its_plan_is_said_to(demo: Path, call: Mpctl) ->
     told = summary()
     told["plan_beside_run"][1]["agrees"] = False
     (demo / "summary.json").write_text(json.dumps(told))
-    assert "ranks 1 differ from the plan" in squeezed(call("show", "demo").out)
+    assert "rank 1 differs from the plan" in squeezed(call("show", "demo").out)
 
 
 def test_a_damaged_checkpoint_is_said_to_be(demo: Path, call: Mpctl) -> None:
