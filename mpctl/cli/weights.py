@@ -16,18 +16,23 @@ app = typer.Typer(
     cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
 )
 
+PATIENCE = 1.0  # seconds before progress is shown
+NOTHING = "nothing was written"
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Out = Annotated[
-    Path, typer.Argument(metavar="OUT", help="A directory that is not there yet; whole or not.")
+    Path,
+    typer.Argument(
+        metavar="OUT", help="Directory to write, empty or absent; it appears when it is complete."
+    ),
 ]
 
 
 @app.callback()
 def weights() -> None:
-    """Start from weights that others trained, and give trained ones back.
+    """Convert weights from and to Hugging Face directories.
 
-    GPT-2, Llama, BERT and T5 shapes. A launch also reads a Hugging Face directory as it stands:
-    --set training.init_from=DIR.
+    For models of the shapes of GPT-2, Llama, BERT and T5. A launch can also start from a Hugging
+    Face directory without a conversion: --set training.init_from=DIR.
     """
 
 
@@ -40,14 +45,16 @@ def import_(
     out: Out,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint of ours and a job fragment, OUT/model.toml, that starts from it.
+    """Write a checkpoint of mpctl, and OUT/model.toml, a job file that starts from it.
 
-    The shape, every tensor's name, shape and dtype and every file's size are checked first.
+    Names, shapes and types of all tensors and the sizes of all files are checked first; values
+    that are NaN or infinite, and a tied head that differs from the word table, are refused.
     """
+    from mpctl.cli.stop import ended_by_signals
     from mpctl.render.tasks import TaskBar
     from mpctl.weights.writer import import_weights
 
-    with TaskBar() as bar:
+    with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
         written = import_weights(source, out, on_progress=bar.update)
     use = ["mpctl", "launch", str(out / "model.toml"), "--set", 'data.corpus=["TEXTS"]']
     _print(written, use, as_json=as_json)
@@ -57,20 +64,25 @@ def import_(
 def export(
     run: Annotated[
         Path,
-        typer.Argument(metavar="RUN", help="A run's directory, whose newest checkpoint is taken."),
+        typer.Argument(metavar="RUN", help="A run's directory; its newest checkpoint is taken."),
     ],
     out: Out,
     shard_bytes: Annotated[
         int,
-        typer.Option(min=1, help="Largest file; above it the weights are split, with an index."),
+        typer.Option(min=1, help="Largest size of a file; more weights go to several."),
     ] = 5_000_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Write what the shape's class of transformers loads, from a run of any layout."""
+    """Write a directory that transformers loads, from a run of any layout.
+
+    It holds config.json, the weights in safetensors, the tokenizer with its settings and, for
+    models that write text, generation_config.json.
+    """
+    from mpctl.cli.stop import ended_by_signals
     from mpctl.render.tasks import TaskBar
     from mpctl.weights.writer import export_weights
 
-    with TaskBar() as bar:
+    with ended_by_signals(NOTHING), TaskBar(after=PATIENCE, lines=True) as bar:
         written = export_weights(run, out, shard_bytes=shard_bytes, on_progress=bar.update)
     imported = f"from transformers import {written.architecture} as M"
     load = f"{imported}; M.from_pretrained({str(out)!r})"
@@ -78,10 +90,12 @@ def export(
 
 
 def _print(written: Written, use: list[str], *, as_json: bool) -> None:
+    from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.weights import print_written
 
     if as_json:
         print_json(written.as_dict())
     else:
+        print_warnings(list(written.notes))
         print_written(written, use=use)

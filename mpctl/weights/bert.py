@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import WORD_TABLE, Scheme, plain_activation
+from mpctl.weights.scheme import PADDING, WORD_TABLE, Scheme, plain_activation
 
 
 def config(model: Model) -> dict[str, Any]:
@@ -54,6 +54,12 @@ BERT = Scheme(
         "tied_embeddings": (True,),
     },
     tokens={"pad_token_id": ("[PAD]",)},
+    roles={
+        "cls_token": ("[CLS]",), "sep_token": ("[SEP]",), "mask_token": ("[MASK]",),
+        "pad_token": ("[PAD]", *PADDING),
+    },
+    frame=("[CLS]", "A", "[SEP]", "B", "[SEP]"),
+    generates=False,
     spellings=(
         (r"^bert\.", ""),
         (r"LayerNorm\.weight$", "LayerNorm.gamma"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import ENDS, HEAD, TIED_HEAD, Scheme, plain_activation
+from mpctl.weights.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme, plain_activation
 
 
 def config(model: Model) -> dict[str, Any]:
@@ -39,6 +39,7 @@ GPT2 = Scheme(
         "norm": ("layernorm",), "bias": (True,), "activation": ("gelu_tanh", "gelu", "relu"),
     },
     tokens=ENDS,
+    roles=CAUSAL_ROLES,
     spellings=((r"^transformer\.", ""),),  # saved without the head
     copies=TIED_HEAD,
     extra=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",

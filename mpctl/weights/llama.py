@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.model import Model
-from mpctl.weights.scheme import ENDS, HEAD, TIED_HEAD, Scheme
+from mpctl.weights.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 
@@ -53,6 +53,7 @@ LLAMA = Scheme(
     config=config,
     expressible={"norm": ("rmsnorm",), "activation": tuple(GATES)},
     tokens=ENDS,
+    roles=CAUSAL_ROLES,
     spellings=((r"^model\.", ""),),  # saved without the head
     copies=TIED_HEAD,
     extra=r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",

@@ -18,7 +18,10 @@ HEAD = "lm_head"
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 WORD_TABLE = "embedding.word.weight"  # the parameter of ours
 TIED_HEAD = {WORD_TABLE: (f"{HEAD}.weight",)}
-ENDS = {"bos_token_id": END_OF_TEXT, "eos_token_id": END_OF_TEXT}
+BEGIN_OF_TEXT = ("<|begin_of_text|>", "<s>", "<bos>", *END_OF_TEXT)
+ENDS = {"bos_token_id": BEGIN_OF_TEXT, "eos_token_id": END_OF_TEXT}
+PADDING = ("<pad>", "[PAD]", "<|pad|>", *END_OF_TEXT)  # masked, so that any token will do
+CAUSAL_ROLES = {"bos_token": BEGIN_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": PADDING}
 
 Modules = Mapping[str, tuple[str, ...]]
 """A module of ours, {} for a layer's number: theirs, whose tensors are stacked on dim 0."""
@@ -33,7 +36,8 @@ class Scheme:
     id of a token, by the token's possible names. spellings: (pattern, replacement) of other names
     in some files. extra: tensors of files that are not read. copies: names under which files may
     hold a parameter of ours once more; such a tensor must be equal to it. untied: what to do where
-    the head is not.
+    the head is not. roles: of special tokens in transformers, by the token's possible names. frame:
+    special tokens around two texts A and B. generates: whether the class writes text.
     """
 
     model_type: str
@@ -42,10 +46,13 @@ class Scheme:
     config: Callable[[Model], dict[str, Any]]
     expressible: Mapping[str, tuple[object, ...]]
     tokens: Mapping[str, tuple[str, ...]]
+    roles: Mapping[str, tuple[str, ...]]
     extra: str
     gated: Modules = field(default_factory=dict)
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     untied: str = 'set "tie_word_embeddings": false in config.json if the model has its own head'
+    frame: tuple[str, ...] = ()
+    generates: bool = True
     spellings: tuple[tuple[str, str], ...] = ()
     conv1d: bool = False
     """Whether linear layers of blocks are stored [in, out]."""

@@ -74,6 +74,8 @@ T5 = Scheme(
     tokens={
         "pad_token_id": ("<pad>",), "eos_token_id": ("</s>",), "decoder_start_token_id": ("<pad>",),
     },
+    roles={"pad_token": ("<pad>",), "eos_token": ("</s>",)},
+    frame=("A", "</s>", "B", "</s>"),
     copies={WORD_TABLE: (f"{HEAD}.weight", *TABLES)},
     untied='if the model has its own head, set "tie_word_embeddings" and "scale_decoder_outputs" '
     "to false in config.json",

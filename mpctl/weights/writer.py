@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpctl.data.special import added_tokens, special_ids
 from mpctl.errors import InputError, Issue
-from mpctl.families import get_table, special_tokens
+from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
 from mpctl.sharding import AXIS_OF_DIM
-from mpctl.shards import MANIFEST, SCHEMA, read_shard_record, shard_path
+from mpctl.shards import MANIFEST, SCHEMA, checkpoint_bytes, read_shard_record, shard_path
 from mpctl.spec.model import Model
 from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file
 from mpctl.weights.headers import INDEX, SINGLE
@@ -32,9 +31,10 @@ from mpctl.weights.names import Row, get_scheme, rows_of
 from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
 from mpctl.weights.reader import fill, read_piece
 from mpctl.weights.saved import Saved
+from mpctl.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 
 Progress = Callable[[str, int, int], None]
-TOKENIZER = "tokenizer.json"
+NO_TOKENIZER = "no tokenizer is known: text and the ids of special tokens are left out"
 SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 5GB
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -52,22 +52,24 @@ class Written:
     dtype: str
     files: tuple[str, ...]
     step: int = 0
+    notes: tuple[str, ...] = ()
+    """What a reader should know, in words."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "schema": "mpctl.weights/1", "source": str(self.source), "out": str(self.out),
             "architecture": self.architecture, "parameters": self.parameters,
             "bytes": self.bytes, "dtype": self.dtype, "step": self.step, "files": list(self.files),
+            "notes": list(self.notes),
             "model": self.model.model_dump(mode="json", exclude_none=True),
         }  # fmt: skip
 
 
 class _Counter:
-    """Bytes written so far, reported as they grow."""
+    """Bytes done so far, reported as they grow."""
 
-    def __init__(self, stage: str, entries: Iterable[Entry], report: Progress | None) -> None:
-        self.stage, self.report, self.done = stage, report, 0
-        self.total = sum(entry.bytes for entry in entries)
+    def __init__(self, stage: str, total: int, report: Progress | None) -> None:
+        self.stage, self.total, self.report, self.done = stage, total, report, 0
 
     def __call__(self, count: int) -> None:
         self.done += count
@@ -83,7 +85,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         checkpoint.mkdir(parents=True)
         issues: list[Issue] = []
         entries, places = _entries_of_ours(hub, issues)
-        counter = _Counter("import", entries, on_progress)
+        counter = _Counter("import", _total(entries), on_progress)
         _write_records(checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), places)
         if issues:
             raise InputError(issues)
@@ -157,21 +159,31 @@ def export_weights(
         if isinstance(saved, Hub):
             raise InputError.of("no-run", str(run), "is a Hugging Face directory already",
                                 "name a run of mpctl")  # fmt: skip
-        for index in range(len(saved.tensors)):
-            read_shard_record(saved.checkpoint, index)  # the bytes are those that were written
-        scheme, rows = get_scheme(saved.model), rows_of(saved.model)
+        model = _with_limit(saved)
+        scheme, rows = get_scheme(model), rows_of(model)
+        tokens = None if saved.tokenizer is None else find_tokens(model, saved.tokenizer)
+        ids = token_settings(tokens, scheme)
+        _verify(saved, on_progress)
         entries = [entry for row in rows.values() for entry in _entries_of_theirs(saved, row)]
-        _write_sharded(work, entries, shard_bytes, _Counter("export", entries, on_progress))
-        if saved.tokenizer is not None:
-            shutil.copyfile(saved.tokenizer, work / TOKENIZER)
-        tokens = _token_ids(saved.model, saved.tokenizer)
-        config = hub_config(_with_limit(saved), _dtype(entries), tokens)
-        _write_json(work / "config.json", config)
+        _write_sharded(work, entries, shard_bytes, _Counter("export", _total(entries), on_progress))
+        _write_json(work / "config.json", hub_config(model, _dtype(entries), ids))
+        notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
         files = _files(work)
     return Written(
         run, out, saved.model, scheme.architecture, _numel(rows.values()),
-        sum(entry.bytes for entry in entries), _dtype(entries), files, saved.step,
+        sum(entry.bytes for entry in entries), _dtype(entries), files, saved.step, tuple(notes),
     )  # fmt: skip
+
+
+def _verify(saved: Saved, on_progress: Progress | None) -> None:
+    """InputError unless the shards' bytes are those that were written."""
+    counter = _Counter("verify", checkpoint_bytes(saved.checkpoint), on_progress)
+    for index in range(len(saved.tensors)):
+        read_shard_record(saved.checkpoint, index, on_bytes=counter)
+
+
+def _total(entries: Iterable[Entry]) -> int:
+    return sum(entry.bytes for entry in entries)
 
 
 def _entries_of_theirs(saved: Saved, row: Row) -> list[Entry]:
@@ -213,10 +225,10 @@ def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _Count
     _write_json(work / INDEX, {"metadata": {"total_size": counter.total}, "weight_map": placed})
 
 
-def hub_config(model: Model, dtype: str, tokens: Mapping[str, int]) -> dict[str, Any]:
+def hub_config(model: Model, dtype: str, ids: Mapping[str, int | None]) -> dict[str, Any]:
     """The config.json of a model, which shape_from_hf reads back as the same model.
 
-    tokens: ids by the names of special tokens.
+    ids: of special tokens, by the keys of config.json (tokens.py).
     """
     scheme = get_scheme(model)
     shared = {
@@ -224,10 +236,6 @@ def hub_config(model: Model, dtype: str, tokens: Mapping[str, int]) -> dict[str,
         "vocab_size": model.vocab, "tie_word_embeddings": model.tied_embeddings,
         "dtype": TORCH_NAMES[dtype], "torch_dtype": TORCH_NAMES[dtype],
     }  # fmt: skip
-    ids = {
-        key: next((tokens[name] for name in names if name in tokens), None)
-        for key, names in scheme.tokens.items()
-    }
     return {**shared, **ids, **scheme.config(model)}
 
 
@@ -236,13 +244,6 @@ def _with_limit(saved: Saved) -> Model:
     if saved.model.position != "rotary":
         return saved.model
     return saved.model.model_copy(update={"max_positions": longest_sequence(saved)})
-
-
-def _token_ids(model: Model, tokenizer: Path | None) -> dict[str, int]:
-    """Of special tokens: those that the tokenizer has, and those that training reserved."""
-    added = {} if tokenizer is None else added_tokens(tokenizer)
-    words = max(added.values(), default=-1) + 1
-    return added | special_ids(added, special_tokens(model), vocab=model.vocab, words=words)
 
 
 def _numel(rows: Iterable[Row]) -> int:

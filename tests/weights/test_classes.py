@@ -16,6 +16,8 @@ from mpctl.errors import InputError, Issue
 from mpctl.kernels.group import Group
 from mpctl.weights.headers import SINGLE
 from mpctl.weights.hub import open_hub
+from mpctl.weights.names import get_scheme
+from mpctl.weights.tokens import Tokens, token_settings
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.runtime.tiny import column, make_trainer, train
 from tests.weights.hub import KINDS, Truth, answer, fields, load
@@ -173,7 +175,9 @@ def test_the_config_names_the_tokenizer_s_special_tokens(
     kind: str, ids: dict[str, int], truths: Truths
 ) -> None:
     model = open_hub(truths(kind).folder).model
-    config = hub_config(model, "F32", {"[PAD]": 3, "<pad>": 5, "</s>": 7, "<extra_id_0>": 9})
+    known = {"[PAD]": 3, "<pad>": 5, "</s>": 7, "<extra_id_0>": 9}
+    found = token_settings(Tokens(Path("tokenizer.json"), known, ()), get_scheme(model))
+    config = hub_config(model, "F32", found)
     assert {key: value for key, value in config.items() if key.endswith("_token_id")} == ids
 
 
