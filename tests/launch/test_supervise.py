@@ -131,6 +131,34 @@ def test_a_worker_that_raises_is_told_from_its_echoes(
     assert len(list((run.run_dir / "logs").glob("rank-*.log"))) == 2 * tp
 
 
+# Imported by every Python process as it starts: rank 2 leaves without an error when told to.
+_LEAVES = """
+import os, threading, time
+def leave():
+    while not os.path.exists(os.environ["LEAVE"]):
+        time.sleep(0.01)
+    os._exit(0)
+if os.environ.get("RANK") == "2":
+    threading.Thread(target=leave, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_with_exit_code_0_is_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_LEAVES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("LEAVE", str(tmp_path / "leave"))
+    four = ("--pp", "2", "--dp", "2", "--set", "cluster.gpus_per_node=4")
+    run = endless(data, tmp_path / "run", *four, "--set", "launch.timeout_seconds=10").at_step(2)
+    (tmp_path / "leave").touch()
+    assert run.ended().process.returncode == 1 and not run.left_behind(3)
+    failure = run.summary["failure"]
+    assert (failure["rank"], failure["coords"]["pp"]) == (2, 1), run.stderr
+    assert failure["error"] == "ended with exit code 0 before the last step"
+
+
 def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
     keys = ("training.learning_rate=1e6", "training.warmup_steps=0")
     run = launch(data, tmp_path / "run", *(part for key in keys for part in ("--set", key)))

@@ -243,6 +243,9 @@ def test_a_launcher_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None
     wait_for(lambda: len(run.records) > before + 20)
     run.process.send_signal(signal.SIGCONT)
     run.at_step(len(run.records) + 5)
+    for process in run.family.values():  # as Slurm does: torchrun and the ranks take no notice
+        process.send_signal(signal.SIGUSR1)
+    run.at_step(len(run.records) + 5)
     run.process.send_signal(signal.SIGUSR1)
     assert run.ended().process.returncode == 128 + signal.SIGUSR1
     assert run.summary["checkpoint"] == run.summary["steps"] and not run.left_behind(3)
