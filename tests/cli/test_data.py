@@ -19,6 +19,7 @@ import pytest
 
 from mpctl.cli.app import run
 from mpctl.data.manifest import FILES, open_prepared
+from mpctl.render.data import data_warnings
 from tests.data.languages import FRENCH, write_corpus
 
 ALL = sorted([*FILES, "data.json"])
@@ -210,6 +211,9 @@ def test_what_was_skipped_is_said_with_the_reason(
     assert "skipped 7 empty: e0.txt, e1.txt, e2.txt, e3.txt, e4.txt ..." in said
     assert "skipped 1 binary, or not text in this encoding: image.png" in said
     assert "3 characters could not be decoded as utf-8 and became U+FFFD, in latin.txt" in said
+    binary, empty, undecodable = data_warnings(open_prepared(tmp_path / "d"))  # of a launch
+    assert binary.startswith("data: skipped 1 binary") and "skipped 7 empty" in empty
+    assert "data.encoding in a job" in undecodable
     assert run([*arguments, "--overwrite", "--encoding", "latin-1", "--json"]) == 0
     manifest = json.loads(capsys.readouterr().out)
     assert manifest["skipped"]["empty"]["count"] == 7
@@ -218,6 +222,20 @@ def test_what_was_skipped_is_said_with_the_reason(
     assert run(["data", "show", f"{tmp_path}/d"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "skipped 7 empty" in said and "--encoding latin-1" in said
+
+
+def test_a_launch_reads_its_corpus_the_same_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It refuses what prepare refuses, before anything is written."""
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"some text " * 999)[:-4])
+    launch = ["launch", "demo", "--dry-run", "--json", "--set"]
+    assert run([*launch, "data.encoding=base64"]) == 2
+    (issue,) = json.loads(capsys.readouterr().out)["issues"]
+    assert (issue["rule"], issue["where"]) == ("corpus-encoding", "data.encoding")
+    assert run([*launch, f'data.corpus=["{tmp_path}"]', "--set", "data.max_bytes=20000"]) == 2
+    (issue,) = json.loads(capsys.readouterr().out)["issues"]
+    assert (issue["rule"], issue["where"]) == ("corpus-unreadable", str(tmp_path / "a.txt.gz"))
 
 
 def test_a_wrong_key_is_one_error_that_names_those_there(
