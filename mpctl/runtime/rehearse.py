@@ -168,7 +168,7 @@ class Rehearsal:
                 ("Traffic", lambda: traffic),
                 ("Batches", _batches),
                 ("draw", lambda *_: None),
-                ("_device", lambda *_: device),
+                ("device_of", lambda *_: device),
                 ("_memory_reader", lambda _: lambda: ledger.peak),
             ):
                 stack.enter_context(patch.object(build, name, stand_in))
