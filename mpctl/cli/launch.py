@@ -138,7 +138,8 @@ def _rehearse(job: JobSource, device: str | None, rank: int | None, *, as_json: 
     if issues:
         raise InputError(issues)
     ranks = chosen_ranks(plan.require_legal(), rank)
-    document = rehearse(plan, machine, ranks, on_account=RehearsalView(len(ranks)).account)
+    with RehearsalView(len(ranks)) as view:
+        document = rehearse(plan, machine, ranks, on_account=view.account)
     if as_json:
         print_json(document)
     else:

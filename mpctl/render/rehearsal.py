@@ -7,28 +7,41 @@ the peak the columns say by how much a step takes more or less.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import TracebackType
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import Console
+from mpctl.render.console import get_console
+from mpctl.render.tasks import TaskBar
 from mpctl.units import bytes_text, plural, seconds_text
 
 Rank = dict[str, Any]
 
 
 class RehearsalView:
-    """Says on stderr, rank by rank, how far a rehearsal is."""
+    """Says on stderr, rank by rank, how far a rehearsal is; a terminal shows the time so far."""
 
     def __init__(self, ranks: int) -> None:
         self.ranks, self.done = ranks, 0
-        self.console = Console(stderr=True, highlight=False)
+        self.bar = TaskBar()
+
+    def __enter__(self) -> RehearsalView:
+        self.bar.update("rehearsing", 0, self.ranks)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.bar.__exit__(kind, error, trace)
 
     def account(self, rank: Rank) -> None:
         self.done += 1
         run, of = rank["micro_batches_run"], rank["micro_batches"]
-        self.console.print(
+        self.bar.update("rehearsing", self.done, self.ranks)
+        self.bar.bar.console.print(
             f"{self.done}/{self.ranks}  rank {rank['rank']}, stage {rank['coords']['pp']}: "
             f"{run} of {of} micro batches in {seconds_text(rank['seconds'])}", soft_wrap=True,
         )  # fmt: skip
@@ -36,7 +49,7 @@ class RehearsalView:
 
 def print_rehearsal(document: dict[str, Any]) -> None:
     """The account of a rehearsal, on stdout."""
-    console = Console(highlight=False)
+    console = get_console()
     ranks = [rank for rank in document["ranks"] if rank["failure"] is None]
     if len(ranks) == 1:
         console.print(_one_memory(ranks[0]))

@@ -69,6 +69,6 @@ def _share(task: Task) -> str:
     """`43 %, 0:00:20 left`; the time so far where the end is not known."""
     if task.finished:
         return f"done in {clock(task.finished_time or 0)}"
-    if task.total is None:
+    if task.total is None or not task.completed:
         return f"{clock(task.elapsed or 0)} so far"
     return f"{task.percentage:3.0f} %, {time_left(task)}"

@@ -127,12 +127,13 @@ def _engine(asked: Asked, gpus: int) -> Engine:
 
 def _nothing_fits(asked: Asked, counts: Sequence[int]) -> InputError:
     """In words: whether there is any legal layout, and what may make one fit."""
-    where = f"{' or '.join(map(str, counts))} GPUs"
+    where = f"{' or '.join(f'{count:,}' for count in counts)} {'GPU' if counts == [1] else 'GPUs'}"
     for gpus in counts:
         space = asked.space(None if gpus == asked.job.world_size else gpus)
         if next(space.layouts(), None) is not None:
             message = f"none of {plural(_legal(space), 'legal layout')} fits the memory of {where}"
-            hint = "use more GPUs, a smaller model, another --fix, or training.dtype bf16"
+            narrow = ", or training.dtype bf16" * (asked.job.training.dtype in ("fp32", "fp64"))
+            hint = f"use more GPUs, a smaller model, or another --fix{narrow}"
             return DoesNotFit.of("nothing-fits", "cluster", message, hint)
     hint = "change --fix and --max-*, the number of GPUs, or training.global_batch_size"
     return InputError.of("no-layout", "parallel", f"no legal layout fills {where}", hint)

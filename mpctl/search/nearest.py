@@ -37,7 +37,7 @@ class Near(NamedTuple):
     @property
     def text(self) -> str:
         settings = ", ".join(setting_text(name, v) for name, v in self.changes.items())
-        return f"{settings} ({seconds_text(self.seconds)}, {bytes_text(self.bytes)})"
+        return f"{settings} ({seconds_text(self.seconds)} a step, {bytes_text(self.bytes)})"
 
     def as_dict(self) -> dict[str, Any]:
         return {"changes": self.changes, "step_seconds": self.seconds, "peak_bytes": self.bytes}

@@ -95,7 +95,7 @@ def _header(plan: Plan, topology: Topology) -> Raw:
     return el(
         "header", el("h1", el("bdi", _name(plan)), ": ", axis_sizes(topology.sizes.items())),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
-        *(el("p", f"→ {near}", class_="verdict") for near in _ways_out(plan)),
+        *(el("p", f"→ {near}.") for near in _ways_out(plan)),
         el("p", f"{layout_text(plan)}; {order_text(plan)}."),
         *(el("p", text) for text in _described(plan)),
         el("dl", *tiles) if tiles else "",
