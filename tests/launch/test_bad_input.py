@@ -51,7 +51,7 @@ SETTINGS_REFUSED = [
     (["--set", "training.gradient_dtype=fp8"], "training.gradient_dtype: fp8"),
     (["--set", "data.path=/nowhere/at/all"], "/nowhere/at/all"),
     (["--set", "model.vocab=260"], "tokenizer"),
-    (["--set", "model.seq_length=100000"], "tokens"),
+    (["--set", "model.seq_length=100000", "--set", "launch.check_memory=false"], "tokens"),
     (["--set", "training.stepz=3"], "training.stepz"),
     (["--tp", "3"], "parallel.tp"),
     (["--resume", "--overwrite"], "exclude each other"),
