@@ -160,7 +160,7 @@ def _corpora(
 ) -> tuple[list[Corpus], list[Issue]]:
     found: list[Corpus] = []
     issues: list[Issue] = []
-    own = [] if data else list(_own_data(trained))
+    own = [] if data else list(_own_data(trained, split))
     if not data and not own:
         issues.append(Issue("no-data", "--data", f"{trained.origin} has no data of its own",
                             "name a folder of prepared data, or text files"))  # fmt: skip
@@ -176,12 +176,12 @@ def _corpora(
     return found, issues
 
 
-def _own_data(trained: Trained) -> Iterator[tuple[str, Path]]:
-    """The data that the run validated on while it trained, by name."""
+def _own_data(trained: Trained, split: SplitName) -> Iterator[tuple[str, Path]]:
+    """The data that the run trained and validated on, by name."""
     if trained.run is None:
         return
     data = trained.job.data
-    yield "validation", Path(data.path) if data.path else trained.run / "data"
+    yield split, Path(data.path) if data.path else trained.run / "data"
     for name, path in data.validation.items():
         yield name, Path(path)
 

@@ -28,15 +28,14 @@ FINISH = {
 
 
 class SampleView:
-    """Shows samples while they are written; is_silent: a bar, but no text."""
+    """A bar while the model is loaded and several prompts are written; one prompt's text as it
+    comes; several prompts' at the end, those that were finished. is_silent: no text."""
 
     def __init__(self, sampling: Sampling, *, is_silent: bool) -> None:
         self.sampling, self.is_silent = sampling, is_silent
-        self.is_stream = (
-            not is_silent and len(sampling.samples) == 1 and sampling.trained.model.family == "gpt"
-        )
-        self.bar = TaskBar()
-        self.done = 0
+        self.is_gpt = sampling.trained.model.family == "gpt"
+        self.is_stream = not is_silent and len(sampling.samples) == 1 and self.is_gpt
+        self.bar = TaskBar(lines=not is_silent and len(sampling.samples) > 1)
         self.begun = False
 
     def __enter__(self) -> SampleView:
@@ -48,8 +47,10 @@ class SampleView:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.bar.__exit__(kind, error, trace)
-        if self.begun and self.is_stream:
-            _write("\n")
+        if self.is_stream:
+            _write("\n" if self.begun else "")
+        elif not self.is_silent:
+            self._print_all()
 
     def show(self, samples: Sequence[Sample]) -> None:
         """After every answer of the workers, of which the first says that the model is loaded."""
@@ -61,9 +62,6 @@ class SampleView:
         written = sum(len(sample.tokens) for sample in samples)
         limit = sum(_most(sample) for sample in samples)
         self.bar.update("write", limit if all(s.finish for s in samples) else written, limit)
-        while not self.is_silent and self.done < len(samples) and samples[self.done].finish:
-            self._print(samples[self.done])
-            self.done += 1
 
     def _stream(self, sample: Sample) -> None:
         if not self.begun:
@@ -72,13 +70,13 @@ class SampleView:
             self.begun = True
         _write(visible(sample.fresh()))
 
-    def _print(self, sample: Sample) -> None:
-        many = len(self.sampling.samples) > 1
-        if many:
-            _write(f"--- {self.done + 1}\n")
-        is_gpt = self.sampling.trained.model.family == "gpt"
-        text = self.sampling.text_of(sample)
-        _write(visible((sample.prompt if is_gpt else "") + text) + "\n")
+    def _print_all(self) -> None:
+        samples = self.sampling.samples
+        for number, sample in enumerate(samples, start=1):
+            if sample.finish is not None:
+                title = f"--- {number}\n" if len(samples) > 1 else ""
+                prompt = sample.prompt if self.is_gpt else ""
+                _write(visible(f"{title}{prompt}{self.sampling.text_of(sample)}\n"))
 
 
 def print_footer(document: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from mpctl.spec.job import JobSpec, complete
 from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights
 from tests.cli.calls import Said, caller, spawn
-from tests.launch.command import Launched, wait_for
+from tests.launch.command import Launched, launch, wait_for
 from tests.weights.hub import load, truth
 
 MACHINE = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
@@ -65,6 +65,22 @@ def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
     ]
     assert said[0].document["step"] == 20
     assert files(run) == before
+
+
+@pytest.mark.slow
+def test_a_run_is_sampled_and_evaluated_while_it_trains(data: Path, tmp_path: Path) -> None:
+    """It trains on, and what is read is one of its checkpoints, every third step."""
+    more = ("--set", "training.steps=100000", "--set", "training.checkpoint_interval=3", "--set",
+            "training.eval_samples=0")  # fmt: skip
+    run = launch(data, tmp_path / "run", *more).at_step(4)
+    said = [spawn("sample", run.run_dir, "--prompt", "w1", "--json", "--max-tokens", 4),
+            spawn("eval", run.run_dir, "--samples", 2, "--json")]  # fmt: skip
+    assert [one.code for one in said] == [0, 0], said
+    assert all(one.document["step"] % 3 == 0 for one in said)
+    at = len(run.records)
+    run.at_step(at + 2)
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended().summary["status"] == "stopped"
 
 
 def test_a_stream_ends_with_its_workers_when_it_is_interrupted(finished: Launched) -> None:
