@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FINISH = {
     "end-of-text": "ended by end-of-text",
+    "filled": "all blanks filled",
     "stop": "ended by --stop",
     "length": "ended by the limit of tokens",
 }

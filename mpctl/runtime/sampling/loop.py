@@ -67,7 +67,7 @@ def filled(
         for place, mask in enumerate(text.masks):
             whole = _whole(logits[:, mask], model, group)
             (token,), (share,) = draw(whole, [text.number], place)
-            finish = "end-of-text" if place == len(text.masks) - 1 else None
+            finish = "filled" if place == len(text.masks) - 1 else None
             yield [Chosen(text.number, place, int(token), float(share), False, finish)]
 
 

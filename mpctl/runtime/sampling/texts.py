@@ -28,7 +28,7 @@ class Text:
     token in `ends` ends it and is not written.
 
     written: tokens so far, latest: the last of them, blank: the blank that is being filled.
-    finish: why it ended, None before.
+    finish: why it ended, None before: `end-of-text`, `length` or, with all blanks ended, `filled`.
     """
 
     number: int
@@ -84,7 +84,7 @@ class BlankText(Text):
         if is_end or self.block > self.limit:
             self.latest, self.block, self.blank = self.special["[sop]"], 1, self.blank + 1
             if self.blank == len(self.masks):
-                self.finish = "end-of-text" if is_end else "length"
+                self.finish = "filled" if is_end else "length"
 
     def following(self) -> Fields:
         place = self.masks[min(self.blank, len(self.masks) - 1)]
