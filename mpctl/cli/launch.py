@@ -64,7 +64,7 @@ def launch(
     """Train: prepare the data, spawn the ranks, watch them, leave nothing behind."""
     if rehearse or rank is not None:
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
-                 "--overwrite": overwrite}  # fmt: skip
+                 "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv}  # fmt: skip
         _require_alone(rehearse, [name for name, value in flags.items() if value])
         _rehearse(job, device, rank, as_json=as_json)
     job = job.with_settings({"launch.tensorboard": tensorboard, "launch.csv": csv})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,8 @@ def rows(run: SavedRun, document: dict[str, Any]) -> Iterator[Row]:
     yield "checkpoints", _checkpoints(document["checkpoints"])
     yield from _ending(document)
     yield "run directory", document["path"]
+    if run.status in ("stopped", "failed", "interrupted") and document["checkpoints"]:
+        yield "go on with", shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
 
 
 def _job_rows(job: JobSpec, document: dict[str, Any]) -> Iterator[Row]:

@@ -12,6 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
+from mpctl.cli.app import run as mpctl
 from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.follow import Follower, follow
 from mpctl.launch.rundir import FILES, FOLDERS, RunDir
@@ -158,8 +159,20 @@ def test_a_new_run_clears_them() -> None:
     assert "metrics.csv" in FILES and "tensorboard" in FOLDERS
 
 
-def test_a_missing_package_is_told_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_told_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert missing_tensorboard("launch.tensorboard") == []
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     (issue,) = missing_tensorboard("launch.tensorboard")
     assert issue.where == "launch.tensorboard" and "mpctl[tensorboard]" in issue.hint
+    assert mpctl(["launch", "demo", "--tensorboard", "--dry-run", "--json"]) == 2
+    issues = json.loads(capsys.readouterr().out)["issues"]
+    assert "extra-missing" in {issue["rule"] for issue in issues}
+    assert mpctl(["launch", "demo", "--csv", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["launch"]["csv"] is True
+
+
+def test_a_rehearsal_writes_no_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mpctl(["launch", "demo", "--rehearse", "--csv", "--json"]) == 2
+    assert "--csv" in json.loads(capsys.readouterr().out)["issues"][0]["message"]

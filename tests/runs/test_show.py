@@ -66,6 +66,13 @@ def test_a_failed_run_says_who_and_why(demo: Path, call: Mpctl) -> None:
     text = squeezed(call("show", "dead").out)
     assert "rank 1 (tp 1, dp 0) failed at step 5, forward: RuntimeError: out of memory" in text
     assert "not compared" in text and "checkpoints none" in text
+    assert "--resume" not in text  # from what?
+
+
+def test_a_run_that_did_not_end_says_how_to_go_on(demo: Path, call: Mpctl) -> None:
+    make_run(Path("runs/my run"), steps=12, checkpoints=(10,))
+    assert "mpctl launch --resume --run-dir 'runs/my run'" in squeezed(call("show", "my run").out)
+    assert "--resume" not in call("show", "demo").out
 
 
 def test_without_a_summary_the_ranks_records_tell(demo: Path, call: Mpctl) -> None:
