@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mpctl.bench.runner import load_warnings
 from mpctl.launch.plan import LaunchPlan
-from mpctl.render.console import Console
+from mpctl.render.console import get_console, plain_table
 from mpctl.render.run import RunView
 from mpctl.units import plural, seconds_text
 
@@ -32,7 +32,7 @@ def run_view(title: str, launch: LaunchPlan) -> RunView:
 
 
 def print_scaling(report: dict[str, Any]) -> None:
-    console = Console(highlight=False)
+    console = get_console()
     for mode, title in MODES.items():
         rows = [row for row in report["results"] if row["mode"] == mode]
         if rows:
@@ -47,19 +47,9 @@ def print_scaling(report: dict[str, Any]) -> None:
 
 
 def _table(title: str, rows: list[dict[str, Any]]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    columns = (
-        "ranks",
-        "layout",
-        "batch",
-        "step",
-        "cpu a rank",
-        "tokens/s",
-        "speed-up",
-        "efficiency",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "layout" else "right")
+    columns = ("ranks", "layout", "batch", "step", "cpu a rank", "tokens/s", "speed-up",
+               "efficiency")  # fmt: skip
+    table = plain_table(title, columns, left=("layout",))
     for row in rows:
         layout = " x ".join(f"{axis} {size}" for axis, size in row["sizes"].items())
         table.add_row(

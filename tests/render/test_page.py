@@ -131,6 +131,21 @@ def test_the_front_is_drawn_where_a_search_was_made() -> None:
     Reader(front_section(POINTS[:1]))
 
 
+def test_a_page_says_how_far_it_is() -> None:
+    plan, told = load_plan("two-nodes-16-gpus", {}), list[tuple[str, int, int]]()
+    plan_page(plan, plan.require_legal(), command="", on_progress=lambda *at: told.append(at))
+    assert told == [("page", done, 6) for done in range(1, 7)]
+
+
+def test_of_many_stages_a_page_shows_the_ends_and_the_fullest() -> None:
+    settings = {"parallel.pp": 32, "parallel.dp": 4}
+    seen = Reader(page("gpt3-175b-1024", settings))
+    bars = [word for word in seen.words if re.fullmatch(r"stage \d+", word)]
+    assert "stage 0" in bars and "stage 31" in bars
+    assert "20 more stages in the table." in "".join(seen.words)
+    assert "stages 1 to 30" in seen.words  # which send the same
+
+
 # ---------------------------------------------------------------- the numbers
 
 

@@ -35,14 +35,15 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
     what = "a tile is a node" if is_tiled else "a cell is a GPU with its rank"
     if is_tiled and len(drawn[0].cells) < topology.nodes:
         what = f"a tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
-    places = "d, p and c: its place along dp, pp and cp"
+    axes = ["dp", "pp", *(["cp"] if topology.sizes["cp"] > 1 else [])]
+    places = f"below it the place along {', '.join(f'{axis} ({axis[0]})' for axis in axes)}"
     kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
     groups = _groups_met(topology, drawn, kind)
     return section(
         "layout", "Layout",
         _choices(topology, kind),
-        note(f"{what[0].upper()}{what[1:]}; a letter names its ", el("span", kind, id="kind"),
-             f" group{', of its first rank' if is_tiled else ''}; {places}."),
+        note(f"{what[0].upper()}{what[1:]}; the letter is the ", el("span", kind, id="kind"),
+             f" group of {'its first rank' if is_tiled else 'the rank'}; {places}."),
         el("p", "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
            id="said", class_="said", role="status", aria_live="polite", hidden=True),
         el("div", *(_box(plan, topology, box, groups) for box in drawn),
