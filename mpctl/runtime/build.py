@@ -99,7 +99,8 @@ def build_trainer(
 def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
     """What saves: rank 0 keeps the run's own documents as they are now, to copy them."""
     barrier = StoreBarrier(
-        saving_store(mesh.world.size), patience=max(PATIENCE, job.launch.timeout_seconds)
+        saving_store(mesh.rank, mesh.world.size),
+        patience=max(PATIENCE, job.launch.timeout_seconds),
     )
     paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
     documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}

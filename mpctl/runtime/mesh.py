@@ -138,8 +138,13 @@ def _sharing(
     return replace(group, shared=Exchange(segment, timeout=launch.timeout_seconds))
 
 
-def saving_store(world_size: int) -> Store:
-    """The key-value store at which the ranks of the default group meet; of one rank, its own."""
+def saving_store(rank: int, world_size: int) -> Store:
+    """The key-value store at which the ranks of the default group meet; of one rank, its own.
+
+    Each call has keys of its own, so that a second training in the same processes does not find
+    those of the first; all ranks call it equally often.
+    """
     if world_size == 1:
         return HashStore()
-    return PrefixStore("saving", dist.distributed_c10d._get_default_store())
+    store = PrefixStore("saving", dist.distributed_c10d._get_default_store())
+    return PrefixStore(str(store.add(f"trainings/{rank}", 1)), store)
