@@ -39,6 +39,30 @@ class Issue:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Values of one setting, each of which mends an issue.
+
+    noun: what stands before the values in a hint, `tp`; near: the value that is wrong, by which the
+    nearest are told first; also: settings that have to change with it.
+    """
+
+    setting: str
+    values: tuple[int | str, ...]
+    noun: str = ""
+    near: int | None = None
+    also: tuple[tuple[str, object], ...] = ()
+    suffix: str = ""
+
+    @property
+    def by_nearness(self) -> list[int | str]:
+        """The values, those nearest to the wrong one first where there is one."""
+        near = self.near
+        if near is None:
+            return list(self.values)
+        return sorted(self.values, key=lambda value: abs(int(value) - near))
+
+
 class MpctlError(Exception):
     """Base of every error that mpctl raises on purpose."""
 

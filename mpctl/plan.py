@@ -18,7 +18,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
 from mpctl.stages import Span, job_stages
 from mpctl.topology import Topology
-from mpctl.validate import check_job
+from mpctl.validate import check_job, with_tried_hints
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
@@ -59,11 +59,13 @@ def load_plan(source: str | None, overrides: Mapping[str, Any] | None = None) ->
     """The legal plan of a job by path or preset name; raises InputError with every issue at once,
     those of the schema and those of the rules that can still be asked."""
     loaded = load_partial(source, overrides)
-    checks = check_job(loaded.job, loaded.doubtful) if loaded.job else []
-    errors = [check.issue for check in checks if check.status == "error"]
-    if loaded.issues or errors or loaded.job is None:
-        raise InputError([*loaded.issues, *errors])
-    return make_plan(loaded.job)
+    job = loaded.job
+    checks = check_job(job, loaded.doubtful) if job else []
+    errors = [check for check in checks if check.status == "error"]
+    if loaded.issues or errors or job is None:
+        told = with_tried_hints(job, errors, loaded.blanks) if job else []
+        raise InputError([*loaded.issues, *(check.issue for check in told)])
+    return make_plan(job)
 
 
 def make_plan(job: JobSpec) -> Plan:

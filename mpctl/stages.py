@@ -15,10 +15,11 @@ knows the job and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from mpctl.balance import balanced_counts
+from mpctl.errors import Offer
 from mpctl.families.costs import job_costs
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
@@ -27,11 +28,11 @@ Span = tuple[int, int]
 
 
 class UnevenLayersError(ValueError):
-    """The layers cannot be cut as asked; `hint` says what would be possible."""
+    """The layers cannot be cut as asked; `offers` and `hint` say what would be possible."""
 
-    def __init__(self, message: str, hint: str) -> None:
+    def __init__(self, message: str, hint: str = "", offers: tuple[Offer, ...] = ()) -> None:
         super().__init__(message)
-        self.hint = hint
+        self.hint, self.offers = hint, offers
 
 
 def stage_layers(
@@ -138,19 +139,30 @@ def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | No
 
 
 def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
-    blocks, total = pp * vpp, layers + extra
-    least = 2 if extra and vpp == 1 else 1  # an end stage holds more than what counts as a layer
-    chunk = max(total // blocks, least)
-    legal = [k // vpp for k in divisors(total) if k % vpp == 0 and total // k >= least]
-    sizes = ", ".join(str(k) for k in legal if k > 1 or vpp == 1)
     counted = f"{layers} layers" + (f" and {extra} counted as such" if extra else "")
     cut = f"{pp} stages" + (f" x {vpp} chunks" if vpp > 1 else "")
-    by_cost = "" if extra or layers < blocks else "; or parallel.stage_balance cost"
-    return UnevenLayersError(
-        f"{counted} do not divide over {cut}",
-        f"use {f'pp {sizes}; or ' if sizes else ''}{chunk * blocks - extra} or "
-        f"{(chunk + 1) * blocks - extra} layers{by_cost}",
-    )
+    offers = tuple(_even_cuts(layers, extra, pp, vpp))
+    return UnevenLayersError(f"{counted} do not divide over {cut}", offers=offers)
+
+
+def _even_cuts(layers: int, extra: int, pp: int, vpp: int) -> Iterator[Offer]:
+    """Values of one setting each with which the layers divide, chunks first."""
+    blocks, total = pp * vpp, layers + extra
+
+    def is_filled(count: int, chunks: int) -> bool:
+        """An end stage holds more than what counts as a layer."""
+        return total % count == 0 and total // count >= (2 if extra and chunks == 1 else 1)
+
+    if vpp > 1:
+        chunks = [k // pp for k in divisors(total) if k % pp == 0 and is_filled(k, k // pp)]
+        yield Offer("parallel.vpp", tuple(chunks), "vpp", near=vpp)
+    sizes = [k // vpp for k in divisors(total) if k % vpp == 0 and is_filled(k, vpp)]
+    yield Offer("parallel.pp", tuple(k for k in sizes if k > 1 or vpp == 1), "pp", near=pp)
+    if not extra and layers >= blocks:
+        yield Offer("parallel.stage_balance", ("cost",), "parallel.stage_balance")
+    chunk = max(total // blocks, 2 if extra and vpp == 1 else 1)
+    others = (chunk * blocks - extra, (chunk + 1) * blocks - extra)
+    yield Offer("model.layers", others, "model.layers")
 
 
 def stack_spans(spans: Iterable[Span], sizes: Sequence[int]) -> list[list[Span]]:

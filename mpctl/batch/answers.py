@@ -15,6 +15,7 @@ from mpctl.batch.rows import as_others_run, load_row, require_countable
 from mpctl.errors import InputError, Issue, Status
 from mpctl.plan import Plan, make_plan
 from mpctl.search.evaluate import peak_bytes
+from mpctl.validate import with_tried_hints
 
 Found = tuple[Status, Issue]
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
@@ -90,7 +91,8 @@ def _estimated(name: Any, raw: Raw, issues: list[Found]) -> Raw:
     require_countable(job)
     plan = make_plan(job)
     issues += [("warning", check.issue) for check in assumed]
-    issues += [(c.status, c.issue) for c in plan.checks if c.status != "ok"]
+    checks = with_tried_hints(job, list(plan.checks), loaded.blanks)
+    issues += [(c.status, c.issue) for c in checks if c.status != "ok"]
     if job.model is None:
         issues.append(("error", Issue("no-model", "model", "an estimate needs a model")))
     if plan.estimate is None:

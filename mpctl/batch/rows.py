@@ -21,7 +21,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.estimate.makespan import GROUPS
 from mpctl.rules.check import Check
 from mpctl.rules.layout import is_countable
-from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.job import JobSpec, blanks_of, complete
 from mpctl.spec.load import Loaded, partial_from_raw
 from mpctl.spec.merge import lay
 from mpctl.spec.names import TABLES, with_full_names
@@ -44,7 +44,8 @@ def load_row(raw: Raw) -> Loaded:
     _require_small_config(raw)
     try:
         tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}
-        return Loaded(complete(JobSpec.model_validate(tables)))
+        job = JobSpec.model_validate(tables)
+        return Loaded(complete(job), blanks=blanks_of(job))
     except (InputError, ValidationError):
         return partial_from_raw(raw, {})
 

@@ -2,42 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpctl.errors import Issue, Status
+from mpctl.errors import Issue, Offer, Status
 from mpctl.sharding import divisors
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The answer of one rule: ok, worth a warning, or an error with a way out."""
+    """The answer of one rule: ok, worth a warning, or an error with a way out.
+
+    hint: the way out in words; where values of settings are offered, it is made of `offers` and of
+    `more`, and validate.py leaves out of it what other rules refuse.
+    """
 
     rule: str
     status: Status
     where: str
     message: str
     hint: str = ""
+    offers: tuple[Offer, ...] = ()
+    more: str = ""
 
     @property
     def issue(self) -> Issue:
         return Issue(self.rule, self.where, self.message, self.hint)
 
 
-def listed(numbers: list[int]) -> str:
+MOST_OFFERED = 3  # values of an offer that has a nearest
+
+
+def refusal(rule: str, where: str, message: str, *offers: Offer, more: str = "") -> Check:
+    """An error with values that mend it; more: other ways out, in words."""
+    return Check(rule, "error", where, message, way_out(offers, more), offers, more)
+
+
+def way_out(offers: Iterable[Offer], more: str = "") -> str:
+    """`use tp 1, 2 or 4; or pp 3; or ...` of offers that have values."""
+    ways = []
+    for offer in offers:
+        shown = offer.by_nearness[: MOST_OFFERED if offer.near is not None else None]
+        ordered = [value for value in offer.values if value in shown]
+        ways += [f"{offer.noun} {listed(ordered)}{offer.suffix}".strip()] if ordered else []
+    text = "; or ".join([*ways, *([more] if more else [])])
+    return f"use {text}" if ways else text
+
+
+def listed(values: Sequence[int | str]) -> str:
     """`[1, 2, 3]` -> `1, 2 or 3`."""
-    words = [str(number) for number in numbers]
+    words = [str(value) for value in values]
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
 def divides(rule: str, where: str, size: int, by: int, noun: str, ways: str = "") -> Check:
-    """The plain rule: `by` divides `size`."""
+    """The plain rule: `by`, the value of the setting `where`, divides `size`; ways: in words, where
+    the mend is another setting."""
     if size % by == 0:
         return Check(rule, "ok", where, f"{by} divides {size} {noun}")
-    legal = listed([k for k in divisors(size) if k <= max(64, by)])
-    hint = ways or f"use {legal}"
-    return Check(rule, "error", where, f"{by} does not divide {size} {noun}", hint)
-
-
-def nearest(legal: list[int], value: int) -> list[int]:
-    """The three legal values nearest to the one given, ascending."""
-    return sorted(sorted(legal, key=lambda k: abs(k - value))[:3])
+    message = f"{by} does not divide {size} {noun}"
+    if ways:
+        return Check(rule, "error", where, message, ways)
+    legal = tuple(k for k in divisors(size) if k <= max(64, by))
+    return refusal(rule, where, message, Offer(where, legal))

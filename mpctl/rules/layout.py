@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.balance import balanced_counts
+from mpctl.errors import Offer
 from mpctl.families.costs import job_costs
-from mpctl.rules.check import Check, listed, nearest
+from mpctl.rules.check import Check, listed, refusal
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
@@ -41,31 +43,33 @@ def world_rules(job: JobSpec) -> Iterator[Check]:
         hint = f"use at most {LARGEST_WORLD:,} ranks"
         yield Check("world-size", "error", "cluster.nodes", f"{cluster} are too many", hint)
     elif world % inner:
-        hint = _world_hint(job, inner)
         message = f"{layout} = {inner} does not divide {cluster}"
-        yield Check("world-size", "error", "parallel", message, hint)
+        offers, more = _world_ways(job, inner)
+        yield refusal("world-size", "parallel", message, *offers, more=more)
     elif p.dp is not None and inner * p.dp != world:
         message = f"dp {p.dp} x {layout} = {inner * p.dp} ranks, but the cluster has {cluster}"
-        yield Check("world-size", "error", "parallel.dp", message, f"use dp {world // inner}")
+        offer = Offer("parallel.dp", (world // inner,), "dp")
+        yield refusal("world-size", "parallel.dp", message, offer)
     else:
         message = f"dp {world // inner} x {layout} fills {cluster}"
         yield Check("world-size", "ok", "parallel", message)
 
 
-def _world_hint(job: JobSpec, inner: int) -> str:
-    ways = []
+def _world_ways(job: JobSpec, inner: int) -> tuple[list[Offer], str]:
+    """Sizes of a single axis that divide the world, and other ways in words."""
+    offers = []
     sizes, world = job.sizes, job.world_size
     for axis in ("tp", "pp", "cp"):
         rest = inner // sizes[axis]
-        legal = [k for k in divisors(world) if world % (rest * k) == 0]
-        near = nearest(legal, sizes[axis])
-        if near and sizes[axis] > 1:
-            ways.append(f"{axis} {listed(near)}")
+        legal = tuple(k for k in divisors(world) if world % (rest * k) == 0)
+        if legal and sizes[axis] > 1:
+            offers.append(Offer(f"parallel.{axis}", legal, axis, near=sizes[axis]))
     per_node = job.cluster.gpus_per_node or 1
-    if not ways:  # no single axis can mend it
-        ways.append(f"tp x cp x pp of {listed(divisors(world))}")
-    ways.append(f"a multiple of {inner // gcd(inner, per_node)} nodes")
-    return "use " + "; or ".join(ways)
+    multiple = inner // gcd(inner, per_node)
+    more = f"a multiple of {plural(multiple, 'node')}"
+    if not offers:  # no single axis can mend it
+        more = f"tp x cp x pp of {listed(divisors(world))}; or {more}"
+    return offers, more
 
 
 def order_rules(job: JobSpec) -> Iterator[Check]:
@@ -93,25 +97,34 @@ def node_rules(job: JobSpec) -> Iterator[Check]:
     noun = (
         "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
     )
-    message = f"{count} {noun} node of {per_node} GPUs: {named}{more}"
-    allowed = job.parallel.allow_tp_across_nodes
+    message = f"{count} {noun} node of {plural(per_node, 'GPU')}: {named}{more}"
+    allowed, offer = job.parallel.allow_tp_across_nodes, _tp_of_a_node(job, per_node)
+    more = "" if allowed else "--allow-tp-across-nodes to do it on purpose"
+    check = refusal(rule, where, message, offer, more=more)
+    yield replace(check, status="warning") if allowed else check
+
+
+def _tp_of_a_node(job: JobSpec, per_node: int) -> Offer:
+    """Sizes of tp that stay on a node of so many ranks, with tp first in the order of axes."""
     others = job.parallel.cp * job.parallel.pp
-    fits = [k for k in divisors(per_node) if job.world_size % (k * others) == 0]
-    hint = f"use tp {listed(fits)} with tp first in parallel.order"
-    if not allowed:
-        hint += ", or --allow-tp-across-nodes to do it on purpose"
-    yield Check(rule, "warning" if allowed else "error", where, message, hint)
+    fits = tuple(k for k in divisors(per_node) if job.world_size % (k * others) == 0)
+    axes = job.parallel.order.split("-")
+    order = "-".join(["tp", *(axis for axis in axes if axis != "tp")])
+    if axes[0] == "tp":
+        return Offer("parallel.tp", fits, "tp")
+    also = (("parallel.order", order),)
+    return Offer("parallel.tp", fits, "tp", also=also, suffix=f" with --order {order}")
 
 
 def pipeline_rules(job: JobSpec) -> Iterator[Check]:
     p, m = job.parallel, job.num_microbatches
     if p.vpp > 1 and p.pp == 1:
-        yield Check(
+        yield refusal(
             "vpp-needs-pp",
-            "error",
             "parallel.vpp",
             f"{p.vpp} chunks a stage need a pipeline, and pp is 1",
-            "use pp 2 or more, or vpp 1",
+            Offer("parallel.vpp", (1,), "vpp"),
+            Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2),
         )
     if p.vpp > 1 and p.pp > 1 and m % p.pp:
         yield Check(
@@ -142,7 +155,8 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
     try:
         stages = job_stages(job, layers)
     except UnevenLayersError as error:
-        return Check("layers-per-stage", "error", where, str(error), error.hint)
+        offers = [_without_decoder(offer, job) for offer in error.offers]
+        return refusal("layers-per-stage", where, str(error), *offers, more=error.hint)
     counts = sorted({sum(stop - start for start, stop in spans) for spans in stages})
     if counts[0] < 1:
         return Check(
@@ -158,6 +172,15 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
     )
 
 
+def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
+    """Numbers of all layers as those of model.layers, where a decoder has some of them."""
+    decoder = (job.model.decoder_layers if job.model else None) or 0
+    if offer.setting != "model.layers" or not decoder:
+        return offer
+    left = (int(value) - decoder for value in offer.values)
+    return replace(offer, values=tuple(value for value in left if value > 0))
+
+
 def _is_chosen(job: JobSpec) -> bool:
     """Whether the job says how many layers its end stages hold, or that their costs do."""
     p = job.parallel
@@ -167,8 +190,10 @@ def _is_chosen(job: JobSpec) -> bool:
 
 def is_countable(model: Model) -> bool:
     """Whether other rules find the model fit to be counted."""
-    decoder = model.family != "t5" or (model.decoder_layers and model.decoder_seq_length)
-    return bool(decoder) and (model.head_dim is not None or model.hidden % model.heads == 0)
+    decoder = {bool(model.decoder_layers), bool(model.decoder_seq_length)}
+    return decoder == {model.family == "t5"} and (
+        model.head_dim is not None or model.hidden % model.heads == 0
+    )
 
 
 def _balance(job: JobSpec) -> Iterator[Check]:
@@ -201,13 +226,8 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
         legal, shape = [k**3 for k in roots if k**3 <= 8 * tp], "a cube"
     else:
         return
-    yield Check(
-        "tensor-mode",
-        "error",
-        "parallel.tp",
-        f"{tp} ranks are not {shape}, which tensor_mode {mode} needs",
-        f"use tp {listed(legal)}",
-    )
+    message = f"{tp} ranks are not {shape}, which tensor_mode {mode} needs"
+    yield refusal("tensor-mode", "parallel.tp", message, Offer("parallel.tp", tuple(legal), "tp"))
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.rules.check import Check, divides, listed, nearest
+from mpctl.errors import Offer
+from mpctl.rules.check import Check, divides, refusal
 from mpctl.sharding import divisors, padded_vocab
 from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text
+from mpctl.units import bytes_text, plural
 
 
 def model_rules(job: JobSpec) -> Iterator[Check]:
@@ -30,26 +31,21 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
     if model is None:
         return
     if model.head_dim is None:
-        yield divides(
-            "heads-divide-hidden",
-            "model.heads",
-            model.hidden,
-            model.heads,
-            "hidden",
-            "give model.head_dim, or use " + listed(nearest(divisors(model.hidden), model.heads)),
-        )
+        message = f"{model.heads} heads do not divide hidden {model.hidden}"
+        offer = Offer("model.heads", tuple(divisors(model.hidden)), "model.heads", model.heads)
+        more = "give model.head_dim"
+        yield refusal("heads-divide-hidden", "model.heads", message, offer, more=more)
     yield divides("tp-divides-heads", "parallel.tp", model.heads, tp, "attention heads")
     kv, heads = model.kv_heads, model.heads
     if heads % kv:
         yield divides("kv-heads-divide-heads", "model.kv_heads", heads, kv, "attention heads")
     if kv % tp and tp % kv:
-        legal = [k for k in divisors(heads) if kv % k == 0 or k % kv == 0]
-        yield Check(
+        legal = tuple(k for k in divisors(heads) if kv % k == 0 or k % kv == 0)
+        yield refusal(
             "tp-divides-kv-heads",
-            "error",
             "parallel.tp",
-            f"{tp} neither divides {kv} kv heads nor is a multiple of them",
-            f"use {listed(legal)}",
+            f"{tp} neither divides {plural(kv, 'kv head')} nor is a multiple of them",
+            Offer("parallel.tp", legal),
         )
     elif kv % tp:
         yield Check(
@@ -82,12 +78,12 @@ def width_rules(job: JobSpec) -> Iterator[Check]:
 def sequence_rules(job: JobSpec) -> Iterator[Check]:
     p, model = job.parallel, job.model
     if p.sequence_parallel and p.tp == 1:
-        yield Check(
+        yield refusal(
             "sequence-parallel-needs-tp",
-            "error",
             "parallel.sequence_parallel",
             "sequence parallelism splits over tp, and tp is 1",
-            "use tp 2 or more, or turn it off",
+            Offer("parallel.tp", tuple(range(2, 17)), "tp", near=2),
+            more="--no-sequence-parallel",
         )
     if model is None:
         return
@@ -109,11 +105,12 @@ def batch_rules(job: JobSpec) -> Iterator[Check]:
     product = f"micro batch {t.micro_batch_size} x dp {dp} = {per_pass}"
     if batch % per_pass:
         down, up = batch // per_pass * per_pass, -(-batch // per_pass) * per_pass
-        legal = [k for k in divisors(batch) if batch % (k * dp) == 0]
-        ways = [f"use a global batch of {listed(sorted({down or up, up}))}"]
-        ways += [f"micro batch {listed(legal)}"] if legal else []
-        message = f"{batch} samples do not divide by {product}"
-        yield Check(rule, "error", where, message, "; or ".join(ways))
+        legal = tuple(k for k in divisors(batch) if batch % (k * dp) == 0)
+        yield refusal(
+            rule, where, f"{batch} samples do not divide by {product}",
+            Offer(where, tuple(sorted({down or up, up})), "a global batch of"),
+            Offer("training.micro_batch_size", legal, "micro batch", near=t.micro_batch_size),
+        )  # fmt: skip
     else:
         message = f"{batch} samples = {product} x {batch // per_pass} micro batches"
         yield Check(rule, "ok", where, message)

@@ -6,13 +6,14 @@ holds no blanks; it never decides whether the job is legal: that is validate.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, Table, Timeout
 from mpctl.spec.cluster import Cluster
-from mpctl.spec.model import Model
+from mpctl.spec.model import Model, chosen
 from mpctl.spec.parallel import Parallel
 from mpctl.spec.training import Training
 
@@ -134,6 +135,37 @@ def complete(job: JobSpec) -> JobSpec:
         batch = training.micro_batch_size * job.sizes["dp"]
         training = training.model_copy(update={"global_batch_size": batch})
     return job.model_copy(update={"parallel": parallel, "training": training})
+
+
+BLANKS = ("parallel.dp", "parallel.embedding_is_layer", "parallel.loss_is_layer",
+          "cluster.gpus_per_node", "training.global_batch_size")  # fmt: skip
+
+
+def blanks_of(job: JobSpec) -> frozenset[str]:
+    """Settings that `complete` fills in, of those that a job leaves open."""
+    tables = {name: getattr(job, name).model_dump() for name in ("parallel", "cluster", "training")}
+    keys = (name.split(".") for name in BLANKS)
+    return frozenset(f"{table}.{key}" for table, key in keys if not tables[table][key])
+
+
+def changed_job(
+    job: JobSpec, settings: Mapping[str, object], blanks: frozenset[str]
+) -> JobSpec | None:
+    """A complete job with settings changed, and anew what follows from them; None where a value is
+    none that the schema accepts. blanks: settings that were left open before."""
+    raw = job.model_dump()
+    if raw["model"]:
+        raw["model"] = chosen(raw["model"])
+    for name in blanks - settings.keys():
+        table, key = name.split(".")
+        raw[table].pop(key)
+    for name, value in settings.items():
+        table, key = name.split(".")
+        raw[table][key] = value
+    try:
+        return complete(JobSpec.model_validate(raw))
+    except ValidationError:
+        return None
 
 
 def _ends_as_layers(job: JobSpec) -> dict[str, bool]:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.issues import SchemaError
-from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.job import JobSpec, blanks_of, complete
 from mpctl.spec.merge import Raw, lay, without
 from mpctl.spec.names import full_name
 from mpctl.spec.paths import anchored
@@ -29,12 +29,14 @@ from mpctl.spec.presets import Kind, find_preset, preset_names
 
 @dataclass(frozen=True)
 class Loaded:
-    """What could be read: the job without its bad keys, every issue, and the tables whose values
-    are therefore in doubt (a default stands where something illegal was written)."""
+    """What could be read: the job without its bad keys, every issue, the tables whose values are
+    therefore in doubt (a default stands where something illegal was written), and the settings that
+    were left open."""
 
     job: JobSpec | None
     issues: tuple[Issue, ...] = ()
     doubtful: frozenset[str] = frozenset()
+    blanks: frozenset[str] = frozenset()
 
 
 def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> JobSpec:
@@ -65,11 +67,15 @@ def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> Loaded:
     raw = lay(raw, _nested(overrides), issues)
     in_doubt = {issue.where.split(".")[0] for issue in issues}
     try:
-        return Loaded(complete(parse(raw)), tuple(issues), frozenset(in_doubt))
+        job = parse(raw)
+        return Loaded(complete(job), tuple(issues), frozenset(in_doubt), blanks_of(job))
     except SchemaError as error:
         issues += error.issues
         in_doubt |= {str(path[0]) for kind, path in error.places if kind != "extra_forbidden"}
-        return Loaded(_salvage(raw, error), tuple(issues), frozenset(in_doubt))
+        rest = _salvage(raw, error)
+        if rest is None:
+            return Loaded(None, tuple(issues), frozenset(in_doubt))
+        return Loaded(complete(rest), tuple(issues), frozenset(in_doubt), blanks_of(rest))
 
 
 def _get_job(loaded: Loaded) -> JobSpec:
@@ -92,7 +98,7 @@ def _salvage(raw: Raw, error: SchemaError) -> JobSpec | None:
         # A table that lacks a key is left out whole.
         raw = without(raw, path[:1] if kind == "missing" else path)
     try:
-        return complete(parse(raw))
+        return parse(raw)
     except SchemaError as again:  # a refused key was one that its table requires
         if any(kind != "missing" for kind, _ in again.places):
             return None

@@ -8,13 +8,17 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.jobs import answers, statuses
+from mpctl.rules.check import Check
+from mpctl.spec.load import load_job, load_partial
+from mpctl.validate import NO_VALUE, check_job, with_tried_hints
+from tests.unit.jobs import GPT, answers, statuses
 
 small = st.integers(1, 12)
 
 
 def numbers(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)]
+    """`use 1, 2 or 1,000` -> 1, 2 and 1000."""
+    return [int(number.replace(",", "")) for number in re.findall(r"\d+(?:,\d{3})*", text)]
 
 
 def way_out(rule: str, job: dict[str, Any], *, model: bool = True) -> str | None:
@@ -152,7 +156,7 @@ def test_heads_divide_hidden(hidden: int, heads: int) -> None:
     job = {"model.hidden": hidden, "model.heads": heads}
     hint = way_out("heads-divide-hidden", job)
     if hint is not None:
-        for legal in numbers(hint.split(" use ")[1]):
+        for legal in numbers(hint.partition(";")[0]):
             assert_kept("heads-divide-hidden", {**job, "model.heads": legal})
         assert_kept("heads-divide-hidden", {**job, "model.head_dim": 8})
 
@@ -203,3 +207,63 @@ def test_decoder_layers_of_a_t5() -> None:
     (layers,) = numbers(hint)
     assert_kept("decoder-layers", {"model.family": "t5", "model.decoder_layers": layers})
     assert_kept("layers-per-stage", {"model.family": "t5", "model.decoder_layers": layers})
+
+
+SIZES = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12])
+JOBS = st.fixed_dictionaries(
+    {"model.layers": st.integers(1, 30), "model.heads": st.integers(1, 30)},
+    optional={
+        "cluster.nodes": SIZES, "cluster.gpus_per_node": SIZES, "parallel.tp": SIZES,
+        "parallel.pp": SIZES, "parallel.cp": SIZES, "parallel.dp": SIZES, "parallel.vpp": SIZES,
+        "parallel.order": st.permutations(["tp", "cp", "dp", "pp"]).map("-".join),
+        "parallel.sequence_parallel": st.booleans(), "parallel.embedding_is_layer": st.booleans(),
+        "parallel.tensor_mode": st.sampled_from(["1d", "2d", "3d"]), "model.kv_heads": SIZES,
+        "model.ffn": st.integers(1, 600), "training.micro_batch_size": SIZES,
+        "training.global_batch_size": st.integers(1, 60),
+    },
+)  # fmt: skip
+
+
+def errors_of(settings: dict[str, Any]) -> list[Check]:
+    """The errors of a job as the rules find them."""
+    job = load_job(None, settings)
+    return [check for check in check_job(job) if check.status == "error"]
+
+
+def told(settings: dict[str, Any]) -> list[Check]:
+    """The same with the hints that are told."""
+    loaded = load_partial(None, settings)
+    assert loaded.job is not None and not loaded.issues
+    return with_tried_hints(loaded.job, errors_of(settings), loaded.blanks)
+
+
+@given(JOBS)
+@settings(max_examples=60, deadline=None)
+def test_every_offered_value_is_accepted_by_every_rule(job: dict[str, Any]) -> None:
+    """What is typed instead mends its error, brings no new one and leaves none of the same
+    setting; what was left open follows anew."""
+    job = {**GPT, "model.hidden": 720, **job}
+    errors = told(job)
+    for check in errors:
+        assert check.hint
+        for offer in check.offers:
+            for value in offer.values:
+                left = errors_of({**job, **dict(offer.also), offer.setting: value})
+                assert check.rule not in {other.rule for other in left}, (check, offer, value)
+                assert offer.setting not in {other.where for other in left}, (check, offer, value)
+                assert {other.rule for other in left} <= {other.rule for other in errors}
+
+
+def test_chunks_are_told_first_and_all_that_is_told_is_legal() -> None:
+    """Once "use 72 or 84 layers" for vpp 3 alone."""
+    job = {"cluster.gpus_per_node": 8, "parallel.pp": 8, "model.layers": 32, "parallel.vpp": 3,
+           "training.global_batch_size": 8}  # fmt: skip
+    (check,) = (check for check in told({**GPT, **job}) if check.rule == "layers-per-stage")
+    assert check.hint.startswith("use vpp 1, 2 or 4; or ")
+
+
+def test_where_no_value_alone_is_legal_the_hint_says_so() -> None:
+    """tp 1 is not for sequence parallelism, others do not divide 5 ranks or 12 heads."""
+    job = {"cluster.gpus_per_node": 5, "parallel.tp": 5, "parallel.sequence_parallel": True}
+    hints = {check.rule: check.hint for check in told({**GPT, **job})}
+    assert hints["tp-divides-heads"] == NO_VALUE

@@ -55,7 +55,7 @@ def test_any_cut_covers_every_layer_once_or_is_refused(
         )
     except UnevenLayersError as error:
         assert re.search(r"\d", str(error)) or "counts as a layer" in str(error)
-        assert error.hint
+        assert error.hint or error.offers
         return
     assert len(stages) == pp
     assert all(len(spans) == vpp for spans in stages)
@@ -144,16 +144,17 @@ def test_hints_of_an_uneven_cut_are_legal(
     try:
         cut(layers, pp)
     except UnevenLayersError as error:
-        hint = error.hint
+        offers = {offer.setting: offer.values for offer in error.offers}
     else:
         return
-    near = re.search(r"(\d+) or (\d+) layers", hint)
-    assert near, hint
-    for count in map(int, near.groups()):
-        assert min(counts(cut(count, pp))) >= 1, hint
-    if "stage_balance cost" in hint:
+    assert offers["model.layers"]
+    for count in offers["model.layers"]:
+        assert min(counts(cut(int(count), pp))) >= 1, offers
+    if "parallel.stage_balance" in offers:
         assert min(balanced_counts(Costs([1] * layers), pp=pp, vpp=vpp)) >= 1
-    sizes = re.search(r"use pp ([\d, ]+);", hint)
-    for size in map(int, sizes[1].split(", ")) if sizes else ():
-        assert min(counts(cut(layers, size))) >= 1, hint
-        assert size > 1 or vpp == 1, hint
+    for size in offers["parallel.pp"]:
+        assert min(counts(cut(layers, int(size)))) >= 1, offers
+        assert int(size) > 1 or vpp == 1, offers
+    for chunks in offers.get("parallel.vpp", ()):
+        ends = {"embedding_is_layer": embedding, "loss_is_layer": loss}
+        assert min(counts(stage_layers(layers, pp=pp, vpp=int(chunks), **ends))) >= 1, offers

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import mpctl.rules
+from mpctl.errors import Offer
 from mpctl.plan import make_plan
-from mpctl.rules.check import Check, divides, listed, nearest
+from mpctl.rules.check import Check, divides, listed, way_out
 from tests.unit.jobs import answers, job_of
 
 TWO_NODES = {"cluster.nodes": 2, "cluster.gpus_per_node": 8}
@@ -146,7 +147,7 @@ CASES = (
         {"parallel.vpp": 2},
         "parallel.vpp",
         ("2 chunks", "pp is 1"),
-        r"pp 2 or more, or vpp 1",
+        r"use vpp 1; or pp 2, 3 or 4",
     ),
     Case(
         "microbatches-fill-pipeline",
@@ -162,7 +163,7 @@ CASES = (
         {"parallel.pp": 5},
         "model.layers",
         ("12 layers", "5 stages"),
-        r"pp 1, 2, 3, 4, 6, 12; or 10 or 15 layers; or parallel.stage_balance cost",
+        r"pp 3, 4 or 6; or parallel.stage_balance cost; or model.layers 10 or 15",
     ),
     Case(
         "layers-per-stage",
@@ -186,7 +187,7 @@ CASES = (
         {**T5, "model.decoder_layers": 7, "parallel.pp": 3},
         "model.layers",
         ("19 layers", "3 stages"),
-        r"18 or 21 layers",
+        r"model.layers 11 or 14",
     ),
     Case(
         "stage-balance",
@@ -346,7 +347,7 @@ CASES = (
         {"model.heads": 13},
         "model.heads",
         ("13", "768"),
-        r"model.head_dim, or use .*12",
+        r"model.heads 8, 12 or 16; or give model.head_dim",
     ),
     Case(
         "tp-divides-heads",
@@ -395,7 +396,7 @@ CASES = (
         {"parallel.sequence_parallel": True},
         "parallel.sequence_parallel",
         ("tp is 1",),
-        r"tp 2 or more, or turn it off",
+        r"tp 2, 3 or 4; or --no-sequence-parallel",
     ),
     Case(
         "cp-divides-sequence",
@@ -507,7 +508,7 @@ def test_kv_heads_that_do_not_divide_are_not_also_reported_as_heads() -> None:
 def test_a_size_far_beyond_the_cluster_is_answered_at_once() -> None:
     """Once a loop up to tp: the answer took minutes."""
     (check,) = answers("world-size", {**TWO_NODES, "parallel.tp": 1_000_000_007})
-    assert f"a multiple of {1_000_000_007} nodes" in check.hint
+    assert f"a multiple of {1_000_000_007:,} nodes" in check.hint
 
 
 @pytest.mark.parametrize(
@@ -517,9 +518,10 @@ def test_listed(numbers: list[int], text: str) -> None:
     assert listed(numbers) == text
 
 
-def test_nearest_are_three_ascending() -> None:
-    assert nearest([1, 2, 4, 8, 16], 7) == [2, 4, 8]
-    assert nearest([5], 7) == [5]
+def test_the_nearest_values_are_told_in_their_order() -> None:
+    assert way_out([Offer("parallel.tp", (1, 2, 4, 8, 16), "tp", near=7)]) == "use tp 2, 4 or 8"
+    assert way_out([Offer("parallel.tp", (1, 2, 4, 8))], "less") == "use 1, 2, 4 or 8; or less"
+    assert way_out([Offer("parallel.tp", ())], "less") == "less"
 
 
 def test_divides_names_only_ways_of_a_sensible_size() -> None:
