@@ -28,6 +28,7 @@ READ = {
     "MASTER_ADDR, MASTER_PORT": "by workers: set by torchrun",
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "NO_COLOR": "any value turns colours off",
+    "PYTHONPATH": "searched for modules by workers too; what hides Python's own modules is refused",
     "RANK": "by workers: set by torchrun",
     "SLURM_STEP_NUM_NODES, SLURM_NNODES, SLURM_JOB_NUM_NODES, PET_NNODES, GROUP_WORLD_SIZE": ""
     "hosts that a scheduler gave the job; the first that is set counts",
