@@ -230,16 +230,19 @@ def _layer(form: Form, family: str, cores: tuple[Core, ...]) -> LayerBytes:
     inner, matrix = rows * form.ffn * form.value, form.hidden * form.ffn * form.value
     gathers = 2 * stream if form.splits else 0.0
     product = inner + matrix + gathers
-    in_mlp = own * (1 + form.dropout) + max(5 * inner if form.is_gated else 0, product)
+    around_mlp = own * (1 + form.dropout)
     if len(cores) > 1:
-        in_mlp += form.batch * form.seq * form.hidden * form.value  # the source's gradient
+        around_mlp += form.batch * form.seq * form.hidden * form.value  # the source's gradient
+    in_mlp = around_mlp + max(5 * inner if form.is_gated else 0, product)
     in_core = own + scores * (3 if form.kernels != "mpctl" else 2 if family == "glm" else 1)
     behind = (repeated or again) - mlp + in_core
     work = max(repeated + in_mlp, behind)
     of_mlp = _mlp_put_off(form, rows, own)
-    # Of a row product the gathered gradient stays: in_mlp has it where the MLP is not gated.
+    # Put off, the activation's result stays while its gradient is made, and of a row product the
+    # gathered gradient.
     row = stream if form.splits else 0.0
-    split_work = max(repeated + in_mlp + row * form.is_gated, behind + of_mlp + row)
+    split_mlp = around_mlp + row + (5 if form.is_gated else 2) * inner
+    split_work = max(repeated + split_mlp, behind + of_mlp + row)
     return LayerBytes(kept, work, of_mlp + _cores_put_off(form, cores, rows, own), split_work)
 
 

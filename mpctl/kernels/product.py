@@ -63,7 +63,8 @@ class _ColumnProduct(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         is_put_off = ctx.later is not None and x is not None
-        whole = None if x is None or is_put_off else _gathering(x, ctx)
+        group, split = ctx.group, ctx.split
+        whole = None if x is None or is_put_off else _gathering(x, group, split)
         # [b, s, o/t] -> [b*s, o/t]
         rows = grad.flatten(0, -2)
         dx = None if weight is None else _summing((rows @ weight).view(*grad.shape[:-1], -1), ctx)
@@ -71,12 +72,15 @@ class _ColumnProduct(torch.autograd.Function):
         # [o/t, b*s] x [b*s, i] -> [o/t, i]
         dw = None if whole is None else rows.T @ whole.wait().flatten(0, -2)
         if is_put_off:
-            ctx.later.add(ctx.leaf, lambda: rows.T @ _gathering(x, ctx).wait().flatten(0, -2))
+            values = x.detach()  # x itself and ctx would keep the graph, and all that it ends in
+            ctx.later.add(
+                ctx.leaf, lambda: rows.T @ _gathering(values, group, split).wait().flatten(0, -2)
+            )
         return None if dx is None else dx.wait(), dw, db, None, None
 
 
-def _gathering(x: Tensor, ctx: Any) -> Pending:
-    return ctx.group.start_all_gather(x, SEQUENCE) if ctx.split else Pending(x)
+def _gathering(x: Tensor, group: Group, split: bool) -> Pending:
+    return group.start_all_gather(x, SEQUENCE) if split else Pending(x)
 
 
 def _summing(dx: Tensor, ctx: Any) -> Pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -90,3 +91,15 @@ def test_a_message_is_sent_once_and_with_what_needs_it(split: bool) -> None:
         assert found["same"] == [True, True] and found["dx"]
         assert sorted(then + deferred) == now
         assert deferred == ["all_gather"] * split
+
+
+def test_what_is_put_off_keeps_no_graph() -> None:
+    """Of a product's input its values are needed; through the graph behind it, what a pipeline
+    stage received and the gradient that it sent back would stay."""
+    later = Later()
+    layers = pair(Group(), later)
+    received = torch.ones(1, 2, 8, dtype=torch.float64, requires_grad=True)
+    layers(received * 2).sum().backward()
+    reference, taken = weakref.ref(received), later.take()
+    del received
+    assert reference() is None and len(taken) == 2

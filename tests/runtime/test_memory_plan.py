@@ -28,24 +28,28 @@ SEQUENCE = {"tp": 2, "parallel__sequence_parallel": True}
 FULL, SELECTIVE = {"training__recompute": "full"}, {"training__recompute": "selective"}
 PP2 = {"parallel__pp": 2, "model__layers": 4}
 ZERO_BUBBLE = {"parallel__schedule": "zero-bubble"}
+FEW = {
+    **ZERO_BUBBLE,
+    "parallel__pp": 4,
+    "model__layers": 8,
+    "training__global_batch_size": 8,
+}  # 2 micro batches
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16", **DRY}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {}, "dry": DRY, "tp2": {"tp": 2}, "tp2-sp": {**SEQUENCE, **DRY}, "full": FULL,
     "tp2-sp-full": {**SEQUENCE, **FULL}, "selective": SELECTIVE, "dp2": {"dp": 2, **DRY},
     "cp2": {"parallel__cp": 2}, "cp2-dry": {"parallel__cp": 2, **DRY}, "pp2": PP2, "cuda": CUDA,
     "gpipe": {**PP2, "parallel__schedule": "gpipe"}, "interleaved": {**PP2, "parallel__vpp": 2},
+    "cuda-fp32": {**CUDA, "training__dtype": "fp32"},
     "zero-bubble": {**PP2, **ZERO_BUBBLE, **DRY},
     "zero-bubble-full": {**PP2, **ZERO_BUBBLE, **DRY, **FULL},
     "zero-bubble-tp2-sp-full": {**PP2, **ZERO_BUBBLE, **SEQUENCE, **FULL},
-    "zero-bubble-few": {**ZERO_BUBBLE, **DRY, "parallel__pp": 4, "model__layers": 4,
-                        "training__global_batch_size": 8},
-    "zero-bubble-few-full": {**ZERO_BUBBLE, **DRY, **FULL, "parallel__pp": 4, "model__layers": 4,
-                             "training__global_batch_size": 8},
+    "zero-bubble-few": {**FEW, **DRY}, "zero-bubble-few-full": {**FEW, **DRY, **FULL},
     "cuda-full": {**CUDA, **FULL},
 }  # fmt: skip
 QUICK = {("gpt", "interleaved"), ("gpt", "cuda"), ("llama", "tp2-sp"), ("bert", "full"),
          ("t5", "cp2-dry"), ("glm", "selective"), ("llama", "zero-bubble-full"),
-         ("t5", "zero-bubble-few")}  # fmt: skip
+         ("t5", "zero-bubble-few"), ("t5", "cuda-fp32")}  # fmt: skip
 
 
 def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
