@@ -74,7 +74,10 @@ class RelativeBias(nn.Module):
         return self.at(range(offset, offset + query_len), range(key_len))
 
     def at(self, queries: Places, keys: Places) -> Tensor:
-        """[1, a/t, q, k] for any global positions [q] and [k]: a context-parallel rank's too."""
+        """[1, a/t, q, k] for any global positions [q] and [k]: a context-parallel rank's too.
+
+        Contiguous: CUDA's fused attention takes no bias whose last stride is not 1.
+        """
         device = self.weight.device
         # [1, k] - [q, 1] -> [q, k] -> [q, k, a/t] -> [1, a/t, q, k]
         relative = numbers(keys, device) - numbers(queries, device)[:, None]
@@ -84,7 +87,7 @@ class RelativeBias(nn.Module):
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        return F.embedding(places, self.weight).permute(2, 0, 1)[None]
+        return F.embedding(places, self.weight).permute(2, 0, 1).contiguous()[None]
 
     def extra_repr(self) -> str:
         own = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"

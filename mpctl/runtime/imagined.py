@@ -5,8 +5,9 @@ autograd needs no driver; it takes the same ways as any accelerator (large block
 apart). Three things are then answered for it:
 
 - scaled dot product attention is a GPU's fused kernel (FlashAttention, arXiv 2205.14135; with a
-  mask or in 32 bit the memory-efficient one, arXiv 2112.05682), which keeps no scores. fp64, and
-  grouped heads where FlashAttention does not go, have no fused kernel there: torch's own products.
+  mask or in 32 bit the memory-efficient one, arXiv 2112.05682), which keeps no scores. fp64,
+  grouped heads where FlashAttention does not go, and tensors whose last stride is not 1 have no
+  fused kernel there: torch's own products.
 - RMSNorm is one kernel, which keeps its input.
 - a process group (torch's `fake` backend) that answers every message at once and sends none.
 
@@ -82,19 +83,26 @@ def _fused(
     causal = is_causal or isinstance(attn_mask, CausalBias)
     is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD and not is_masked
     held = (query, key, value)
-    if is_flash:
+    if is_flash and _have_rows(*held):
         padding = -query.shape[-1] % 8
         padded = tuple(F.pad(x, (0, padding)) for x in held) if padding else held
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         found = flash(*padded, 0.0, causal, False, scale=scale)[0]
         return found[..., : query.shape[-1]] if padding else found
     is_grouped = key.shape[1] != query.shape[1]
-    if query.dtype == torch.float64 or is_grouped:
+    biases = (attn_mask,) if is_masked else ()
+    if query.dtype == torch.float64 or is_grouped or not _have_rows(*held, *biases):
         mask = attn_mask if is_masked else None
         return _PRODUCTS(*held, mask, is_causal=causal, scale=scale, enable_gqa=enable_gqa)
     bias = _added(attn_mask, query) if is_masked else None
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     return efficient(*held, bias, True, 0.0, causal, scale=scale)[0]
+
+
+def _have_rows(*tensors: Any) -> bool:
+    """What torch asks of every fused kernel on CUDA (sdp_utils_cpp.h,
+    check_last_dim_stride_equals_1_dense)."""
+    return all(tensor.stride(-1) == 1 for tensor in tensors)
 
 
 def _fused_norm(x: Tensor, _: Any, weight: Tensor, eps: float) -> Tensor:

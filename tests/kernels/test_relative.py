@@ -90,3 +90,10 @@ def test_bad_tables_are_refused() -> None:
         RelativeBias(32, 128, 6, group=Group(0, 4), bidirectional=True)
     text = repr(RelativeBias(32, 128, 6, group=Group(1, 2), bidirectional=False))
     assert text == "RelativeBias(heads 3..6 of 6, 32 buckets to 128, bidirectional=False, t=2)"
+
+
+def test_a_bias_is_contiguous() -> None:
+    """Its last stride is 1, without which CUDA's fused attention refuses it."""
+    bias = RelativeBias(8, 20, 4, group=Group(0, 2), bidirectional=True)
+    fill(bias)
+    assert bias(5, 9).is_contiguous() and bias(5, 9).shape == (1, 2, 5, 9)

@@ -214,6 +214,23 @@ def test_fused_attention_keeps_no_scores() -> None:
             assert result.nbytes + 8 * 2048 * 4 <= ledger.total - before <= most
 
 
+def test_a_bias_of_other_strides_has_no_fused_kernel_on_cuda() -> None:
+    """fp32, a bias of 8 heads over 512 keys: fused keeps no scores of 8 MiB, products do."""
+    device, kept = torch.device("meta"), []
+    for is_permuted in (False, True):
+        with imagined(device), Ledger(device) as ledger:
+            q = torch.empty(1, 8, 512, 64, device=device, requires_grad=True)
+            shape = (1, 512, 512, 8) if is_permuted else (1, 8, 512, 512)
+            bias = torch.empty(shape, device=device)
+            bias = bias.permute(0, 3, 1, 2) if is_permuted else bias
+            before = ledger.total
+            result = _fused(q, q, q, bias)
+            assert result.shape == q.shape
+            kept.append(ledger.total - before)
+    scores = 8 * 512 * 512 * 4
+    assert kept[0] < scores <= kept[1]
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 
