@@ -57,6 +57,17 @@ def split_parts(sizes: Sequence[int], *, parts: int, index: int) -> tuple[range,
     return tuple(blocks)
 
 
+def splits_kv_heads(kv_heads: int, head_dim: int, *, parts: int) -> bool:
+    """Whether `parts` ranks can share the key-value heads: each has whole heads, or an equal number
+    of the columns of one.
+
+    >>> [splits_kv_heads(2, 6, parts=t) for t in (1, 2, 3, 4, 6, 8)]
+    [True, True, False, True, False, False]
+    """
+    in_columns = parts % kv_heads == 0 and kv_heads * head_dim % parts == 0
+    return kv_heads % parts == 0 or in_columns
+
+
 def validation_batches(samples: int, *, micro_batch: int, parts: int, index: int) -> list[range]:
     """Sample numbers of each validation micro batch of replica `index` of `parts`.
 

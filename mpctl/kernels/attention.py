@@ -28,7 +28,7 @@ from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import Init
 from mpctl.kernels.regions import gather_sequence
 from mpctl.kernels.rotary import Rotary
-from mpctl.sharding import divisors, local_range, local_size
+from mpctl.sharding import divisors, local_range, local_size, splits_kv_heads
 
 
 class ParallelSelfAttention(nn.Module):
@@ -158,13 +158,9 @@ class ParallelSelfAttention(nn.Module):
 
 def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
     """Whole key-value heads to a rank, or whole shares of one: kv_heads / t or its inverse."""
-
-    def splits(ranks: int) -> bool:
-        shares = ranks % kv_heads == 0 and kv_heads * head_dim % ranks == 0
-        return kv_heads % ranks == 0 or shares
-
-    if not splits(t):
-        legal = ", ".join(str(ranks) for ranks in divisors(heads) if splits(ranks))
+    if not splits_kv_heads(kv_heads, head_dim, parts=t):
+        legal = ", ".join(str(ranks) for ranks in divisors(heads)
+                          if splits_kv_heads(kv_heads, head_dim, parts=ranks))  # fmt: skip
         raise ValueError(
             f"kv_heads: {kv_heads} is not divisible by {t} ranks, nor do {t} ranks share a head's "
             f"{head_dim} columns evenly (use one of {legal} ranks)"

@@ -41,6 +41,24 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
                     f"use {model.heads}")  # fmt: skip
 
 
+def relative_rules(job: JobSpec) -> Iterator[Check]:
+    """Half of the buckets of each direction stand for one distance each, and the largest distance
+    lies beyond: of n buckets n/4 in the encoder, which looks both ways, n/2 in the decoder."""
+    model = job.model
+    if model is None or model.position != "relative":
+        return
+    buckets, distance = model.relative_buckets, model.relative_max_distance
+    if buckets % 2 or buckets < 4:
+        yield Check("relative-buckets", "error", "model.relative_buckets",
+                    f"{buckets} buckets are not an even number of at least 4",
+                    f"use {max(4, buckets + buckets % 2)}")  # fmt: skip
+    elif distance <= buckets // 2:
+        yield Check("relative-distance", "error", "model.relative_max_distance",
+                    f"{distance} is not above the {buckets // 2} distances that have a bucket of "
+                    f"their own among {buckets}",
+                    f"use {buckets // 2 + 1} or more, or fewer relative_buckets")  # fmt: skip
+
+
 def decoder_rules(job: JobSpec) -> Iterator[Check]:
     """Only t5 has a decoder, and it needs both its depth and its length."""
     model = job.model

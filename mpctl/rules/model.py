@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mpctl.errors import Offer
 from mpctl.rules.check import Check, divides, refusal
-from mpctl.sharding import divisors, padded_vocab
+from mpctl.sharding import divisors, padded_vocab, splits_kv_heads
 from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural
@@ -39,21 +39,40 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
     kv, heads = model.kv_heads, model.heads
     if heads % kv:
         yield divides("kv-heads-divide-heads", "model.kv_heads", heads, kv, "attention heads")
-    if kv % tp and tp % kv:
-        legal = tuple(k for k in divisors(heads) if kv % k == 0 or k % kv == 0)
-        yield refusal(
-            "tp-divides-kv-heads",
-            "parallel.tp",
-            f"{tp} neither divides {plural(kv, 'kv head')} nor is a multiple of them",
-            Offer("parallel.tp", legal),
-        )
+    countable = model.head_dim is not None or model.hidden % heads == 0
+    columns = model.head_size if countable else tp  # heads-divide-hidden says what is wrong
+    if not splits_kv_heads(kv, columns, parts=tp):
+        legal = tuple(k for k in divisors(heads) if splits_kv_heads(kv, columns, parts=k))
+        message = f"{tp} neither divides {plural(kv, 'kv head')} nor is a multiple of them"
+        if tp % kv == 0:
+            message = f"{tp // kv} ranks share a kv head, and do not divide its {columns} columns"
+        yield refusal("tp-divides-kv-heads", "parallel.tp", message, Offer("parallel.tp", legal))
     elif kv % tp:
         yield Check(
             "tp-divides-kv-heads",
             "warning",
             "parallel.tp",
-            f"each of {kv} kv heads is copied to {tp // kv} ranks",
+            f"the columns of each of {kv} kv heads are split over {tp // kv} ranks, which gather "
+            "its keys and values in every layer",
         )
+
+
+def rotary_rules(job: JobSpec) -> Iterator[Check]:
+    """Rotary positions turn pairs of a head's columns; Llama 3.1's scaling blends between two
+    wavelengths."""
+    model = job.model
+    if model is None or model.position != "rotary":
+        return
+    if model.head_dim is not None and model.head_dim % 2:
+        yield Check("rotary-head-dim", "error", "model.head_dim",
+                    f"{model.head_dim} is odd, but rotary positions turn pairs of columns",
+                    f"use {model.head_dim + 1}, or model.position learned")  # fmt: skip
+    scaling = model.rotary_scaling
+    if scaling is not None and scaling.high_freq_factor <= scaling.low_freq_factor:
+        yield Check("rotary-scaling", "error", "model.rotary_scaling.high_freq_factor",
+                    f"{scaling.high_freq_factor:g} is not above low_freq_factor "
+                    f"{scaling.low_freq_factor:g}",
+                    f"use a number above {scaling.low_freq_factor:g}")  # fmt: skip
 
 
 def width_rules(job: JobSpec) -> Iterator[Check]:

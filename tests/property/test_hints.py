@@ -137,15 +137,18 @@ def test_tp_divides_ffn(tp: int, ffn: int) -> None:
         assert_kept("tp-divides-ffn", {"parallel.tp": legal, "model.ffn": ffn})
 
 
-@given(tp=st.integers(1, 16), heads=st.integers(1, 32), kv=st.integers(1, 32))
-def test_kv_heads(tp: int, heads: int, kv: int) -> None:
-    job = {"model.heads": heads, "model.kv_heads": kv, "model.head_dim": 64, "parallel.tp": tp}
+@given(
+    tp=st.integers(1, 16), heads=st.integers(1, 32), kv=st.integers(1, 32),
+    width=st.sampled_from([1, 6, 64]),
+)  # fmt: skip
+def test_kv_heads(tp: int, heads: int, kv: int, width: int) -> None:
+    job = {"model.heads": heads, "model.kv_heads": kv, "model.head_dim": width, "parallel.tp": tp}
     hint = way_out("kv-heads-divide-heads", job)
     assert (hint is None) == (heads % kv == 0)
     for legal in numbers(hint or ""):
         assert_kept("kv-heads-divide-heads", {**job, "model.kv_heads": legal})
     hint = way_out("tp-divides-kv-heads", job)
-    assert (hint is None) == (kv % tp == 0 or tp % kv == 0)
+    assert (hint is None) == (kv % tp == 0 or (tp % kv == 0 and kv * width % tp == 0))
     for legal in numbers(hint or ""):
         assert_kept("tp-divides-kv-heads", {**job, "parallel.tp": legal})
         assert_kept("tp-divides-heads", {**job, "parallel.tp": legal})

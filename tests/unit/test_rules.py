@@ -23,6 +23,8 @@ T5 = {
     "model.decoder_layers": 12,
     "model.decoder_seq_length": 256,
 }
+LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position": 8192.0}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -371,14 +373,54 @@ CASES = (
         {"parallel.tp": 3, "model.kv_heads": 4},
         "parallel.tp",
         ("3 neither divides 4 kv heads",),
-        r"use 1, 2, 4 or 12",
+        r"use 1, 2 or 4",  # not 12: 3 ranks cannot share 64 columns
+    ),
+    Case(
+        "tp-divides-kv-heads",
+        {"parallel.tp": 1, "model.kv_heads": 1, "model.head_dim": 7},
+        {"parallel.tp": 2, "model.kv_heads": 1, "model.head_dim": 7},
+        "parallel.tp",
+        ("2 ranks share a kv head", "7 columns"),
+        r"use 1$",
+    ),
+    Case(
+        "rotary-head-dim",
+        {"model.position": "rotary", "model.head_dim": 8},
+        {"model.position": "rotary", "model.head_dim": 7},
+        "model.head_dim",
+        ("7 is odd",),
+        r"use 8",
+    ),
+    Case(
+        "rotary-scaling",
+        {"model.position": "rotary", "model.rotary_scaling": LLAMA_3},
+        {"model.position": "rotary", "model.rotary_scaling": {**LLAMA_3, "high_freq_factor": 1.0}},
+        "model.rotary_scaling.high_freq_factor",
+        ("1 is not above low_freq_factor 1",),
+        r"above 1",
+    ),
+    Case(
+        "relative-buckets",
+        {**T5, "model.relative_buckets": 8},
+        {**T5, "model.relative_buckets": 7},
+        "model.relative_buckets",
+        ("7 buckets", "at least 4"),
+        r"use 8",
+    ),
+    Case(
+        "relative-distance",
+        {**T5, "model.relative_buckets": 8, "model.relative_max_distance": 5},
+        {**T5, "model.relative_buckets": 8, "model.relative_max_distance": 4},
+        "model.relative_max_distance",
+        ("4 is not above the 4",),
+        r"use 5",
     ),
     Case(
         "tp-divides-kv-heads",
         {"parallel.tp": 4, "model.kv_heads": 4},
         {"parallel.tp": 4, "model.kv_heads": 2},
         "parallel.tp",
-        ("2 kv heads", "2 ranks"),
+        ("2 kv heads are split over 2 ranks",),
         "",
         status="warning",
     ),
