@@ -38,6 +38,7 @@ LLAMA = {
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": LLAMA,
+    "llama-1kv": {**LLAMA, "kv_heads": 1},  # a head that two ranks share
     "glm": {"family": "glm"},
     "t5": {"family": "t5", "decoder_layers": 2, "decoder_seq_length": 16, "norm": "rmsnorm",
            "position": "relative", "bias": False, "relative_buckets": 8,
@@ -108,7 +109,7 @@ def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps:
     return worst
 
 
-CACHED = ("gpt", "llama", "glm", "t5")
+CACHED = ("gpt", "llama", "llama-1kv", "glm", "t5")
 LENGTHS = {"one": (9,), "unequal": (9, 4, 13)}
 
 
