@@ -23,6 +23,7 @@ from mpctl.errors import Offer
 from mpctl.families.costs import job_costs
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
+from mpctl.units import plural
 
 Span = tuple[int, int]
 
@@ -79,9 +80,9 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
             "embedding_is_layer and loss_is_layer out: the costs already say it",
         )
     if layers < blocks:
-        cut = f"{p.pp} stages" + (f" x {p.vpp} chunks" if p.vpp > 1 else "")
         raise UnevenLayersError(
-            f"{layers} layers leave some of {cut} empty", f"use {blocks} layers or more"
+            f"{plural(layers, 'layer')} cannot fill {_cut_text(p.pp, p.vpp)}",
+            f"use {blocks} layers or more",
         )
     return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp), p.pp)
 
@@ -123,8 +124,8 @@ def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | No
         )
     if rest < 0 or (inner == 0 and rest) or (inner and rest % (inner * vpp)):
         raise UnevenLayersError(
-            f"{layers} layers less {sum(given)} of {len(given)} end stages leave {rest} for "
-            f"the other {inner} of {pp} stages" + (f" of {vpp} chunks" if vpp > 1 else ""),
+            f"{plural(layers, 'layer')} without the {sum(given)} of the end stages leave {rest}, "
+            f"which cannot be split evenly into the other {_cut_text(inner, vpp)} of {pp}",
             "choose parallel.first_stage_layers and last_stage_layers so that the rest divides",
         )
     if any(count % vpp for count in given):
@@ -139,10 +140,15 @@ def _with_ends(layers: int, pp: int, vpp: int, first: int | None, last: int | No
 
 
 def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
-    counted = f"{layers} layers" + (f" and {extra} counted as such" if extra else "")
-    cut = f"{pp} stages" + (f" x {vpp} chunks" if vpp > 1 else "")
+    counted = plural(layers, "layer") + (f" and {extra} counted as such" if extra else "")
     offers = tuple(_even_cuts(layers, extra, pp, vpp))
-    return UnevenLayersError(f"{counted} do not divide over {cut}", offers=offers)
+    message = f"{counted} cannot be split evenly into {_cut_text(pp, vpp)}"
+    return UnevenLayersError(message, offers=offers)
+
+
+def _cut_text(pp: int, vpp: int) -> str:
+    """`4 stages x 2 chunks`."""
+    return plural(pp, "stage") + (f" x {plural(vpp, 'chunk')}" if vpp > 1 else "")
 
 
 def _even_cuts(layers: int, extra: int, pp: int, vpp: int) -> Iterator[Offer]:

@@ -26,6 +26,7 @@ from mpctl.spec.load import Loaded, partial_from_raw
 from mpctl.spec.merge import lay
 from mpctl.spec.names import TABLES, with_full_names
 from mpctl.stages import UnevenLayersError, job_stages
+from mpctl.units import plural
 
 OURS = "mpctl"
 CONFIG_BYTES = 2**20
@@ -85,8 +86,8 @@ def as_others_run(job: JobSpec) -> tuple[JobSpec, list[Check]]:
         by_cost = _with(job, stage_balance="cost")
         if layers < job.parallel.pp * job.parallel.vpp or _says_cut(job):
             return job, []
-        hint = "say how they are cut: parallel.first_stage_layers, embedding_is_layer, ..."
-        message = f"{error}: they are taken to be cut by cost"
+        hint = "say how they are split: parallel.first_stage_layers, embedding_is_layer, ..."
+        message = f"{error}: assumed to be split by cost"
         return by_cost, [Check("layers-assumed", "warning", "parallel", message, hint)]
 
 
@@ -106,11 +107,11 @@ def require_countable(job: JobSpec) -> None:
         table, key = where.split(".")
         value = getattr(getattr(job, table), key, None) or 0
         if value > most:
-            issues.append(Issue("too-large", where, f"{value:,} is more than a batch counts",
+            issues.append(Issue("too-large", where, f"{value:,} is more than a batch accepts",
                                 f"use at most {most:,}; `mpctl plan` takes more"))  # fmt: skip
     p = job.parallel
     if p.pp > 1 and p.pp * p.vpp * min(job.num_microbatches, GROUPS * p.pp) > MOST_PASSES:
-        message = f"{p.pp} stages of {p.vpp} chunks are more than a batch plays"
+        message = f"{p.pp} stages of {plural(p.vpp, 'chunk')} are more than a batch simulates"
         issues.append(Issue("too-large", "parallel.pp", message, "use `mpctl plan`"))
     if p.pp > 1 and p.pp * job.num_microbatches > MOST_ROUNDS:
         message = f"{job.num_microbatches:,} micro batches on {p.pp} stages are too many"

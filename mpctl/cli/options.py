@@ -33,36 +33,53 @@ class Flag:
 
 
 FLAGS = (
-    Flag("--nodes", "cluster.nodes", int, "Hosts in the cluster."),
-    Flag("--gpus-per-node", "cluster.gpus_per_node", int, "Ranks on each host."),
-    Flag("--cluster", "cluster", str, "Cluster preset."),
-    Flag("--model", "model", str, "Model preset."),
+    Flag("--nodes", "cluster.nodes", int, "Number of hosts."),
+    Flag("--gpus-per-node", "cluster.gpus_per_node", int, "Ranks (GPUs) on each host."),
+    Flag("--cluster", "cluster", str, "A cluster preset's name."),
+    Flag("--model", "model", str, "A model preset's name."),
     Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
-    Flag("--pp", "parallel.pp", int, "Pipeline stages."),
-    Flag("--dp", "parallel.dp", int, "Data-parallel size; derived when absent."),
+    Flag("--pp", "parallel.pp", int, "Pipeline-parallel size: stages."),
+    Flag("--dp", "parallel.dp", int, "Data-parallel size; follows from the others."),
     Flag("--cp", "parallel.cp", int, "Context-parallel size."),
-    Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual stages) a pipeline rank."),
-    Flag("--stage-balance", "parallel.stage_balance", str, "Layers a stage: even, or by cost."),
-    Flag("--order", "parallel.order", str, "Axes, fastest over ranks first: tp-cp-dp-pp."),
+    Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual stages) of a rank."),
+    Flag(
+        "--stage-balance", "parallel.stage_balance", str, "even or cost: equal layers or compute."
+    ),
+    Flag("--order", "parallel.order", str, "Axes, fastest-varying over ranks first."),
     Flag(
         "--sequence-parallel/--no-sequence-parallel",
         "parallel.sequence_parallel",
         bool,
-        "Split the sequence over tp between the tensor-parallel regions.",
+        "Split the sequence over tp outside of attention and MLP.",
     ),
     Flag("--zero", "parallel.zero", int, "ZeRO stage, 0 to 3."),
     Flag(
         "--allow-tp-across-nodes/--no-allow-tp-across-nodes",
         "parallel.allow_tp_across_nodes",
         bool,
-        "Accept tensor-parallel groups that leave their node.",
+        "Accept tensor-parallel groups that span nodes.",
     ),
-    Flag("--micro-batch-size", "training.micro_batch_size", int, "Samples a rank takes at once."),
-    Flag("--global-batch-size", "training.global_batch_size", int, "Samples of one step."),
-    Flag("--recompute", "training.recompute", str, "none, selective or full."),
-    Flag("--dtype", "training.dtype", str, "fp32, bf16, fp16, ..."),
+    Flag(
+        "--micro-batch-size",
+        "training.micro_batch_size",
+        int,
+        "Samples that a rank computes at once.",
+    ),
+    Flag(
+        "--global-batch-size",
+        "training.global_batch_size",
+        int,
+        "Samples of a step, over all ranks.",
+    ),
+    Flag(
+        "--recompute",
+        "training.recompute",
+        str,
+        "Activations computed again: none, selective, full.",
+    ),
+    Flag("--dtype", "training.dtype", str, "Data type: fp32, bf16, fp16, ..."),
     Flag("--steps", "training.steps", int, "Steps to train."),
-    Flag("--seed", "training.seed", int, "Weights, data order and dropout follow from it."),
+    Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout."),
 )
 
 
@@ -151,6 +168,6 @@ def _set_parameter() -> inspect.Parameter:
         "--set",
         metavar="KEY=VALUE",
         rich_help_panel="Job",
-        help="Any other setting of the job, e.g. parallel.vpp=2; may be repeated.",
+        help="Any setting of the job, e.g. dropout=0.1 or training.dropout=0.1; repeatable.",
     )
     return _keyword("set_", Annotated[list[str] | None, option])

@@ -29,7 +29,7 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
                     f"use {' or '.join(legal)}")  # fmt: skip
     if model.seq_length < (least := SHORTEST[model.family]):
         yield Check("shortest-sequence", "error", "model.seq_length",
-                    f"{model.seq_length} tokens do not hold one sample of family {model.family}",
+                    f"{model.seq_length} is too short for a sample of family {model.family}",
                     f"use {least} or more")  # fmt: skip
     if model.norm_order == "post" and model.family != "bert":
         yield Check("family-norms", "error", "model.norm_order",

@@ -34,7 +34,7 @@ def freeze_rules(job: JobSpec) -> Iterator[Check]:
                     "leave out a pattern, or narrow one: layers.[0-5].* is 6 layers")  # fmt: skip
     elif frozen:
         share = sum(sizes[name] for name in frozen) / sum(sizes.values())
-        message = f"{count} are left alone, {share:.1%} of the model's elements"
+        message = f"{count} are frozen, {share:.1%} of the model's elements"
         yield Check("freeze-leaves-some", "ok", WHERE, message)
 
 
@@ -47,4 +47,4 @@ def _matches_nothing(pattern: str, model: Model, names: list[str]) -> Check:
     last = max(model.layers, model.decoder_layers or 0) - 1
     return Check("freeze-matches", "error", WHERE,
                  f"{pattern!r} matches none of {len(names)} parameters, with layers 0 to {last}",
-                 f"patterns meet whole names, such as {', '.join(near)}")  # fmt: skip
+                 f"a pattern must match a whole name, such as {', '.join(near)}")  # fmt: skip

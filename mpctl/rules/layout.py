@@ -122,7 +122,7 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
         yield refusal(
             "vpp-needs-pp",
             "parallel.vpp",
-            f"{p.vpp} chunks a stage need a pipeline, and pp is 1",
+            f"vpp is {p.vpp}, {p.vpp} chunks a stage, but pp is 1: there is no pipeline",
             Offer("parallel.vpp", (1,), "vpp"),
             Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2),
         )
@@ -131,7 +131,8 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
             "microbatches-fill-pipeline",
             "error",
             "training.global_batch_size",
-            f"{m} micro batches do not divide over {p.pp} interleaved stages",
+            f"{plural(m, 'micro batch', 'micro batches')} cannot be split evenly into {p.pp} "
+            "interleaved stages",
             f"use a global batch of a multiple of {p.pp} micro batches",
         )
     if (p.schedule == "interleaved") != (p.vpp > 1) and p.schedule != "1f1b":
@@ -139,7 +140,7 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
             "schedule-vpp",
             "error",
             "parallel.schedule",
-            f"{p.schedule} does not go with {p.vpp} chunks a stage",
+            f"{p.schedule} cannot run with {plural(p.vpp, 'chunk')} a stage",
             "use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
         )
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
@@ -163,12 +164,15 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
             "layers-per-stage",
             "error",
             where,
-            f"{layers} layers leave a stage empty",
+            f"{plural(layers, 'layer')} cannot fill all stages",
             "use fewer stages or more layers",
         )
     chunks = f" in {job.parallel.vpp} chunks" if job.parallel.vpp > 1 else ""
     return Check(
-        "layers-per-stage", "ok", where, f"{layers} layers: {listed(counts)} a stage{chunks}"
+        "layers-per-stage",
+        "ok",
+        where,
+        f"{plural(layers, 'layer')}: {listed(counts)} a stage{chunks}",
     )
 
 
@@ -236,6 +240,6 @@ def zero_rules(job: JobSpec) -> Iterator[Check]:
             "zero-needs-dp",
             "warning",
             "parallel.zero",
-            f"ZeRO {job.parallel.zero} shares nothing when dp and cp are 1",
+            f"ZeRO {job.parallel.zero} has no effect: dp and cp are 1",
             "use zero 0, or more replicas",
         )

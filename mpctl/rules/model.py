@@ -21,7 +21,7 @@ def model_rules(job: JobSpec) -> Iterator[Check]:
             "max-positions",
             "error",
             "model.max_positions",
-            f"{model.max_positions} positions are fewer than the sequence's {model.seq_length}",
+            f"{model.max_positions} is less than the sequence length, {model.seq_length}",
             f"use at least {model.seq_length}",
         )
 
@@ -126,12 +126,13 @@ def batch_rules(job: JobSpec) -> Iterator[Check]:
         down, up = batch // per_pass * per_pass, -(-batch // per_pass) * per_pass
         legal = tuple(k for k in divisors(batch) if batch % (k * dp) == 0)
         yield refusal(
-            rule, where, f"{batch} samples do not divide by {product}",
+            rule, where, f"{plural(batch, 'sample')} cannot be divided by {product}",
             Offer(where, tuple(sorted({down or up, up})), "a global batch of"),
             Offer("training.micro_batch_size", legal, "micro batch", near=t.micro_batch_size),
         )  # fmt: skip
     else:
-        message = f"{batch} samples = {product} x {batch // per_pass} micro batches"
+        count = plural(batch // per_pass, "micro batch", "micro batches")
+        message = f"{plural(batch, 'sample')} = {product} x {count}"
         yield Check(rule, "ok", where, message)
 
 

@@ -169,7 +169,7 @@ def test_any_number_of_layers_goes_on_any_number_of_stages(family: str, pp: int,
     [
         (
             {"parallel.pp": 8, "parallel.vpp": 2},
-            "12 layers leave some of 8 stages x 2 chunks empty",
+            "12 layers cannot fill 8 stages x 2 chunks",
         ),
         ({"parallel.pp": 2, "parallel.first_stage_layers": 7}, "balanced by cost, and the layers"),
         ({"parallel.pp": 2, "parallel.loss_is_layer": True}, "balanced by cost, and the layers"),

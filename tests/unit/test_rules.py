@@ -180,7 +180,7 @@ CASES = (
         {"parallel.pp": 3, "parallel.first_stage_layers": 4},
         {"parallel.pp": 3, "parallel.first_stage_layers": 12},
         "model.layers",
-        ("12 layers", "empty"),
+        ("12 layers", "cannot fill"),
         r"fewer stages or more layers",
     ),
     Case(
@@ -301,7 +301,7 @@ CASES = (
         {"training.freeze": ["embedding.*", "layers.12.*"]},
         "training.freeze",
         ("'layers.12.*'", "none of 148 parameters", "layers 0 to 11"),
-        r"whole names, such as layers\.0\.",
+        r"whole name, such as layers\.0\.",
     ),
     Case(
         "freeze-leaves-some",
@@ -316,7 +316,7 @@ CASES = (
         {"model.family": "bert", "model.seq_length": 5},
         {"model.family": "bert", "model.seq_length": 4},
         "model.seq_length",
-        ("4 tokens", "bert"),
+        ("4 is too short", "bert"),
         r"use 5",
     ),
     Case(
