@@ -22,7 +22,7 @@ from mpctl.render.fold import groups_text, layers_text, members_text, merged, no
 from mpctl.topology import Topology
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
-SHOWN_NODES, GPUS_A_ROW, ROOM = 4, 8, 60
+SHOWN_NODES, GPUS_A_ROW, ROOM = 4, 8, 48
 
 
 def nodes_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:

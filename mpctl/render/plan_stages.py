@@ -31,8 +31,8 @@ def stages_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[Rende
     assert plan.estimate is not None
     for block in plan.estimate.blocks:
         yield _block_table(block, topology)
-    yield from _pipeline(plan.estimate)
-    yield _memory(plan, topology, plan.estimate.memory, full=full)
+    yield from _pipeline(plan.estimate, topology)
+    yield _memory(plan, plan.estimate.memory, full=full)
 
 
 def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
@@ -50,12 +50,13 @@ def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
     return Group(table, Text(note, style="dim"))
 
 
-def _pipeline(estimate: Estimate) -> Iterator[RenderableType]:
+def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:
     """What each stage sends its neighbours, and what is summed over the stages that share it."""
     if len(estimate.messages) == 1:
         return
-    columns = ("stage", "messages", "bytes", "shared")
-    table = plain_table("\nPipeline traffic of one step", columns, left=columns[:1])
+    nodes = _nodes_column(topology)
+    columns = ("stage", "messages", "bytes", "shared", *nodes)
+    table = plain_table("\nPipeline traffic of one step", columns, left=("stage", "nodes"))
     rows = []
     for messages in estimate.messages:
         sends = [m for m in messages if (m.axis, m.kind) == ("pp", "send")]
@@ -63,25 +64,24 @@ def _pipeline(estimate: Estimate) -> Iterator[RenderableType]:
         sent = sum(m.bytes * m.count for m in sends)
         rows.append((f"{sum(m.count for m in sends):,}", *map(bytes_text, (sent, shared))))
     for first, last in fold(rows):
-        table.add_row(span_text(first, last), *rows[first])
+        held = [_nodes(topology, first, last)] if nodes else []
+        table.add_row(span_text(first, last), *rows[first], *held)
     yield table
     yield Text("shared: gradients of parameters that several stages hold, summed over them",
                style="dim")  # fmt: skip
 
 
-def _memory(
-    plan: Plan, topology: Topology, memory: Sequence[StageMemory], *, full: bool
-) -> Table:  # fmt: skip
-    columns = ("stage", *_nodes_column(topology), "layers", "parameters", *SIZES)
+def _memory(plan: Plan, memory: Sequence[StageMemory], *, full: bool) -> Table:
+    columns = ("stage", "layers", "params", *SIZES)
     title = "\nMemory of one rank, by stage, at its peak"
-    table = plain_table(title, columns, left=("stage", "nodes", "layers"))
+    table = plain_table(title, columns, left=("stage", "layers"))
+    table.padding = (0, 1, 0, 0)  # eight columns of sizes, in a terminal of 80
     for first, last in _shown(memory, full=full):
-        nodes = [_nodes(topology, first, last)] if "nodes" in columns else []
         own = memory[first : last + 1]
         counts = sorted({stage.parameters for stage in own})
         parameters = "-".join(count_text(count) for count in dict.fromkeys((counts[0], counts[-1])))
         sizes = (bytes_span_text(min(row), max(row)) for row in zip(*map(_sizes, own), strict=True))
-        table.add_row(span_text(first, last), *nodes, _layers(plan, first, last), parameters,
+        table.add_row(span_text(first, last), _layers(plan, first, last), parameters,
                       *sizes)  # fmt: skip
     return table
 
