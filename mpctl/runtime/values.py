@@ -132,6 +132,9 @@ class GatheredValues(SlicedValues):
         self.pending.wait()
 
     def free(self) -> None:
+        """Give the memory back, after a gather under way has ended: it writes there until then."""
+        if self.pending is not None:
+            self.pending.wait()
         self.pending = None
         if self.flat.untyped_storage().nbytes():
             _resize(self.flat, 0)

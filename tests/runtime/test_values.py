@@ -1,0 +1,63 @@
+"""ZeRO 3's store of a bucket: what it does with a gather that is still under way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpctl.families.buckets import Bucket
+from mpctl.kernels.group import Group, Pending
+from mpctl.runtime.gradients import Block
+from mpctl.runtime.values import GatheredValues
+
+
+@dataclass
+class LateWork:
+    """Writes what it gathered when it is waited for, into the storage as it is then."""
+
+    whole: Tensor
+    shard: Tensor
+    seen: list[int]
+
+    def wait(self) -> Any:
+        self.seen.append(self.whole.untyped_storage().nbytes())
+        if self.seen[-1]:
+            self.whole.copy_(self.shard)
+
+
+@dataclass(frozen=True)
+class LateGroup(Group):
+    seen: list[int] = field(default_factory=list)
+
+    def start_all_gather_into(self, whole: Tensor, part: Tensor) -> Pending:
+        return Pending(whole, LateWork(whole, part, self.seen))
+
+
+@pytest.fixture
+def store() -> GatheredValues:
+    bucket = Bucket(("w",), (4,), (0,), 1, "layers.0", True, True, False, False)
+    group = LateGroup()
+    return GatheredValues(Block(bucket, (nn.Parameter(torch.arange(4.0)),), group))
+
+
+def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: GatheredValues) -> None:
+    """A gather that was started and not needed: it is waited for before its memory goes."""
+    seen = store.block.replicas.seen
+    store.start()
+    assert seen == [] and store.flat.untyped_storage().nbytes() == 16
+    store.free()
+    assert seen == [16] and store.flat.untyped_storage().nbytes() == 0
+    store.free()
+    assert seen == [16]
+
+
+def test_a_gather_after_it_gives_the_values_again(store: GatheredValues) -> None:
+    store.start()
+    store.free()
+    store.gather()
+    (parameter,) = store.block.parameters
+    assert parameter.tolist() == [0.0, 1.0, 2.0, 3.0]
