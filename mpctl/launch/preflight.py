@@ -93,9 +93,28 @@ def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
 
 
 def launch_warnings(job: JobSpec, machine: Machine) -> list[str]:
-    if chosen_device(job, machine) != "cpu":
-        return []
-    return list(rehearsal_warnings(job, machine))
+    found = list(_compile_warnings(job))
+    if chosen_device(job, machine) == "cpu":
+        found += rehearsal_warnings(job, machine)
+    return found
+
+
+def _compile_warnings(job: JobSpec) -> Iterator[str]:
+    """torch.compile ends its graph at a layer's collectives and random masks, and captures next to
+    nothing of a layer that is recomputed: such a job gains nothing, and pays for the attempt."""
+    t, tp = job.training, job.parallel.tp
+    settings = (
+        (tp > 1, f"parallel.tp {tp}", "parallel.tp 1"),
+        (t.dropout > 0, f"training.dropout {t.dropout:g}", "dropout 0"),
+        (t.attention_dropout > 0, f"training.attention_dropout {t.attention_dropout:g}",
+         "attention_dropout 0"),
+        (t.recompute == "full", "training.recompute full", "recompute none or selective"),
+    )  # fmt: skip
+    held = [(now, better) for is_held, now, better in settings if is_held]
+    if job.launch.compile and held:
+        now, better = (" and ".join(words) for words in zip(*held, strict=True))
+        yield (f"launch.compile does not help with {now}: layers run mostly uncompiled; use "
+               f"{better}, or launch.compile false")  # fmt: skip
 
 
 def _unsupported(job: JobSpec) -> Iterator[Issue]:
