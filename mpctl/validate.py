@@ -15,7 +15,7 @@ from dataclasses import replace
 from itertools import islice
 
 from mpctl.errors import Offer
-from mpctl.rules import family, freeze, layout, model
+from mpctl.rules import family, freeze, layout, model, rates
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -39,6 +39,7 @@ RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it rea
     (model.sequence_rules, SHAPE),
     (model.batch_rules, LAYOUT | BATCH),
     (model.recompute_rules, BATCH),
+    (rates.rate_rules, {"training"}),
     (freeze.freeze_rules, {"model", "training"}),
     (model.dtype_rules, {"cluster", "training"}),
     (model.slow_dtype, {"cluster", "training"}),

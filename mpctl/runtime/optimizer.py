@@ -1,4 +1,4 @@
-"""AdamW over what a rank steps of each parameter, and the learning rate.
+"""AdamW over what a rank steps of each parameter.
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
 arXiv 1710.03740). A rank steps whole parameters, or under ZeRO its slice of every bucket: AdamW
@@ -9,7 +9,6 @@ the model computes with is their value.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.runtime.gradients import GradientBuffer
+from mpctl.runtime.rates import learning_rate
 from mpctl.runtime.values import GatheredValues, SlicedValues, Values
 from mpctl.spec.training import Training
 
@@ -24,16 +24,6 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
-
-
-def learning_rate(training: Training, step: int) -> float:
-    """Linear warm-up, then half a cosine down to the minimum; `step` counts from 0."""
-    peak, low = training.learning_rate, training.min_learning_rate
-    if step < training.warmup_steps:
-        return peak * (step + 1) / training.warmup_steps
-    span = max(1, training.steps - training.warmup_steps)
-    progress = min(1.0, (step - training.warmup_steps) / span)
-    return low + 0.5 * (peak - low) * (1 + math.cos(math.pi * progress))
 
 
 class Optimizer:

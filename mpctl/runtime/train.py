@@ -26,9 +26,10 @@ from mpctl.runtime.loading import padding_rows, read_values
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.nonfinite import Inspector, blame
-from mpctl.runtime.optimizer import Optimizer, learning_rate
+from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.overlap import Overlap
 from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.rates import learning_rate
 from mpctl.runtime.saving import Saver
 from mpctl.runtime.stage import Cut
 from mpctl.runtime.status import Status, share

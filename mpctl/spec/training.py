@@ -77,6 +77,22 @@ class Training(Table):
     warmup_steps: CountOrZero = Field(
         10, description="steps in which the learning rate rises linearly from 0"
     )
+    lr_schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "cosine",
+        description="learning rate after the warm-up: constant, down to min_learning_rate along a "
+        "line or half a cosine, or wsd (warm-up, stable, decay: the peak, then a decay at the end)",
+    )
+    lr_decay_steps: Count | None = Field(
+        None,
+        description="step at which the learning rate reaches min_learning_rate and stays there; "
+        "steps when absent. Set, it keeps the rates of a run that is resumed with more steps",
+    )
+    lr_wsd_decay_steps: Count | None = Field(
+        None, description="lr_schedule wsd: steps of its decay, the last ones before lr_decay_steps"
+    )
+    lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
+        "exponential", description="lr_schedule wsd: shape of its decay"
+    )
     weight_decay: Hyper = Field(0.1, description="AdamW's decoupled weight decay")
     beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
     beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")

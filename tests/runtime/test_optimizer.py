@@ -15,7 +15,8 @@ from mpctl.kernels.parameters import Init, Shard, shard_parameter
 from mpctl.launch.account import planned_traffic
 from mpctl.runtime.gradients import Block, GradientBuffer, clip_factor
 from mpctl.runtime.nonfinite import NotFinite
-from mpctl.runtime.optimizer import Optimizer, learning_rate
+from mpctl.runtime.optimizer import Optimizer
+from mpctl.runtime.rates import learning_rate
 from mpctl.runtime.values import Values
 from mpctl.spec.training import Training
 from tests.ranks import run_ranks
