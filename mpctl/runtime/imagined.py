@@ -31,8 +31,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.attention.bias import CausalBias
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
@@ -63,11 +63,12 @@ def imagined(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def imagined_world(rank: int, world_size: int) -> Iterator[None]:
-    """The default process group, as `join` makes it, of peers that are not there."""
+    """The default process group, as `join` makes it, of peers that are not there. The store is a
+    real one: the save that waits at it counts its trainings there."""
     if world_size == 1:
         yield
         return
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=world_size)
     try:
         yield
     finally:

@@ -88,6 +88,7 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
         )
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "tp", "pp"), [("glm-large", 4, 2), ("llama-3-8b", 4, 2), ("t5-large", 2, 4)]
