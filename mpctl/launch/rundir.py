@@ -154,7 +154,8 @@ class RunDir:
             said.append(f"{words}; kept as {set_aside(folder)}")
         for name in ("failures", "ranks", "doing"):
             shutil.rmtree(self.path / name, ignore_errors=True)
-        kept = [record for record in self.records() if record["step"] <= self.last_checkpoint()]
+        step = self.last_checkpoint()
+        kept = [record for record in self.records() if record["step"] <= step]
         if self.metrics.exists():
             write_whole(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
         return said
