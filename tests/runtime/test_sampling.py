@@ -232,6 +232,13 @@ def test_words_are_drawn_with_the_probabilities_by_hand(
         assert abs(found[word] - n * share) <= bound, (word, found)
 
 
+@pytest.mark.parametrize("settings", [{"top_p": 0.0}, {"temperature": 1e-320}])
+def test_the_narrowest_choice_is_the_likeliest_word(settings: dict[str, Any]) -> None:
+    logits = torch.tensor([[0.0, 1.0, 5.0, 2.0]]).expand(50, 4)
+    tokens, _ = Draw(**{"temperature": 1.0, **settings})(logits, range(50), 0)
+    assert tokens.tolist() == [2] * 50
+
+
 def test_log_probabilities_are_those_of_the_model() -> None:
     logits = torch.tensor([SHARES]).log() * 1.0 + 7
     token, share = Draw(temperature=0.3, top_k=1)(logits, [0], 0)

@@ -46,8 +46,10 @@ class Draw:
         shares = scores.log_softmax(-1)
         tokens = scores.argmax(-1)
         if self.temperature:
-            tokens = (self._narrowed(scores / self.temperature) + self._noise(scores, texts, place)
-                      ).argmax(-1)  # fmt: skip
+            # 0 at most: a temperature near 0 makes no infinities that could not be told apart
+            heated = (scores - scores.amax(-1, keepdim=True)) / self.temperature
+            noise = self._noise(scores, texts, place)
+            tokens = (self._narrowed(heated) + noise).argmax(-1)
         return tokens, shares.gather(-1, tokens[:, None])[:, 0]
 
     def _narrowed(self, scores: Tensor) -> Tensor:
@@ -58,8 +60,9 @@ class Draw:
         if self.top_p is not None and self.top_p < 1:
             ordered, words = scores.sort(dim=-1, descending=True, stable=True)
             before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-            left_out = torch.zeros_like(before, dtype=torch.bool)
-            left_out.scatter_(-1, words, before >= self.top_p)
+            is_out = before >= self.top_p
+            is_out[:, 0] = False  # top_p 0 keeps the likeliest word too
+            left_out = torch.zeros_like(is_out).scatter_(-1, words, is_out)
             scores = scores.masked_fill(left_out, -torch.inf)
         return scores
 
