@@ -27,6 +27,7 @@ def free_port(ranks: int = 1) -> int:
         try:
             listener.bind((HOST, 0))
             listener.listen(MOST_CONNECTIONS)
+            listener.settimeout(5)
         except OSError as error:
             raise RunFailed(f"cannot listen at {HOST}, where ranks meet: {error.strerror}; {HINT}"
                             ) from None  # fmt: skip
@@ -35,6 +36,8 @@ def free_port(ranks: int = 1) -> int:
         for number in range(needed):
             try:
                 peer = opened.enter_context(socket.create_connection((HOST, port), timeout=5))
+                # Accepted, since the queue of those that are not may be short: net.core.somaxconn
+                opened.enter_context(listener.accept()[0])
                 # Closed by a reset: the port it came from is free again at once.
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError as error:

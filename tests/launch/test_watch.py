@@ -203,6 +203,17 @@ def test_a_host_whose_ranks_cannot_meet(before: str, words: str) -> None:
     assert words in ended.stderr and "where ranks meet" in ended.stderr
 
 
+def test_a_short_queue_of_connections_is_no_hindrance() -> None:
+    """Linux before 5.4 lets 128 connections wait at a port, whatever is asked for."""
+    if os.geteuid() or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+        pytest.skip("needs a network namespace")
+    before = "ip link set lo up && echo 2 > /proc/sys/net/core/somaxconn"
+    command = ["unshare", "-n", "sh", "-c", f'{before} && exec "$0" -c "$1"', sys.executable,
+               _NAMESPACE]  # fmt: skip
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_refused_connection_is_a_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(99, "Cannot assign requested address")
