@@ -105,18 +105,20 @@ def tokenizer_config(tokens: Tokens, model: Model, scheme: Scheme) -> dict[str, 
 
 def _write_tokens(path: Path, tokens: Tokens, scheme: Scheme) -> list[str]:
     document = json.loads(tokenizer_text(tokens.path))
-    framed = bool(scheme.frame) and document.get("post_processor") is None
+    known = all(part in tokens.ids for part in scheme.frame if part not in "AB")
+    framed = bool(scheme.frame) and known and document.get("post_processor") is None
     if not tokens.missing and not framed:
         shutil.copyfile(tokens.path, path)
         return []
-    vocabulary = document["model"].get("vocab")
-    if not isinstance(vocabulary, dict):  # Unigram: a list, whose ids leave no gap
-        shutil.copyfile(tokens.path, path)
-        kind = document["model"].get("type")
-        names = ", ".join(tokens.missing[:3]) + (" ..." if len(tokens.missing) > 3 else "")
-        return [f"tokenizer.json lacks {names}: tokens cannot be added to a {kind} tokenizer"]
-    vocabulary.update({name: tokens.ids[name] for name in tokens.missing})
-    document["added_tokens"] = [*document.get("added_tokens", []), *_entries(tokens)]
+    if tokens.missing:
+        vocabulary = document["model"].get("vocab")
+        if not isinstance(vocabulary, dict):  # Unigram: a list, whose ids leave no gap
+            shutil.copyfile(tokens.path, path)
+            kind = document["model"].get("type")
+            names = ", ".join(tokens.missing[:3]) + (" ..." if len(tokens.missing) > 3 else "")
+            return [f"tokenizer.json lacks {names}: tokens cannot be added to a {kind} tokenizer"]
+        vocabulary.update({name: tokens.ids[name] for name in tokens.missing})
+        document["added_tokens"] = [*document.get("added_tokens", []), *_entries(tokens)]
     if framed:
         document["post_processor"] = _frame(scheme.frame, tokens.ids)
     _write_json(path, document)

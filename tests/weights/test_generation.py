@@ -17,6 +17,10 @@ from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
 from mpctl.families import special_tokens
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
+from mpctl.weights.bert import BERT
+from mpctl.weights.scheme import Scheme
+from mpctl.weights.t5 import T5
+from mpctl.weights.tokens import Tokens, write_tokenizer
 from mpctl.weights.writer import export_weights, import_weights
 from tests.weights.hub import Truth
 
@@ -122,6 +126,26 @@ def test_a_bert_reads_texts_and_pairs_as_its_training_does(
     assert tokenizer.mask_token_id == mask
     assert tokenizer("w1 [MASK]")["input_ids"] == [start, *ours.encode("w1").ids, mask, end]
     assert len(set(map(len, tokenizer(PROMPTS, padding=True)["input_ids"]))) == 1
+
+
+END = {"id": 1, "content": "</s>", "single_word": False, "lstrip": False, "rstrip": False,
+       "normalized": False, "special": True}  # fmt: skip
+UNIGRAM = {"type": "Unigram", "unk_id": 0, "byte_fallback": False,
+           "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["a", -1.0]]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("scheme", "is_framed"), [(T5, True), (BERT, False)])
+def test_texts_are_framed_by_tokens_that_the_tokenizer_has(
+    tmp_path: Path, scheme: Scheme, is_framed: bool
+) -> None:
+    """Nothing is added, so a Unigram tokenizer takes the frame; without [CLS] there is none."""
+    path = tmp_path / "from.json"
+    path.write_text(json.dumps({"version": "1.0", "added_tokens": [END], "model": UNIGRAM}))
+    model = load_job(None, {"model": "demo-t5"}).model
+    assert model is not None
+    assert write_tokenizer(tmp_path, Tokens(path, {"</s>": 1}, ()), model, scheme) == []
+    ids = load_tokenizer(tmp_path / "tokenizer.json").encode("a").ids
+    assert ids == ([2, 1] if is_framed else [2])
 
 
 def test_a_tokenizer_that_takes_no_tokens_is_said(
