@@ -80,6 +80,7 @@ FIXED: dict[str, Raw] = {
     },
     "t5": {"is_encoder_decoder": True, "is_decoder": False},
 }  # fmt: skip
+MISTRAL_WINDOW = 4096  # MistralConfig's sliding_window where a config does not say
 ACTIVATION_NAMES = ("activation_function", "hidden_act", "feed_forward_proj")
 PLAIN = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
@@ -247,7 +248,7 @@ def _fixed(config: Raw, kind: str) -> Found:
 
 def _window(config: Raw, kind: str) -> Found:
     """A Mistral's attention may be limited to the last tokens; ours sees all of the sequence."""
-    window = config.get("sliding_window")
+    window = config.get("sliding_window", MISTRAL_WINDOW)
     if kind != "mistral" or window is None:
         return
     names = NAMES["seq_length"]

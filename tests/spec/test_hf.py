@@ -29,7 +29,8 @@ LLAMA = {
 }  # fmt: skip
 
 
-MISTRAL = {**LLAMA, "model_type": "mistral", "max_position_embeddings": 32768}
+MISTRAL = {**LLAMA, "model_type": "mistral", "max_position_embeddings": 32768,
+           "sliding_window": None}  # fmt: skip
 
 
 def write(folder: Path, config: Any) -> Path:
@@ -215,6 +216,14 @@ def test_what_a_model_cannot_express_is_said(
     assert (issue.rule, issue.where) == ("hf-config", "model.hf_config")
     assert words in issue.message and str(path) in issue.message and issue.hint
     assert len(issue.message) < len(str(path)) + 200
+
+
+def test_a_mistral_that_names_no_window_has_that_of_its_class(tmp_path: Path) -> None:
+    """MistralConfig's default is 4096 tokens, as transformers would run it."""
+    config = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
+    (issue,) = issues_of(write(tmp_path, config))
+    assert "sliding_window 4096 limits attention" in issue.message
+    assert model_of(write(tmp_path, {**config, "max_position_embeddings": 4096})).layers == 32
 
 
 @pytest.mark.parametrize("layers", [100_000, 10**9])
