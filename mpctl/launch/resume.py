@@ -19,6 +19,7 @@ from mpctl.launch.rundir import RunDir
 from mpctl.shards import DOCUMENTS, checkpoint_bytes, checkpoints, newest_whole
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
+from mpctl.spec.training import Training
 
 Progress = Callable[[str, int, int], None]
 
@@ -114,9 +115,15 @@ def changed_settings(now: JobSpec, then: JobSpec, resumption: Resumption) -> Ite
         new, old = getattr(now, table), getattr(then, table)
         for key in type(new).model_fields if new and old else ():
             value, before = getattr(new, key), getattr(old, key)
-            if value != before and key not in neutral:
+            is_free = key == "steps" and _rates_are_free_of_steps(now.training)
+            if value != before and key not in neutral and not is_free:
                 follows = _follows(table, key, now, then, resumption)
                 yield f"{table}.{key} is {_text(value)}, it was {_text(before)}: {follows}"
+
+
+def _rates_are_free_of_steps(training: Training) -> bool:
+    """Whether a run that is resumed with more steps keeps its learning rates (runtime/rates.py)."""
+    return training.lr_schedule == "constant" or training.lr_decay_steps is not None
 
 
 def _follows(table: str, key: str, now: JobSpec, then: JobSpec, resumption: Resumption) -> str:

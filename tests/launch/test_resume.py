@@ -246,6 +246,23 @@ def test_every_setting_is_said_or_known_to_be_neutral(tmp_path: Path, table: str
     )
 
 
+@pytest.mark.parametrize(
+    "schedule", [{"training.lr_schedule": "constant"}, {"training.lr_decay_steps": 50}]
+)
+def test_more_steps_are_said_only_where_rates_depend_on_them(
+    tmp_path: Path, schedule: dict[str, object]
+) -> None:
+    def said(**keys: object) -> list[str]:
+        now, then = (
+            load_job(None, {**settings(), **keys, "training.steps": steps}) for steps in (77, 20)
+        )
+        return list(changed_settings(now, then, Resumption(RunDir(tmp_path), 10)))
+
+    (words,) = said()
+    assert "the learning rate follows the new schedule from step 11 on" in words
+    assert said(**schedule) == []
+
+
 def test_data_that_the_run_has_prepared_stay_its_data(tmp_path: Path) -> None:
     def job(**keys: object) -> JobSpec:
         return load_job(None, {**settings(), "data.corpus": ["a"], **keys})
