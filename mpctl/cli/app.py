@@ -7,6 +7,7 @@ not fit the devices' memory (`plan`, `search`, `launch --rehearse`); 128 + n on 
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Any
@@ -21,6 +22,8 @@ COMMANDS = (
     "plan", "search", "launch", "runs", "show", "sample", "eval", "bench", "calibrate", "data",
     "weights", "presets", "schema",
 )  # fmt: skip
+# What the system says of a path that cannot be used, whatever was to be done with it.
+UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 
 
 class LazyGroup(HintingGroup):
@@ -71,6 +74,12 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:  # `mpctl plan | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno not in UNUSABLE or error.filename is None:
+            raise
+        hint = "name a path that exists and that this user may use"
+        issue = Issue("path-unusable", str(error.filename), str(error.strerror), hint)
+        return _report([issue], wants_json, InputError([issue]))
     except Exception as error:
         if not hasattr(error, "format_message"):  # not a usage error of the command line
             from mpctl.launch.environment import hidden_modules

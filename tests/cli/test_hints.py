@@ -79,3 +79,23 @@ def test_an_unknown_option_names_the_one_that_is_meant(
 def test_a_command_without_a_job_hints_at_no_setting(mpctl: Mpctl) -> None:
     said = mpctl("data", "prepare", "--out", "x", "--lr", "1", "--json")
     assert "--set" not in said.issues["usage"]["hint"]
+
+
+LONG = "x" * 300  # more than a file system allows in a name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", LONG],
+        ["sample", LONG, "--prompt", "a"],
+        ["weights", "export", "a", LONG],
+        ["data", "prepare", "python-stdlib", "--out", "a", "--tokenizer", LONG],
+        ["launch", "demo", "--dry-run", "--set", f"data.path={LONG}"],
+        ["launch", "demo", "--dry-run", "--set", f"training.init_from={LONG}"],
+    ],
+    ids=lambda words: " ".join(words).replace(LONG, "LONG"),
+)
+def test_a_path_that_the_system_refuses_is_no_traceback(mpctl: Mpctl, words: list[str]) -> None:
+    issue = mpctl(*words, "--json").issues["path-unusable"]
+    assert LONG in issue["where"] and issue["message"] == "File name too long"
