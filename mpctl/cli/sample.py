@@ -128,10 +128,12 @@ def _lines(source: str) -> list[str]:
         why = getattr(error, "strerror", None) or str(error)
         raise InputError.of("prompts-unreadable", "--prompts", f"{source}: {why}",
                             "name a text file in UTF-8") from None  # fmt: skip
-    lines = [line for line in text.splitlines() if line.strip()]
+    # Not splitlines(): JSON strings, and prompts, may hold U+2028 and its like.
+    numbered = enumerate((line.removesuffix("\r") for line in text.split("\n")), start=1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
     if not source.endswith(".jsonl"):
-        return lines
-    return [_prompt_of(line, f"{source}:{number}") for number, line in enumerate(lines, start=1)]
+        return [line for _, line in lines]
+    return [_prompt_of(line, f"{source}:{number}") for number, line in lines]
 
 
 def _prompt_of(line: str, where: str) -> str:

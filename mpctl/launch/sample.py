@@ -5,6 +5,7 @@ The workers deal in tokens alone; here is where text becomes tokens and tokens b
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -39,7 +40,14 @@ class Settings:
         unused = [name for name, value in (("--top-k", self.top_k), ("--top-p", self.top_p))
                   if value is not None and self.temperature == 0]  # fmt: skip
         message = "at temperature 0 the likeliest token is taken, nothing is drawn"
-        return [Issue("no-effect", name, message, "add --temperature 1") for name in unused]
+        found = [Issue("no-effect", name, message, "add --temperature 1") for name in unused]
+        if not math.isfinite(self.temperature):
+            found.append(Issue("bad-value", "--temperature", f"{self.temperature} is not finite",
+                               "use a number from 0 to 2, say"))  # fmt: skip
+        if "" in self.stop:
+            found.append(Issue("bad-value", "--stop", "an empty string would end every text at "
+                               "its begin", "give some text, or leave it out"))  # fmt: skip
+        return found
 
 
 @dataclass
@@ -61,6 +69,11 @@ class Sample:
     @property
     def tokens(self) -> list[int]:
         return [token for blank in self.blanks for token in blank]
+
+    @property
+    def length(self) -> int:
+        """How many tokens were written."""
+        return sum(map(len, self.blanks))
 
     def take(self, chosen: list[Any], seconds: float) -> None:
         """One token as the workers chose it: [text, blank, token, log probability, is_end,

@@ -37,6 +37,7 @@ class SampleView:
         self.is_gpt = sampling.trained.model.family == "gpt"
         self.is_stream = not is_silent and len(sampling.samples) == 1 and self.is_gpt
         self.bar = TaskBar(lines=not is_silent and len(sampling.samples) > 1)
+        self.limit = sum(map(_most, sampling.samples))
         self.begun = False
 
     def __enter__(self) -> SampleView:
@@ -60,9 +61,9 @@ class SampleView:
         if self.is_stream:
             self._stream(samples[0])
             return
-        written = sum(len(sample.tokens) for sample in samples)
-        limit = sum(_most(sample) for sample in samples)
-        self.bar.update("write", limit if all(s.finish for s in samples) else written, limit)
+        written = sum(sample.length for sample in samples)
+        done = self.limit if all(s.finish for s in samples) else written
+        self.bar.update("write", done, self.limit)
 
     def _stream(self, sample: Sample) -> None:
         if not self.begun:
