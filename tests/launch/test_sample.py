@@ -189,13 +189,13 @@ def test_what_cannot_be_continued_is_said_at_once(
     assert issue["hint"].startswith("use --max-tokens 30 or")
     assert "no-effect" in rules(run, "--prompt", "x", "--top-k", 5)
     assert rules(run, "--prompt", "x", "--stop", "")["bad-value"]["where"] == "--stop"
-    assert "bad-value" in rules(run, "--prompt", "x", "--temperature", "nan")
+    assert "bad-value" in rules(run, "--prompt", "x", "--temperature", "inf")
     assert "tp-divides-heads" in rules(run, "--prompt", "x", "--tp", 3)
     assert "world-fits-machine" in rules(run, "--prompt", "x", "--device", "cuda")
     lines = tmp_path / "p.jsonl"
     lines.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     assert rules(run, "--prompts", lines)["prompts-jsonl"]["where"] == f"{lines}:2"
-    lines.write_text('{"prompt": "a\u2028b\x0c"}\n\n{"text": "b"}\n', "utf-8")
+    lines.write_text('{"prompt": "a\u2028b\x85"}\n\n{"text": "b"}\n', "utf-8")
     assert rules(run, "--prompts", lines)["prompts-jsonl"]["where"] == f"{lines}:3"
     lines.with_suffix(".txt").write_bytes("a\u2028b\r\n\nc\n".encode())
     assert read_prompts(["x"], str(lines.with_suffix(".txt"))) == ["x", "a\u2028b", "c"]
