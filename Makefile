@@ -18,6 +18,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/mpctl plan two-nodes-16-gpus
 	$(BIN)/mpctl launch demo --run-dir runs/demo --overwrite
+	@echo 'mpctl is installed in $(VENV): type  . $(BIN)/activate  to use it in this shell'
 
 # Threads of one test wait for each other where the other's have the cores.
 test test-all: export OMP_NUM_THREADS := 1
