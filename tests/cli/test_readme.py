@@ -7,10 +7,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from mpctl.cli.app import run
+from mpctl.cli.app import app, run
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
@@ -21,6 +23,19 @@ QUICK = ("plan", "search", "presets", "schema", "launch")
 
 def test_there_is_something_to_check() -> None:
     assert len(COMMANDS) > 12
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_exists(command: str) -> None:
+    """Also of commands that need a run, a folder of weights or minutes."""
+    name, words = "mpctl", shlex.split(command.partition(">")[0])[1:]
+    found: Any = typer.main.get_command(app)
+    while hasattr(found, "get_command"):
+        context = typer.Context(found, info_name=name)
+        name, *words = words
+        found = found.get_command(context, name)
+        assert found is not None, name
+    found.make_context(name, words)
 
 
 @pytest.fixture(scope="module")
