@@ -10,9 +10,9 @@ from mpctl.spec.job import JobSpec
 
 def rate_rules(job: JobSpec) -> Iterator[Check]:
     t = job.training
-    if t.lr_schedule != "constant" and t.min_learning_rate > t.learning_rate:
+    if t.lr_schedule != "constant" and t.lowest_rate > t.learning_rate:
         yield Check("min-rate", "error", "training.min_learning_rate",
-                    f"{t.min_learning_rate:g} is above learning_rate {t.learning_rate:g}, from "
+                    f"{t.lowest_rate:g} is above learning_rate {t.learning_rate:g}, from "
                     f"which {t.lr_schedule} goes down",
                     f"use at most {t.learning_rate:g}, or lr_schedule constant")  # fmt: skip
     if t.lr_decay_steps is not None:

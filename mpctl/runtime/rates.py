@@ -1,7 +1,7 @@
 """The learning rate of every step: a warm-up, then one of four schedules.
 
 Step s counts from 0. With w = warmup_steps, D = lr_decay_steps (steps when absent), peak =
-learning_rate and low = min_learning_rate:
+learning_rate and low = min_learning_rate (absent: 3e-5, at most the peak):
 
     warm-up   s < w                peak (s + 1) / w
     constant                       peak
@@ -35,7 +35,7 @@ WSD_SHAPES: dict[str, Callable[[float], float]] = {
 
 def learning_rate(training: Training, step: int) -> float:
     """The rate of step `step`, from 0; defined for every step, beyond the last one too."""
-    peak, low, warmup = training.learning_rate, training.min_learning_rate, training.warmup_steps
+    peak, low, warmup = training.learning_rate, training.lowest_rate, training.warmup_steps
     if step < warmup:
         return peak * (step + 1) / warmup
     end = training.lr_decay_steps or training.steps

@@ -73,7 +73,11 @@ class Training(Table):
         1234, description="seed of weights, data order and dropout"
     )
     learning_rate: PositiveHyper = Field(3e-4, description="peak learning rate, after the warm-up")
-    min_learning_rate: Hyper = Field(3e-5, description="learning rate at the end of the decay")
+    min_learning_rate: Hyper | None = Field(
+        None,
+        description="learning rate at the end of the decay; when absent 3e-5, or learning_rate "
+        "where that is lower",
+    )
     warmup_steps: CountOrZero = Field(
         10, description="steps in which the learning rate rises linearly from 0"
     )
@@ -130,6 +134,13 @@ class Training(Table):
     runtime: RuntimeName = Field(
         "mpctl", description="software whose kernels, overlaps and memory a plan assumes"
     )
+
+    @property
+    def lowest_rate(self) -> float:
+        """The learning rate at the end of the decay."""
+        if self.min_learning_rate is None:
+            return min(3e-5, self.learning_rate)
+        return self.min_learning_rate
 
     @property
     def reduced_dtype(self) -> DType:

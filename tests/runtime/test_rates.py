@@ -23,7 +23,7 @@ def rates(count: int, **settings: Any) -> list[float]:
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(0, 400))
 def test_the_default_is_the_cosine_of_before_to_the_last_bit(w: int, steps: int, step: int) -> None:
     training = Training(warmup_steps=w, steps=steps)
-    peak, low = training.learning_rate, training.min_learning_rate
+    peak, low = training.learning_rate, training.lowest_rate
     expected = peak * (step + 1) / w if step < w else None
     if expected is None:
         progress = min(1.0, (step - w) / max(1, steps - w))
@@ -75,3 +75,9 @@ def test_more_steps_do_not_change_the_rates_where_the_decay_has_its_own() -> Non
     kept = [rates(100, steps=steps, lr_decay_steps=60) for steps in (60, 90)]
     assert kept[0] == kept[1]
     assert rates(100, steps=60) != rates(100, steps=90)
+
+
+def test_a_peak_below_the_default_minimum_stays_as_it_is() -> None:
+    """Fine-tuning at 1e-5 needs no second setting: the default minimum of 3e-5 gives way."""
+    assert Training(learning_rate=3e-4).lowest_rate == 3e-5
+    assert set(rates(200, learning_rate=1e-5, warmup_steps=0)) == {1e-5}
