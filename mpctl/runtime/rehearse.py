@@ -158,7 +158,7 @@ class Rehearsal:
         with imagined_world(self.rank, self.topology.world_size), imagined(device):
             with patch.object(gradients, "NORM_BLOCK", NORM_BLOCK), Ledger(device) as ledger:
                 trainer = self._build(device, traffic, ledger)
-                next(trainer.run())
+                trainer.one_step()
             trainer.step_traffic = traffic.of_step(micro_batches, self.job.num_microbatches)
             return {**_account(trainer, ledger), "building_bytes": self.building_bytes}
 

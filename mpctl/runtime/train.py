@@ -80,7 +80,7 @@ class Trainer:
         training, stopping = self.job.training, False
         before = self.validate() if training.eval_interval and not self.step else {}
         while self.step < training.steps and not stopping:
-            record, stopping = self._one_step()
+            record, stopping = self.one_step()
             if self.step == 1 and before:
                 record |= {f"initial_{name}": value for name, value in before.items()}
             saves = self._saves(stopping)
@@ -102,7 +102,7 @@ class Trainer:
         at_end = training.checkpoint_at_end and self.step == training.steps
         return stopping or at_end or _due(training.checkpoint_interval, self.step)
 
-    def _one_step(self) -> tuple[dict[str, Any], bool]:
+    def one_step(self) -> tuple[dict[str, Any], bool]:
         """One update; the record of it and whether any rank was asked to stop."""
         self.phase = f"step {self.step + 1}"
         self.traffic.clear()

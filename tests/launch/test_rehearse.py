@@ -143,7 +143,7 @@ def test_a_rank_that_fails_fails_the_rehearsal(capsys: pytest.CaptureFixture[str
               "failure": {"doing": "step 1", "error": "ValueError: 3 of 4"}}  # fmt: skip
     text = told({**document, "agrees": False, "ranks": [failed, rank]}, capsys)
     assert "✗ rank 0 (stage 0) failed at step 1: ValueError: 3 of 4\n" in text
-    assert text.splitlines()[-1] == "2 of 1 ranks rehearsed, 1 failed"
+    assert text.splitlines()[-1] == "2 of 1 rank rehearsed, 1 failed"
 
 
 @pytest.mark.parametrize(("says", "told"), [("Killed", "Killed"), ("", "without a word")])

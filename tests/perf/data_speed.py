@@ -97,7 +97,7 @@ def ours(name: str, shape: str, rank: int, data: str) -> Step:
     topology = Topology.of(job.sizes, order=job.parallel.order)
     trainer = build_trainer(Path(data), job, topology, rank=rank % dp, local_rank=rank,
                             stop_asked=lambda: False)  # fmt: skip
-    return trainer._one_step
+    return trainer.one_step
 
 
 def build(name: str, shape: str, rank: int, data: str) -> Step:
