@@ -1,4 +1,4 @@
-"""What every test starts from: output as wide as a pipe's, not as the terminal that pytest runs in."""
+"""Every test starts with output as wide as a pipe's, not as the terminal pytest runs in."""
 
 from __future__ import annotations
 
