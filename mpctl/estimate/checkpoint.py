@@ -12,10 +12,10 @@ bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 
 from mpctl.families.gradients import frozen_by
 from mpctl.families.table import OperatorTable
-from mpctl.shards import prunable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.training import Training
 from mpctl.stages import Span
@@ -46,13 +46,21 @@ def most_at_once(training: Training, *, done: int = 0) -> int:
     keep_last 2 and keep_every 20 (20, 40, 60, 80, 90 and the one being written).
     """
     interval = training.checkpoint_interval
-    saves = (
-        [*range(interval * (done // interval + 1), training.steps + 1, interval)]
-        if interval
-        else []
-    )
-    if training.checkpoint_at_end and training.steps not in saves[-1:]:
-        saves.append(training.steps)
-    earlier = saves[:-1]
-    removed = prunable(earlier, last=training.keep_last, every=training.keep_every)
-    return len(earlier) - len(removed) + 1
+    saves = range(0)
+    if interval:
+        saves = range(interval * (done // interval + 1), training.steps + 1, interval)
+    ends_apart = training.checkpoint_at_end and training.steps not in saves
+    return _kept(saves if ends_apart else saves[:-1], training) + 1
+
+
+def _kept(saves: range, training: Training) -> int:
+    """How many checkpoints of these steps, multiples of the interval, `shards.prunable` leaves;
+    counted without a list, which a job of 10^9 steps would fill the memory with."""
+    if training.keep_last == 0:
+        return len(saves)
+    older = saves[: -training.keep_last]
+    count = len(saves) - len(older)
+    if not (older and training.keep_every):
+        return count
+    both = lcm(saves.step, training.keep_every)
+    return count + older[-1] // both - (older[0] - 1) // both

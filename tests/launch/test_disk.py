@@ -102,6 +102,8 @@ def test_the_most_by_hand() -> None:
     assert most_at_once(few) == 3
     assert most_at_once(few.model_copy(update={"keep_every": 20})) == 6
     assert most_at_once(Training(steps=100)) == 1
+    endless = Training(steps=2**31 - 1, checkpoint_interval=1, keep_last=3, keep_every=10**6)
+    assert most_at_once(endless) == 2147 + 3 + 1  # in no time: nothing of that length is made
 
 
 def test_a_disk_that_is_too_small_is_refused(
