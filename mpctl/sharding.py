@@ -14,6 +14,7 @@ range(3, 6)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 AXIS_OF_DIM = {
@@ -82,6 +83,21 @@ def validation_batches(samples: int, *, micro_batch: int, parts: int, index: int
     own = range(index, samples, parts)
     rounds = -(-samples // (parts * micro_batch))
     return [own[j * micro_batch : (j + 1) * micro_batch] for j in range(rounds)]
+
+
+def validation_sizes(samples: int, *, micro_batch: int, parts: int, index: int) -> dict[int, int]:
+    """How many of those micro batches have how many samples, without making a list of them; one
+    that is not counted is computed on a single sample.
+
+    >>> [validation_sizes(5, micro_batch=2, parts=2, index=i) for i in range(2)]
+    [{2: 1, 1: 1}, {2: 1, 1: 1}]
+    """
+    full, rest = divmod(len(range(index, samples, parts)), micro_batch)
+    single = -(-samples // (parts * micro_batch)) - full - (rest > 0)
+    sizes = Counter({micro_batch: full})
+    sizes.update({rest: int(rest > 0)})
+    sizes.update({1: single})
+    return {size: count for size, count in sizes.items() if count}
 
 
 def padded_vocab(vocab: int, *, tp: int, divisor: int = 128) -> int:

@@ -21,7 +21,7 @@ from mpctl.estimate.messages import Message, forward_bucket, pass_messages, sent
 from mpctl.estimate.pipeline import Stages, hand_overs
 from mpctl.families.buckets import shared_names, stage_buckets
 from mpctl.families.table import OperatorTable
-from mpctl.sharding import validation_batches
+from mpctl.sharding import validation_sizes
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import Model
 
@@ -31,7 +31,9 @@ def validation_messages(
     samples: Sequence[int],
 ) -> tuple[Message, ...]:  # fmt: skip
     """Those of one rank of `stage` in data-parallel replica `replica`; samples: of each corpus."""
-    sizes = Counter(size for corpus in samples for size in _batch_sizes(job, replica, corpus))
+    sizes = Counter[int]()
+    for corpus in samples:
+        sizes.update(_batch_sizes(job, replica, corpus))
     buckets = stage_buckets(
         job, table, stages[stage], stage=stage, shared=shared_names(table, stages)
     )
@@ -47,11 +49,10 @@ def validation_messages(
     return tuple(sent(job, chain(*forwards, parameters, [status])))
 
 
-def _batch_sizes(job: JobSpec, replica: int, samples: int) -> list[int]:
-    shares = validation_batches(
+def _batch_sizes(job: JobSpec, replica: int, samples: int) -> dict[int, int]:
+    return validation_sizes(
         samples, micro_batch=job.training.micro_batch_size, parts=job.sizes["dp"], index=replica
     )
-    return [len(own) or 1 for own in shares]
 
 
 def _forwards(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 
 import pytest
@@ -17,6 +18,7 @@ from mpctl.sharding import (
     reduced_axes,
     split_parts,
     validation_batches,
+    validation_sizes,
 )
 
 size = st.integers(1, 64)
@@ -110,3 +112,6 @@ def test_replicas_validate_every_sample_once_in_as_many_micro_batches(
     assert sorted(n for share in shares for own in share for n in own) == list(range(samples))
     assert all(len(own) <= micro_batch for share in shares for own in share)
     assert all(len(own) > 0 for share in shares for own in share[:-1])
+    for index, share in enumerate(shares):
+        counted = validation_sizes(samples, micro_batch=micro_batch, parts=parts, index=index)
+        assert counted == Counter(len(own) or 1 for own in share)
