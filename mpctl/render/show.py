@@ -59,7 +59,8 @@ def _job_rows(job: JobSpec, document: dict[str, Any]) -> Iterator[Row]:
     ranks = "1 rank" if job.world_size == 1 else f"{job.world_size} ranks"
     yield "layout", f"{document['layout']}; {ranks}, device {job.launch.device}"
     yield "batch", f"{training.global_batch_size or '?'} samples, {training.dtype}"
-    yield "learning rate", f"{training.learning_rate:g} to {training.lowest_rate:g}"
+    low = "" if training.lr_schedule == "constant" else f" to {training.lowest_rate:g}"
+    yield "learning rate", f"{training.learning_rate:g}{low}, {training.lr_schedule}"
     source = job.data.path or ", ".join(job.data.corpus or ())
     yield "data", f"{source or 'none'}; seed {training.seed}"
     if training.init_from:

@@ -50,11 +50,17 @@ def test_a_finished_run_in_words(demo: Path, call: Mpctl) -> None:
     for words in (
         "gpt, 2 layers, hidden 32, 4 heads, vocabulary 300, sequence of 32",
         "tp 2, micro batch 2; 2 ranks, device cpu", "8 samples, fp32", "python-stdlib; seed 1234",
+        "learning rate 0.0003 to 3e-05, cosine",
         "10.00 s in training steps", "6.2500 → 2.5783", "of old 6.5000 → 5.0000",
         "500.0 ms (median), predicted 200.0 ms", "5.12k", "of 2 ranks are as planned",
         "256.0 MiB on the fullest rank", "step 10 (1.0 KiB), step 20 (1.0 KiB)", "runs/demo",
     ):  # fmt: skip
         assert words in text, words
+
+
+def test_a_constant_learning_rate_goes_to_no_minimum(demo: Path, call: Mpctl) -> None:
+    make_run(demo.parent / "flat", **{"training.lr_schedule": "constant"})
+    assert "learning rate 0.0003, constant data" in squeezed(call("show", "flat").out)
 
 
 def test_a_name_in_runs_is_enough(demo: Path, call: Mpctl) -> None:
