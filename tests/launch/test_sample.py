@@ -262,6 +262,18 @@ def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
     assert "" in pieces
 
 
+def test_a_long_text_comes_as_a_short_one_without_its_beginning_being_kept(
+    finished: Launched,
+) -> None:
+    tokenizer = plan_sampling(finished.run_dir, ["w"], Settings(), MACHINE).encoder.tokenizer
+    text = " ".join(f"é漢w{number}\n" for number in range(200))
+    stream = TextStream(tokenizer)
+    pieces = [stream.push(token) for token in tokenizer.encode(text).ids]
+    assert "".join(pieces) + stream.rest() == text and len(pieces) > 1000
+    assert all("\ufffd" not in piece for piece in pieces)
+    assert len(stream.tokens) < 100
+
+
 def test_text_of_a_model_steers_no_terminal(
     finished: Launched, capsys: pytest.CaptureFixture[str]
 ) -> None:
