@@ -1,8 +1,8 @@
 """What a worker does for `mpctl eval`: load the model, take the mean loss over each corpus.
 
-The samples, their micro batches and the order of the sums are those of a validation in training
-(batches.py, pipeline.py), so that at the layout and micro batch size of the training the loss is
-the same number.
+The samples and their micro batches are those of a validation in training (batches.py), so that at
+the layout and micro batch size of the training the loss is the same number. With several pipeline
+stages its last digits may differ: losses are summed here over groups of micro batches.
 
 Answers, one JSON object each: {"event": "loaded", "seconds"} once; {"event": "progress", "corpus",
 "done", "total"} in micro batches of rank 0; {"event": "corpus", "corpus", "loss", "samples",
