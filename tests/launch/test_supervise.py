@@ -58,6 +58,7 @@ def test_a_signal_finishes_the_step_and_saves(
     assert all(rank["agrees"] for rank in summary["plan_beside_run"])
 
 
+@pytest.mark.slow
 def test_a_second_signal_kills_at_once(data: Path, tmp_path: Path) -> None:
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(1)
     run.worker(1).suspend()  # so that no step can be finished
@@ -73,6 +74,7 @@ def test_a_second_signal_kills_at_once(data: Path, tmp_path: Path) -> None:
     assert (run.summary["status"], run.summary["checkpoint"]) == ("stopped", 0)
 
 
+@pytest.mark.slow
 def test_a_stop_that_takes_too_long_is_ended(data: Path, tmp_path: Path) -> None:
     run = endless(data, tmp_path / "run", "--tp", "2", "--set", "launch.stop_seconds=1").at_step(1)
     run.worker(0).suspend()
@@ -169,6 +171,7 @@ def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
     assert "NaN" not in (run.run_dir / "metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named_and_the_run_ends(data: Path, tmp_path: Path) -> None:
     """Within seconds, though its peers would wait 300 s for it."""
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(2)
@@ -195,6 +198,7 @@ def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_
     assert (run.run_dir / "logs/torchrun.log").read_text().count("\n$ ") == 2
 
 
+@pytest.mark.slow
 def test_a_taken_port_costs_one_more_try(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

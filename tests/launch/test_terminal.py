@@ -103,6 +103,7 @@ def test_it_shows_the_run_and_leaves_the_terminal_as_it_was(terminal: Terminal) 
     assert "Traceback" not in terminal.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [(40, "ascii")], indirect=True)
 def test_closing_a_narrow_terminal_still_saves(terminal: Terminal) -> None:
     run = terminal.run.at_step(3)
