@@ -164,6 +164,7 @@ def test_the_planning_half_stays_without_torch() -> None:
     assert not {"torch", "numpy"} & set(names)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow
 def test_gpt3_175b_on_1024_ranks(mpctl: Mpctl) -> None:
     """Under a minute of one core and 2 GB, 16 stages of 192 micro batches."""

@@ -102,6 +102,7 @@ def test_what_is_legal_runs(settings: dict[str, Any]) -> None:
     check(settings)
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 @drawn(max_examples=200, **QUIET)
 @given(jobs())
