@@ -220,8 +220,8 @@ def checkpoint_bytes(folder: Path) -> int:
 def newest_whole(
     saved: Sequence[tuple[int, Path]], *, hashed: bool = True, on_bytes: OnBytes | None = None
 ) -> tuple[tuple[int, Path] | None, list[tuple[Path, list[Issue]]]]:
-    """Of checkpoints in ascending order the newest whole one, or None, and the damaged ones that
-    are newer, each with what is wrong with it."""
+    """The newest whole checkpoint, or None, and the damaged ones that are newer, each with what is
+    wrong with it. saved: (step, folder) of all checkpoints, oldest first."""
     broken: list[tuple[Path, list[Issue]]] = []
     for step, folder in reversed(saved):
         issues = damage(folder, hashed=hashed, on_bytes=on_bytes)
@@ -247,7 +247,7 @@ def damaged(path: Path, why: str) -> InputError:
 
 
 def sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
-    """Of a file, in hexadecimal; on_bytes: told how many bytes were read since the last call."""
+    """SHA-256 of a file, in hexadecimal. on_bytes: called with the count of bytes just read."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 24):

@@ -107,7 +107,7 @@ def sample(
 
 
 def read_prompts(given: list[str], source: str | None) -> list[str]:
-    """Those typed and those of a file; raises InputError where there is none."""
+    """The prompts typed, then the file's; raises InputError where there is none."""
     from mpctl.errors import InputError
 
     found = list(given)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mpctl.runs.series import Series, X
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-PATIENCE = 1.0  # seconds without a word
+PATIENCE = 1.0  # seconds before progress is shown
 
 
 @app.command()

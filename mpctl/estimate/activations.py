@@ -36,9 +36,12 @@ SENT = 2  # messages between stages that wait to leave, each a hidden state; one
 
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
-    """Of one micro batch in one chunk. kept: until its backward; top: the most at once, with what
-    is kept. Where the schedule has backward in two, put_off: what the first leaves for the
-    weights' gradients; split_top: the most at once in it."""
+    """Bytes of activations of one micro batch in one model chunk.
+
+    kept: held from forward until backward. top: most at once during backward, `kept` included.
+    Zero-bubble schedules split backward in two; put_off: held from the first part (gradients of
+    inputs) until the second (gradients of weights). split_top: most at once during the first part.
+    """
 
     kept: float = 0.0
     top: float = 0.0
@@ -181,8 +184,11 @@ def _chunk(form: Form, shape: Shape, parts: tuple[_Part, ...], logit_bytes: floa
 def _pieces(
     form: Form, shape: Shape, part: _Part, logit_bytes: float, *, ends_encoder: bool
 ) -> list[_Piece]:
-    """Of entry, layers and exit, in forward order. ends_encoder: whether the chunk computes the
-    encoder's result, which a decoder otherwise receives; its layers' products read it."""
+    """The chunk's parts in forward order: what it received, embedding, layers, head.
+
+    ends_encoder: whether the chunk computes the encoder's output. A decoder's chunk that does not
+    receives it from another stage and keeps it for the products of its layers.
+    """
     found: list[_Piece] = []
     is_bert_post = shape.family == "bert" and shape.is_post
     if len(part.cores) > 1:

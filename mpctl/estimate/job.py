@@ -64,7 +64,7 @@ class Estimate:
 
     @cached_property
     def checkpoint_bytes(self) -> int:
-        """Of all tensors of one checkpoint."""
+        """Bytes of all tensors of one checkpoint, without the files' headers."""
         return checkpoint_bytes(self.job, self.table, self.stages)
 
     @cached_property

@@ -30,7 +30,10 @@ def validation_messages(
     job: JobSpec, model: Model, table: OperatorTable, stages: Stages, *, stage: int, replica: int,
     samples: Sequence[int],
 ) -> tuple[Message, ...]:  # fmt: skip
-    """Those of one rank of `stage` in data-parallel replica `replica`; samples: of each corpus."""
+    """The messages of one validation of a rank of pipeline stage `stage`.
+
+    replica: its data-parallel replica. samples: number of validation samples of each corpus.
+    """
     sizes = Counter[int]()
     for corpus in samples:
         sizes.update(_batch_sizes(job, replica, corpus))
@@ -59,7 +62,7 @@ def _forwards(
     job: JobSpec, model: Model, table: OperatorTable, stages: Stages, *, stage: int, batch: int,
     count: int,
 ) -> Iterator[Message]:  # fmt: skip
-    """Of `count` micro batches of `batch` samples, without parameters."""
+    """Forward messages of `count` micro batches of `batch` samples; none of parameters."""
     training = job.training.model_copy(update={"micro_batch_size": batch})
     own = job.model_copy(update={"training": training})
     for held in held_by(own, table, stages[stage], stage=stage):

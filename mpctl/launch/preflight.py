@@ -186,7 +186,8 @@ def _initial(job: JobSpec, resumed: RunDir | None) -> list[Issue]:
 
 
 def _origin_damage(origin: Path) -> list[Issue]:
-    """Of weights in a checkpoint of ours, hashed here once: the ranks compare sizes."""
+    """What is wrong with mpctl's own checkpoint in `origin`. It is hashed here, once; ranks compare
+    sizes only."""
     if (origin / "config.json").is_file():
         return []
     folder = origin if (origin / MANIFEST).is_file() else newest_checkpoint(origin)

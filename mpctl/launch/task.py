@@ -103,7 +103,7 @@ def _workers(
 
 
 def _environments(job: JobSpec) -> Iterator[dict[str, str]]:
-    """Of each rank: what torchrun would set, and threads."""
+    """The environment of each rank: what torchrun would set, and the number of threads."""
     world, port = job.world_size, str(free_port(job.world_size))
     common = {
         "WORLD_SIZE": str(world), "MASTER_ADDR": HOST, "MASTER_PORT": port,

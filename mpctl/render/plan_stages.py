@@ -102,7 +102,8 @@ def _sizes(stage: StageMemory) -> tuple[int, ...]:
 
 
 def _layers(plan: Plan, first: int, last: int) -> str:
-    """Of stages first to last; of several with chunks, those of the first and the last."""
+    """The layers of stages first to last, as text; where a stage has several chunks, the layers of
+    the first and of the last stage."""
     assert plan.stages is not None
     texts = [
         held_text([list(s) for s in plan.stages[stage]], stack_layers(plan, plan.stages[stage]))

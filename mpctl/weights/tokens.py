@@ -33,7 +33,7 @@ class Tokens:
     path: Path
     ids: Mapping[str, int]
     missing: tuple[str, ...]
-    """Those that the file lacks, because training reserved ids for them."""
+    """Names of special tokens that the file lacks because training reserved ids for them."""
 
 
 def find_tokens(model: Model, tokenizer: Path) -> Tokens:
