@@ -158,7 +158,8 @@ def _may_go_on(
 ) -> bool:
     """After a stop was asked for: whether the ranks still have time to finish their step, or get on
     with saving."""
-    if len(stops.received) > 1 or not reader.delivered:
+    is_trained = reader.delivered or saves.words  # the record of a validated step follows its save
+    if len(stops.received) > 1 or not is_trained:
         return False  # asked twice, or nothing was trained that could be lost
     if reader.deadline is None:
         plan.run.stop.touch()

@@ -16,8 +16,10 @@ from mpctl.launch import supervise
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import plan_launch
 from mpctl.launch.rundir import RunDir
+from mpctl.launch.saves import Saves
 from mpctl.launch.start import start as write_run
 from mpctl.shards import checkpoints, damage
+from mpctl.trail import Trail
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
@@ -26,6 +28,21 @@ def _saved(run: Launched) -> list[int]:
     found = checkpoints(run.run_dir / "checkpoints")
     assert all(damage(folder) == [] for _, folder in found)
     return [step for step, _ in found]
+
+
+def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path) -> None:
+    """A step that is validated is saved before its record is written."""
+    plan = plan_launch(tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path), Machine(2, 0, 2**34))
+    saves = Saves(plan.run, 1, on_event=print)
+    reader, stops = supervise.RecordReader(plan.run.metrics), supervise.StopRequests([15])
+    may_go_on = supervise._may_go_on
+    assert not may_go_on(plan, stops, reader, saves, print) and not plan.run.stop.exists()
+    trail = Trail(tmp_path / "doing" / "rank-0")
+    trail.write("saving step 1: 1 GiB of 2 GiB written")
+    saves.look()
+    assert may_go_on(plan, stops, reader, saves, print) and plan.run.stop.exists()
+    stops.received.append(15)
+    assert not may_go_on(plan, stops, reader, saves, print)
 
 
 @pytest.mark.parametrize(
