@@ -17,6 +17,7 @@ By hand, 1f1b, p = 16, m = 192: stage 0 holds 16 at most, so m' = 18; stage 15 h
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import traceback
@@ -46,6 +47,7 @@ from mpctl.topology import Topology
 
 MORE = 2  # rounds beyond those in flight
 NORM_BLOCK = 1 << 28
+NO_RUN = Path(os.devnull) / "no-run"  # cannot exist: nothing is found or written there
 Sent = tuple[str, str, int]  # axis, kind, bytes
 
 
@@ -173,7 +175,7 @@ class Rehearsal:
             ):
                 stack.enter_context(patch.object(build, name, stand_in))
             self.trainer = trainer = build.build_trainer(
-                Path("no-run"), self.job, self.topology, rank=self.rank, local_rank=0,
+                NO_RUN, self.job, self.topology, rank=self.rank, local_rank=0,
                 stop_asked=lambda: False,
             )  # fmt: skip
         traffic.trainer, self.building_bytes = trainer, ledger.peak

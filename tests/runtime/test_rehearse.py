@@ -89,6 +89,15 @@ def test_every_stage_is_as_planned(
         assert is_as_planned(job, rehearsed(job, rank))
 
 
+def test_a_rehearsal_takes_nothing_of_the_working_directory_for_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no-run" / "checkpoints" / "step-1").mkdir(parents=True)
+    job = load_job(None, settings(1, 1))
+    assert is_as_planned(job, rehearsed(job, 0))
+
+
 def test_it_sends_what_the_real_ranks_send(data: Path, tmp_path: Path) -> None:
     """Of 8 micro batches stage 1 is rehearsed with 3."""
     changes = {**SEQUENCE, "model__layers": 4, "training__global_batch_size": 16}
