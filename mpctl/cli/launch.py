@@ -71,6 +71,7 @@ def launch(
     plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     resumption = _find_resumption(run) if resume else None
     if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
+        _require_same_model(plan, resumption)
         _say_finished(resumption, as_json=as_json)
         return
     prepared = _check(plan, run, resumption, overwrite=overwrite)
@@ -108,7 +109,7 @@ def launch(
         write_summary(run, summary)
     with suppress(OSError):  # nobody may be left to read; the exit code is the run's all the same
         if outcome.failure is not None:
-            print_failure(outcome.failure)
+            print_failure(outcome.failure, run=str(run.path), step=run.last_checkpoint())
         if as_json:
             print_json(summary)
         else:
@@ -166,8 +167,13 @@ def _resolve(
         resumed = JobSource(source, {**_reopened(job.overrides), **job.overrides})
         return resumed.plan(more), RunDir(run_dir)
     plan = job.plan(more)
-    run = RunDir(run_dir) if run_dir else free_run_dir(plan.job.name or "run")
+    run = RunDir(run_dir) if run_dir else free_run_dir(plan.job.name or _name_of(job.source))
     return plan, run
+
+
+def _name_of(source: str | None) -> str:
+    """The name of a job that has none of its own: its preset's or its file's."""
+    return Path(source).stem if source else "run"
 
 
 def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
@@ -186,6 +192,15 @@ def _find_resumption(run: RunDir) -> Resumption:
 
     with TaskBar(after=1.0) as bar:
         return find_resumption(run, bar.update)
+
+
+def _require_same_model(plan: Plan, resumption: Resumption) -> None:
+    from mpctl.errors import InputError
+    from mpctl.launch.resume import job_before, model_issues
+
+    run = resumption.run
+    if issues := list(model_issues(plan.job, job_before(run), run)):
+        raise InputError(issues)
 
 
 def _say_finished(resumption: Resumption, *, as_json: bool) -> None:

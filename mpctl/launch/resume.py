@@ -20,6 +20,7 @@ from mpctl.shards import DOCUMENTS, checkpoint_bytes, checkpoints, newest_whole
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import Training
+from mpctl.units import plural
 
 Progress = Callable[[str, int, int], None]
 
@@ -52,6 +53,10 @@ class Resumption:
             whats = f"{issues[0].where}: {issues[0].message}"
             yield (f"{path} is damaged ({whats}): resuming from step {self.step}; "
                    "the damaged one is renamed and kept")  # fmt: skip
+        if self.folder is None and (steps := self.run.last_step()):
+            yield (f"{self.run.path} holds no checkpoint: training starts at step 1, and the "
+                   f"records of {plural(steps, 'step')} are dropped; training.checkpoint_interval "
+                   "saves in between")  # fmt: skip
         for name in DOCUMENTS:
             used = self.run.document(name)
             if used.parent != self.run.path:

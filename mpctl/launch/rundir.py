@@ -78,9 +78,10 @@ class RunDir:
         if self.is_occupied:
             steps = self.last_step()
             held = f"a run that reached step {steps}" if steps else "files"
+            ways = "use --resume to continue it, --overwrite to replace it, or another --run-dir"
             raise InputError.of(
                 "run-dir-occupied", "--run-dir", f"{self.path} already holds {held}",
-                "use --resume to continue it, --overwrite to replace it, or another --run-dir",
+                ways if is_resumable(self.path) else "use another --run-dir",
             )  # fmt: skip
 
     def require_run(self) -> None:

@@ -6,6 +6,7 @@ stdout is for the result.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -142,10 +143,16 @@ def _number(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 
-def print_failure(failure: Any) -> None:
-    """Rank, coordinates, error and the last lines of its log, on stderr."""
+def print_failure(failure: Any, *, run: str, step: int) -> None:
+    """Rank, coordinates, error, the last lines of its log and how to go on, on stderr.
+
+    run: the run directory; step: of its newest checkpoint, 0 without one.
+    """
     console = get_console(stderr=True, soft_wrap=True)
     console.print(Text.assemble(("✗ ", "bold red"), str(failure)))
     for line in failure.last_lines:
         console.print(Text(f"  │ {line}", style="dim"))
     console.print(Text.assemble(("  → ", "cyan"), f"whole log: {failure.log}"))
+    go_on = f"go on from step {step}: mpctl launch --resume --run-dir {shlex.quote(run)}"
+    lost = "no checkpoint was saved; training.checkpoint_interval N saves one every N steps"
+    console.print(Text.assemble(("  → ", "cyan"), go_on if step else lost))

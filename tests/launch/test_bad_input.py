@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
+from mpctl.cli.launch import _name_of
 from mpctl.errors import InputError
 from mpctl.launch import supervise
 from mpctl.launch.rundir import RunDir
@@ -240,3 +241,17 @@ def test_a_job_by_path_with_its_own_name(
         assert json.loads(capsys.readouterr().out)["run_dir"] == expected
         Path(expected).mkdir(parents=True)
         Path(expected, "job.json").write_text("")
+
+
+def test_a_folder_that_is_no_run_offers_no_resume(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError) as refused:
+        RunDir(tmp_path).require_free()
+    (issue,) = refused.value.issues
+    assert issue.hint == "use another --run-dir"
+
+
+def test_a_run_is_named_after_its_preset_or_file() -> None:
+    assert [_name_of(source) for source in ("demo-t5", "jobs/mine.toml", None)] == [
+        "demo-t5", "mine", "run",
+    ]  # fmt: skip

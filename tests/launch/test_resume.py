@@ -101,6 +101,25 @@ NEWEST: list[tuple[Harm, str]] = [
 ]
 
 
+def test_a_finished_run_of_another_model_is_refused(
+    finished: Launched, tmp_path: Path, capsys: Capture
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    argv = ["launch", "--resume", "--run-dir", str(run_dir), "--model", "gpt2"]
+    assert mpctl(argv) == 2
+    assert "resume-model" in capsys.readouterr().err
+
+
+def test_a_run_without_a_checkpoint_says_what_is_lost(
+    finished: Launched, tmp_path: Path, capsys: Capture
+) -> None:
+    run_dir = _copy(finished, tmp_path / "run")
+    shutil.rmtree(run_dir / "checkpoints")
+    said = " ".join(_dry(run_dir, capsys).split())
+    assert "holds no checkpoint: training starts at step 1" in said
+    assert "the records of 20 steps are dropped" in said
+
+
 @pytest.mark.parametrize(("harm", "words"), NEWEST)
 def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     finished: Launched, tmp_path: Path, capsys: Capture, harm: Harm, words: str
