@@ -139,8 +139,11 @@ def _expand(source: str | Path, encoding: str, findings: Findings) -> Iterator[F
         findings.others.append(Issue("corpus-missing", str(source), message, hint))
     elif (reason := _no_text(path, encoding, findings)) is None:
         yield File(path.name, path, path.stat().st_size)
+    elif reason == "empty":
+        issue = Issue("corpus-empty", str(source), "the file is empty", "name files that hold text")
+        findings.others.append(issue)
     elif reason != "unreadable":
-        message = "empty" if reason == "empty" else f"not a text file in {encoding}"
+        message = f"not a text file in {encoding}"
         hint = "convert it to text first, or name its --encoding"
         findings.others.append(Issue("corpus-binary", str(source), message, hint))
 

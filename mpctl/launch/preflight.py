@@ -56,7 +56,8 @@ def check_launch(
     if surroundings:  # data and weights could not be looked at with these
         return surroundings
     if job.model is None:
-        return [Issue("no-model", "model", "a launch needs a model", "use --model gpt2, say")]
+        return [Issue("no-model", "model", "a launch needs a model",
+                      "name a job (mpctl launch demo), or a model: --model gpt2")]  # fmt: skip
     resumed = None if resumption is None else resumption.run
     saved = [] if resumption is None else resumption.issues
     if resumption is not None:

@@ -123,13 +123,14 @@ def test_sources_keep_their_order_and_files_come_once(tmp_path):
 
 
 def test_all_bad_sources_are_named(tmp_path):
-    fill(tmp_path, {"image.png": b"\x89PNG\0", "good.txt": "x"})
-    sources = [tmp_path / name for name in ("gone", "good.txt", "image.png", "gone too")]
+    fill(tmp_path, {"image.png": b"\x89PNG\0", "good.txt": "x", "empty.txt": ""})
+    names = ("gone", "good.txt", "image.png", "gone too", "empty.txt")
+    sources = [tmp_path / name for name in names]
     with pytest.raises(InputError) as caught:
         find_paths(sources)
-    assert [issue.where for issue in caught.value.issues] == [str(sources[i]) for i in (0, 2, 3)]
+    assert [issue.where for issue in caught.value.issues] == [str(sources[i]) for i in (0, 2, 3, 4)]
     rules = [issue.rule for issue in caught.value.issues]
-    assert rules == ["corpus-missing", "corpus-binary", "corpus-missing"]
+    assert rules == ["corpus-missing", "corpus-binary", "corpus-missing", "corpus-empty"]
     assert all(issue.hint for issue in caught.value.issues)
 
 

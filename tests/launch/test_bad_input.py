@@ -14,6 +14,7 @@ from mpctl.cli.app import run as mpctl
 from mpctl.cli.launch import _name_of
 from mpctl.errors import InputError
 from mpctl.launch import supervise
+from mpctl.launch.marker import write_marker
 from mpctl.launch.rundir import RunDir
 from tests.launch.command import arguments, start
 from tests.runtime.tiny import settings
@@ -134,8 +135,11 @@ class TestRunDir:
         (tmp_path / "run").mkdir()
         (tmp_path / "run/thesis.txt").write_text("years")
         argv = arguments(data, tmp_path / "run")
+        for typed in (argv, [*argv, "--dry-run"]):
+            said = refused(typed, capsys)
+            assert "use another --run-dir" in said and "--overwrite" not in said
+        write_marker(tmp_path / "run")
         assert "--overwrite" in refused(argv, capsys)
-        assert "--overwrite" in refused([*argv, "--dry-run"], capsys)
 
     def test_a_file(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         (tmp_path / "run").write_text("")
