@@ -60,7 +60,8 @@ def search(
     tp, cp, pp, chunks, schedule, micro batch, recomputation, sequence parallelism, ZeRO, order and
     balance are searched; a flag that names one fixes it (mpctl search JOB --tp 8).
 
-    Exit codes: 0 found; 2 bad input, or no legal layout; 3 legal layouts, none of which fits.
+    Exit codes: 0 found; 2 bad input, no legal layout, or none whose step can be timed; 3 legal
+    layouts, none of which fits.
     """
     from mpctl.render.json import print_json
     from mpctl.render.tasks import PATIENCE, TaskBar

@@ -81,7 +81,7 @@ def _table(title: str, entries: list[dict[str, Any]], *, first: str = "") -> Tab
     for number, entry in enumerate(entries, start=1):
         lead = {"#": [str(number)], "GPUs": [f"{entry['gpus']:,}"]}.get(first, [])
         if entry["settings"] is None:
-            table.add_row(*lead, *[""] * (len(numbers) - len(lead)), "nothing fits")
+            table.add_row(*lead, *[""] * (len(numbers) - len(lead)), entry["reason"])
         else:
             table.add_row(*lead, *entry_cells(entry, has_cost=has_cost), entry["layout"])
     return table

@@ -12,6 +12,13 @@ AIMS = {
     "memory": "least memory",
     "cost": "fewest GPU-hours a token",
 }
+WORDS = {
+    "micro_batch_size": "micro batch",
+    "sequence_parallel": "sequence parallelism",
+    "stage_balance": "balance",
+    "vpp": "chunks",
+    "zero": "ZeRO",
+}
 
 
 def asked_text(document: dict[str, Any]) -> str:
@@ -26,15 +33,15 @@ def header_lines(document: dict[str, Any]) -> Iterator[str]:
     fixed = document["fixed"]
     names = ("micro_batch_size", "recompute", "zero")
     kept = [f"{_words(name)} {fixed[name]}" for name in names if name in fixed]
-    free = [_words(name) for name in names if name not in fixed]
-    searched = f"; searched: {', '.join(free)}" if free else ""
+    free = ", ".join(_words(name) for name in document["searched"])
+    searched = f"; searched: {free}" if free else ""
     yield ", ".join([document["dtype"], f"global batch {document['global_batch_size']}",
                      f"runtime {document['runtime']}", *kept]) + searched  # fmt: skip
     yield f"{plural(document['estimated'], 'layout')} estimated, the others ruled out by bounds"
 
 
 def _words(name: str) -> str:
-    return {"micro_batch_size": "micro batch", "zero": "ZeRO"}.get(name, name)
+    return WORDS.get(name, name)
 
 
 def notes(document: dict[str, Any]) -> Iterator[str]:

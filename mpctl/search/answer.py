@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpctl.errors import DoesNotFit, InputError
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.rules.model import slow_dtype
-from mpctl.search.asked import Asked
-from mpctl.search.evaluate import Engine
+from mpctl.search.asked import Asked, varied
+from mpctl.search.evaluate import Engine, unknown_link
 from mpctl.search.find import RUNGS, Found, Objective, Point, Progress, find_layouts
 from mpctl.search.report import Choice, choices, layout_text, own_choice, own_reason, reasons
 from mpctl.units import plural
@@ -21,17 +21,20 @@ Line = Callable[[Choice], str]
 @dataclass
 class Answer:
     """best: of the number of GPUs that the objective prefers; by_gpus: the best of each, None
-    where nothing fits; own: the job's own layout; seen: all that were estimated beside best."""
+    where none was found, and why_none says why; own: the job's own layout; seen: all that were
+    estimated beside best; searched: the fields of a layout that varied."""
 
     asked: Asked
     objective: str
     best: list[Choice] = field(default_factory=list)
     front: list[Choice] = field(default_factory=list)
     by_gpus: dict[int, Choice | None] = field(default_factory=dict)
+    why_none: dict[int, str] = field(default_factory=dict)
     own: Choice | None = None
     seen: list[Point] = field(default_factory=list)
     estimated: int = 0
     is_complete: bool = True
+    searched: list[str] = field(default_factory=list)
 
     def document(self, price: float | None, line: Line) -> dict[str, Any]:
         job = self.asked.job
@@ -42,7 +45,7 @@ class Answer:
             "device_memory_bytes": job.cluster.device.memory_bytes if job.cluster.device else None,
             "gpus": job.world_size, "runtime": job.training.runtime,
             "dtype": job.training.dtype, "global_batch_size": job.training.global_batch_size,
-            "fixed": self.asked.fixed,
+            "fixed": self.asked.fixed, "searched": self.searched,
             "warnings": [check.issue.as_dict() for check in slow_dtype(job)],
             "objective": self.objective, "is_complete": self.is_complete,
             "estimated": self.estimated,
@@ -52,7 +55,8 @@ class Answer:
             "own_reason": own_reason(self.best[0], self.own) if self.own and self.best else None,
             "front": [_entry(choice, price, line) for choice in self.front],
             "by_gpus": [
-                _entry(choice, price, line) if choice else {"gpus": gpus, "settings": None}
+                _entry(choice, price, line) if choice
+                else {"gpus": gpus, "settings": None, "reason": self.why_none[gpus]}
                 for gpus, choice in self.by_gpus.items()
             ],
         }  # fmt: skip
@@ -66,7 +70,8 @@ def answer_search(
     asked: Asked, counts: Sequence[int], *, top: int, objective: str, exhaustive: bool,
     on_progress: Progress,
 ) -> Answer:  # fmt: skip
-    """Raises InputError where the device states no rate, or no layout fits on any of the counts."""
+    """Raises InputError where the device states no rate, or on none of the counts a
+    layout fits that can be timed."""
     answer, aim = Answer(asked, objective), _aim(objective)
     engines = {gpus: _engine(asked, gpus) for gpus in counts}
     found: dict[int, Found] = {}
@@ -84,14 +89,18 @@ def answer_search(
             look(gpus, top=1, rungs=1)
             best = choices(engines[gpus], found[gpus].points)
             answer.by_gpus[gpus] = best[0] if best else None
+            if not best:
+                level = unknown_link(engines[gpus]) if answer.is_complete else None
+                answer.why_none[gpus] = _untimed(level) if level else "nothing fits"
     chosen = counts[0] if len(counts) == 1 else _chosen(answer)
     if chosen is not None and answer.is_complete:
         look(chosen, top=top, rungs=RUNGS)
     if chosen is None or not found[chosen].points:
         if answer.is_complete:
-            raise _nothing_fits(asked, counts)
+            raise _no_time(engines) or _nothing_fits(asked, counts)
         return answer
     own, engine = found[chosen], engines[chosen]
+    answer.searched = varied(engine.space)
     answer.best, answer.front = choices(engine, own.points), choices(engine, own.front)
     answer.seen = own.seen
     if engine.space.world == asked.job.world_size:
@@ -123,6 +132,26 @@ def _engine(asked: Asked, gpus: int) -> Engine:
     except MissingFigure as missing:
         hint = "use a device preset that states it, or another training.dtype"
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
+
+
+def _no_time(engines: Mapping[int, Engine]) -> InputError | None:
+    """What to do where a layout fits the memory, and its messages cannot be timed."""
+    for gpus, engine in engines.items():
+        if level := unknown_link(engine):
+            hint = f"set cluster.{level}.bandwidth, bytes/s in one direction"
+            if level == "inter_node":
+                hint += f"; or keep the ranks on one node: --gpus-per-node {max(engines)}"
+            message = f"no layout of {plural(gpus, 'GPU')} can be timed: {_no_bandwidth(level)}"
+            return InputError.of("no-step-time", f"cluster.{level}", message, hint)
+    return None
+
+
+def _untimed(level: str) -> str:
+    return f"cannot be timed: {_no_bandwidth(level)}"
+
+
+def _no_bandwidth(level: str) -> str:
+    return f"cluster.{level} has no bandwidth"
 
 
 def _nothing_fits(asked: Asked, counts: Sequence[int]) -> InputError:

@@ -9,7 +9,7 @@ from typing import Any
 from mpctl.errors import InputError
 from mpctl.launch.preflight import NOT_RUN_YET
 from mpctl.search.nearest import setting
-from mpctl.search.space import AXES, RUNS, Runs, Space
+from mpctl.search.space import AXES, RUNS, Group, Runs, Shape, Space
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job, parse_settings
 
@@ -68,6 +68,24 @@ def runs_of(job: JobSpec) -> Runs:
     if "parallel.zero" in refused:
         runs = Runs(**{**vars(runs), "zero": (refused["parallel.zero"],)})
     return runs
+
+
+def varied(space: Space) -> list[str]:
+    """The fields of a layout that take more than one value in the space."""
+    cuts = {key: list(space.cuts(*key)) for key in {_stages(s) for s in space.shapes()}}
+    shapes = [shape for shape in space.shapes() if cuts[_stages(shape)]]
+    values = {name: {getattr(shape.group, name) for shape in shapes} for name in Group._fields}
+    values |= {name: {getattr(shape, name) for shape in shapes} for name in ("dp", "pp")}
+    for at, name in enumerate(("vpp", "schedule", "stage_balance")):
+        values[name] = {cut[at] for found in cuts.values() for cut in found}
+    axes = {(shape.group.tp, shape.group.cp, shape.dp, shape.pp) for shape in shapes}
+    values["zero"] = {zero for _, cp, dp, _ in axes for zero in space.zeros(dp * cp)}
+    values["order"] = {order for sizes in axes for order in space.orders(*sizes)}
+    return [name for name in AXES if len(values[name]) > 1]
+
+
+def _stages(shape: Shape) -> tuple[int, int]:
+    return shape.pp, shape.microbatches
 
 
 def with_gpus(job: JobSpec, gpus: int) -> JobSpec:

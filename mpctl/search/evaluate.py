@@ -176,6 +176,21 @@ class Engine:
         return self.once(layout._replace(order=""), lambda: peak_bytes(self.memory(layout)))
 
 
+def unknown_link(engine: Engine) -> str | None:
+    """The network level without a bandwidth because of which a layout that fits the memory cannot
+    be timed: intra_node or inter_node; None where none fits, or each of them can be timed."""
+    cluster = engine.space.job.cluster
+    sizes = {"inter_node": cluster.nodes, "intra_node": cluster.gpus_per_node or 1}
+    level = next((name for name, n in sizes.items() if n > 1 and not getattr(cluster, name)), None)
+    if level is None or cluster.device is None:
+        return None
+    limit = cluster.device.memory_bytes
+    if engine.least_share > limit:
+        return None  # not even the states fit, however they are shared
+    fitting = (one for one in engine.space.layouts() if engine.reserved(one) <= limit)
+    return level if any(engine.time(one) is None for one in fitting) else None
+
+
 def peak_bytes(memory: Iterable[StageMemory]) -> int:
     """On the fullest rank, as its device shows it: all that has to fit."""
     return max(stage.device_bytes for stage in memory)

@@ -144,6 +144,44 @@ def test_a_search_where_nothing_fits_exits_3(mpctl: Mpctl) -> None:
                     said.issues["nothing-fits"]["message"])  # fmt: skip
 
 
+@pytest.mark.parametrize("counts", ["4", "4,8"])
+def test_a_search_where_nothing_can_be_timed_names_the_link(mpctl: Mpctl, counts: str) -> None:
+    for json_flag in ([], ["--json"]):
+        said = mpctl("search", "demo", "--gpus", counts, *json_flag)
+        assert said.code == 2 and "nothing-fits" not in said.err + said.out
+    issue = said.issues["no-step-time"]
+    assert issue["message"] == (
+        "no layout of 4 GPUs can be timed: cluster.inter_node has no bandwidth"
+    )
+    assert f"--gpus-per-node {counts[-1]}" in issue["hint"]
+    ways = (("--gpus-per-node", 4), ("--set", "cluster.inter_node.bandwidth=1e9"))
+    for way in ways:
+        assert mpctl("search", "demo", "--gpus", 4, "--fix", "tp=1", *way).code == 0
+
+
+def test_a_number_of_gpus_that_cannot_be_timed_says_so_in_its_row(mpctl: Mpctl) -> None:
+    asked = ("search", "demo", "--gpus", "2,4", "--fix", "tp=1", "--top", 1)
+    said, why = mpctl(*asked), "cannot be timed: cluster.inter_node has no bandwidth"
+    text = " ".join(said.out.split())  # the table wraps
+    assert said.code == 0 and why in text and "nothing fits" not in text
+    row = mpctl(*asked, "--json").document["by_gpus"][1]
+    assert row == {"gpus": 4, "settings": None, "reason": why}
+    small = ("--set", "cluster.device.memory_bytes=1000000")  # then memory is the reason
+    assert set(mpctl(*asked, *small, "--json").issues) == {"nothing-fits"}
+
+
+@pytest.mark.parametrize("command", [["presets"], ["plan", "demo"]])
+def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)  # what is written meets a broken pipe for certain
+    said = subprocess.run(
+        [sys.executable, "-m", "mpctl", *command],
+        stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (said.returncode, said.stderr) == (0, b"")
+
+
 def test_a_job_that_does_not_fit_is_not_called_faster(mpctl: Mpctl) -> None:
     job = ("search", *SMALL, "--micro-batch-size", 4, "--set", "training.recompute=none")
     whole = mpctl(*job, "--fix", "tp=1", "--fix", "pp=1", "--json").document
@@ -162,8 +200,11 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
     lines = mpctl("search", *SMALL, "--top", 1).out.splitlines()
     assert lines[0] == "gpt2-medium on 8 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second"
     assert lines[1] == (
-        "bf16, global batch 32, runtime mpctl, ZeRO 1; searched: micro batch, recompute"
+        "bf16, global batch 32, runtime mpctl, ZeRO 1; searched: tp, dp, pp, chunks, schedule, "
+        "balance, micro batch, recompute, sequence parallelism"
     )
+    kept = [word for key in ("tp", "pp", "micro_batch_size") for word in ("--fix", f"{key}=1")]
+    assert mpctl("search", *SMALL, *kept).out.splitlines()[1].endswith("; searched: recompute")
 
 
 def test_the_page_of_a_search_begins_with_its_answer(mpctl: Mpctl, tmp_path: Path) -> None:
