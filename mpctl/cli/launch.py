@@ -239,7 +239,8 @@ def _check(
         issues += error.issues
     if issues:
         raise InputError(issues)
-    warnings = (*(str(c.issue) for c in plan.warnings), *launch_warnings(plan.job, machine))
+    said = launch_warnings(plan.job, machine, resumption=resumption)
+    warnings = (*(str(c.issue) for c in plan.warnings), *said)
     if resumption is None:
         return plan_launch(plan, run, machine, warnings=warnings)
     changed = changed_settings(resolved(plan, machine), job_before(run), resumption)

@@ -22,6 +22,7 @@ from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.rundir import RunDir, unusable
+from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.plan import Plan
 from mpctl.shards import MANIFEST, checkpoint_bytes, checkpoints, damage, newest_checkpoint
 from mpctl.spec.job import JobSpec
@@ -93,8 +94,14 @@ def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         raise unusable(run.path, error) from None
 
 
-def launch_warnings(job: JobSpec, machine: Machine) -> list[str]:
+def launch_warnings(
+    job: JobSpec, machine: Machine, *, resumption: Resumption | None = None
+) -> list[str]:
+    """What is worth saying of a job that can start. A run that goes on from a checkpoint starts
+    from no other weights."""
     found = list(_compile_warnings(job))
+    if resumption is None or resumption.folder is None:
+        found += tokenizer_warnings(job)
     if chosen_device(job, machine) == "cpu":
         found += rehearsal_warnings(job, machine)
     return found

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.data.prepare import prepare
 from mpctl.families.batch import Batch
 from mpctl.launch.machine import this_machine
-from mpctl.launch.preflight import check_launch, check_replaced
+from mpctl.launch.preflight import check_launch, check_replaced, launch_warnings
 from mpctl.launch.resume import find_resumption
 from mpctl.launch.rundir import RunDir
 from mpctl.plan import make_plan
@@ -113,6 +114,48 @@ def test_a_trainer_holds_their_weights(
     held = dict(trainer.model.named_parameters())["layers.1.mlp.up.weight"]
     assert torch.equal(held, expected.to(held.dtype))
     assert trainer.step == 0
+
+
+def test_data_of_another_tokenizer_are_warned_of(
+    finished: tuple[Path, float], data: Path, tmp_path: Path
+) -> None:
+    """Of a run and of a Hugging Face folder; the same tokenizer and one extended from it are no
+    mismatch, nor is a run that goes on from its own checkpoint."""
+    run, _ = finished
+    known = data / "tokenizer.json"
+    (tmp_path / "texts").mkdir()
+    for number in range(4):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"other words {number} " * 200)
+    texts, size = [tmp_path / "texts"], 270
+    prepare(sources=texts, out=tmp_path / "other", vocab_size=size)
+    prepare(sources=texts, out=tmp_path / "extended", tokenizer=known, vocab_size=305, extend=True)
+    prepare(sources=texts, out=tmp_path / "same", tokenizer=known, vocab_size=300)
+    bare, hub = tmp_path / "bare", export_weights(run, tmp_path / "hf").out
+    export_weights(run, bare)
+    (bare / "tokenizer.json").unlink()
+
+    def said(origin: Path, **changes: Any) -> list[str]:
+        job = load_job(None, settings(**{"training__init_from": str(origin), **changes}))
+        found = launch_warnings(job, this_machine())
+        return [warning for warning in found if "tokenizer" in warning]
+
+    corpus = {"data__corpus": [str(tmp_path / "texts")]}
+    for origin, beside in ((run, known), (hub, hub / "tokenizer.json")):
+        (warning,) = said(origin, data__path=str(tmp_path / "other"))
+        for part in (beside, tmp_path / "other" / "tokenizer.json", "--extend-tokenizer",
+                     f"data prepare --tokenizer {beside}"):  # fmt: skip
+            assert str(part) in warning
+        (warning,) = said(origin, **corpus)
+        assert f"data.tokenizer={beside}" in warning
+        for name in ("same", "extended"):
+            assert said(origin, data__path=str(tmp_path / name)) == []
+        assert said(origin, **corpus, data__tokenizer=str(known)) == []
+    assert said(bare, data__path=str(tmp_path / "other")) == []
+    job = tiny_job(tmp_path / "other", training__init_from=str(hub))
+    resumption = find_resumption(RunDir(run), lambda *_: None)
+    assert launch_warnings(job, this_machine(), resumption=resumption) == launch_warnings(
+        tiny_job(data), this_machine()
+    )
 
 
 def test_one_checkpoint_of_a_run_will_do(

@@ -1,0 +1,62 @@
+"""Whether token ids mean the same text to a model and in the data that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpctl.errors import InputError
+from mpctl.shards import sha256
+from mpctl.spec.job import JobSpec
+
+
+def mean_other_text(first: Path, second: Path) -> bool:
+    """Whether two tokenizer.json files differ; token ids of one then mean other text to the
+    other."""
+    return sha256(first) != sha256(second)
+
+
+def tokenizer_warnings(job: JobSpec) -> Iterator[str]:
+    """Weights to start from whose tokenizer is neither that of the data nor what it was extended
+    from. A warning, because starting over with a new vocabulary can be meant."""
+    if job.training.init_from is None:
+        return
+    origin = Path(job.training.init_from)
+    try:
+        known = _tokenizer_of(origin)
+        used = _tokenizer_of_data(job)
+        if known is None or (used is not None and _continues(used, known)):
+            return
+    except (InputError, OSError):  # preflight says what is wrong with it
+        return
+    whose = "a tokenizer that is trained anew on data.corpus" if used is None else str(used)
+    hint = (f"set data.tokenizer={known}" if used is None or job.data.path is None else
+            f"prepare them with `mpctl data prepare --tokenizer {known}`")  # fmt: skip
+    yield (f"training.init_from {origin} was trained with the tokenizer {known}, but the data are "
+           f"those of another, {whose}: token ids mean other text to these weights; {hint}, or "
+           f"extend it with `mpctl data prepare --tokenizer {known} --extend-tokenizer`, unless a "
+           "new vocabulary is meant")  # fmt: skip
+
+
+def _tokenizer_of(origin: Path) -> Path | None:
+    from mpctl.weights.origin import open_origin
+
+    return open_origin(origin).tokenizer
+
+
+def _tokenizer_of_data(job: JobSpec) -> Path | None:
+    """None where the launch trains one on data.corpus."""
+    from mpctl.data.tokenizer import find_tokenizer
+
+    place = job.data.path or job.data.tokenizer
+    return None if place is None else find_tokenizer(Path(place))
+
+
+def _continues(used: Path, known: Path) -> bool:
+    """Whether `used` is `known`, or was extended from it."""
+    from mpctl.data.extension import find_extension
+
+    if not mean_other_text(used, known):
+        return True
+    extension = find_extension(used)
+    return extension is not None and extension.old_tokenizer_sha256 == sha256(known)
