@@ -75,13 +75,15 @@ def eval_(
     from mpctl.render.errors import print_warnings
     from mpctl.render.evaluate import print_evaluation
     from mpctl.render.json import print_json
-    from mpctl.render.tasks import TaskBar
+    from mpctl.render.tasks import PATIENCE, TaskBar
 
-    evaluation = plan_evaluation(
-        model, data or [], this_machine(), step=step, samples=samples, split=split,
-        tokenizer=tokenizer, sizes={"tp": tp, "dp": dp, "pp": pp, "cp": cp}, device=device,
-        dtype=dtype, micro_batch=micro_batch_size, seq_length=seq_length,
-    )  # fmt: skip
+    with TaskBar(after=PATIENCE, lines=not as_json) as bar:
+        evaluation = plan_evaluation(
+            model, data or [], this_machine(), step=step, samples=samples, split=split,
+            tokenizer=tokenizer, sizes={"tp": tp, "dp": dp, "pp": pp, "cp": cp}, device=device,
+            dtype=dtype, micro_batch=micro_batch_size, seq_length=seq_length,
+            on_progress=bar.update,
+        )  # fmt: skip
     print_warnings(list(evaluation.warnings))
     with TaskBar(lines=not as_json) as bar:
         rows = evaluation.run(bar.update)

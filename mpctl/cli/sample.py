@@ -90,12 +90,15 @@ def sample(
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.sample import SampleView, print_footer
+    from mpctl.render.tasks import PATIENCE, TaskBar
 
     settings = Settings(max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size)
-    sampling = plan_sampling(
-        model, read_prompts(prompt or [], prompts), settings, this_machine(), step=step,
-        tokenizer=tokenizer, tp=tp, device=device, dtype=dtype,
-    )  # fmt: skip
+    given = read_prompts(prompt or [], prompts)
+    with TaskBar(after=PATIENCE, lines=not as_json) as bar:
+        sampling = plan_sampling(
+            model, given, settings, this_machine(), step=step, tokenizer=tokenizer, tp=tp,
+            device=device, dtype=dtype, on_verify=bar.update,
+        )  # fmt: skip
     print_warnings(list(sampling.warnings))
     with SampleView(sampling, is_silent=as_json) as view:
         seconds = sampling.run(view.show)

@@ -19,10 +19,10 @@ from mpctl.launch.machine import Machine
 from mpctl.launch.model import Trained, open_trained
 from mpctl.launch.rundir import RunDir
 from mpctl.launch.task import Answer, answers, laid_out
-from mpctl.shards import sha256
+from mpctl.launch.tokenizers import mean_other_text
+from mpctl.launch.verify import Progress, unseen
 from mpctl.spec.job import JobSpec
 
-Progress = Callable[[str, int, int], None]
 SplitName = Literal["train", "validation"]
 
 
@@ -103,13 +103,13 @@ def plan_evaluation(
     path: Path, data: Sequence[str], machine: Machine, *, step: int | None = None,
     samples: int | None = None, split: SplitName = "validation", tokenizer: Path | None = None,
     sizes: Mapping[str, int] | None = None, device: str = "auto", dtype: str | None = None,
-    micro_batch: int | None = None, seq_length: int | None = None,
+    micro_batch: int | None = None, seq_length: int | None = None, on_progress: Progress = unseen,
 ) -> Evaluation:  # fmt: skip
     """data: folders of prepared data, text files or folders of them, each NAME=PATH or PATH; by
     default the run's own validation data. Raises InputError with all that is wrong with them."""
     from mpctl.data.tokenizer import find_tokenizer
 
-    trained = open_trained(path, step=step)
+    trained = open_trained(path, step=step, on_progress=on_progress)
     found = trained.tokenizer if tokenizer is None else find_tokenizer(tokenizer)
     corpora, issues = _corpora(trained, data, found, split)
     if issues:
@@ -205,7 +205,7 @@ def _corpus(
     if not (path / MANIFEST).is_file() and not is_own:
         return _raw(name, path, tokenizer, vocabulary_size, load_tokenizer)
     prepared = open_prepared(path)
-    if tokenizer is not None and sha256(tokenizer) != prepared.tokenizer_sha256:
+    if tokenizer is not None and mean_other_text(tokenizer, prepared.tokenizer_path):
         raise InputError.of(
             "eval-tokenizer", name, f"{path} was prepared with another tokenizer than the model's, "
             f"{tokenizer}: its token ids mean other text", f"prepare its text with --tokenizer "

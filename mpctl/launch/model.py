@@ -1,5 +1,6 @@
-"""A trained model by its path: what it is, which checkpoint, which tokenizer; headers alone are
-read. The path is a run, one of its checkpoints, an import, or a Hugging Face directory."""
+"""A trained model by its path: what it is, which checkpoint, which tokenizer. The path is a run,
+one of its checkpoints, an import, or a Hugging Face directory. The bytes of a checkpoint are
+verified here, once, before a worker starts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.shards import checkpoints, newest_whole
+from mpctl.launch.verify import Progress, newest_verified, unseen
+from mpctl.shards import checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import Model
@@ -32,13 +34,14 @@ class Trained:
     warnings: tuple[str, ...] = ()
 
 
-def open_trained(path: Path, *, step: int | None = None) -> Trained:
+def open_trained(path: Path, *, step: int | None = None, on_progress: Progress = unseen) -> Trained:
     """The newest whole checkpoint of a run, or that of a step. Raises InputError where there is no
-    model, or no such checkpoint. Files are compared by size, not by hash."""
+    model, or no such checkpoint. The sha256 of all its files is compared, about a second a GB;
+    on_progress is told of the stage `verify`, in bytes."""
     from mpctl.weights.hub import Hub
     from mpctl.weights.origin import open_origin
 
-    chosen, warnings = _newest(path) if step is None else (_of_step(path, step), ())
+    chosen, warnings = _newest(path, _candidates(path, step), on_progress)
     found = open_origin(chosen)
     if isinstance(found, Hub):
         return Trained(
@@ -53,13 +56,24 @@ def open_trained(path: Path, *, step: int | None = None) -> Trained:
     )
 
 
-def _newest(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """The newest whole checkpoint of a run, with what to say of damaged ones that are newer; any
-    other path as it is."""
-    saved = checkpoints(path / "checkpoints")
+def _candidates(path: Path, step: int | None) -> list[tuple[int, Path]]:
+    """The checkpoints that may be used, oldest first: that of a step, that which the path is
+    itself, or all of a run; none of a Hugging Face directory."""
+    if step is not None:
+        return [(step, _of_step(path, step))]
+    if path.parent.name == "checkpoints":
+        return [(number, path) for number, each in checkpoints(path.parent) if each == path]
+    return checkpoints(path / "checkpoints")
+
+
+def _newest(
+    path: Path, saved: list[tuple[int, Path]], on_progress: Progress
+) -> tuple[Path, tuple[str, ...]]:
+    """The newest whole checkpoint of those saved, with what to say of damaged ones that are newer;
+    the path as it is where there are none."""
     if not saved:
         return path, ()
-    found, broken = newest_whole(saved, hashed=False)
+    found, broken = newest_verified(saved, on_progress)
     if found is None:
         raise InputError(issue for _, issues in broken for issue in issues)
     return found[1], tuple(f"{folder} is damaged ({issues[0].message}); step {found[0]} is taken"

@@ -1,6 +1,6 @@
 """What a resumed run goes on from: its newest whole checkpoint, found before a rank starts.
 
-Here, and only here, the bytes of a checkpoint are hashed, once; the ranks compare sizes. A
+The bytes of a checkpoint are hashed once, here; the ranks compare sizes. A
 checkpoint that is damaged is passed over for the one before it, with a warning that says which, why
 and what is used instead; a run is refused only when none of its checkpoints is whole.
 """
@@ -8,21 +8,19 @@ and what is used instead; a run is refused only when none of its checkpoints is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Lock
 
 from mpctl.errors import Issue
 from mpctl.launch.records import foreign_lines, foreign_text
 from mpctl.launch.rundir import RunDir
-from mpctl.shards import DOCUMENTS, checkpoint_bytes, checkpoints, newest_whole
+from mpctl.launch.verify import Progress, newest_verified
+from mpctl.shards import DOCUMENTS, checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import Training
 from mpctl.units import plural
-
-Progress = Callable[[str, int, int], None]
 
 # What may differ between a run and its resumption without changing the shape of any weight.
 RESHAPES_NOTHING = ("name", "source", "vocab_divisor", "seq_length", "attention", "norm_epsilon")
@@ -68,16 +66,7 @@ class Resumption:
 def find_resumption(run: RunDir, on_progress: Progress) -> Resumption:
     """Look at a run's checkpoints, newest first, until one is whole; about a second a GB."""
     saved = checkpoints(run.path / "checkpoints")
-    done, lock = 0, Lock()
-    total = sum(checkpoint_bytes(folder) for _, folder in saved[-1:])
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        with lock:  # several files are hashed at once
-            done += count
-            on_progress("verify", min(done, total), total)
-
-    found, broken = newest_whole(saved, on_bytes=on_bytes)
+    found, broken = newest_verified(saved, on_progress)
     step, folder = found or (0, None)
     damaged = tuple((path, tuple(issues)) for path, issues in broken)
     return Resumption(run, step, folder, damaged, len(saved))

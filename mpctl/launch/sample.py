@@ -16,6 +16,7 @@ from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine
 from mpctl.launch.model import Trained, open_trained
 from mpctl.launch.task import Answer, answers, laid_out
+from mpctl.launch.verify import Progress, unseen
 from mpctl.spec.job import JobSpec
 
 if TYPE_CHECKING:
@@ -158,14 +159,14 @@ class Sampling:
 def plan_sampling(
     path: Path, prompts: Sequence[str], settings: Settings, machine: Machine, *,
     step: int | None = None, tokenizer: Path | None = None, tp: int = 1, device: str = "auto",
-    dtype: str | None = None,
+    dtype: str | None = None, on_verify: Progress = unseen,
 ) -> Sampling:  # fmt: skip
     """Raises InputError with what keeps these prompts from being continued."""
     from mpctl.data.decode import TextStream
     from mpctl.data.prompts import PromptEncoder
     from mpctl.data.tokenizer import find_tokenizer
 
-    trained = open_trained(path, step=step)
+    trained = open_trained(path, step=step, on_progress=on_verify)
     issues = [*settings.issues(), *_no_tokenizer(trained, tokenizer)]
     if settings.stop and trained.model.family != "gpt":
         issues.append(Issue("no-effect", "--stop", f"a {trained.model.family} model fills blanks, "

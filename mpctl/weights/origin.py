@@ -49,10 +49,14 @@ def open_origin(path: Path) -> Hub | Saved:
         return open_saved(path, path / "job.json")
     if (path / "config.json").is_file():
         return open_hub(path)
-    raise InputError.of(
-        "no-weights", str(path), "holds no config.json, no import and no run with a checkpoint",
-        "name a Hugging Face directory, what `mpctl weights import` wrote, or a run",
-    )  # fmt: skip
+    hint = "name a Hugging Face directory, what `mpctl weights import` wrote, or a run"
+    if not path.exists():
+        raise InputError.of("no-weights", str(path), "no such file or folder", hint)
+    if (path / "job.json").is_file():
+        raise InputError.of("no-weights", str(path), "is a run, but has no checkpoint",
+                            "let the run save one")  # fmt: skip
+    raise InputError.of("no-weights", str(path), "holds no config.json, no import and no run "
+                        "with a checkpoint", hint)  # fmt: skip
 
 
 def longest_sequence(origin: Hub | Saved, seen: frozenset[Path] = frozenset()) -> int:

@@ -46,7 +46,7 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     job = load_job(str(source))
     checkpoint = checkpoint or newest_checkpoint(folder)
     if job.model is None or checkpoint is None:
-        lacks = "names no model" if job.model is None else "has no checkpoint yet"
+        lacks = "names no model" if job.model is None else "is a run, but has no checkpoint"
         raise InputError.of("no-weights", str(folder), lacks, "let the run save one")
     manifest = read_manifest(checkpoint)
     issues: list[Issue] = []

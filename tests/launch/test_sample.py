@@ -19,6 +19,7 @@ from mpctl.cli.sample import read_prompts
 from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
 from mpctl.kernels.group import Group
+from mpctl.launch.evaluate import plan_evaluation
 from mpctl.launch.machine import Machine
 from mpctl.launch.model import open_trained
 from mpctl.launch.sample import Settings, plan_sampling
@@ -214,6 +215,43 @@ def test_the_newest_whole_checkpoint_is_taken(finished: Launched, tmp_path: Path
     with pytest.raises(InputError) as caught:
         open_trained(run)
     assert len(caught.value.issues) == 2
+
+
+def test_a_checkpoint_with_a_changed_byte_is_not_used(finished: Launched, tmp_path: Path) -> None:
+    """Its sizes are right; it is passed over, or refused where it is asked for by name."""
+    run = shutil.copytree(finished.run_dir, tmp_path / "run")
+    newest = run / "checkpoints" / "step-20"
+    changed = bytearray((newest / "shard-0.safetensors").read_bytes())
+    changed[-5] ^= 1
+    (newest / "shard-0.safetensors").write_bytes(changed)
+    seen: list[tuple[str, int, int]] = []
+    sampling = plan_sampling(
+        run, ["w"], Settings(), MACHINE, on_verify=lambda *said: seen.append(said)
+    )
+    evaluation = plan_evaluation(run, [], MACHINE)
+    for trained in (sampling.trained, evaluation.trained):
+        assert trained.step == 10
+        (warning,) = trained.warnings
+        assert "step-20 is damaged" in warning and "sha256 differs" in warning
+    assert seen[-1][0] == "verify" and seen[-1][1] == seen[-1][2] > 0
+    for path, step in ((run, 20), (newest, None)):
+        with pytest.raises(InputError, match="sha256 differs"):
+            open_trained(path, step=step)
+
+
+def test_a_model_that_is_not_there_is_said(
+    finished: Launched, tmp_path: Path, call: Callable[..., Said]
+) -> None:
+    run = shutil.copytree(finished.run_dir, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    calls = (("sample", "--prompt", "x"), ("eval",), ("weights", "export", tmp_path / "out"))
+    for path, message in ((tmp_path / "nowhere", "no such file or folder"),
+                          (run, "is a run, but has no checkpoint")):  # fmt: skip
+        for words in calls:
+            given = [*words[:2], path, words[2]] if "export" in words else [*words, path]
+            said = call(*given, "--json")
+            assert (said.code, said.issues["no-weights"]["message"]) == (2, message)
+        (run / "checkpoints").mkdir(exist_ok=True)  # an empty folder is no checkpoint either
 
 
 def test_a_run_and_its_export_write_the_same(finished: Launched, tmp_path: Path) -> None:
