@@ -1,8 +1,15 @@
-"""Every test starts with output as wide as a pipe's, not as the terminal pytest runs in."""
+"""What every test starts from, however pytest was started.
+
+Output is as wide as a pipe's, not as the terminal that pytest runs in. SIGINT interrupts: a shell
+that starts pytest in the background has it ignored, and commands started by tests inherit that.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
