@@ -37,7 +37,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python -m tests.perf.plan_speed
+	$(BIN)/python -m benchmarks.plan_speed
 
 # docs/reference.md, from the models and commands; tests/cli/test_reference.py wants it up to date.
 reference: $(READY)

@@ -2,6 +2,7 @@
 
 Output is as wide as a pipe's, not as the terminal that pytest runs in. SIGINT interrupts: a shell
 that starts pytest in the background has it ignored, and commands started by tests inherit that.
+Property tests have no deadline of their own: on a busy machine an example may take any time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,11 @@ from __future__ import annotations
 import os
 import signal
 
+from hypothesis import settings
+
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+settings.register_profile("busy-machine", deadline=None)
+settings.load_profile("busy-machine")

@@ -13,9 +13,9 @@ from typing import Any
 from mpctl.batch.lines import Raw, parse_line
 from mpctl.batch.rows import as_others_run, load_row, require_countable
 from mpctl.errors import InputError, Issue, Status
-from mpctl.plan import Plan, make_plan
+from mpctl.planning.plan import Plan, make_plan
+from mpctl.rules.validate import with_tried_hints
 from mpctl.search.evaluate import peak_bytes
-from mpctl.validate import with_tried_hints
 
 Found = tuple[Status, Issue]
 REMEMBERED_IDS = 2**17  # so that memory stays bounded

@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from mpctl.batch.lines import Raw
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.makespan import GROUPS
+from mpctl.pipeline.stages import UnevenLayersError, job_stages
 from mpctl.rules.check import Check
 from mpctl.rules.layout import is_countable
 from mpctl.spec.job import JobSpec, blanks_of, complete
-from mpctl.spec.load import Loaded, partial_from_raw
+from mpctl.spec.load import LoadedJob, partial_from_raw
 from mpctl.spec.merge import lay
 from mpctl.spec.names import TABLES, with_full_names
-from mpctl.stages import UnevenLayersError, job_stages
 from mpctl.units import plural
 
 OURS = "mpctl"
@@ -39,14 +39,14 @@ MOST_ROUNDS = 2**20  # of micro batches, over all stages
 MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that may be played
 
 
-def load_row(raw: Raw) -> Loaded:
+def load_row(raw: Raw) -> LoadedJob:
     """As partial_from_raw, but a table that was met before is not validated again."""
     raw = with_full_names(raw)
     _require_small_config(raw)
     try:
         tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}
         job = JobSpec.model_validate(tables)
-        return Loaded(complete(job), blanks=blanks_of(job))
+        return LoadedJob(complete(job), blanks=blanks_of(job))
     except (InputError, ValidationError):
         return partial_from_raw(raw, {})
 

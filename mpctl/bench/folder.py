@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpctl.errors import Issue
-from mpctl.launch.marker import is_launched
-from mpctl.launch.rundir import RunDir, unusable
+from mpctl.rundir.marker import is_launched
+from mpctl.rundir.rundir import RunDir, unusable
 
 NAME, REPORT, DATA = ".mpctl-bench", "report.json", "data"
 SCHEMA = "mpctl.bench.scaling/1"

@@ -19,10 +19,10 @@ from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine, this_machine
 from mpctl.launch.plan import LaunchPlan, plan_launch
 from mpctl.launch.preflight import check_launch, launch_warnings
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.start import Progress, prepare_data, start
 from mpctl.launch.supervise import run_launch
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
+from mpctl.rundir.rundir import RunDir
 
 MakePlan = Callable[[Mapping[str, Any]], Plan]
 

@@ -18,13 +18,13 @@ from pydantic import BaseModel
 from mpctl.errors import InputError
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.families import get_table
-from mpctl.families.table import OperatorTable
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.stages import Span, job_stages
 from mpctl.rules.layout import find_topology
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.presets import find_preset
-from mpctl.spec.runtime import Profile, get_profile
-from mpctl.stages import Span, job_stages
+from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.topology import Topology
 
 Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden's forward
@@ -82,14 +82,16 @@ class Run:
     table: OperatorTable
     stages: list[list[Span]]
     topology: Topology
-    profile: Profile
+    profile: RuntimeProfile
     parts: Mapping[Kind, str]
     measured: Mapping[str, float]
 
     def has(self, constant: Constant) -> bool:
         return self.parts[constant.kind] in constant.names
 
-    def estimate(self, job: JobSpec | None = None, profile: Profile | None = None) -> StepTime:
+    def estimate(
+        self, job: JobSpec | None = None, profile: RuntimeProfile | None = None
+    ) -> StepTime:
         own = job or self.job
         assert own.model is not None, "read_runs asks for one"
         args = (own, own.model, self.table, self.stages, self.topology)
@@ -116,7 +118,7 @@ class Run:
         cluster = cluster.model_copy(update={"device": device})
         return self._compare(self.job.model_copy(update={"cluster": cluster}), profile)
 
-    def _compare(self, job: JobSpec, profile: Profile) -> list[float]:
+    def _compare(self, job: JobSpec, profile: RuntimeProfile) -> list[float]:
         assert job.model is not None, "read_runs asks for one"
         args = (job, job.model, self.table, self.stages, self.topology, profile)
         if "step_seconds" in self.measured:
@@ -161,7 +163,7 @@ def _with(model: Any, path: str, value: float) -> Any:
     return model.model_copy(update={first: changed})
 
 
-def _scaled(profile: Profile, factor: float) -> Profile:
+def _scaled(profile: RuntimeProfile, factor: float) -> RuntimeProfile:
     operators = profile.operators
     scaled = {
         name: passes.model_copy(

@@ -61,11 +61,11 @@ def scaling(
         write_report,
     )
     from mpctl.bench.scaling import parse_worlds, scaling_cases, scaling_rows
-    from mpctl.launch.rundir import free_run_dir
     from mpctl.render.bench import print_scaling, run_view
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.tasks import TaskBar
+    from mpctl.rundir.rundir import free_run_dir
 
     chosen: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
     own = job.with_default("training.steps", DEFAULT_STEPS)

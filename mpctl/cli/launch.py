@@ -14,8 +14,8 @@ from mpctl.cli.options import JobSource, with_job
 if TYPE_CHECKING:
     from mpctl.launch.plan import LaunchPlan
     from mpctl.launch.resume import Resumption
-    from mpctl.launch.rundir import RunDir
-    from mpctl.plan import Plan
+    from mpctl.planning.plan import Plan
+    from mpctl.rundir.rundir import RunDir
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -84,13 +84,13 @@ def launch(
     from mpctl.cli.stop import ended_by_signals
     from mpctl.launch.account import summarise, write_summary
     from mpctl.launch.follow import follow
-    from mpctl.launch.records import foreign_lines, foreign_text
     from mpctl.launch.start import start
     from mpctl.launch.supervise import run_launch
     from mpctl.render.data import data_warnings
     from mpctl.render.json import print_json
     from mpctl.render.run import RunView, print_failure, print_summary
     from mpctl.render.tasks import TaskBar
+    from mpctl.rundir.records import foreign_lines, foreign_text
 
     with run.held():
         with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
@@ -154,7 +154,7 @@ def _resolve(
     """The plan and the run directory; a resumed run brings its own job."""
     from mpctl.errors import InputError
     from mpctl.launch.preflight import check_run_dir
-    from mpctl.launch.rundir import RunDir, free_run_dir
+    from mpctl.rundir.rundir import RunDir, free_run_dir
 
     if resume and overwrite:
         raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other")

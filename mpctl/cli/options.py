@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class JobSource:
 
     def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
         """The legal plan; the settings of `more` win over everything typed."""
-        from mpctl.plan import load_plan
+        from mpctl.planning.plan import load_plan
 
         return load_plan(self.source, {**self.overrides, **(more or {})})
 

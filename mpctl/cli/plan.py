@@ -75,7 +75,7 @@ def plan(
                                 "of one job, not --batch, --compare or --explain")  # fmt: skip
         _other(job, batch, more or [], compare=compare, explain=explain, as_json=as_json)
         return
-    from mpctl.document import plan_document, rank_document, wanted_kinds
+    from mpctl.planning.document import plan_document, rank_document, wanted_kinds
     from mpctl.render.json import print_json
 
     made = job.plan()
@@ -130,7 +130,7 @@ def _other(
 
 
 def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
-    from mpctl.compare import compare_document, load_variants
+    from mpctl.planning.compare import compare_document, load_variants
     from mpctl.render.json import print_json
 
     jobs = [*([job.source] if job.source else []), *more]
@@ -146,7 +146,7 @@ def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
 def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from mpctl.explain import explain
+    from mpctl.planning.explain import explain
     from mpctl.render.json import print_json
 
     figures = explain(job.plan(), wanted)

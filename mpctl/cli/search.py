@@ -12,8 +12,8 @@ import typer
 from mpctl.cli.options import JobSource, command_line, with_job
 
 if TYPE_CHECKING:
-    from mpctl.search.asked import Asked
     from mpctl.search.report import Choice
+    from mpctl.search.request import SearchRequest
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -65,8 +65,8 @@ def search(
     """
     from mpctl.render.json import print_json
     from mpctl.render.tasks import PATIENCE, TaskBar
-    from mpctl.search.answer import answer_search
-    from mpctl.search.asked import parse_gpus, read_asked
+    from mpctl.search.request import parse_gpus, read_asked
+    from mpctl.search.result import answer_search
 
     most = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     asked = read_asked(
@@ -115,7 +115,7 @@ def _again(
     return f"{command_line('search', job.source, job.overrides)} {shlex.join(words)}"
 
 
-def _line(job: JobSource, asked: Asked, choice: Choice) -> str:
+def _line(job: JobSource, asked: SearchRequest, choice: Choice) -> str:
     """What runs the layout, where mpctl runs it, or plans it."""
     from mpctl.search.nearest import changed
     from mpctl.search.space import layout_of
@@ -135,7 +135,7 @@ def _write_csv(path: Path, document: dict[str, Any]) -> None:
     from csv import writer
 
     from mpctl.errors import InputError
-    from mpctl.search.answer import csv_rows
+    from mpctl.search.result import csv_rows
 
     try:
         with path.open("w", encoding="utf-8", newline="") as file:

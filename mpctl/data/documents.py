@@ -32,7 +32,7 @@ SMALLEST_SHARE = 2**7
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TextCut:
     """Texts above `longest` characters are cut into shares of at most `share`."""
 
     longest: int = LONGEST
@@ -47,7 +47,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class CorpusDocuments:
     """Files, the texts in them, and the documents that these are cut into.
 
     lengths: characters of each file that is one text, 0 for a blank one. bytes: of the files,
@@ -60,7 +60,7 @@ class Corpus:
     texts: int
     documents: int
     bytes: int
-    cut: Cut
+    cut: TextCut
 
     @property
     def summary(self) -> dict[str, int]:
@@ -105,7 +105,7 @@ def _ignore(count: int) -> None:
 
 def count_corpus(
     files: Sequence[File], report: Progress, reading: Reading, findings: Findings
-) -> Corpus:
+) -> CorpusDocuments:
     """Read every text once. InputError for all that is wrong, or for fewer than two documents."""
     lengths, is_record = array("q"), array("b")
     of_files: dict[Path, int] = {}
@@ -130,7 +130,7 @@ def count_corpus(
         hint = f"add text: from {2 * SMALLEST_SHARE} characters on, one file is cut into several"
         raise InputError.of("corpus-too-small", "data.sources", message, hint)
     paths = [file.path for file in files]
-    return Corpus(paths, reading, of_files, len(lengths), documents, findings.bytes, cut)
+    return CorpusDocuments(paths, reading, of_files, len(lengths), documents, findings.bytes, cut)
 
 
 def _length(chunks: Iterable[str]) -> int:
@@ -159,12 +159,12 @@ class _Meter:
         self.report("read", self.total, self.total)
 
 
-def choose_cut(lengths: Sequence[int], is_record: Sequence[int]) -> tuple[Cut, int]:
+def choose_cut(lengths: Sequence[int], is_record: Sequence[int]) -> tuple[TextCut, int]:
     """How texts of these lengths are cut, and how many documents that makes."""
-    cut = Cut()
+    cut = TextCut()
     if sum(map(cut.count, lengths, is_record)) < FEWEST:
         share = max(SMALLEST_SHARE, sum(lengths) // FEWEST)
-        cut = Cut(share, share, records_whole=False)
+        cut = TextCut(share, share, records_whole=False)
     return cut, sum(map(cut.count, lengths, is_record))
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpctl.data.extension import Extension, sha256
+from mpctl.data.extension import TokenizerExtension, sha256
 from mpctl.data.merges import Pair, learn_merges
 from mpctl.data.tokenizer import Progress, alphabet, load_tokenizer, vocabulary_size
 from mpctl.errors import InputError
@@ -38,7 +38,7 @@ class Extended:
     """The text of an extended tokenizer.json and what its new ids stand for."""
 
     text: str
-    extension: Extension
+    extension: TokenizerExtension
 
 
 def check_extendable(path: Path, vocab_size: int) -> None:
@@ -105,7 +105,7 @@ def extend_tokenizer(
     text = _appended(document, pieces, merges)
     _check_kept(path, text, pieces.vocab | pieces.names)
     old, new = sha256(content), sha256(text.encode())
-    return Extended(text, Extension(old_size, old, new, tuple(pieces.made)))
+    return Extended(text, TokenizerExtension(old_size, old, new, tuple(pieces.made)))
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Extension:
+class TokenizerExtension:
     """What new ids stand for: id old_vocab_size + k for the old ids pieces[k].
 
     The two hashes are those of the tokenizer.json that was extended and of the result.
@@ -49,7 +49,7 @@ class Extension:
         return json.dumps(document) + "\n"
 
 
-def read_extension(path: Path) -> Extension:
+def read_extension(path: Path) -> TokenizerExtension:
     """An extension.json; InputError unless every new id stands for two or more old ones."""
     try:
         if path.stat().st_size > LONGEST_EXTENSION:
@@ -61,7 +61,7 @@ def read_extension(path: Path) -> Extension:
         raise InputError.of("data-extension", str(path), message, hint) from None
 
 
-def _parse(read: Any) -> Extension:
+def _parse(read: Any) -> TokenizerExtension:
     if read["schema"] != SCHEMA:
         raise ValueError(f"schema {read['schema']!r}, expected {SCHEMA!r}")
     size, pieces = read["old_vocab_size"], tuple(map(tuple, read["pieces"]))
@@ -73,10 +73,10 @@ def _parse(read: Any) -> Extension:
     old, new = str(read["old_tokenizer_sha256"]), str(read["tokenizer_sha256"])
     if not (SHA256.fullmatch(old) and SHA256.fullmatch(new)):
         raise ValueError("holds no sha256 of its tokenizers")
-    return Extension(size, old, new, pieces)
+    return TokenizerExtension(size, old, new, pieces)
 
 
-def find_extension(tokenizer: Path) -> Extension | None:
+def find_extension(tokenizer: Path) -> TokenizerExtension | None:
     """What the extension.json beside a tokenizer.json says of it; None where it has none.
 
     Data prepared with an extended tokenizer then carry what its new ids stand for.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpctl.data.extension import EXTENSION, Extension, read_extension
+from mpctl.data.extension import EXTENSION, TokenizerExtension, read_extension
 from mpctl.data.indexed import IndexedDataset
 from mpctl.errors import InputError, Issue
 
@@ -76,7 +76,7 @@ class Prepared:
     files: Mapping[str, FileRecord]
     skipped: Mapping[str, Mapping[str, Any]]
     undecodable: Mapping[str, Any]
-    extension: Extension | None = None
+    extension: TokenizerExtension | None = None
 
     @property
     def tokenizer_path(self) -> Path:
@@ -154,7 +154,7 @@ def open_validations(main: Prepared, folders: Mapping[str, Path]) -> dict[str, P
     return opened
 
 
-def _source(extension: Extension) -> dict[str, Any]:
+def _source(extension: TokenizerExtension) -> dict[str, Any]:
     return {
         "vocab_size": extension.old_vocab_size,
         "tokenizer_sha256": extension.old_tokenizer_sha256,

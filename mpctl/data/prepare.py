@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpctl.data.corpus import check_encoding, find_files
-from mpctl.data.documents import Corpus, count_corpus
+from mpctl.data.documents import CorpusDocuments, count_corpus
 from mpctl.data.encode import write_splits
 from mpctl.data.extend import check_extendable, extend_tokenizer
-from mpctl.data.extension import EXTENSION, Extension, find_extension, read_extension
+from mpctl.data.extension import EXTENSION, TokenizerExtension, find_extension, read_extension
 from mpctl.data.findings import Findings
 from mpctl.data.indexed import token_dtype
 from mpctl.data.manifest import (
@@ -174,13 +174,13 @@ def _check_outside(out: Path, paths: list[Path]) -> None:
 
 
 def _make_tokenizer(
-    corpus: Corpus,
+    corpus: CorpusDocuments,
     held_out: NDArray[np.bool_],
     settings: _Settings,
     given: Path | None,
     folder: Path,
     report: Progress,
-) -> Extension | None:
+) -> TokenizerExtension | None:
     """Write tokenizer.json to `folder`, and extension.json where it has one."""
     path, size = folder / TOKENIZER, settings.vocab_size
     texts, total = compress(corpus.read(), ~held_out), int((~held_out).sum())
@@ -191,7 +191,7 @@ def _make_tokenizer(
     if settings.extend_tokenizer:
         made = extend_tokenizer(given, texts, vocab_size=size, total=total, on_progress=report)
         path.write_text(made.text, encoding="utf-8")
-        extension: Extension | None = made.extension
+        extension: TokenizerExtension | None = made.extension
     else:
         shutil.copyfile(given, path)  # to the byte: its hash says which tokenizer it is
         extension = find_extension(given)

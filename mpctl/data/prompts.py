@@ -21,7 +21,7 @@ from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
 from mpctl.errors import InputError, Issue
 from mpctl.families import special_tokens
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -45,7 +45,7 @@ class PromptEncoder:
     """adds_template: as the tokenizer's own template says, which puts a begin-of-text token before
     the text of many models; text prepared by mpctl has none."""
 
-    model: Model
+    model: ModelSpec
     tokenizer_path: Path
     own_ends: tuple[int, ...] = ()
     adds_template: bool = False

@@ -1,9 +1,10 @@
 """What one micro batch takes in a chunk: what is kept until its backward, and the most besides.
 
-Kept is the sum of the operator table's tensors (families/kept.py). The most besides is found by
-going backward through the chunk, from its exit to its entry: at each point what lies behind is
-freed, and there are gradients of the stream, of a layer's products, of weights on their way to the
-buffer, and what is computed again. The dW of a tied table waits from the head for the embedding's.
+Kept is the sum of the operator table's tensors (estimate/saved_activations.py). The most besides is
+found by going backward through the chunk, from its exit to its entry: at each point what lies
+behind is freed, and there are gradients of the stream, of a layer's products, of weights on their
+way to the buffer, and what is computed again. The dW of a tied table waits from the head for the
+embedding's.
 
 By hand, gpt of one fp32 layer, rows r = bs, no dropout: leaving the MLP backward there are the
 stream's gradient r h, its activation's r f and a matrix's h f beside all that was kept.
@@ -19,15 +20,22 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mpctl.estimate.communication import held_by
-from mpctl.families.kept import Form, Kept, batch_kept, entry_kept, exit_kept, layer_kept
-from mpctl.families.products import Core
-from mpctl.families.table import Held, OperatorTable
+from mpctl.estimate.saved_activations import (
+    ActivationShapes,
+    SavedTensor,
+    batch_kept,
+    entry_kept,
+    exit_kept,
+    layer_kept,
+)
+from mpctl.operators.matmul import AttentionOp
+from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.pipeline.stages import Span
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import get_profile
-from mpctl.spec.runtime_memory import Memory
-from mpctl.stages import Span
+from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.units import DTYPE_BYTES
 
 BLOCK = {False: 1 << 17, True: 1 << 24}  # elements of a loss's working block, on cpu and cuda
@@ -63,13 +71,13 @@ class LayerBytes(NamedTuple):
     split_work: float
 
 
-def form_of(job: JobSpec, model: Model) -> Form:
+def form_of(job: JobSpec, model: ModelSpec) -> ActivationShapes:
     """The rank's own sizes; of the ranks of tp the first, which has the most words."""
     t, p, memory = job.training, job.parallel, memory_of(job)
     tp, cp = p.tp, p.cp
     rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
     assumed = memory.assumes_dropout and model.attention == "unfused"
-    return Form(
+    return ActivationShapes(
         kernels=memory.kernels, is_cuda=is_cuda(job), value=max(2, DTYPE_BYTES[t.dtype]),
         batch=t.micro_batch_size, seq=model.seq_length // cp,
         decoder_seq=(model.decoder_seq_length or 0) // cp, hidden=model.hidden,
@@ -85,7 +93,7 @@ def form_of(job: JobSpec, model: Model) -> Form:
     )  # fmt: skip
 
 
-def memory_of(job: JobSpec) -> Memory:
+def memory_of(job: JobSpec) -> RuntimeMemory:
     """The runtime's figures."""
     return get_profile(job.training.runtime).memory
 
@@ -98,16 +106,16 @@ def is_cuda(job: JobSpec) -> bool:
 
 
 def chunk_bytes(
-    job: JobSpec, model: Model, table: OperatorTable, span: Span, *, stage: int
+    job: JobSpec, model: ModelSpec, table: OperatorTable, span: Span, *, stage: int
 ) -> ChunkBytes:
     """Of one micro batch in the layers of a span."""
     form = form_of(job, model)
-    shape = Shape(model.family, model.norm_order == "post", model.tied_embeddings)
-    parts = tuple(map(_Part.of, held_by(job, table, [span], stage=stage)))
+    shape = ModelTraits(model.family, model.norm_order == "post", model.tied_embeddings)
+    parts = tuple(map(_StackPart.of, held_by(job, table, [span], stage=stage)))
     return _chunk(form, shape, parts, memory_of(job).logit_bytes)
 
 
-class Shape(NamedTuple):
+class ModelTraits(NamedTuple):
     """What of a model decides which tensors there are."""
 
     family: str
@@ -115,10 +123,10 @@ class Shape(NamedTuple):
     tied: bool
 
 
-class _Part(NamedTuple):
+class _StackPart(NamedTuple):
     """What a chunk has of a stack, as far as memory goes. layers: those that keep anything."""
 
-    cores: tuple[Core, ...]
+    cores: tuple[AttentionOp, ...]
     is_decoder: bool
     layers: int
     has_entry: bool
@@ -129,7 +137,7 @@ class _Part(NamedTuple):
         return self.cores[0].queries
 
     @classmethod
-    def of(cls, held: Held) -> _Part:
+    def of(cls, held: StageSlice) -> _StackPart:
         kept = sum(count for count, flow in held.blocks if flow.after)
         is_decoder = held.stack.seq == "decoder_seq"
         return cls(held.stack.cores, is_decoder, kept, held.has_entry, held.has_exit)
@@ -158,7 +166,9 @@ class _Piece(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def _chunk(form: Form, shape: Shape, parts: tuple[_Part, ...], logit_bytes: float) -> ChunkBytes:
+def _chunk(
+    form: ActivationShapes, shape: ModelTraits, parts: tuple[_StackPart, ...], logit_bytes: float
+) -> ChunkBytes:
     """Backward through a chunk: what is there at most, beside and with what it kept."""
     ends_encoder = any(part.has_exit and not part.is_decoder for part in parts)
     pieces = [_pieces(form, shape, part, logit_bytes, ends_encoder=ends_encoder) for part in parts]
@@ -182,7 +192,12 @@ def _chunk(form: Form, shape: Shape, parts: tuple[_Part, ...], logit_bytes: floa
 
 
 def _pieces(
-    form: Form, shape: Shape, part: _Part, logit_bytes: float, *, ends_encoder: bool
+    form: ActivationShapes,
+    shape: ModelTraits,
+    part: _StackPart,
+    logit_bytes: float,
+    *,
+    ends_encoder: bool,
 ) -> list[_Piece]:
     """The chunk's parts in forward order: what it received, embedding, layers, head.
 
@@ -192,7 +207,7 @@ def _pieces(
     found: list[_Piece] = []
     is_bert_post = shape.family == "bert" and shape.is_post
     if len(part.cores) > 1:
-        source = form.bytes_of([Kept("source", ("batch", "seq", "hidden"), is_outer=True)])
+        source = form.bytes_of([SavedTensor("source", ("batch", "seq", "hidden"), is_outer=True)])
         found.append(_Piece(0.0 if ends_encoder else source, put_off=source))
     if part.has_entry:
         found.append(_Piece(form.bytes_of(entry_kept(form, part.seq, norm=is_bert_post))))
@@ -208,21 +223,24 @@ def _pieces(
     return found
 
 
-def _beside(form: Form, family: str, seq: str) -> tuple[Kept, ...]:
+def _beside(form: ActivationShapes, family: str, seq: str) -> tuple[SavedTensor, ...]:
     """What all layers of a chunk keep together: T5's bias and its places, and GLM's mask where
     layers are given it again."""
     if form.kernels != "mpctl" or family not in ("t5", "glm"):
         return ()
     if family == "glm":
-        mask = Kept("mask", ("batch", seq, seq, "cp"), "mask")
+        mask = SavedTensor("mask", ("batch", seq, seq, "cp"), "mask")
         return (mask,) * (form.recompute != "none")
     pairs = (seq, seq, "cp")
     has_bias = form.is_cuda or form.recompute != "none"
-    return (Kept("places", pairs, "index"), *(Kept("bias", ("heads", *pairs)),) * has_bias)
+    return (
+        SavedTensor("places", pairs, "index"),
+        *(SavedTensor("bias", ("heads", *pairs)),) * has_bias,
+    )
 
 
 @lru_cache(maxsize=65536)
-def _layer(form: Form, family: str, cores: tuple[Core, ...]) -> LayerBytes:
+def _layer(form: ActivationShapes, family: str, cores: tuple[AttentionOp, ...]) -> LayerBytes:
     layer = layer_kept(form, family, cores)
     kept, again = form.bytes_of(layer.always), form.bytes_of(layer.again)
     is_whole = form.recompute == "full" or form.kernels == "half"
@@ -252,13 +270,15 @@ def _layer(form: Form, family: str, cores: tuple[Core, ...]) -> LayerBytes:
     return LayerBytes(kept, work, of_mlp + _cores_put_off(form, cores, rows, own), split_work)
 
 
-def _mlp_put_off(form: Form, rows: int, own: float) -> float:
+def _mlp_put_off(form: ActivationShapes, rows: int, own: float) -> float:
     """Inputs of the MLP's products and the gradients of their results."""
     gated = 2 if form.is_gated else 1
     return own + rows * (form.ffn + gated * form.ffn + form.hidden) * form.value
 
 
-def _cores_put_off(form: Form, cores: Sequence[Core], rows: int, own: float) -> float:
+def _cores_put_off(
+    form: ActivationShapes, cores: Sequence[AttentionOp], rows: int, own: float
+) -> float:
     """The same of the products around a layer's attentions."""
     found = 0.0
     for core in cores:
@@ -267,7 +287,7 @@ def _cores_put_off(form: Form, cores: Sequence[Core], rows: int, own: float) -> 
     return found
 
 
-def _exit_work(form: Form, seq: str, logit_bytes: float) -> float:
+def _exit_work(form: ActivationShapes, seq: str, logit_bytes: float) -> float:
     """The loss's working block, then the gradients of the head's input and of its table."""
     rows: int = form.batch * getattr(form, seq)
     logits, stream = rows * form.vocab, rows * form.hidden * form.value

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import exp
 
 from mpctl.estimate.kernels import Speed
-from mpctl.families.table import OperatorTable
+from mpctl.operators.table import OperatorTable
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import Profile
+from mpctl.spec.runtime import RuntimeProfile
 from mpctl.units import count_text, plural
 
 QUANTILE = 1.645  # of a normal: a twentieth lies above
@@ -31,7 +31,7 @@ class Band:
     extrapolates: tuple[str, ...]
 
 
-def find_band(job: JobSpec, table: OperatorTable, profile: Profile, speed: Speed) -> Band:
+def find_band(job: JobSpec, table: OperatorTable, profile: RuntimeProfile, speed: Speed) -> Band:
     device = job.cluster.device
     assert device is not None, "the clock asked for it"
     is_known = job.cluster.name in profile.seen.clusters
@@ -41,11 +41,11 @@ def find_band(job: JobSpec, table: OperatorTable, profile: Profile, speed: Speed
     return Band(exp(QUANTILE * spread * (1 + WIDER * len(told))), (*here, *told))
 
 
-def _where(job: JobSpec, profile: Profile) -> str:
+def _where(job: JobSpec, profile: RuntimeProfile) -> str:
     return f"{profile.name} was never measured on {job.cluster.name or 'this cluster'}"
 
 
-def _beyond(job: JobSpec, table: OperatorTable, profile: Profile) -> Iterator[str]:
+def _beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
     device, seen, dtype = job.cluster.device, profile.seen, job.training.dtype
     assert device is not None, "the clock asked for it"
     if device.name not in seen.devices:

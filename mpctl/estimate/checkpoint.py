@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import lcm
 
-from mpctl.families.gradients import frozen_by
-from mpctl.families.table import OperatorTable
+from mpctl.operators.grad_flow import frozen_by
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.training import Training
-from mpctl.stages import Span
+from mpctl.spec.training import TrainingSpec
 from mpctl.units import DTYPE_BYTES
 
 
@@ -38,7 +38,7 @@ def checkpoint_bytes(job: JobSpec, table: OperatorTable, stages: Sequence[Sequen
     return total
 
 
-def most_at_once(training: Training, *, done: int = 0) -> int:
+def most_at_once(training: TrainingSpec, *, done: int = 0) -> int:
     """How many checkpoints of the steps from done + 1 on lie on the disk at once, at most: those
     that are kept, and the one being written before an older one is removed.
 
@@ -53,7 +53,7 @@ def most_at_once(training: Training, *, done: int = 0) -> int:
     return _kept(saves if ends_apart else saves[:-1], training) + 1
 
 
-def _kept(saves: range, training: Training) -> int:
+def _kept(saves: range, training: TrainingSpec) -> int:
     """How many checkpoints of these steps, multiples of the interval, `shards.prunable` leaves;
     counted without a list, which a job of 10^9 steps would fill the memory with."""
     if training.keep_last == 0:

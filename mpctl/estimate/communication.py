@@ -8,7 +8,7 @@ message from every rank.
 
 With sequence parallelism each is split into its two phases, and the inputs of the column products
 are gathered once more in backward: 5Φ and 10Φ. Frozen parameters take some of it away
-(families/gradients.py). All messages of a step: messages.py.
+(operators/grad_flow.py). All messages of a step: messages.py.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Dims, Needs, Stack, Weight
-from mpctl.families.table import Held, OperatorTable
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import Dims, GradNeeds, LayerStack, ParameterSpec
+from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.stages import Span
+from mpctl.spec.model import ModelSpec
 from mpctl.units import DTYPE_BYTES
 
 Sizes = Mapping[str, int]
@@ -86,26 +86,26 @@ def ring_bytes(message: int, ranks: int, *, phases: int = 2) -> int | float:
     return exact // ranks if exact % ranks == 0 else exact / ranks
 
 
-def local_sizes(job: JobSpec, model: Model) -> Sizes:
+def local_sizes(job: JobSpec, model: ModelSpec) -> Sizes:
     """Elements of one micro batch on a rank of cp, by dimension: what messages are made of."""
     cp, decoder = job.parallel.cp, model.decoder_seq_length or 0
     return {"batch": job.training.micro_batch_size, "seq": model.seq_length // cp,
             "decoder_seq": decoder // cp, "hidden": model.hidden}  # fmt: skip
 
 
-def message_bytes(job: JobSpec, model: Model, dims: Dims) -> int:
+def message_bytes(job: JobSpec, model: ModelSpec, dims: Dims) -> int:
     """A tensor of these dimensions in the training dtype, whole over tp."""
     sizes = local_sizes(job, model)
     return prod(sizes[dim] for dim in dims) * DTYPE_BYTES[job.training.dtype]
 
 
-def phi_bytes(job: JobSpec, model: Model, stack: Stack) -> int:
+def phi_bytes(job: JobSpec, model: ModelSpec, stack: LayerStack) -> int:
     """One phase of one all-reduce of the stack's hidden states, bytes."""
     return message_bytes(job, model, ("batch", stack.seq, "hidden"))
 
 
 def block_traffic(
-    job: JobSpec, model: Model, stack: Stack, flow: Flow | None = None
+    job: JobSpec, model: ModelSpec, stack: LayerStack, flow: GradFlow | None = None
 ) -> BlockTraffic:
     """Collectives over tp of one block, counted product by product, recomputation left out.
 
@@ -115,7 +115,7 @@ def block_traffic(
     kinds: dict[str, Counter[str]] = {}
     volumes: Counter[str] = Counter()
     for product in stack.block.products:
-        needs = flow.needs[product.name] if flow else Needs()
+        needs = flow.needs[product.name] if flow else GradNeeds()
         phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel, needs=needs)
         sent = Counter((*phases.forward, *phases.backward) if tp > 1 else ())
         kinds.setdefault(product.part, Counter()).update(sent)
@@ -125,7 +125,9 @@ def block_traffic(
     return BlockTraffic(stack.title, phi, tp, parts)
 
 
-def held_by(job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int) -> list[Held]:
+def held_by(
+    job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int
+) -> list[StageSlice]:
     """What a pipeline stage has of each stack."""
     return table.held(spans, is_first=stage == 0, is_last=stage == job.parallel.pp - 1)
 
@@ -139,7 +141,7 @@ def local_parameters(
     replicated_only: just those that every rank of tp holds whole; trained_only: not the frozen.
     """
 
-    def count(weights: Iterable[Weight]) -> int:
+    def count(weights: Iterable[ParameterSpec]) -> int:
         kept = (w for w in weights if not (replicated_only and w.is_split))
         return sum(weight.local_numel(job.parallel.tp) for weight in kept)
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from mpctl.estimate.figure import Figure, Unit
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.pipeline import Stages
-from mpctl.estimate.time import Clock, StepTime, get_clock
-from mpctl.estimate.work import Work
-from mpctl.families.table import OperatorTable
+from mpctl.estimate.p2p import Stages
+from mpctl.estimate.time import StepTime, StepTimeModel, get_clock
+from mpctl.estimate.work import OpTimes
+from mpctl.operators.table import OperatorTable
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
 
@@ -32,7 +32,7 @@ PARTS = {
 
 
 def explain_time(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, topology: Topology
 ) -> list[Figure]:
     """None where no time can be stated."""
     try:
@@ -42,7 +42,7 @@ def explain_time(
         return []
 
 
-def _figures(clock: Clock, time: StepTime) -> Iterator[Figure]:
+def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     parts = " + ".join(seconds_text(getattr(time, name)) for name in PARTS)
     yield _seconds("time.step", time.total, " + ".join(PARTS), parts)
     m = clock.job.num_microbatches
@@ -67,7 +67,7 @@ def _figures(clock: Clock, time: StepTime) -> Iterator[Figure]:
                                seconds_text(seconds))  # fmt: skip
 
 
-def _band(clock: Clock, time: StepTime) -> Iterator[Figure]:
+def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     told = "; ".join(time.extrapolates) or "within what was measured"
     source = clock.operators.profile.source
     for name, sign in (("low", "/"), ("high", "x")):
@@ -76,7 +76,7 @@ def _band(clock: Clock, time: StepTime) -> Iterator[Figure]:
         yield _seconds(f"time.{name}", getattr(time, name), formula, numbers, source)
 
 
-def _rates(clock: Clock, time: StepTime) -> Iterator[Figure]:
+def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     device = clock.job.cluster.device
     source = device.source if device else ""
     for name, what, flops in (
@@ -88,7 +88,7 @@ def _rates(clock: Clock, time: StepTime) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _layer(prefix: str, work: Work) -> Iterator[Figure]:
+def _layer(prefix: str, work: OpTimes) -> Iterator[Figure]:
     for name, formula in (
         ("forward", "matrix products, attention, element-wise kernels"),
         ("inputs", "gradients of inputs, and recomputation"),

@@ -10,25 +10,25 @@ from collections.abc import Iterator
 from mpctl.estimate.activations import ChunkBytes, chunk_bytes, form_of, memory_of
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.memory import StageMemory, stage_memory
-from mpctl.families.kept import Form, Kept, layer_kept
-from mpctl.families.table import OperatorTable
+from mpctl.estimate.saved_activations import ActivationShapes, SavedTensor, layer_kept
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.stages import Span
+from mpctl.spec.model import ModelSpec
 from mpctl.units import bytes_text, count_text
 
 PAPER = "arXiv 2205.05198"
 
 
 def explain_memory(
-    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
 ) -> list[Figure]:
     """Of a layer of each stack, tensor by tensor, and of every stage."""
     return list(_figures(job, model, table, stages))
 
 
 def _figures(
-    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
 ) -> Iterator[Figure]:
     form = form_of(job, model)
     for stack in table.stacks:
@@ -42,9 +42,9 @@ def _figures(
         yield from _stage(job, memory, chunks)
 
 
-def _layer(form: Form, prefix: str, kept: tuple[Kept, ...]) -> Iterator[Figure]:
+def _layer(form: ActivationShapes, prefix: str, kept: tuple[SavedTensor, ...]) -> Iterator[Figure]:
     """What one layer keeps of a micro batch; `again`: what is computed again for its backward."""
-    found: dict[str, list[Kept]] = {}
+    found: dict[str, list[SavedTensor]] = {}
     for tensor in kept:
         found.setdefault(tensor.name.replace(" ", "-"), []).append(tensor)
     if kept:
@@ -56,9 +56,9 @@ def _layer(form: Form, prefix: str, kept: tuple[Kept, ...]) -> Iterator[Figure]:
         yield _bytes(f"{prefix}.{name}", form.bytes_of(own), formula, numbers, PAPER)
 
 
-def _product(form: Form, tensor: Kept) -> str:
+def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
     sizes = " x ".join(str(getattr(form, dim)) for dim in tensor.dims)
-    width = form.bytes_of([Kept("", (), tensor.width)])
+    width = form.bytes_of([SavedTensor("", (), tensor.width)])
     times = "" if tensor.times == 1 else f" x {tensor.times:g}"
     split = f" / {form.tp}" if form.splits and tensor.is_outer else ""
     return f"{sizes} x {width:g} B{times}{split}"

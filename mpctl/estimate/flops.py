@@ -14,20 +14,20 @@ from math import prod
 
 from mpctl.estimate.communication import held_by, local_sizes
 from mpctl.estimate.messages import runs_again
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Core
-from mpctl.families.table import Held, OperatorTable
-from mpctl.schedule.orders import Kind
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import AttentionOp
+from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.pipeline.schedule.orders import Kind
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.stages import Span
+from mpctl.spec.model import ModelSpec
 
 ALL: tuple[Kind, ...] = ("forward", "backward")
 FORWARD: tuple[Kind, ...] = ("forward",)
 
 
 def step_flops(
-    job: JobSpec, model: Model, table: OperatorTable, spans: Sequence[Span], *, stage: int
+    job: JobSpec, model: ModelSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int
 ) -> float:
     """Of one rank of a stage in one step, forward and backward."""
     held = held_by(job, table, spans, stage=stage)
@@ -35,7 +35,7 @@ def step_flops(
 
 
 def model_and_hardware_flops(
-    job: JobSpec, model: Model, table: OperatorTable
+    job: JobSpec, model: ModelSpec, table: OperatorTable
 ) -> tuple[float, float]:
     """Of a rank on the average in one step; the second with what recomputation repeats: with
     selective recomputation the scores (arXiv 2205.05198, eq. 7 and 8)."""
@@ -49,7 +49,9 @@ def model_and_hardware_flops(
     return plain * share, (plain + repeated) * share
 
 
-def _repeated(job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow) -> float:
+def _repeated(
+    job: JobSpec, model: ModelSpec, cores: Sequence[AttentionOp], flow: GradFlow
+) -> float:
     if runs_again(job, model, flow):
         return block_flops(job, model, cores, flow, FORWARD, again=0)
     if job.training.recompute != "selective":
@@ -58,7 +60,7 @@ def _repeated(job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow) -> 
 
 
 def pass_flops(
-    job: JobSpec, model: Model, found: Iterable[Held], kinds: Collection[Kind] = ALL
+    job: JobSpec, model: ModelSpec, found: Iterable[StageSlice], kinds: Collection[Kind] = ALL
 ) -> float:
     """One micro batch through what a stage holds, on one rank."""
     total = 0.0
@@ -70,16 +72,22 @@ def pass_flops(
 
 
 def block_flops(
-    job: JobSpec, model: Model, cores: Sequence[Core], flow: Flow, kinds: Collection[Kind] = ALL,
+    job: JobSpec,
+    model: ModelSpec,
+    cores: Sequence[AttentionOp],
+    flow: GradFlow,
+    kinds: Collection[Kind] = ALL,
     again: int | None = None,
-) -> float:  # fmt: skip
+) -> float:
     """One layer and micro batch. again: forwards repeated; what the job's recomputation says."""
     again = int(runs_again(job, model, flow)) if again is None else again
     scores = sum(_core_flops(job, model, core, flow, again, kinds) for core in cores)
     return _part_flops(job, model, flow, again, kinds) + scores
 
 
-def end_flops(job: JobSpec, model: Model, flow: Flow, kinds: Collection[Kind] = ALL) -> float:
+def end_flops(
+    job: JobSpec, model: ModelSpec, flow: GradFlow, kinds: Collection[Kind] = ALL
+) -> float:
     """One end of a stack and micro batch."""
     return _part_flops(job, model, flow, 0, kinds)
 
@@ -94,7 +102,12 @@ def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
 
 
 def _core_flops(
-    job: JobSpec, model: Model, core: Core, flow: Flow, again: int, kinds: Collection[Kind]
+    job: JobSpec,
+    model: ModelSpec,
+    core: AttentionOp,
+    flow: GradFlow,
+    again: int,
+    kinds: Collection[Kind],
 ) -> float:
     """q k^T and p v of one micro batch on one rank, forward, `again`, and once more for each of
     queries and keys that needs a gradient; keys are of the whole sequence."""
@@ -106,7 +119,7 @@ def _core_flops(
 
 
 def _part_flops(
-    job: JobSpec, model: Model, flow: Flow, again: int, kinds: Collection[Kind]
+    job: JobSpec, model: ModelSpec, flow: GradFlow, again: int, kinds: Collection[Kind]
 ) -> float:
     """2 x rows x elements of each matrix on one rank, forward, `again`, for dX and for dW: split
     with the matrix, or with the rows under sequence parallelism; a lookup costs nothing."""

@@ -16,10 +16,10 @@ from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.estimate.validation import validation_messages
 from mpctl.families import get_table
-from mpctl.families.table import OperatorTable
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.stages import Span
+from mpctl.spec.model import ModelSpec
 from mpctl.topology import Topology
 
 
@@ -28,7 +28,7 @@ class Estimate:
     """What the model costs under this layout."""
 
     job: JobSpec
-    model: Model
+    model: ModelSpec
     table: OperatorTable
     topology: Topology
     stages: list[list[Span]]

@@ -18,7 +18,7 @@ from math import inf
 from typing import NamedTuple
 
 from mpctl.spec.base import DType
-from mpctl.spec.cluster import Cluster, Kernels
+from mpctl.spec.cluster import ClusterSpec, Kernels
 
 # rows, columns, rate beside that of the largest; smaller ones reload their operands more often
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.68), (64, 128, 0.68),
@@ -69,7 +69,7 @@ class MissingFigure(LookupError):
     """What an estimate needs and a preset does not hold; says which."""
 
 
-def device_speed(cluster: Cluster, dtype: DType) -> Speed:
+def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
     """Of the cluster's device; raises MissingFigure. Under fp8 only linear layers are, the rest is
     bf16."""
     device, slowdown = cluster.device, cluster.slowdown

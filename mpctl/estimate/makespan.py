@@ -4,9 +4,9 @@ Given the seconds of a chunk's forward and backward and of each message between 
 it can be: gpipe in closed form (a flow shop of equal jobs: the sum, and m-1 times the slowest);
 1f1b round by round, and as soon as all stages have moved on by the same time in one round they will
 in every other (max-plus linearity), so that the rest is a multiplication. For chunks and
-zero-bubble a shorter step is played (schedule/replay.py), and each further micro batch takes what
-the busiest stage needs for it. tests/unit/test_makespan.py holds all of it against the replay of
-every action.
+zero-bubble a shorter step is played (pipeline/schedule/replay.py), and each further micro batch
+takes what the busiest stage needs for it. tests/estimate/test_makespan.py holds all of it against
+the replay of every action.
 
 By hand, 2 stages, F = 1, B = 2, no messages, m micro batches: stage 0 ends at 3 m + 3.
 """
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from mpctl.schedule.orders import Action, Kind, Place, actions
-from mpctl.schedule.replay import replay
+from mpctl.pipeline.schedule.orders import Action, Kind, StageChunk, actions
+from mpctl.pipeline.schedule.replay import replay
 from mpctl.spec.parallel import ScheduleName
 
 GROUPS, GROUPS_OF_CHUNKS = 3, 2  # of p micro batches that are played before the rest is known
@@ -27,7 +27,7 @@ SETTLED = 1e-9  # relative difference of two rounds that counts as none
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ChunkTimes:
     """Seconds of one micro batch: forward, and backward in its two parts."""
 
     forward: float
@@ -44,12 +44,12 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class PipelineTiming:
     """chunks[stage][chunk]; ahead[v], back[v]: seconds of the message from virtual stage v to the
     next, and of the gradient from there."""
 
     schedule: ScheduleName
-    chunks: Sequence[Sequence[Chunk]]
+    chunks: Sequence[Sequence[ChunkTimes]]
     ahead: Sequence[float]
     back: Sequence[float]
     microbatches: int
@@ -124,7 +124,7 @@ class Pipeline:
         slowest = max(sum(c.forward + c.backward for c in row) for row in self.chunks)
         return [ends[-1] + (m - played) * slowest for ends in line.ends]
 
-    def _transfer(self, sender: Place, receiver: Place) -> float:
+    def _transfer(self, sender: StageChunk, receiver: StageChunk) -> float:
         p = len(self.chunks)
         a, b = (place.chunk * p + place.stage for place in (sender, receiver))
         return self.ahead[a] if a < b else self.back[b]

@@ -3,9 +3,9 @@
 States are exact counts (states.py).
 
 Activations are the tensors of the operator table (activations.py) of as many micro batches as the
-schedule has in flight (schedule/orders.py): min(p - stage, m) under 1F1B, all m under GPipe; the
-one under way has its most. `allocated` is what is asked for, `reserved` with the allocator's slack,
-and the device holds the libraries' context besides. The heaviest stage decides.
+schedule has in flight (pipeline/schedule/orders.py): min(p - stage, m) under 1F1B, all m under
+GPipe; the one under way has its most. `allocated` is what is asked for, `reserved` with the
+allocator's slack, and the device holds the libraries' context besides. The heaviest stage decides.
 
 By hand, gpt of 8 layers on 4 stages, 1F1B: stage 0 has 4 micro batches of 2 layers, as many layers
 as the model; 3 wait, the 4th goes backward.
@@ -26,14 +26,14 @@ from mpctl.estimate.activations import (
     memory_of,
 )
 from mpctl.estimate.communication import message_bytes
-from mpctl.estimate.states import States, find_states, weights_besides
-from mpctl.families.buckets import shared_names, zero_stage
-from mpctl.families.table import OperatorTable
-from mpctl.schedule.orders import actions, peak_in_flight
+from mpctl.estimate.states import StateBytes, find_states, weights_besides
+from mpctl.layout.buckets import shared_names, zero_stage
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.schedule.orders import actions, peak_in_flight
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
-from mpctl.stages import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class StageMemory:
 
 
 def stage_memory(
-    job: JobSpec, model: Model, table: OperatorTable, stages: list[list[Span]]
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
 ) -> list[StageMemory]:
     """One entry a stage; the heaviest decides whether the job fits."""
     memory, shared = memory_of(job), frozenset[str]()
@@ -103,14 +103,14 @@ def stage_memory(
 class _Stage:
     """Of a stage, whatever its number: work: of weights and messages, beside a chunk's own."""
 
-    states: States
+    states: StateBytes
     chunks: tuple[ChunkBytes, ...]
     lasting: int
     work: float
 
     @classmethod
     def of(
-        cls, job: JobSpec, model: Model, table: OperatorTable, spans: Sequence[Span], *,
+        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, spans: Sequence[Span], *,
         stage: int, shared: frozenset[str],
     ) -> _Stage:  # fmt: skip
         states = find_states(job, table, spans, stage=stage, shared=shared)

@@ -1,21 +1,21 @@
 """Every message that a rank takes part in during one training step, in bytes of whole messages.
 
-What a product sends follows from the contraction law (families/table.py). Full recomputation runs a
-block's forward again in backward, up to the last tensor that backward asks for: with dropout all of
-it, without all but the last row product's reduction. Besides the products: the loss (three
+What a product sends follows from the contraction law (operators/table.py). Full recomputation runs
+a block's forward again in backward, up to the last tensor that backward asks for: with dropout all
+of it, without all but the last row product's reduction. Besides the products: the loss (three
 all-reduces of one float32 a token), the kv heads that fewer ranks own than need them, keys and
 values over cp (arXiv 2205.05198; kernels/context.py), gradients over dp and cp, bucket by bucket
-(families/buckets.py), those that are partial under sequence parallelism over tp after, the square
-of the gradient's norm over tp and pp, and a status over the world (loss, stop, memory). Between
-stages of a pipeline (pipeline.py) each tensor is one send, counted by its sender, and a parameter
-that several stages hold is one all-reduce, counted by all of them.
+(layout/buckets.py), those that are partial under sequence parallelism over tp after, the square of
+the gradient's norm over tp and pp, and a status over the world (loss, stop, memory). Between stages
+of a pipeline (pipeline.py) each tensor is one send, counted by its sender, and a parameter that
+several stages hold is one all-reduce, counted by all of them.
 
 Of a bucket of N bytes over its replicas, padded, m micro batches (arXiv 1910.02054, section 7):
 ZeRO 0 all-reduces N; 1 reduce-scatters N and gathers the parameters; 2 scatters in each micro batch
 and gathers once; 3 scatters and gathers twice in each, forward and, where gradients pass, backward.
 From 1 on, what follows it is of a slice, and the norm's square is summed over the replicas too.
 
-Where parameters are frozen, backward sends what families/gradients.py leaves of it. A layer that
+Where parameters are frozen, backward sends what operators/grad_flow.py leaves of it. A layer that
 computes no gradient is not recomputed, and its kept input is not gathered.
 """
 
@@ -28,19 +28,19 @@ from itertools import chain
 from math import prod
 
 from mpctl.estimate.communication import held_by, local_sizes, message_bytes
-from mpctl.estimate.pipeline import Stages, hand_overs
-from mpctl.families.buckets import Bucket, replicas, shared_names, stage_buckets, zero_stage
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Core, Needs, Product, Stack
-from mpctl.families.table import Held, OperatorTable
+from mpctl.estimate.p2p import Stages, hand_overs
+from mpctl.layout.buckets import Bucket, replicas, shared_names, stage_buckets, zero_stage
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import AttentionOp, GradNeeds, LayerStack, MatMul
+from mpctl.operators.table import OperatorTable, StageSlice
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.units import DTYPE_BYTES
 
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
 STATUS_BYTES = 8  # float64: the gradient norm's square; a step's status, a slot a rank
 STATUS_FIXED = 2  # of which loss and stop are not a rank's own
-NOTHING = Needs(False, False, False)
+NOTHING = GradNeeds(False, False, False)
 Sent = list[tuple[str, int]]
 
 
@@ -56,7 +56,7 @@ class Message:
 
 
 def step_messages(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages
 ) -> list[tuple[Message, ...]]:
     """Those of one rank of each stage; a group of one sends nothing."""
     between, shared = _between_stages(job, model, table, stages), shared_names(table, stages)
@@ -77,13 +77,13 @@ def sent(job: JobSpec, messages: Iterable[Message]) -> Iterator[Message]:
     return (message for message in messages if message.count and sizes[message.axis] > 1)
 
 
-def _all_passes(job: JobSpec, model: Model, held: Held) -> Iterator[Message]:
+def _all_passes(job: JobSpec, model: ModelSpec, held: StageSlice) -> Iterator[Message]:
     """Of all micro batches of a step."""
     return _times(pass_messages(job, model, held), job.num_microbatches)
 
 
 def pass_messages(
-    job: JobSpec, model: Model, held: Held, *, forward_only: bool = False
+    job: JobSpec, model: ModelSpec, held: StageSlice, *, forward_only: bool = False
 ) -> Iterator[Message]:
     """One micro batch through what a stage holds, within the stage. A forward is a pass of which
     nothing is trained."""
@@ -94,16 +94,16 @@ def pass_messages(
         yield from _end(job, model, chosen(end))
 
 
-def _whole(flow: Flow) -> Flow:
+def _whole(flow: GradFlow) -> GradFlow:
     return flow
 
 
-def _forward(flow: Flow) -> Flow:
-    return Flow(flow.part, dict.fromkeys(flow.needs, NOTHING), (), after=False)
+def _forward(flow: GradFlow) -> GradFlow:
+    return GradFlow(flow.part, dict.fromkeys(flow.needs, NOTHING), (), after=False)
 
 
 def _between_stages(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages
 ) -> list[list[Message]]:
     """Of each stage: sends to its neighbours."""
     sends: list[Counter[int]] = [Counter() for _ in stages]
@@ -120,7 +120,7 @@ def _times(messages: Iterable[Message], count: int) -> Iterator[Message]:
     return (replace(message, count=message.count * count) for message in messages)
 
 
-def _block(job: JobSpec, model: Model, stack: Stack, flow: Flow) -> Iterator[Message]:
+def _block(job: JobSpec, model: ModelSpec, stack: LayerStack, flow: GradFlow) -> Iterator[Message]:
     """One block and micro batch."""
     training = job.training
     forward, backward = [], []
@@ -140,7 +140,7 @@ def _block(job: JobSpec, model: Model, stack: Stack, flow: Flow) -> Iterator[Mes
         yield from _keys_and_values(job, model, core, 1 + again, backwards=int(is_trained))
 
 
-def runs_again(job: JobSpec, model: Model, flow: Flow) -> bool:
+def runs_again(job: JobSpec, model: ModelSpec, flow: GradFlow) -> bool:
     """Whether backward runs the forward of a block again: where it asks for a tensor of it. The
     last product's own bias asks for none, the mask or the norm after it does."""
     if job.training.recompute != "full":
@@ -149,12 +149,12 @@ def runs_again(job: JobSpec, model: Model, flow: Flow) -> bool:
     return flow.after if _runs_to_its_end(job, model) else last.x or last.w
 
 
-def _runs_to_its_end(job: JobSpec, model: Model) -> bool:
+def _runs_to_its_end(job: JobSpec, model: ModelSpec) -> bool:
     """Whether backward asks for the last tensor of a block's forward: a mask, a norm's input."""
     return job.training.dropout > 0 or model.norm_order == "post"
 
 
-def _phases(job: JobSpec, model: Model, product: Product, needs: Needs) -> tuple[Sent, Sent]:
+def _phases(job: JobSpec, model: ModelSpec, product: MatMul, needs: GradNeeds) -> tuple[Sent, Sent]:
     """(kind, bytes) of what it sends over tp, forward and backward."""
     split = job.parallel.sequence_parallel
     phases = product.collectives(sequence_parallel=split, needs=needs)
@@ -170,7 +170,7 @@ def _counted(sent: Sent, what: str) -> Iterator[Message]:
 
 
 def _keys_and_values(
-    job: JobSpec, model: Model, core: Core, forwards: int, *, backwards: int
+    job: JobSpec, model: ModelSpec, core: AttentionOp, forwards: int, *, backwards: int
 ) -> Iterator[Message]:
     """Gathered forward, summed and scattered backward: over tp where it has more ranks than there
     are kv heads, over cp always."""
@@ -186,7 +186,7 @@ def _keys_and_values(
     yield Message("cp", "reduce_scatter", "keys and values", local, backwards)
 
 
-def _end(job: JobSpec, model: Model, flow: Flow) -> Iterator[Message]:
+def _end(job: JobSpec, model: ModelSpec, flow: GradFlow) -> Iterator[Message]:
     """One end of a stack and micro batch; logits bring their loss."""
     for product in flow.part.products:
         forward, backward = _phases(job, model, product, flow.needs[product.name])

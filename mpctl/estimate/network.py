@@ -22,8 +22,8 @@ from functools import cached_property
 from math import log2
 
 from mpctl.estimate.messages import Message
-from mpctl.estimate.pipeline import HandOver
-from mpctl.spec.cluster import Cluster, Link
+from mpctl.estimate.p2p import P2PTransfer
+from mpctl.spec.cluster import ClusterSpec, LinkSpec
 from mpctl.topology import Group, Topology
 
 
@@ -59,7 +59,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Network:
-    cluster: Cluster
+    cluster: ClusterSpec
     topology: Topology
 
     def seconds(self, axis: str, kind: str, size: float) -> float:
@@ -118,7 +118,7 @@ class Network:
         in_node = len(stages) if nodes == 1 else 1
         return self._route("pp", len(stages), nodes, in_node).collective("all_reduce", size)
 
-    def transfer(self, hand_over: HandOver, *, scatters: bool = False) -> float:
+    def transfer(self, hand_over: P2PTransfer, *, scatters: bool = False) -> float:
         """Seconds from one stage to another. scatters: a rank of tp sends its part alone, and the
         receivers gather the parts, where tp is not split already."""
         crosses = self._are_apart((hand_over.sender.stage, hand_over.receiver.stage))
@@ -148,8 +148,8 @@ class Network:
         """Ranks of one stage on one node: as many as lie between neighbours of a pipeline."""
         return min(self.topology.gpus_per_node, self.topology.strides["pp"])
 
-    def _link(self, axis: str, level: str) -> Link:
-        link: Link | None = getattr(self.cluster, level)
+    def _link(self, axis: str, level: str) -> LinkSpec:
+        link: LinkSpec | None = getattr(self.cluster, level)
         if link is None:
             raise MissingLink(f"cluster.{level} has no bandwidth, and {axis} needs it")
         return link

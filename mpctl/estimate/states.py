@@ -1,6 +1,6 @@
 """What a rank holds from step to step: parameters, gradients, optimizer.
 
-Ours, by bucket (families/buckets.py): parameters in the training dtype, gradients in the reduction
+Ours, by bucket (layout/buckets.py): parameters in the training dtype, gradients in the reduction
 dtype, AdamW's two float32 moments and, of 16-bit parameters, a float32 master; a frozen parameter
 is alone. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over dp x cp, in
 slices of padded buckets. Of other runtimes the profile says the dtypes, and shares are even.
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 
 from mpctl.estimate.activations import memory_of
 from mpctl.estimate.communication import held_by, local_parameters
-from mpctl.families.buckets import Bucket, stage_buckets, zero_stage
-from mpctl.families.products import Weight
-from mpctl.families.table import OperatorTable
+from mpctl.layout.buckets import Bucket, stage_buckets, zero_stage
+from mpctl.operators.matmul import ParameterSpec
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.spec.runtime_memory import Memory
-from mpctl.stages import Span
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.units import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class StateBytes:
     """count: parameters of the rank, before any sharing; the rest bytes. passing: there for a
     moment of a backward; stepping: of the update, when no activations are there."""
 
@@ -41,7 +41,7 @@ class States:
 def find_states(
     job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int,
     shared: Collection[str],
-) -> States:  # fmt: skip
+) -> StateBytes:  # fmt: skip
     """Of one rank of a stage. shared: parameters that other stages hold too, for ZeRO's buckets."""
     count = trained = local_parameters(job, table, spans, stage=stage)
     if job.training.freeze:
@@ -55,7 +55,7 @@ def find_states(
     width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
     optimizer = trained * _optimizer_width(width)
-    return States(count, count * width, trained * reduced, optimizer, stepping=stepping)
+    return StateBytes(count, count * width, trained * reduced, optimizer, stepping=stepping)
 
 
 def _optimizer_width(width: int) -> int:
@@ -63,8 +63,9 @@ def _optimizer_width(width: int) -> int:
     return 2 * max(4, width) + (4 if width < 4 else 0)
 
 
-def _sliced_states(job: JobSpec, count: int, buckets: Sequence[Bucket]) -> States:
-    """Of ZeRO: flat buckets, padded to equal slices (runtime/values.py, runtime/gradients.py)."""
+def _sliced_states(job: JobSpec, count: int, buckets: Sequence[Bucket]) -> StateBytes:
+    """Of ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
+    runtime/zero/gradients.py)."""
     zero, n = zero_stage(job), job.sizes["dp"] * job.sizes["cp"]
     width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
     trained = [bucket for bucket in buckets if bucket.is_trained]
@@ -79,18 +80,18 @@ def _sliced_states(job: JobSpec, count: int, buckets: Sequence[Bucket]) -> State
     if zero == 3:
         passing += 2 * max((bucket.padded(n) for bucket in buckets), default=0) * width
     stepping = part * 4 if reduced < 4 else 0
-    return States(
+    return StateBytes(
         count, parameters * width, (part if zero >= 2 else whole) * reduced,
         part * _optimizer_width(width), passing, stepping,
     )  # fmt: skip
 
 
-def _others_states(job: JobSpec, memory: Memory, count: int, trained: int) -> States:
+def _others_states(job: JobSpec, memory: RuntimeMemory, count: int, trained: int) -> StateBytes:
     """By the runtime's dtypes, shared evenly."""
     t, zero, n = job.training, job.parallel.zero, job.sizes["dp"] * job.sizes["cp"]
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
     reduced = memory.gradient_bytes.get(t.dtype, DTYPE_BYTES[t.reduced_dtype])
-    return States(
+    return StateBytes(
         count, _shared(count * width, n, zero >= 3), _shared(trained * reduced, n, zero >= 2),
         _shared(trained * _optimizer_width(width), n, zero >= 1),
     )  # fmt: skip
@@ -101,7 +102,7 @@ def _shared(amount: float, n: int, is_shared: bool) -> int:
 
 
 def weights_besides(
-    job: JobSpec, model: Model, table: OperatorTable, spans: Sequence[Span], *, stage: int
+    job: JobSpec, model: ModelSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int
 ) -> tuple[float, float]:
     """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
     is added, stand-ins for the dW of a layer, and under ZeRO 3 what is gathered."""
@@ -122,5 +123,5 @@ def weights_besides(
     return 0.0, float(largest * width)
 
 
-def _numel(weights: Iterable[Weight], tp: int) -> int:
+def _numel(weights: Iterable[ParameterSpec], tp: int) -> int:
     return sum(weight.local_numel(tp) for weight in weights)

@@ -24,25 +24,25 @@ from mpctl.estimate.band import find_band
 from mpctl.estimate.communication import held_by, local_parameters
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.kernels import MissingFigure, device_speed
-from mpctl.estimate.makespan import Chunk, Pipeline
+from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.pipeline import Stages, hand_overs, shared_parameters
+from mpctl.estimate.p2p import Stages, hand_overs, shared_parameters
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
-from mpctl.estimate.work import Operators, Work
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Stack
-from mpctl.families.table import Held, OperatorTable
+from mpctl.estimate.work import OperatorTimer, OpTimes
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import LayerStack
+from mpctl.operators.table import OperatorTable, StageSlice
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.spec.runtime import Profile, get_profile
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.topology import Topology
 
 SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
 
 def find_step_time(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology,
-    profile: Profile | None = None,
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, topology: Topology,
+    profile: RuntimeProfile | None = None,
 ) -> StepTime | str:  # fmt: skip
     """The step's time, or in words what is missing to state one. profile: in place of the one that
     training.runtime names."""
@@ -53,21 +53,21 @@ def find_step_time(
 
 
 def get_clock(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, topology: Topology,
-    profile: Profile | None = None,
-) -> Clock:  # fmt: skip
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, topology: Topology,
+    profile: RuntimeProfile | None = None,
+) -> StepTimeModel:  # fmt: skip
     """What knows the seconds of each piece of a step; raises MissingFigure and MissingLink."""
     chosen = profile or get_profile(job.training.runtime)
     speed = device_speed(job.cluster, job.training.dtype)
-    operators = Operators(job, model, speed, Network(job.cluster, topology), chosen)
-    return Clock(job, model, table, stages, operators)
+    operators = OperatorTimer(job, model, speed, Network(job.cluster, topology), chosen)
+    return StepTimeModel(job, model, table, stages, operators)
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _ChunkPass:
     """One micro batch through a chunk: its seconds, and of which parts they are."""
 
-    chunk: Chunk
+    chunk: ChunkTimes
     compute: float
     tp: float
     cp: float
@@ -76,12 +76,12 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepTimeModel:
     job: JobSpec
-    model: Model
+    model: ModelSpec
     table: OperatorTable
     stages: Stages
-    operators: Operators
+    operators: OperatorTimer
 
     def step(self) -> StepTime:
         own, ends = self.passes, self.pipeline.ends()
@@ -107,12 +107,12 @@ class Clock:
             peak=speed.peak, band=find_band(self.job, self.table, self.operators.profile, speed),
         )  # fmt: skip
 
-    def layer(self) -> Chunk:
+    def layer(self) -> ChunkTimes:
         """One layer of the first stack alone, as kernels take it: single layers are timed so."""
         stack, flow = self.table.stacks[0], self.table.flows[0].runs[0][1]
         work = self._block(stack, flow)
         forward = work.forward + work.tp_forward + work.cp_forward
-        return Chunk(forward, work.inputs + work.tp_backward + work.cp_backward, work.weights)
+        return ChunkTimes(forward, work.inputs + work.tp_backward + work.cp_backward, work.weights)
 
     def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
         """What the busiest stage waits where messages between stages take no time."""
@@ -125,9 +125,9 @@ class Clock:
         return max(max(ends) - works[busiest] - after[busiest], 0.0)
 
     @cached_property
-    def passes(self) -> list[list[_Pass]]:
+    def passes(self) -> list[list[_ChunkPass]]:
         """[stage][chunk]. Stages between the ends that hold as much share one."""
-        known: dict[tuple[int, ...], _Pass] = {}
+        known: dict[tuple[int, ...], _ChunkPass] = {}
         found = []
         for stage, spans in enumerate(self.stages):
             row = []
@@ -144,8 +144,8 @@ class Clock:
             found.append(row)
         return found
 
-    def _pass(self, held: Sequence[Held]) -> _Pass:
-        work = Work()
+    def _pass(self, held: Sequence[StageSlice]) -> _ChunkPass:
+        work = OpTimes()
         for part in held:
             for layers, flow in part.blocks:
                 work.add(self._block(part.stack, flow), layers)
@@ -153,17 +153,17 @@ class Clock:
                 work.add(self.operators.end(end))
         return self._paced(work)
 
-    def _block(self, stack: Stack, flow: Flow) -> Work:
+    def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         blocks = self._blocks
         if id(flow) not in blocks:
             blocks[id(flow)] = self.operators.block(stack, flow)
         return blocks[id(flow)]
 
     @cached_property
-    def _blocks(self) -> dict[int, Work]:
+    def _blocks(self) -> dict[int, OpTimes]:
         return {}
 
-    def _paced(self, work: Work) -> _Pass:
+    def _paced(self, work: OpTimes) -> _ChunkPass:
         """The slower of the kernels and their host, and ZeRO's messages beside them."""
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
@@ -179,8 +179,8 @@ class Clock:
         zero_back = self._beside(back, scatter)
         weights = min(work.weights, back) if self.job.parallel.schedule == "zero-bubble" else 0.0
         compute = work.forward + work.inputs + work.weights
-        return _Pass(
-            Chunk(ahead + zero_ahead, back + zero_back - weights, weights),
+        return _ChunkPass(
+            ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),
             compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
             zero_ahead + zero_back, (ahead - forward) + (back - backward),
         )  # fmt: skip
@@ -192,7 +192,7 @@ class Clock:
         keeps = p.pp > 1 and self.operators.profile.overlap.keeps
         return min(p.zero, 1) if keeps else p.zero
 
-    def _zero(self, work: Work) -> tuple[float, float]:
+    def _zero(self, work: OpTimes) -> tuple[float, float]:
         """Seconds of a micro batch's gathers forward, and of its gathers and scatters backward."""
         zero, network = self._zero_stage, self.operators.network
         if zero < 2 or not work.parameters:
@@ -217,7 +217,7 @@ class Clock:
         return share if can else 0.0
 
     @cached_property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> PipelineTiming:
         """The schedule's part of the step."""
         ahead: list[float] = []
         back: list[float] = []
@@ -229,7 +229,9 @@ class Clock:
                 seconds = share * network.transfer(hand_over, scatters=scatters)
                 (ahead if hand_over.is_forward else back).append(seconds)
         chunks = [[found.chunk for found in row] for row in self.passes]
-        return Pipeline(self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches)
+        return PipelineTiming(
+            self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches
+        )
 
     @cached_property
     def _trained(self) -> list[int]:

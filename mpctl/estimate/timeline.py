@@ -1,10 +1,10 @@
 """A step as a line of actions: what the estimate's seconds and the schedule make of each stage.
 
 The seconds of a chunk and of a message between stages are those of the step's estimate (time.py),
-the order is the schedule's (schedule/orders.py), and schedule/replay.py plays them. A step of very
-many micro batches is played for as many as PLAYED actions allow; the rest goes on like its middle,
-so that only its length is known. What follows the last action (gradients over dp, the optimizer) is
-not the schedule's; the estimate's total says how long it takes.
+the order is the schedule's (pipeline/schedule/orders.py), and pipeline/schedule/replay.py plays
+them. A step of very many micro batches is played for as many as PLAYED actions allow; the rest goes
+on like its middle, so that only its length is known. What follows the last action (gradients over
+dp, the optimizer) is not the schedule's; the estimate's total says how long it takes.
 
 By hand, 1F1B on 2 stages, F = 1, B = 2, m = 3, no messages: 12 s, each stage idle for 3 of them.
 """
@@ -15,19 +15,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mpctl.estimate.kernels import MissingFigure
-from mpctl.estimate.makespan import Pipeline
+from mpctl.estimate.makespan import PipelineTiming
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.pipeline import Stages, hand_overs
+from mpctl.estimate.p2p import Stages, hand_overs
 from mpctl.estimate.time import get_clock
 from mpctl.families import get_table
-from mpctl.families.table import OperatorTable
-from mpctl.schedule.orders import Place, actions
-from mpctl.schedule.replay import Timeline, replay
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.schedule.orders import StageChunk, actions
+from mpctl.pipeline.schedule.replay import Timeline, replay
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
 PLAYED = 200_000
-Pair = tuple[Place, Place]
+Pair = tuple[StageChunk, StageChunk]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _table(job: JobSpec) -> OperatorTable:
     return replace(get_table(job.model, tp=job.parallel.tp), freeze=tuple(job.training.freeze))
 
 
-def play(pipeline: Pipeline, sizes: Mapping[Pair, int], *, limit: int = PLAYED) -> StepLine:
+def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PLAYED) -> StepLine:
     """At most about `limit` actions of it."""
     p, m, vpp = len(pipeline.chunks), pipeline.microbatches, len(pipeline.chunks[0])
     whole = max(limit // (3 * p * vpp) // p, 2) * p  # interleaving takes them in groups of p
@@ -87,7 +87,7 @@ def play(pipeline: Pipeline, sizes: Mapping[Pair, int], *, limit: int = PLAYED) 
     return StepLine(line, played, m, seconds, sent)
 
 
-def _seconds(pipeline: Pipeline, sender: Place, receiver: Place) -> float:
+def _seconds(pipeline: PipelineTiming, sender: StageChunk, receiver: StageChunk) -> float:
     p = len(pipeline.chunks)
     source, target = (place.chunk * p + place.stage for place in (sender, receiver))
     return pipeline.ahead[source] if source < target else pipeline.back[target]

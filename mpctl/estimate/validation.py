@@ -18,18 +18,24 @@ from itertools import chain
 
 from mpctl.estimate.communication import held_by
 from mpctl.estimate.messages import Message, forward_bucket, pass_messages, sent, status_message
-from mpctl.estimate.pipeline import Stages, hand_overs
-from mpctl.families.buckets import shared_names, stage_buckets
-from mpctl.families.table import OperatorTable
+from mpctl.estimate.p2p import Stages, hand_overs
+from mpctl.layout.buckets import shared_names, stage_buckets
+from mpctl.operators.table import OperatorTable
 from mpctl.sharding import validation_sizes
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 
 def validation_messages(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, *, stage: int, replica: int,
+    job: JobSpec,
+    model: ModelSpec,
+    table: OperatorTable,
+    stages: Stages,
+    *,
+    stage: int,
+    replica: int,
     samples: Sequence[int],
-) -> tuple[Message, ...]:  # fmt: skip
+) -> tuple[Message, ...]:
     """The messages of one validation of a rank of pipeline stage `stage`.
 
     replica: its data-parallel replica. samples: number of validation samples of each corpus.
@@ -59,7 +65,7 @@ def _batch_sizes(job: JobSpec, replica: int, samples: int) -> dict[int, int]:
 
 
 def _forwards(
-    job: JobSpec, model: Model, table: OperatorTable, stages: Stages, *, stage: int, batch: int,
+    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, *, stage: int, batch: int,
     count: int,
 ) -> Iterator[Message]:  # fmt: skip
     """Forward messages of `count` micro batches of `batch` samples; none of parameters."""

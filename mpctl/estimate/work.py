@@ -2,10 +2,10 @@
 
 Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
 passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp by
-the contraction law (families/products.py) over the network's routes. Backward of a column product
+the contraction law (operators/matmul.py) over the network's routes. Backward of a column product
 may send while the product's own dW runs. Recomputation repeats the forward, or the part of it that
 the profile says. A kernel is launched by a host thread, which needs its time too: the slower of the
-two sets the pace (`Work.pace`).
+two sets the pace (`OpTimes.pace`).
 
 By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
 """
@@ -21,12 +21,12 @@ from mpctl.estimate.communication import Sizes, local_sizes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.messages import LOSS_ALL_REDUCES, runs_again
 from mpctl.estimate.network import Network
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Core, Product, Stack, Weight
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.spec.runtime import Passes, Profile
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
 from mpctl.units import DTYPE_BYTES
 
 SYNCED = 8  # ranks of tp for which host.sync is stated
@@ -34,7 +34,7 @@ ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden sta
 
 
 @dataclass(slots=True)
-class Work:
+class OpTimes:
     """Seconds of a micro batch by pass: products and what memory bounds, messages over tp and cp
     that nothing hides, and the host's; bytes of ZeRO-3's parameters, gathered for each pass."""
 
@@ -50,11 +50,11 @@ class Work:
     parameters: float = 0.0
     layers: float = 0.0
 
-    def add(self, other: Work, times: int = 1) -> None:
+    def add(self, other: OpTimes, times: int = 1) -> None:
         for name in NAMES:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
 
-    def again(self, forward: Work) -> None:
+    def again(self, forward: OpTimes) -> None:
         """Its forward once more in backward."""
         self.inputs += forward.forward
         self.tp_backward += forward.tp_forward
@@ -62,18 +62,18 @@ class Work:
         self.host_backward += forward.host_forward
 
 
-NAMES = tuple(field.name for field in fields(Work))
+NAMES = tuple(field.name for field in fields(OpTimes))
 
 
 @dataclass(frozen=True)
-class Operators:
+class OperatorTimer:
     """Seconds of a model's operators under one layout."""
 
     job: JobSpec
-    model: Model
+    model: ModelSpec
     speed: Speed
     network: Network
-    profile: Profile
+    profile: RuntimeProfile
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -100,16 +100,16 @@ class Operators:
         """Ranks of tp that share the sequence between the split products."""
         return self.tp if self.job.parallel.sequence_parallel else 1
 
-    def block(self, stack: Stack, flow: Flow) -> Work:
+    def block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         """One layer."""
-        work = Work(layers=1)
+        work = OpTimes(layers=1)
         self._products(work, flow)
-        ahead = Work(work.forward)
+        ahead = OpTimes(work.forward)
         hidden = self._bytes("batch", stack.seq, "hidden") / self.split * (1 + len(stack.cores))
         self._passes(work, self.profile.operators.hidden, hidden, flow)
         if self.job.training.dropout:
             self._passes(work, self.profile.operators.dropout, hidden, flow)
-        scores = Work()
+        scores = OpTimes()
         for core in stack.cores:
             self._core(scores, core, flow)
         work.add(scores)
@@ -119,15 +119,15 @@ class Operators:
         work.parameters = self.width * sum(w.local_numel(self.tp) for w in flow.part.weights)
         return work
 
-    def end(self, flow: Flow) -> Work:
+    def end(self, flow: GradFlow) -> OpTimes:
         """Before the first or after the last layer of a stack; logits bring their loss."""
-        work = Work()
+        work = OpTimes()
         self._products(work, flow)
         for product in flow.part.products:
             if product.is_lookup:
                 hidden = self._bytes(*product.writes) / self.split
                 self._passes(
-                    work, Passes(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
+                    work, MemoryPasses(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
                 )
             if "vocab" in product.writes:
                 self._loss(work, product, flow)
@@ -135,7 +135,7 @@ class Operators:
         work.parameters = self.width * sum(w.local_numel(self.tp) for w in flow.part.weights)
         return work
 
-    def _repeat(self, work: Work, scores: Work, products: float, flow: Flow) -> None:
+    def _repeat(self, work: OpTimes, scores: OpTimes, products: float, flow: GradFlow) -> None:
         training = self.job.training
         if training.recompute == "full" and runs_again(self.job, self.model, flow):
             last = self._last(flow)
@@ -144,22 +144,22 @@ class Operators:
             work.tp_backward -= last.tp_forward
         elif training.recompute == "selective" and flow.after:
             if self.profile.operators.recompute == "core":
-                work.again(Work(scores.forward, cp_forward=scores.cp_forward))
+                work.again(OpTimes(scores.forward, cp_forward=scores.cp_forward))
             else:  # every other product, all that memory bounds, no attention
                 bound = work.forward - products - scores.forward
-                work.again(Work(products / 2 + bound, host_forward=work.host_forward / 2))
+                work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))
 
-    def _last(self, flow: Flow) -> Work:
+    def _last(self, flow: GradFlow) -> OpTimes:
         """The last product, where recomputation ends before it: no mask or norm asks for its
         result."""
-        work, product = Work(), flow.part.products[-1]
+        work, product = OpTimes(), flow.part.products[-1]
         ends = self.job.training.dropout > 0 or self.model.norm_order == "post"
         if self.profile.operators.stops_early and not ends:
             self._product(work, product, flow)
             self._messages(work, product, flow)
         return work
 
-    def _host(self, work: Work, flow: Flow) -> None:
+    def _host(self, work: OpTimes, flow: GradFlow) -> None:
         host = self.profile.host
         own = host.layer + host.sync * (min(self.tp, SYNCED) / SYNCED) ** 3
         work.host_forward = own
@@ -168,22 +168,22 @@ class Operators:
     def _bytes(self, *dims: str) -> float:
         return prod(self.sizes[dim] for dim in dims) * self.width
 
-    def _passes(self, work: Work, passes: Passes, size: float, flow: Flow) -> None:
+    def _passes(self, work: OpTimes, passes: MemoryPasses, size: float, flow: GradFlow) -> None:
         work.forward += passes.forward * size / self.speed.bandwidth
         if flow.after:
             work.inputs += passes.backward * size / self.speed.bandwidth
 
-    def _accumulate(self, work: Work, trained: Sequence[Weight]) -> None:
+    def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
         moved = self.profile.operators.gradient_bytes * sum(w.local_numel(self.tp) for w in trained)
         work.weights += moved / self.speed.bandwidth
 
-    def _products(self, work: Work, flow: Flow) -> None:
+    def _products(self, work: OpTimes, flow: GradFlow) -> None:
         for product in flow.part.products:
             self._messages(work, product, flow)
             if not product.is_lookup:
                 self._product(work, product, flow)
 
-    def _product(self, work: Work, product: Product, flow: Flow) -> None:
+    def _product(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
         """Forward, dX and dW; fp8 casts the operands of linear layers first."""
         operators, needs = self.profile.operators, flow.needs[product.name]
         m, k, n = self._shape(product, flow.part.weights)
@@ -203,7 +203,7 @@ class Operators:
             moved = m * (n if "tp" in product.backward_axes else k) * self.width
             self._passes(work, passes, moved, flow)
 
-    def _shape(self, product: Product, weights: Sequence[Weight]) -> tuple[int, int, int]:
+    def _shape(self, product: MatMul, weights: Sequence[ParameterSpec]) -> tuple[int, int, int]:
         """Local rows, contraction and columns; rows are split where nothing else is."""
         weight = next(w for w in weights if w.name == product.parameter)
         m, k, n = prod(self.sizes[dim] for dim in product.rows), 1, 1
@@ -212,7 +212,7 @@ class Operators:
             k, n = (k * local, n) if dim in product.reads else (k, n * local)
         return (m if weight.is_split else m // self.split), k, n
 
-    def _messages(self, work: Work, product: Product, flow: Flow) -> None:
+    def _messages(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
         if self.tp == 1:
             return
         needs = flow.needs[product.name]
@@ -223,7 +223,7 @@ class Operators:
         work.tp_forward += sum(self.network.seconds("tp", kind, size) for kind in phases.forward)
         work.tp_backward += sum(self.network.seconds("tp", kind, size) for kind in phases.backward)
 
-    def _hide(self, work: Work, product: Product, seconds: float) -> None:
+    def _hide(self, work: OpTimes, product: MatMul, seconds: float) -> None:
         """A column product's messages beside its own dW."""
         share = self.profile.overlap.tp
         if self.tp == 1 or not share or "tp" not in product.backward_axes:
@@ -235,7 +235,7 @@ class Operators:
         work.tp_backward -= hidden
         work.weights += self.profile.overlap.drag * hidden
 
-    def _core(self, work: Work, core: Core, flow: Flow) -> None:
+    def _core(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
         """softmax(Q K^T) V, and what its keys cost to gather."""
         model, p = self.model, self.job.parallel
         gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
@@ -258,7 +258,7 @@ class Operators:
             work.cp_backward += self.network.seconds("cp", "reduce_scatter", size) * (gradients > 0)
 
     def _held_scores(
-        self, work: Work, heads: int, queries: int, keys: int, gradients: int, flow: Flow
+        self, work: OpTimes, heads: int, queries: int, keys: int, gradients: int, flow: GradFlow
     ) -> None:
         rates, d, w = self.speed.other, self.model.head_size, self.width
         scores = product_seconds(rates, queries, d, keys, w, w, heads)
@@ -268,7 +268,7 @@ class Operators:
         size = heads * queries * keys * w
         self._passes(work, self.profile.operators.scores, size, flow)
 
-    def _loss(self, work: Work, product: Product, flow: Flow) -> None:
+    def _loss(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
         """Casts, softmax and its gradient over the logits; three sums of a float32 a token."""
         rows = prod(self.sizes[dim] for dim in product.rows)
         weight = next(w for w in flow.part.weights if w.name == product.parameter)
@@ -281,7 +281,7 @@ class Operators:
             work.tp_forward += sums
 
 
-def _is_causal(model: Model, core: Core) -> bool:
+def _is_causal(model: ModelSpec, core: AttentionOp) -> bool:
     if model.family == "t5":
         return core.queries == core.keys == "decoder_seq"
     return model.family == "gpt"

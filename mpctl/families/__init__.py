@@ -16,37 +16,37 @@ from mpctl.families.gpt import ops as gpt
 from mpctl.families.gpt import special as gpt_text
 from mpctl.families.t5 import ops as t5
 from mpctl.families.t5 import special as t5_text
-from mpctl.families.table import OperatorTable
-from mpctl.spec.model import FamilyName, Model
+from mpctl.operators.table import OperatorTable
+from mpctl.spec.model import FamilyName, ModelSpec
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """What the planning half asks of a family."""
 
     operator_table: Callable[..., OperatorTable]
-    special_tokens: Callable[[Model], tuple[str, ...]]
-    least_tokens: Callable[[Model], int]
+    special_tokens: Callable[[ModelSpec], tuple[str, ...]]
+    least_tokens: Callable[[ModelSpec], int]
 
 
-FAMILIES: dict[FamilyName, Family] = {
-    "gpt": Family(gpt.operator_table, gpt_text.special_tokens, gpt_text.least_tokens),
-    "bert": Family(bert.operator_table, bert_text.special_tokens, bert_text.least_tokens),
-    "t5": Family(t5.operator_table, t5_text.special_tokens, t5_text.least_tokens),
-    "glm": Family(glm.operator_table, glm_text.special_tokens, glm_text.least_tokens),
+FAMILIES: dict[FamilyName, ModelFamily] = {
+    "gpt": ModelFamily(gpt.operator_table, gpt_text.special_tokens, gpt_text.least_tokens),
+    "bert": ModelFamily(bert.operator_table, bert_text.special_tokens, bert_text.least_tokens),
+    "t5": ModelFamily(t5.operator_table, t5_text.special_tokens, t5_text.least_tokens),
+    "glm": ModelFamily(glm.operator_table, glm_text.special_tokens, glm_text.least_tokens),
 }
 
 
-def get_table(model: Model, *, tp: int) -> OperatorTable:
+def get_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """The operator table of the model's family; tp only matters to how far tables are padded."""
     return FAMILIES[model.family].operator_table(model, tp=tp)
 
 
-def special_tokens(model: Model) -> tuple[str, ...]:
+def special_tokens(model: ModelSpec) -> tuple[str, ...]:
     """Names of the tokens that the family's samples hold beside text."""
     return FAMILIES[model.family].special_tokens(model)
 
 
-def least_tokens(model: Model) -> int:
+def least_tokens(model: ModelSpec) -> int:
     """Tokens of text that a split of prepared data must hold for the family's samples."""
     return FAMILIES[model.family].least_tokens(model)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mpctl.data.indexed import IndexedDataset
-from mpctl.kernels.noise import Noise
-from mpctl.spec.model import Model
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Objective(Protocol):
     """Endless samples: a function of (seed, number) alone."""
 
     def __init__(
-        self, dataset: IndexedDataset, model: Model, *, seed: int, special: Mapping[str, int],
+        self, dataset: IndexedDataset, model: ModelSpec, *, seed: int, special: Mapping[str, int],
         words: int, shuffle: bool = True,
     ) -> None:  # fmt: skip
         """special: ids of the family's special tokens. words: ids that text may use."""
@@ -45,10 +45,10 @@ class Objective(Protocol):
 State = tuple[Tensor, ...]
 
 
-class Family(nn.Module):
+class FamilyModule(nn.Module):
     """What one rank has of a model: all of it, or what a pipeline stage holds."""
 
-    def advance(self, state: State, batch: Batch, noise: Noise | None) -> State:
+    def advance(self, state: State, batch: Batch, noise: CounterRNG | None) -> State:
         """What the stage before gave, () for the first -> what the stage behind needs; of the last
         one the loss alone. `OperatorTable.boundary` names the dimensions in between.
 
@@ -57,11 +57,11 @@ class Family(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: Batch, noise: Noise | None = None) -> Any:
+    def forward(self, batch: Batch, noise: CounterRNG | None = None) -> Any:
         """Logits of this rank's words, [b, s/c, v_local], of a model in one stage."""
         raise NotImplementedError
 
-    def loss(self, batch: Batch, noise: Noise | None) -> Tensor:
+    def loss(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
         """Of a model in one stage."""
         (loss,) = self.advance((), batch, noise)
         return loss

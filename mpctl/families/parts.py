@@ -1,7 +1,8 @@
 """Parts that the families' modules have in common, built as a model and its training say.
 
-A pipeline stage builds what it holds of each stack (families/table.py): some layers, the entry with
-the first, the exit with the last. A tied head needs the word table, so that the exit has one too.
+A pipeline stage builds what it holds of each stack (operators/table.py): some layers, the entry
+with the first, the exit with the last. A tied head needs the word table, so that the exit has one
+too.
 
 Letters: b batch, s sequence, h hidden; t tp, c cp.
 """
@@ -16,26 +17,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, Family, State
-from mpctl.families.table import Held
+from mpctl.families.batch import Batch, FamilyModule, State
 from mpctl.kernels.cache import KeyValueCache
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
-from mpctl.kernels.group import Group
 from mpctl.kernels.layer import NORMS, ParallelTransformerLayer, held_rows
-from mpctl.kernels.masks import Places
-from mpctl.kernels.noise import Noise
+from mpctl.kernels.masks import Positions
 from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
 from mpctl.kernels.rotary import Rotary
+from mpctl.operators.table import StageSlice
 from mpctl.sharding import local_range, padded_vocab
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
+from mpctl.transport.group import Group
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardContext:
     """Where a rank's share of a model lies: the groups that split it, its type and its device."""
 
     group: Group
@@ -64,24 +65,24 @@ class Place:
         return module
 
 
-class Table(nn.Module):
+class EmbeddingTable(nn.Module):
     """A replicated table [n, h]: positions, segments."""
 
-    def __init__(self, rows: int, hidden: int, place: Place, *, init: Init) -> None:
+    def __init__(self, rows: int, hidden: int, place: ShardContext, *, init: Init) -> None:
         super().__init__()
         self.weight = shard_parameter(Shard((rows, hidden)), init=init, **place.of_tensors)
         place.partial(self)
 
-    def forward(self, rows: Places) -> Tensor:
+    def forward(self, rows: Positions) -> Tensor:
         """[s, h] of the rows of a range, or [..., h] of the rows that a tensor names."""
         weight: Tensor = self.weight
         return weight[rows.start : rows.stop] if isinstance(rows, range) else weight[rows]
 
 
-class WholeLinear(nn.Module):
+class ReplicatedLinear(nn.Module):
     """[..., i] -> [..., o] by a matrix that every rank holds whole."""
 
-    def __init__(self, inputs: int, outputs: int, place: Place, *, init: Init) -> None:
+    def __init__(self, inputs: int, outputs: int, place: ShardContext, *, init: Init) -> None:
         super().__init__()
         whole = Shard((outputs, inputs))
         self.weight = shard_parameter(whole, init=init, **place.of_tensors)
@@ -100,9 +101,14 @@ class Embedding(nn.Module):
     """
 
     def __init__(
-        self, model: Model, training: Training, place: Place, *, tables: dict[str, int],
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        place: ShardContext,
+        *,
+        tables: dict[str, int],
         word_std: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         init = Init("normal", training.init_std)
         self.dropout, self.place = training.dropout, place
@@ -111,7 +117,7 @@ class Embedding(nn.Module):
             init=init if word_std is None else Init("normal", word_std), **place.of_linear,
         )  # fmt: skip
         for name, height in tables.items():
-            self.add_module(name, Table(height, model.hidden, place, init=init))
+            self.add_module(name, EmbeddingTable(height, model.hidden, place, init=init))
 
     def forward(self, tokens: Tensor, **places: Tensor | None) -> Tensor:
         """places: by table, row numbers [b, s/c], or None for where the tokens stand."""
@@ -121,12 +127,14 @@ class Embedding(nn.Module):
             hidden = hidden + table(self._rows(hidden) if numbers is None else self._own(numbers))
         return hidden
 
-    def dropped(self, hidden: Tensor, noise: Noise | None, *, site: str = "embedding") -> Tensor:
+    def dropped(
+        self, hidden: Tensor, noise: CounterRNG | None, *, site: str = "embedding"
+    ) -> Tensor:
         if noise is None or not noise.active(self.dropout):
             return hidden
         return noise.dropout(hidden, self.dropout, site=site, rows=self._rows(hidden))
 
-    def _rows(self, hidden: Tensor) -> Places:
+    def _rows(self, hidden: Tensor) -> Positions:
         place = self.place
         return held_rows(
             hidden.shape[1], group=place.group, cp=place.cp,
@@ -142,12 +150,12 @@ class Embedding(nn.Module):
         return numbers[:, own.start : own.stop]
 
 
-def padded(model: Model, group: Group) -> int:
+def padded(model: ModelSpec, group: Group) -> int:
     """Rows of the word table."""
     return padded_vocab(model.vocab, tp=group.size, divisor=model.vocab_divisor)
 
 
-def own_head(model: Model, training: Training, place: Place) -> OutputHead | None:
+def own_head(model: ModelSpec, training: TrainingSpec, place: ShardContext) -> OutputHead | None:
     """None where the word table is the head."""
     if model.tied_embeddings:
         return None
@@ -157,12 +165,12 @@ def own_head(model: Model, training: Training, place: Place) -> OutputHead | Non
     )  # fmt: skip
 
 
-def norm_of(model: Model, place: Place) -> nn.Module:
+def norm_of(model: ModelSpec, place: ShardContext) -> nn.Module:
     norm = NORMS[model.norm](model.hidden, eps=model.norm_epsilon, **place.of_tensors)
     return place.partial(norm)
 
 
-def layer_settings(model: Model, training: Training) -> dict[str, Any]:
+def layer_settings(model: ModelSpec, training: TrainingSpec) -> dict[str, Any]:
     """Keywords that every kind of transformer layer takes from a job.
 
     Projections into the residual start smaller by 1/sqrt(2L) (Radford et al. 2019, GPT-2).
@@ -178,7 +186,7 @@ def layer_settings(model: Model, training: Training) -> dict[str, Any]:
 
 
 def encoder_layers(
-    model: Model, training: Training, place: Place, numbers: Iterable[int], *,
+    model: ModelSpec, training: TrainingSpec, place: ShardContext, numbers: Iterable[int], *,
     prefix: str = "layers", **settings: Any,
 ) -> nn.ModuleDict:  # fmt: skip
     """Layers of self-attention and MLP by their numbers. settings: causal, order, scale."""
@@ -196,7 +204,7 @@ def encoder_layers(
     })  # fmt: skip
 
 
-class OneStack(Family):
+class SingleStackModule(FamilyModule):
     """A family of one stack of self-attention: a stage holds some layers, and either end.
 
     tables: those beside the words', for the entry. Subclasses say how hidden states come about
@@ -204,7 +212,7 @@ class OneStack(Family):
     """
 
     def __init__(
-        self, model: Model, training: Training, place: Place, held: Held, *,
+        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice, *,
         tables: dict[str, int], **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -217,15 +225,15 @@ class OneStack(Family):
         if held.has_exit:
             self.head = own_head(model, training, place)
 
-    def advance(self, state: State, batch: Batch, noise: Noise | None) -> State:
+    def advance(self, state: State, batch: Batch, noise: CounterRNG | None) -> State:
         hidden = self.through(self.entered(batch, noise) if self.held.has_entry else state[0],
                               batch, noise)  # fmt: skip
         return (self.left(hidden, batch),) if self.held.has_exit else (hidden,)
 
-    def forward(self, batch: Batch, noise: Noise | None = None) -> Any:
+    def forward(self, batch: Batch, noise: CounterRNG | None = None) -> Any:
         return self.logits(self.through(self.entered(batch, noise), batch, noise))
 
-    def through(self, hidden: Tensor, batch: Batch, noise: Noise | None) -> Tensor:
+    def through(self, hidden: Tensor, batch: Batch, noise: CounterRNG | None) -> Tensor:
         beside = self.beside(batch)
         for layer in self.layers.values():
             hidden = layer(hidden, noise, **beside)
@@ -246,7 +254,7 @@ class OneStack(Family):
         logits: Tensor = self.logits(hidden[:, -1:])
         return logits[:, 0]
 
-    def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
+    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
         """Hidden states of the batch's tokens."""
         raise NotImplementedError
 
@@ -274,7 +282,7 @@ class OneStack(Family):
         return word_losses(self.model, self.place, logits, targets)
 
 
-def word_losses(model: Model, place: Place, logits: Tensor, targets: Tensor) -> Tensor:
+def word_losses(model: ModelSpec, place: ShardContext, logits: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of every token, [b, s/c]; the vocabulary is never gathered."""
     own = local_range(padded(model, place.group), parts=place.group.size, index=place.group.rank)
     return vocab_parallel_cross_entropy(

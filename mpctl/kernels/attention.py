@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.context import WHOLE, AttentionCore, context_positions
-from mpctl.kernels.group import Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.masks import Places
-from mpctl.kernels.noise import Noise
+from mpctl.kernels.masks import Positions
 from mpctl.kernels.parameters import Init
 from mpctl.kernels.regions import gather_sequence
 from mpctl.kernels.rotary import Rotary
 from mpctl.sharding import divisors, local_range, local_size, splits_kv_heads
+from mpctl.transport.group import Group
 
 
 class ParallelSelfAttention(nn.Module):
@@ -98,8 +98,8 @@ class ParallelSelfAttention(nn.Module):
         )
 
     def forward(
-        self, hidden: Tensor, noise: Noise | None = None, *, mask: Tensor | None = None,
-        bias: Tensor | None = None, positions: Places | None = None,
+        self, hidden: Tensor, noise: CounterRNG | None = None, *, mask: Tensor | None = None,
+        bias: Tensor | None = None, positions: Positions | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:  # fmt: skip
         """mask, bias: see AttentionCore; they join `causal`. positions: of the rotary, [s/c] or
@@ -139,7 +139,7 @@ class ParallelSelfAttention(nn.Module):
         own = columns[:, first : first + ranks].permute(3, 0, 2, 1, 4).flatten(-2)[:, :, None]
         return own[0], own[1]
 
-    def _positions(self, query: Tensor, given: Places | None) -> Places:
+    def _positions(self, query: Tensor, given: Positions | None) -> Positions:
         if given is not None:
             return given
         cp = self.core.cp

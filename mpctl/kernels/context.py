@@ -34,10 +34,10 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
-from mpctl.kernels.group import Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import causal_mask, numbers
-from mpctl.kernels.noise import Noise
 from mpctl.sharding import local_size
+from mpctl.transport.group import Group
 
 WHOLE = Group(name="cp")
 
@@ -92,7 +92,7 @@ class AttentionCore:
     scale: float | None = None
 
     def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, noise: Noise | None = None, *,
+        self, query: Tensor, key: Tensor, value: Tensor, noise: CounterRNG | None = None, *,
         mask: Tensor | None = None, bias: Tensor | None = None, rows: range | None = None,
     ) -> Tensor:  # fmt: skip
         """query [b, a/t, q/c, d], key and value [b, k/t, s/c, d] -> [b, a/t, q/c, d].
@@ -121,7 +121,7 @@ class AttentionCore:
         return torch.cat(parts, dim=-2)
 
     def _kept(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: Noise | None,
+        self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: CounterRNG | None,
         mask: Tensor | None, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
         held = (query, key, value, rows, noise, mask, bias)
@@ -132,7 +132,7 @@ class AttentionCore:
         return work(*held)
 
     def _fused(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: Noise | None,
+        self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: CounterRNG | None,
         mask: Tensor | None, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
         if mask is None and bias is None:
@@ -151,7 +151,7 @@ class AttentionCore:
         return F.scaled_dot_product_attention(query, key, value, seen, scale=self.scale)
 
     def _spelled(
-        self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: Noise | None,
+        self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: CounterRNG | None,
         mask: Tensor | None, bias: Tensor | None,
     ) -> Tensor:  # fmt: skip
         assert noise is not None

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 
 from mpctl.kernels.cache import ContextCache
 from mpctl.kernels.context import WHOLE, AttentionCore
-from mpctl.kernels.group import Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import Init
 from mpctl.sharding import local_range, local_size
+from mpctl.transport.group import Group
 
 
 class ParallelCrossAttention(nn.Module):
@@ -81,7 +81,7 @@ class ParallelCrossAttention(nn.Module):
         )  # fmt: skip
 
     def forward(
-        self, hidden: Tensor, context: Tensor, noise: Noise | None = None, *,
+        self, hidden: Tensor, context: Tensor, noise: CounterRNG | None = None, *,
         mask: Tensor | None = None, cache: ContextCache | None = None,
     ) -> Tensor:  # fmt: skip
         """mask [b or 1, a/t or 1, q/c or 1, s], True where a query may see a token of the context;

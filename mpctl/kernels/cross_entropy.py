@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpctl.kernels.group import Group
-from mpctl.kernels.noise import block_elements
+from mpctl.kernels.counter_rng import block_elements
+from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ from torch import Tensor
 
 from mpctl.kernels.attention import ParallelSelfAttention
 from mpctl.kernels.cache import ContextCache, KeyValueCache
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_attention import ParallelCrossAttention
-from mpctl.kernels.group import Group
 from mpctl.kernels.layer import Norm, Recompute, ResidualLayer
 from mpctl.kernels.mlp import Activation, ParallelMLP
-from mpctl.kernels.noise import Noise
+from mpctl.transport.group import Group
 
 Caches = tuple[KeyValueCache | None, ContextCache | None]
 
@@ -99,7 +99,7 @@ class ParallelDecoderLayer(ResidualLayer):
         self.mlp = ParallelMLP(hidden, ffn, activation=activation, **linear)
 
     def forward(
-        self, hidden: Tensor, context: Tensor, noise: Noise | None = None, *,
+        self, hidden: Tensor, context: Tensor, noise: CounterRNG | None = None, *,
         bias: Tensor | None = None, mask: Tensor | None = None,
         context_mask: Tensor | None = None, caches: Caches = (None, None),
     ) -> Tensor:  # fmt: skip
@@ -112,7 +112,7 @@ class ParallelDecoderLayer(ResidualLayer):
         )  # fmt: skip
 
     def _once(
-        self, hidden: Tensor, context: Tensor, noise: Noise | None, *, bias: Tensor | None,
+        self, hidden: Tensor, context: Tensor, noise: CounterRNG | None, *, bias: Tensor | None,
         mask: Tensor | None, context_mask: Tensor | None, caches: Caches,
     ) -> Tensor:  # fmt: skip
         def attend(x: Tensor) -> Tensor:

@@ -33,15 +33,15 @@ from torch import Tensor, nn
 
 from mpctl.kernels.attention import ParallelSelfAttention
 from mpctl.kernels.context import context_positions
-from mpctl.kernels.group import Group
-from mpctl.kernels.masks import Places
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.masks import Positions
 from mpctl.kernels.mlp import Activation, ParallelMLP
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.norm import LayerNorm, RMSNorm
 from mpctl.kernels.parameters import mark_partial
 from mpctl.kernels.recompute import checkpointed
 from mpctl.kernels.rotary import Rotary
 from mpctl.sharding import local_range
+from mpctl.transport.group import Group
 
 Recompute = Literal["none", "selective", "full"]
 Order = Literal["pre", "post"]
@@ -91,13 +91,13 @@ class ResidualLayer(nn.Module):
 
     def _branch(
         self, name: str, x: Tensor, norm: nn.Module, work: Callable[[Tensor], Tensor],
-        noise: Noise | None,
+        noise: CounterRNG | None,
     ) -> Tensor:  # fmt: skip
         if self.order == "post":
             return norm(x + self._dropped(work(x), noise, name))
         return x + self._dropped(work(norm(x)), noise, name)
 
-    def _dropped(self, x: Tensor, noise: Noise | None, branch: str) -> Tensor:
+    def _dropped(self, x: Tensor, noise: CounterRNG | None, branch: str) -> Tensor:
         if noise is None or not noise.active(self.dropout):
             return x
         rows = held_rows(
@@ -175,11 +175,11 @@ class ParallelTransformerLayer(ResidualLayer):
         self.mlp_norm = self._norm(norm, hidden, eps=eps, **place)
         self.mlp = ParallelMLP(hidden, ffn, activation=activation, **linear)
 
-    def forward(self, hidden: Tensor, noise: Noise | None = None, **attention: Any) -> Tensor:
+    def forward(self, hidden: Tensor, noise: CounterRNG | None = None, **attention: Any) -> Tensor:
         """attention: what the attention's forward takes, such as mask or positions."""
         return self._kept(self._once, hidden, noise, **attention)
 
-    def _once(self, hidden: Tensor, noise: Noise | None, **attention: Any) -> Tensor:
+    def _once(self, hidden: Tensor, noise: CounterRNG | None, **attention: Any) -> Tensor:
         def attend(x: Tensor) -> Tensor:
             return self.attention(x, noise, **attention)
 
@@ -206,7 +206,7 @@ def _check_kept(recompute: str, partition: bool, offload: bool, split: bool) -> 
 
 def held_rows(
     length: int, *, group: Group, cp: Group, sequence_parallel: bool, device: torch.device
-) -> Places:
+) -> Positions:
     """The global positions of the `length` rows that a rank holds outside the regions.
 
     By hand: 8 positions, cp 2, tp 2 with sequence parallelism: cp rank 0 holds 0 1 6 7, of which

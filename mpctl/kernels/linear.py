@@ -22,7 +22,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
 from mpctl.kernels.product import column_product
 from mpctl.kernels.regions import (
@@ -32,6 +31,7 @@ from mpctl.kernels.regions import (
     scatter_to_region,
 )
 from mpctl.sharding import local_range, local_size, split_parts
+from mpctl.transport.group import Group
 
 WEIGHTS = Init("normal", 0.02)
 ALONE = Group()  # of a product whose sum, if it needs one, is made elsewhere

@@ -15,17 +15,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Places = range | Tensor
+Positions = range | Tensor
 
 
-def numbers(places: Places, device: torch.device | None = None) -> Tensor:
+def numbers(places: Positions, device: torch.device | None = None) -> Tensor:
     """Global positions or numbers, given as a range or as a tensor, as a tensor."""
     if isinstance(places, Tensor):
         return places.to(device)
     return torch.arange(places.start, places.stop, places.step, device=device)
 
 
-def causal_mask(queries: Places, keys: Places, *, device: torch.device | None = None) -> Tensor:
+def causal_mask(
+    queries: Positions, keys: Positions, *, device: torch.device | None = None
+) -> Tensor:
     """[q, k]: whether the key's global position is at most the query's."""
     return numbers(queries, device)[:, None] >= numbers(keys, device)
 
@@ -48,7 +50,7 @@ def cross_padding_mask(real: Tensor, queries: int) -> Tensor:
 
 
 def partly_bidirectional_mask(
-    prefix: Tensor, length: int, *, queries: Places | None = None
+    prefix: Tensor, length: int, *, queries: Positions | None = None
 ) -> Tensor:
     """prefix [b], tokens of part A per sample -> [b, 1, s, s] (GLM).
 

@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.group import Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.parameters import Init
+from mpctl.transport.group import Group
 
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu", "geglu_tanh"]
 

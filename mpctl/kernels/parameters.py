@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels import noise
+from mpctl.kernels import counter_rng as noise
 
 # Elements drawn at a time, some 20 bytes each in temporaries: 20 MiB.
 _CHUNK = 1 << 20

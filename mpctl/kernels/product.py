@@ -24,9 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mpctl.kernels.group import Group, Pending
-from mpctl.kernels.later import later_of
+from mpctl.kernels.deferred_wgrad import later_of
 from mpctl.kernels.regions import SEQUENCE
+from mpctl.transport.group import Group, Pending
 
 
 def column_product(

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from mpctl.kernels.group import Group
-from mpctl.kernels.saved import Keeper
+from mpctl.kernels.input_checkpoint import InputCheckpointer
+from mpctl.transport.group import Group
 
 
 def core(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -45,14 +45,14 @@ def checkpointed(
     offload: bool = False,
     **kwargs: Any,
 ) -> Tensor:
-    """function(hidden, *args, **kwargs), keeping `hidden` alone, as `Keeper` says.
+    """function(hidden, *args, **kwargs), keeping `hidden` alone, as `InputCheckpointer` says.
 
     partition needs a hidden equal on every rank of `group`; its backward then gathers it, one
     all-gather of the whole. Other arguments, masks and positions, are kept as they are.
     """
     if not torch.is_grad_enabled():
         return function(hidden, *args, **kwargs)
-    keeper = Keeper(group or Group(), partition, offload)
+    keeper = InputCheckpointer(group or Group(), partition, offload)
     shape, device, wanted = hidden.shape, hidden.device, hidden.requires_grad
     first = [hidden]
 

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mpctl.kernels.group import Group
 from mpctl.sharding import local_range
+from mpctl.transport.group import Group
 
 SEQUENCE = 1
 

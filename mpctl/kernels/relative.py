@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.group import Group
-from mpctl.kernels.masks import Places, numbers
+from mpctl.kernels.masks import Positions, numbers
 from mpctl.kernels.parameters import Init, Shard, shard_parameter
 from mpctl.sharding import local_range
+from mpctl.transport.group import Group
 
 
 def relative_buckets(
@@ -73,7 +73,7 @@ class RelativeBias(nn.Module):
         """Queries at positions offset..offset + query_len, keys at 0..key_len."""
         return self.at(range(offset, offset + query_len), range(key_len))
 
-    def at(self, queries: Places, keys: Places) -> Tensor:
+    def at(self, queries: Positions, keys: Positions) -> Tensor:
         """[1, a/t, q, k] for any global positions [q] and [k]: a context-parallel rank's too.
 
         Contiguous: CUDA's fused attention takes no bias whose last stride is not 1.

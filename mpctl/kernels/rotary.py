@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mpctl.kernels.masks import Places, numbers
+from mpctl.kernels.masks import Positions, numbers
 
 LLAMA3_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position")
 
@@ -52,7 +52,7 @@ class Rotary:
         plain = self.base ** (-exponent / self.head_dim)
         return plain if self.scaling is None else _stretched(plain, self.scaling)
 
-    def table(self, positions: Places, like: Tensor) -> tuple[Tensor, Tensor]:
+    def table(self, positions: Positions, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin [s, d/2] of positions [s], or [b, 1, s, d/2] of positions [b, s]."""
         places = numbers(positions, like.device)
         angles = places.double()[..., None] * self.frequencies(like.device)
@@ -60,11 +60,11 @@ class Rotary:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
-    def turn(self, x: Tensor, positions: Places) -> Tensor:
+    def turn(self, x: Tensor, positions: Positions) -> Tensor:
         """x [b, a, s, d] turned by the global positions [s] or [b, s] of its rows."""
         return _turned(x, *self.table(positions, x))
 
-    def __call__(self, query: Tensor, key: Tensor, positions: Places) -> tuple[Tensor, Tensor]:
+    def __call__(self, query: Tensor, key: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """query [b, a, s, d] and key [b, k, s, d], turned by one table."""
         cos, sin = self.table(positions, query)
         return _turned(query, cos, sin), _turned(key, cos, sin)

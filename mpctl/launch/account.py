@@ -13,9 +13,9 @@ from mpctl.durable import write_whole
 from mpctl.estimate.memory import StageMemory
 from mpctl.estimate.messages import Message
 from mpctl.launch.plan import LaunchPlan
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.supervise import Outcome
-from mpctl.plan import Plan, make_plan
+from mpctl.planning.plan import Plan, make_plan
+from mpctl.rundir.rundir import RunDir
 from mpctl.topology import Topology
 
 WARM_UP_STEPS = 2

@@ -5,7 +5,7 @@ peer. A rank killed by a signal leaves nothing; torchrun's summary then has its 
 left by itself with exit code 0 is neither there nor in the summary. A stopped one (SIGSTOP, a
 debugger) is seen in its process state. Ranks that torchrun itself terminated afterwards (SIGTERM),
 and those that NCCL's watchdog aborted because they waited too long, are the cause only when nothing
-else is. What a rank without a record was doing is in its trail (mpctl/trail.py).
+else is. What a rank without a record was doing is in its trail (mpctl/rundir/breadcrumb.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.watch import Trouble, stopped_text
+from mpctl.rundir.rundir import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 

@@ -17,17 +17,17 @@ from typing import Any, Literal
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine
 from mpctl.launch.model import Trained, open_trained
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.task import Answer, answers, laid_out
 from mpctl.launch.tokenizers import mean_other_text
 from mpctl.launch.verify import Progress, unseen
+from mpctl.rundir.rundir import RunDir
 from mpctl.spec.job import JobSpec
 
 SplitName = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
-class Corpus:
+class EvalCorpus:
     """Text by a name. prefix: of its indexed dataset, None for text files in `path` that are yet to
     be tokenized. recorded: the loss that the training noted at this checkpoint's step."""
 
@@ -45,7 +45,7 @@ class Evaluation:
 
     trained: Trained
     job: JobSpec
-    corpora: tuple[Corpus, ...]
+    corpora: tuple[EvalCorpus, ...]
     samples: int | None
     warnings: tuple[str, ...]
 
@@ -78,7 +78,7 @@ class Evaluation:
         return {"task": "evaluate", "origin": str(self.trained.origin.resolve()),
                 "corpora": corpora, "samples": self.samples}  # fmt: skip
 
-    def _row(self, corpus: Corpus, answer: Answer) -> Answer:
+    def _row(self, corpus: EvalCorpus, answer: Answer) -> Answer:
         return {
             "name": corpus.name,
             "path": str(corpus.path),
@@ -157,8 +157,8 @@ def _perplexity(family: str, loss: float) -> float | None:
 
 def _corpora(
     trained: Trained, data: Sequence[str], tokenizer: Path | None, split: SplitName
-) -> tuple[list[Corpus], list[Issue]]:
-    found: list[Corpus] = []
+) -> tuple[list[EvalCorpus], list[Issue]]:
+    found: list[EvalCorpus] = []
     issues: list[Issue] = []
     own = [] if data else list(_own_data(trained, split))
     if not data and not own:
@@ -197,7 +197,7 @@ def _named(text: str) -> tuple[str, Path]:
 def _corpus(
     trained: Trained, name: str, path: Path, tokenizer: Path | None, split: SplitName, *,
     is_own: bool,
-) -> Corpus:  # fmt: skip
+) -> EvalCorpus:  # fmt: skip
     """One corpus, prepared or of text files. Raises InputError."""
     from mpctl.data.manifest import MANIFEST, open_prepared
     from mpctl.data.tokenizer import load_tokenizer, vocabulary_size
@@ -213,7 +213,7 @@ def _corpus(
         )  # fmt: skip
     held = prepared.train if split == "train" else prepared.validation
     recorded = _recorded(trained, name) if is_own and split == "validation" else None
-    return Corpus(
+    return EvalCorpus(
         name, path, prepared.tokenizer_path, prepared.tokenizer_vocab_size, held.prefix, recorded
     )
 
@@ -221,14 +221,14 @@ def _corpus(
 def _raw(
     name: str, path: Path, tokenizer: Path | None, size: Callable[[Any], int],
     load: Callable[[Path], Any],
-) -> Corpus:  # fmt: skip
+) -> EvalCorpus:  # fmt: skip
     if not path.exists():
         raise InputError.of("no-such-file", name, f"{path} does not exist",
                             "name a folder of prepared data, or text files")  # fmt: skip
     if tokenizer is None:
         raise InputError.of("no-tokenizer", "--tokenizer", f"{path} is text, and the model has no "
                             "tokenizer.json beside it", "name its tokenizer.json")  # fmt: skip
-    return Corpus(name, path, tokenizer, size(load(tokenizer)), None)
+    return EvalCorpus(name, path, tokenizer, size(load(tokenizer)), None)
 
 
 def _recorded(trained: Trained, name: str) -> float | None:
@@ -243,7 +243,7 @@ def _recorded(trained: Trained, name: str) -> float | None:
 
 
 @contextmanager
-def _tokenized(corpora: Sequence[Corpus], on_progress: Progress) -> Iterator[list[Path]]:
+def _tokenized(corpora: Sequence[EvalCorpus], on_progress: Progress) -> Iterator[list[Path]]:
     """The prefix of every corpus; those of text files are there until the block ends."""
     from mpctl.data.encode import write_texts
     from mpctl.data.tokenizer import load_tokenizer

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import Issue
-from mpctl.launch.scalars import Record, is_number, points
+from mpctl.rundir.scalars import Record, is_number, points
 
 PATTERN = "events.out.tfevents.*"
 

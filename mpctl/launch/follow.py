@@ -14,8 +14,8 @@ from typing import Protocol
 
 from mpctl.launch.events import EventFiles
 from mpctl.launch.metrics_csv import CsvFile
-from mpctl.launch.rundir import RunDir
-from mpctl.launch.scalars import Record
+from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.scalars import Record
 from mpctl.spec.job import JobSpec
 
 OnRecord = Callable[[Record], None]

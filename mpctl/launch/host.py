@@ -14,7 +14,7 @@ from typing import Literal
 from mpctl.errors import Issue, RunFailed
 from mpctl.launch.machine import Machine
 from mpctl.launch.port import HOST, free_port
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural
 

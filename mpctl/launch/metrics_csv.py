@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.launch.scalars import COLUMNS, Point, Record, ordered, points
+from mpctl.rundir.scalars import COLUMNS, Record, ScalarPoint, ordered, points
 
 
 @dataclass
@@ -42,7 +42,7 @@ class CsvFile:
         with self.path.open("a", encoding="utf-8") as stream:
             stream.writelines(map(self._row, points(record)))
 
-    def _row(self, point: Point) -> str:
+    def _row(self, point: ScalarPoint) -> str:
         return _line([point.step, *(point.values.get(name, "") for name in self.columns)])
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.launch.verify import Progress, newest_verified, unseen
-from mpctl.shards import checkpoints
+from mpctl.rundir.shards import checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Trained:
 
     origin: Path
     job: JobSpec
-    model: Model
+    model: ModelSpec
     tokenizer: Path | None
     run: Path | None = None
     step: int | None = None

@@ -13,13 +13,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.document import plan_document
 from mpctl.launch.machine import Machine
 from mpctl.launch.port import HOST
 from mpctl.launch.preflight import chosen_device
-from mpctl.launch.rundir import RunDir
-from mpctl.plan import Plan
-from mpctl.shards import newest_checkpoint
+from mpctl.planning.document import plan_document
+from mpctl.planning.plan import Plan
+from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.shards import newest_checkpoint
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 

@@ -21,12 +21,12 @@ from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
-from mpctl.launch.rundir import RunDir, unusable
 from mpctl.launch.tokenizers import tokenizer_warnings
-from mpctl.plan import Plan
-from mpctl.shards import MANIFEST, checkpoint_bytes, checkpoints, damage, newest_checkpoint
+from mpctl.planning.plan import Plan
+from mpctl.rundir.rundir import RunDir, unusable
+from mpctl.rundir.shards import MANIFEST, checkpoint_bytes, checkpoints, damage, newest_checkpoint
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.units import bytes_text, plural
 
 RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
@@ -139,7 +139,7 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
                         "version", f"use {', '.join(RUNNABLE_DTYPES)}")  # fmt: skip
 
 
-def _targets(model: Model) -> Iterator[Issue]:
+def _targets(model: ModelSpec) -> Iterator[Issue]:
     """A decoder must have room for what span corruption asks of it."""
     if model.family == "t5" and (model.decoder_seq_length or 0) < target_length(model.seq_length):
         yield Issue("decoder-holds-targets", "model.decoder_seq_length",
@@ -237,7 +237,7 @@ def _prepared(job: JobSpec, path: Path) -> Iterator[Issue]:
                         "prepare more text, or use a shorter sequence")  # fmt: skip
 
 
-def _vocabulary(model: Model, tokenizer: Path, words: int) -> Iterator[Issue]:
+def _vocabulary(model: ModelSpec, tokenizer: Path, words: int) -> Iterator[Issue]:
     """Text and the family's special tokens must fit the model's table."""
     from mpctl.data.special import added_tokens, special_ids
 

@@ -15,7 +15,7 @@ UNREADABLE = (psutil.Error, OSError)
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
-class Family:
+class ProcessTree:
     """torchrun and its ranks; `ranks` fills as they appear."""
 
     def __init__(self, torchrun: int, world_size: int) -> None:

@@ -1,6 +1,6 @@
 """A rehearsal: chosen ranks of a job of any size in one process of this machine, beside the plan.
 
-The other process is `mpctl.runtime.rehearse`: it gets the job as a file and gives one JSON line a
+The other process is `mpctl.rehearsal.rehearse`: it gets the job as a file and gives one JSON line a
 rank. Here each is held against what the plan says of its stage: parameters, the bytes of the states
 and every collective must be equal; the activations and the peak stand beside the plan's estimate,
 and what a step, or the building before it, takes at most is held against the device's memory. No
@@ -27,7 +27,7 @@ from mpctl.launch.account import STATES, ours, planned_traffic
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import resolved
 from mpctl.launch.preflight import check_launch
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -98,7 +98,7 @@ def _accounts(job: JobSpec, ranks: Sequence[int]) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="mpctl-rehearsal-") as folder:
         path, log = Path(folder) / "job.json", Path(folder) / "log"
         path.write_text(job.model_dump_json(), "utf-8")
-        command = [sys.executable, "-m", "mpctl.runtime.rehearse", str(path), *map(str, ranks)]
+        command = [sys.executable, "-m", "mpctl.rehearsal.rehearse", str(path), *map(str, ranks)]
         env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
         with log.open("wb") as errors:
             process = subprocess.Popen(

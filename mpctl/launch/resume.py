@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpctl.errors import Issue
-from mpctl.launch.records import foreign_lines, foreign_text
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.verify import Progress, newest_verified
-from mpctl.shards import DOCUMENTS, checkpoints
+from mpctl.rundir.records import foreign_lines, foreign_text
+from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.shards import DOCUMENTS, checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.spec.training import Training
+from mpctl.spec.training import TrainingSpec
 from mpctl.units import plural
 
 # What may differ between a run and its resumption without changing the shape of any weight.
@@ -115,7 +115,7 @@ def changed_settings(now: JobSpec, then: JobSpec, resumption: Resumption) -> Ite
                 yield f"{table}.{key} is {_text(value)}, it was {_text(before)}: {follows}"
 
 
-def _rates_are_free_of_steps(training: Training) -> bool:
+def _rates_are_free_of_steps(training: TrainingSpec) -> bool:
     """Whether a run that is resumed with more steps keeps its learning rates (runtime/rates.py)."""
     return training.lr_schedule == "constant" or training.lr_decay_steps is not None
 

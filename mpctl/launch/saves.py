@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mpctl.launch.rundir import RunDir
+from mpctl.rundir.rundir import RunDir
 
 SAVING = "saving step"
 LOOK_SECONDS, TELL_AFTER, TELL_EVERY = 0.5, 2.0, 15.0

@@ -10,8 +10,8 @@ from mpctl.durable import write_whole
 from mpctl.families import special_tokens
 from mpctl.launch.plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
-from mpctl.launch.rundir import unusable
-from mpctl.shards import set_aside
+from mpctl.rundir.rundir import unusable
+from mpctl.rundir.shards import set_aside
 
 if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared

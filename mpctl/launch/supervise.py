@@ -26,13 +26,13 @@ from typing import Any, BinaryIO, Literal
 
 from mpctl.launch.cgroup import memory_kills
 from mpctl.launch.diagnose import Evidence, Failure, find_failure, port_was_taken
-from mpctl.launch.marker import COMMAND
 from mpctl.launch.plan import LAUNCHER, LaunchPlan
 from mpctl.launch.port import HOST, free_port
-from mpctl.launch.processes import Family, kill_tree
-from mpctl.launch.records import parse_record
+from mpctl.launch.processes import ProcessTree, kill_tree
 from mpctl.launch.saves import Saves
-from mpctl.launch.watch import Watch
+from mpctl.launch.watch import RunWatch
+from mpctl.rundir.marker import COMMAND
+from mpctl.rundir.records import parse_record
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS = 10.0
@@ -122,10 +122,10 @@ def _run_torchrun(
     with plan.run.torchrun_log.open("ab") as log:
         process = _spawn(plan, log, port)
         plan.run.torchrun_pid.write_text(str(process.pid))  # a worker starts a second from now
-        family, reader = Family(process.pid, plan.world_size), RecordReader(plan.run.metrics)
+        family, reader = ProcessTree(process.pid, plan.world_size), RecordReader(plan.run.metrics)
         saves = Saves(plan.run, plan.world_size, on_event)
         failing = Failing(plan, family)
-        watch = Watch(plan.run, family, plan.job.launch, address=f"{HOST}:{port}")
+        watch = RunWatch(plan.run, family, plan.job.launch, address=f"{HOST}:{port}")
         try:
             while process.poll() is None and failing.may_last() and watch.finds_nothing():
                 reader.deliver(on_record)
@@ -175,7 +175,7 @@ class Failing:
     """How long a run may last once one of its ranks has failed."""
 
     plan: LaunchPlan
-    family: Family
+    family: ProcessTree
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 

@@ -24,10 +24,10 @@ from mpctl.launch.machine import Machine
 from mpctl.launch.port import HOST, free_port
 from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests
-from mpctl.plan import make_plan
-from mpctl.spec.cluster import Cluster
+from mpctl.planning.plan import make_plan
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec, complete
-from mpctl.spec.parallel import Parallel
+from mpctl.spec.parallel import ParallelSpec
 
 POLL_SECONDS = 0.02
 ENDING_SECONDS = 1.0  # that the ranks get to leave records after the first of them has failed
@@ -43,7 +43,7 @@ def laid_out(
 
     sizes: of the axes, 1 where absent. Raises InputError with every reason why that cannot be.
     """
-    parallel = Parallel(
+    parallel = ParallelSpec(
         tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), cp=sizes.get("cp", 1), dp=sizes.get("dp", 1)
     )
     training = job.training.model_copy(update={
@@ -53,7 +53,7 @@ def laid_out(
     })  # fmt: skip
     launch = job.launch.model_copy(update={"device": device, "compile": False})
     job = complete(job.model_copy(update={
-        "parallel": parallel, "training": training, "launch": launch, "cluster": Cluster(),
+        "parallel": parallel, "training": training, "launch": launch, "cluster": ClusterSpec(),
     }))  # fmt: skip
     plan = make_plan(job)
     plan.require_legal()

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from mpctl.launch.processes import Family
-from mpctl.launch.rundir import RunDir
-from mpctl.spec.job import Launch
-from mpctl.trail import JOINED, JOINING, TrailState
+from mpctl.launch.processes import ProcessTree
+from mpctl.rundir.breadcrumb import JOINED, JOINING, BreadcrumbState
+from mpctl.rundir.rundir import RunDir
+from mpctl.spec.job import LaunchSpec
 
 LOOK_SECONDS = 1.0
 STOPPED_LOOKS = 5
@@ -33,10 +33,12 @@ class Trouble:
     error: str
 
 
-class Watch:
+class RunWatch:
     """One attempt. address: where its ranks meet, `127.0.0.1:29500`."""
 
-    def __init__(self, run: RunDir, family: Family, launch: Launch, *, address: str) -> None:
+    def __init__(
+        self, run: RunDir, family: ProcessTree, launch: LaunchSpec, *, address: str
+    ) -> None:
         self.run, self.family, self.launch, self.address = run, family, launch, address
         self.trouble: Trouble | None = None
         self.next_look = 0.0
@@ -57,12 +59,12 @@ class Watch:
     def look(self) -> Trouble | None:
         self.family.find()
         trails = [self.run.trail(rank) for rank in range(self.family.world_size)]
-        checks: tuple[Callable[[list[TrailState]], Trouble | None], ...] = (
+        checks: tuple[Callable[[list[BreadcrumbState]], Trouble | None], ...] = (
             self._stopped, self._start, self._silent,
         )  # fmt: skip
         return next((found for check in checks if (found := check(trails))), None)
 
-    def _stopped(self, trails: list[TrailState]) -> Trouble | None:
+    def _stopped(self, trails: list[BreadcrumbState]) -> Trouble | None:
         for rank in (None, *sorted(self.family.ranks)):
             is_stopped = self.family.state(rank) == psutil.STATUS_STOPPED
             self.stopped[rank] = self.stopped[rank] + 1 if is_stopped else 0
@@ -73,7 +75,7 @@ class Watch:
         return Trouble(ranks[0], stopped_text(ranks)) if ranks else Trouble(
             None, "torchrun, which runs the ranks, is stopped (SIGSTOP)")  # fmt: skip
 
-    def _start(self, trails: list[TrailState]) -> Trouble | None:
+    def _start(self, trails: list[BreadcrumbState]) -> Trouble | None:
         """Until all ranks have joined: whether the start still comes forward."""
         starts = [trail.start for trail in trails]
         if self.has_started or min(starts) >= JOINED:
@@ -87,7 +89,7 @@ class Watch:
         return Trouble(None, f"the start made no progress for {self.launch.start_seconds:g} s "
                        f"(launch.start_seconds): {_missing(starts)} {self.address}")  # fmt: skip
 
-    def _silent(self, trails: list[TrailState]) -> Trouble | None:
+    def _silent(self, trails: list[BreadcrumbState]) -> Trouble | None:
         """A rank without a heartbeat that uses no processor either; one that computes for long
         without letting its heartbeat run is not silent."""
         for rank in self.family.ranks:

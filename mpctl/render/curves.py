@@ -33,7 +33,7 @@ ROUND = (1, 2, 5, 10)
 
 
 @dataclass(frozen=True)
-class Axis:
+class PlotAxis:
     """What an axis shows, its unit in words (empty for plain numbers) and that unit's size."""
 
     name: str
@@ -48,11 +48,11 @@ class Axis:
         return [value / self.size for value in values]
 
 
-def axis_of(metric: str, values: Iterable[float]) -> Axis:
+def axis_of(metric: str, values: Iterable[float]) -> PlotAxis:
     """The unit follows from the largest value."""
     most = max(map(abs, values), default=0.0)
     unit, size = next((unit, size) for bound, unit, size in _units(metric) if most >= bound)
-    return Axis(words(metric), unit, size)
+    return PlotAxis(words(metric), unit, size)
 
 
 def _units(metric: str) -> tuple[tuple[float, str, float], ...]:
@@ -71,15 +71,15 @@ def words(metric: str) -> str:
     return visible(f"{name} of {corpus}" if slash else name)
 
 
-def y_axis(series: Sequence[Series]) -> Axis:
+def y_axis(series: Sequence[Series]) -> PlotAxis:
     """The names of all metrics; their unit, where it is the same for all."""
     metrics = list(dict.fromkeys(s.metric for s in series))
     names = list(dict.fromkeys(words(metric.partition("/")[0]) for metric in metrics))
     name = words(metrics[0]) if len(metrics) == 1 else ", ".join(names)
     if len({_units(metric) for metric in metrics}) > 1:
-        return Axis(name)
+        return PlotAxis(name)
     axis = axis_of(metrics[0], (value for s in series for value in s.y))
-    return Axis(name, axis.unit, axis.size)
+    return PlotAxis(name, axis.unit, axis.size)
 
 
 def legend(series: Sequence[Series]) -> list[str]:

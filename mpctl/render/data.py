@@ -13,7 +13,7 @@ from mpctl.render.console import Console
 from mpctl.units import bytes_text
 
 if TYPE_CHECKING:
-    from mpctl.data.extension import Extension
+    from mpctl.data.extension import TokenizerExtension
     from mpctl.data.manifest import Prepared
 
 
@@ -108,7 +108,7 @@ def count_of(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _extension(extension: Extension) -> str:
+def _extension(extension: TokenizerExtension) -> str:
     new, old = len(extension.pieces), extension.old_vocab_size
     mean = sum(map(len, extension.pieces)) / new
     source = f"{old:,} of sha256 {extension.old_tokenizer_sha256[:12]}"

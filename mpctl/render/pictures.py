@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from mpctl.errors import InputError
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 from mpctl.render.markup import Progress, unseen, write_text
 from mpctl.topology import Topology
 

@@ -13,14 +13,21 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.document import TIME_PARTS, axis_sizes
-from mpctl.plan import Plan
+from mpctl.planning.document import TIME_PARTS, axis_sizes
+from mpctl.planning.plan import Plan
+from mpctl.planning.summary import (
+    figures,
+    layout_text,
+    model_text,
+    order_text,
+    training_text,
+    verdict,
+)
 from mpctl.render.console import get_console, plain_table
 from mpctl.render.fold import members_text
 from mpctl.render.plan_layout import groups_part, held_text, nodes_part, ranks_part
 from mpctl.render.plan_stages import stages_part
 from mpctl.rules.check import Check
-from mpctl.summary import figures, layout_text, model_text, order_text, training_text, verdict
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.axes import GROUP_KINDS
-from mpctl.document import rank_entry
-from mpctl.plan import Plan
+from mpctl.planning.document import rank_entry
+from mpctl.planning.plan import Plan
 from mpctl.render.cells import group_number, letters
 from mpctl.render.console import plain_table
 from mpctl.render.fold import groups_text, layers_text, members_text, merged, nodes_are_alike

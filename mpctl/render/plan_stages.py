@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.document import stack_layers
-from mpctl.plan import Plan
+from mpctl.planning.document import stack_layers
+from mpctl.planning.plan import Plan
 from mpctl.render.console import plain_table
 from mpctl.render.fold import fold, span_text
 from mpctl.render.plan_layout import held_text

@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from mpctl.render.console import get_console
-from mpctl.render.curves import Axis, axis_of, legend, mean, ticks, whose, window, y_axis
+from mpctl.render.curves import PlotAxis, axis_of, legend, mean, ticks, whose, window, y_axis
 from mpctl.runs.series import Series
 
 COLOURS = ("blue+", "orange+", "green+", "magenta+", "cyan+", "red+")
@@ -55,7 +55,11 @@ def plot_text(
 
 
 def _draw(
-    series: Sequence[Series], across: Axis, up: Axis, signs: list[str], size: tuple[int, int]
+    series: Sequence[Series],
+    across: PlotAxis,
+    up: PlotAxis,
+    signs: list[str],
+    size: tuple[int, int],
 ) -> Any:
     """A plotext matrix."""
     import plotext as untyped

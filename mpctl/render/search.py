@@ -10,25 +10,25 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.plan import make_plan
+from mpctl.planning.plan import make_plan
 from mpctl.render.console import get_console, plain_table
-from mpctl.render.html.front import Point
+from mpctl.render.html.front import FrontPoint
 from mpctl.render.html.page import plan_page
 from mpctl.render.markup import Progress, unseen, write_text
 from mpctl.render.search_words import asked_text, entry_cells, header_lines, notes, why_lines
-from mpctl.search.answer import Answer
 from mpctl.search.report import layout_text
+from mpctl.search.result import SearchResult
 
 
 def write_page(
-    path: Path, answer: Answer, document: dict[str, Any], *, command: str,
+    path: Path, answer: SearchResult, document: dict[str, Any], *, command: str,
     on_progress: Progress = unseen,
 ) -> None:  # fmt: skip
     """The page of what a search found, and of its best layout's plan. command: the search's own."""
     plan = make_plan(answer.best[0].job)
     front = {choice.layout for choice in answer.front}
     points = [
-        Point(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
+        FrontPoint(f"no. {number}", p.seconds, p.bytes, p.layout in front, layout_text(p.layout))
         for number, p in enumerate(sorted(answer.seen), start=1)
     ]
     page = plan_page(plan, plan.require_legal(), command=command, points=points, found=document,

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.resources import files
 
-from mpctl.document import axis_sizes
 from mpctl.estimate.timeline import StepLine, find_step_line
-from mpctl.plan import Plan
+from mpctl.planning.document import axis_sizes
+from mpctl.planning.plan import Plan
+from mpctl.planning.summary import layout_text, training_text, verdict
 from mpctl.render.cells import Box, boxes, group_number, letters, place, short, title
 from mpctl.render.fold import layers_text, merged
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
-from mpctl.summary import layout_text, training_text, verdict
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mpctl.estimate.timeline import StepLine
+from mpctl.pipeline.schedule.orders import Action
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.schedule.orders import Action
 from mpctl.units import seconds_text
 
 SERIES = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2}

@@ -16,7 +16,7 @@ from typing import Any
 
 from mpctl import __version__
 from mpctl.estimate.timeline import StepLine
-from mpctl.schedule.orders import Action, Place, show, target
+from mpctl.pipeline.schedule.orders import Action, StageChunk, show, target
 
 Event = dict[str, Any]
 ROWS = ("work", "after the schedule", "sends")
@@ -66,7 +66,7 @@ def _stage(step: StepLine, stage: int) -> Iterator[Event]:
         receiver = target(action, stage=stage, stages=places, chunks=chunks)
         if receiver is None:
             continue
-        size, seconds = step.sent[Place(stage, action.chunk), receiver]
+        size, seconds = step.sent[StageChunk(stage, action.chunk), receiver]
         if size:
             name = f"{_name(action, chunks)} to stage {receiver.stage}"
             row = _row(free, end, end + seconds)

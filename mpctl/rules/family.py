@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from mpctl.families.t5.special import target_length
 from mpctl.rules.check import Check, divides
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import FamilyName, Model
+from mpctl.spec.model import FamilyName, ModelSpec
 
 POSITIONS: dict[FamilyName, tuple[str, ...]] = {
     "gpt": ("learned", "rotary", "none"),
@@ -83,7 +83,7 @@ def decoder_rules(job: JobSpec) -> Iterator[Check]:
         yield from _decoder_length(job, model, model.decoder_seq_length)
 
 
-def _decoder_length(job: JobSpec, model: Model, length: int) -> Iterator[Check]:
+def _decoder_length(job: JobSpec, model: ModelSpec, length: int) -> Iterator[Check]:
     p, where = job.parallel, "model.decoder_seq_length"
     if p.cp > 1:
         ways = f"use a multiple of {2 * p.cp} (two blocks a rank)"

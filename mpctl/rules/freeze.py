@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterator
 
 from mpctl.families import get_table
-from mpctl.families.gradients import frozen_by
+from mpctl.operators.grad_flow import frozen_by
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 WHERE = "training.freeze"
 
@@ -38,7 +38,7 @@ def freeze_rules(job: JobSpec) -> Iterator[Check]:
         yield Check("freeze-leaves-some", "ok", WHERE, message)
 
 
-def _matches_nothing(pattern: str, model: Model, names: list[str]) -> Check:
+def _matches_nothing(pattern: str, model: ModelSpec, names: list[str]) -> Check:
     """The nearest names are looked for without the pattern's outer wildcards, in layer 0."""
     from difflib import get_close_matches  # only where something is wrong
 

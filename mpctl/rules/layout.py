@@ -7,14 +7,14 @@ from dataclasses import replace
 from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.balance import balanced_counts
 from mpctl.errors import Offer
-from mpctl.families.costs import job_costs
+from mpctl.pipeline.balance import balanced_counts
+from mpctl.pipeline.costs import job_costs
+from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.rules.check import Check, listed, refusal
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import Model
-from mpctl.stages import UnevenLayersError, job_stages, spans_of
+from mpctl.spec.model import ModelSpec
 from mpctl.topology import Topology
 from mpctl.units import plural
 
@@ -192,7 +192,7 @@ def _is_chosen(job: JobSpec) -> bool:
     return bool(given) or p.stage_balance == "cost"
 
 
-def is_countable(model: Model) -> bool:
+def is_countable(model: ModelSpec) -> bool:
     """Whether other rules find the model fit to be counted."""
     decoder = {bool(model.decoder_layers), bool(model.decoder_seq_length)}
     return decoder == {model.family == "t5"} and (

@@ -21,7 +21,7 @@ class Beside(BaseModel):
     measured: int
 
 
-class Traffic(BaseModel):
+class CollectiveTotals(BaseModel):
     """Collectives of one kind: how many, and their bytes together."""
 
     count: int
@@ -31,8 +31,8 @@ class Traffic(BaseModel):
 class StepTraffic(BaseModel):
     """Collectives of a step by axis and kind, planned and measured."""
 
-    planned: dict[str, Traffic]
-    measured: dict[str, Traffic]
+    planned: dict[str, CollectiveTotals]
+    measured: dict[str, CollectiveTotals]
 
 
 class RankBeside(BaseModel):
@@ -64,7 +64,7 @@ class FailureWords(BaseModel):
     last_lines: list[str] = Field(default_factory=list)
 
 
-class Summary(BaseModel):
+class RunSummary(BaseModel):
     """What is read of summary.json (schema mpctl.run/1)."""
 
     status: Literal["finished", "stopped", "failed"]
@@ -84,7 +84,7 @@ def read_job(path: Path) -> JobSpec | str:
         return f"{path.name}: {error.issues[0]}"
 
 
-def read_summary(path: Path) -> Summary | str | None:
+def read_summary(path: Path) -> RunSummary | str | None:
     """The summary; None while there is none; words when it cannot be read."""
     if not path.exists():
         return None
@@ -92,7 +92,7 @@ def read_summary(path: Path) -> Summary | str | None:
     if isinstance(raw, str):
         return raw
     try:
-        return Summary.model_validate(raw)
+        return RunSummary.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

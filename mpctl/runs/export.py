@@ -8,7 +8,7 @@ from pathlib import Path
 from mpctl.errors import InputError
 from mpctl.launch.events import EventFiles, missing_tensorboard
 from mpctl.launch.metrics_csv import CsvFile
-from mpctl.launch.scalars import Record
+from mpctl.rundir.scalars import Record
 from mpctl.runs.records import TOLD_EVERY
 from mpctl.runs.saved import SavedRun
 

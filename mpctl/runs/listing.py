@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.launch.scalars import is_number
+from mpctl.rundir.scalars import is_number
 from mpctl.runs.saved import SavedRun, looks_like_run, read_run
 
 DEPTH = 2  # runs/NAME, and runs/bench-scaling/NAME

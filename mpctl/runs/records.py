@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.launch.records import parse_record
-from mpctl.launch.scalars import Record
+from mpctl.rundir.records import parse_record
+from mpctl.rundir.scalars import Record
 
 TOLD_EVERY = 1000  # lines
 VALIDATED = b'"validation_loss"'

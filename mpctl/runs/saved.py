@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 import psutil
 
-from mpctl.document import axis_sizes
 from mpctl.errors import InputError
-from mpctl.launch.rundir import RunDir
-from mpctl.launch.scalars import Record, is_number
-from mpctl.runs.documents import Summary, read_job, read_summary
+from mpctl.planning.document import axis_sizes
+from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.scalars import Record, is_number
+from mpctl.rundir.shards import checkpoints, read_manifest
+from mpctl.runs.documents import RunSummary, read_job, read_summary
 from mpctl.runs.records import Ends, read_ends
-from mpctl.shards import checkpoints, read_manifest
 from mpctl.spec.job import JobSpec
 
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unreadable"]
@@ -28,7 +28,7 @@ MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     """A checkpoint: its step, the bytes of its files, and what is wrong with it, if anything."""
 
     step: int
@@ -49,9 +49,9 @@ class SavedRun:
     path: Path
     name: str
     job: JobSpec | None
-    summary: Summary | None
+    summary: RunSummary | None
     ends: Ends
-    checkpoints: tuple[Saved, ...]
+    checkpoints: tuple[SavedCheckpoint, ...]
     status: Status
     problems: tuple[str, ...] = ()
     records: tuple[Record, ...] = ()
@@ -122,12 +122,12 @@ def read_run(path: Path, name: str | None = None) -> SavedRun:
         problems.append(f"metrics.jsonl: {error.strerror or error}")
     found = _checkpoints(path / "checkpoints")
     whole = job if isinstance(job, JobSpec) else None
-    told = summary if isinstance(summary, Summary) else None
+    told = summary if isinstance(summary, RunSummary) else None
     status = _status(path, whole, told, ends)
     return SavedRun(path, name or path.name, whole, told, ends, found, status, tuple(problems))
 
 
-def _status(path: Path, job: JobSpec | None, summary: Summary | None, ends: Ends) -> Status:
+def _status(path: Path, job: JobSpec | None, summary: RunSummary | None, ends: Ends) -> Status:
     if is_running(path):
         return "running"
     if job is None:
@@ -158,14 +158,14 @@ def is_running(path: Path) -> bool:
         return False
 
 
-def _checkpoints(root: Path) -> tuple[Saved, ...]:
+def _checkpoints(root: Path) -> tuple[SavedCheckpoint, ...]:
     try:
         return tuple(_saved(step, path) for step, path in checkpoints(root))
     except OSError:
         return ()
 
 
-def _saved(step: int, path: Path) -> Saved:
+def _saved(step: int, path: Path) -> SavedCheckpoint:
     size, problem = 0, None
     with suppress(OSError):
         size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
@@ -175,7 +175,7 @@ def _saved(step: int, path: Path) -> Saved:
         problem = error.issues[0].message
     except (OSError, RecursionError) as error:
         problem = str(error)
-    return Saved(step, size, path, problem)
+    return SavedCheckpoint(step, size, path, problem)
 
 
 def _written(path: Path) -> float | None:

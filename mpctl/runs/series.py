@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from mpctl.errors import InputError
-from mpctl.launch.scalars import Point, ordered, points
+from mpctl.rundir.scalars import ScalarPoint, ordered, points
 from mpctl.runs.saved import SavedRun
 
 X = Literal["step", "tokens", "time"]
@@ -68,7 +68,7 @@ def _ways_out(name: str, present: list[str]) -> str:
     return f"{guess}there are {', '.join(present)}" + (f" ({short})" if short else "")
 
 
-def _series(run: str, metric: str, told: list[Point], places: dict[int, float]) -> Series:
+def _series(run: str, metric: str, told: list[ScalarPoint], places: dict[int, float]) -> Series:
     found = [p for p in told if metric in p.values and p.step in places]
     return Series(run, metric, tuple(places[p.step] for p in found),
                   tuple(p.values[metric] for p in found))  # fmt: skip

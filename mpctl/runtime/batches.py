@@ -21,9 +21,9 @@ from mpctl.families import special_tokens
 from mpctl.families.batch import Batch, Objective
 from mpctl.families.modules import OBJECTIVES
 from mpctl.kernels.context import context_split
-from mpctl.kernels.group import Group
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
+from mpctl.transport.group import Group
 
 
 class Batches:

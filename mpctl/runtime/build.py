@@ -17,29 +17,29 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.rendezvous import rendezvous
 
-from mpctl.families.batch import Family
-from mpctl.families.buckets import layer_units, stage_buckets, zero_stage
-from mpctl.families.gradients import frozen_by
+from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.layer import ResidualLayer
 from mpctl.kernels.parameters import draw
+from mpctl.layout.buckets import layer_units, stage_buckets, zero_stage
+from mpctl.operators.grad_flow import frozen_by
+from mpctl.rundir.shards import DOCUMENTS, checkpoints
 from mpctl.runtime.batches import Batches
-from mpctl.runtime.gather import Gathering
-from mpctl.runtime.gradients import Block, GradientBuffer
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh, build_mesh, saving_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
-from mpctl.runtime.overlap import Overlap
-from mpctl.runtime.passes import Passes
-from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.partition import Chunks, PipelinePartition
+from mpctl.runtime.passes import PassListeners
+from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.saving import Saver
-from mpctl.runtime.stage import Chunks, Cut
 from mpctl.runtime.store_barrier import PATIENCE, StoreBarrier
-from mpctl.runtime.traffic import Traffic
+from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.values import GatheredValues, Values, bare, give_memory, values_of
-from mpctl.runtime.watch import Watch
-from mpctl.shards import DOCUMENTS, checkpoints
+from mpctl.runtime.watch import MemoryWatch
+from mpctl.runtime.zero.gather import Gathering
+from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer
+from mpctl.runtime.zero.overlap import GradientOverlap
+from mpctl.runtime.zero.param_store import ParamStore, Zero3ParamStore, bare, give_memory, values_of
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -54,9 +54,9 @@ def build_trainer(
     assert job.model is not None
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device = device_of(job.launch.device, local_rank)
-    traffic = Traffic()
+    traffic = TrafficCounter()
     mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
-    cut = Cut.of(job, mesh.pp.rank)
+    cut = PipelinePartition.of(job, mesh.pp.rank)
     with bare():
         chunks = build_chunks(cut, mesh)
     model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
@@ -71,14 +71,16 @@ def build_trainer(
     buffer = GradientBuffer(
         trained, reduced, device, zero=zero, tp=mesh.tp, pp=mesh.pp, replicas=mesh.replicas
     )
-    pipeline = Pipeline(cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=device)
+    pipeline = PipelineRunner(
+        cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=device
+    )
     overlap = _overlap(cut, chunks, pipeline, buffer, values)
     trainer = Trainer(
         job=job, mesh=mesh, cut=cut, pipeline=pipeline, model=model, buffer=buffer,
         overlap=overlap, scale=LossScale.of(job.training),
         optimizer=Optimizer(
             buffer, [store for store in values if store.block.bucket.is_trained], job.training,
-            frozen=[store for store in values if isinstance(store, GatheredValues)
+            frozen=[store for store in values if isinstance(store, Zero3ParamStore)
                     and not store.block.bucket.is_trained],
         ),
         batches=Batches(
@@ -86,7 +88,7 @@ def build_trainer(
         ),
         saver=_saver(run_dir, job, mesh), stop_asked=stop_asked,
         peak_memory=_memory_reader(device), traffic=traffic,
-        watch=Watch(is_on=_is_watched(job, device), device=device),
+        watch=MemoryWatch(is_on=_is_watched(job, device), device=device),
     )  # fmt: skip
     saved = checkpoints(trainer.saver.root)
     if saved:
@@ -108,7 +110,7 @@ def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
     return Saver(run_dir / "checkpoints", mesh, barrier, documents, **keep)
 
 
-def build_chunks(cut: Cut, mesh: Mesh) -> list[Family]:
+def build_chunks(cut: PipelinePartition, mesh: Mesh) -> list[FamilyModule]:
     """The modules of this rank's stage, one a chunk, without values."""
     job = cut.job
     chunks = [
@@ -131,7 +133,9 @@ def _is_watched(job: JobSpec, device: torch.device) -> bool:
     return job.launch.track_memory and not (job.launch.compile and device.type == "cpu")
 
 
-def _blocks(cut: Cut, mesh: Mesh, parameters: Mapping[str, nn.Parameter]) -> list[Block]:
+def _blocks(
+    cut: PipelinePartition, mesh: Mesh, parameters: Mapping[str, nn.Parameter]
+) -> list[BucketShard]:
     """The plan's buckets of this stage, with the parameters that they name."""
     groups = stage_groups(mesh, cut.holders.values())
     copies = {name: groups[stages] for name, stages in cut.holders.items() if cut.stage in stages}
@@ -139,15 +143,15 @@ def _blocks(cut: Cut, mesh: Mesh, parameters: Mapping[str, nn.Parameter]) -> lis
         cut.job, cut.table, cut.spans[cut.stage], stage=cut.stage, shared=cut.holders
     )
     return [
-        Block(bucket, tuple(parameters[name] for name in bucket.names), mesh.replicas,
+        BucketShard(bucket, tuple(parameters[name] for name in bucket.names), mesh.replicas,
               copies.get(bucket.names[0]))
         for bucket in buckets
     ]  # fmt: skip
 
 
 def _drawn(
-    named: Mapping[str, nn.Parameter], blocks: Sequence[Block], zero: int, seed: int
-) -> Iterator[Values]:
+    named: Mapping[str, nn.Parameter], blocks: Sequence[BucketShard], zero: int, seed: int
+) -> Iterator[ParamStore]:
     """Initial values: of what is in no bucket (frozen, below ZeRO 3), then bucket by bucket, each
     cut as ZeRO asks before the next one has memory."""
 
@@ -163,17 +167,20 @@ def _drawn(
 
 
 def _overlap(
-    cut: Cut, chunks: Sequence[Family], pipeline: Pipeline, buffer: GradientBuffer,
-    values: Sequence[Values],
-) -> Overlap:  # fmt: skip
+    cut: PipelinePartition,
+    chunks: Sequence[FamilyModule],
+    pipeline: PipelineRunner,
+    buffer: GradientBuffer,
+    values: Sequence[ParamStore],
+) -> GradientOverlap:
     """Tie reductions, and at ZeRO 3 the gathering of parameters, to the pipeline's actions."""
     zero = zero_stage(cut.job)
     actions = [step.action for step in pipeline.program if step.peer is None]
-    overlap = Overlap(
+    overlap = GradientOverlap(
         buffer.stores, actions, each=zero >= 2, early=cut.job.parallel.overlap_gradients
     )
-    gathered = [store for store in values if isinstance(store, GatheredValues)]
-    passes = Passes([overlap, *([Gathering(gathered)] if gathered else [])])
+    gathered = [store for store in values if isinstance(store, Zero3ParamStore)]
+    passes = PassListeners([overlap, *([Gathering(gathered)] if gathered else [])])
     ends = {"is_first": cut.stage == 0, "is_last": cut.is_last}
     for chunk, span in zip(chunks, cut.spans[cut.stage], strict=True):
         passes.watch(chunk, layer_units(cut.table, span, **ends))

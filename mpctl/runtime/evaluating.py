@@ -27,8 +27,8 @@ from mpctl.runtime.build import build_chunks
 from mpctl.runtime.loading import load_chunks
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
-from mpctl.runtime.pipeline import Pipeline
-from mpctl.runtime.stage import Cut
+from mpctl.runtime.partition import PipelinePartition
+from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.status import Status, share
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
@@ -40,10 +40,10 @@ def evaluate(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
     """request: `origin`; `corpora`, each with the `prefix` of an indexed dataset, the `tokenizer`
     that made it and the number of `words` that its text may use; `samples`, None for all."""
     began = time.perf_counter()
-    cut = Cut.of(job, mesh.pp.rank)
+    cut = PipelinePartition.of(job, mesh.pp.rank)
     chunks = build_chunks(cut, mesh)
     load_chunks(chunks, cut.model, Path(request["origin"]))
-    pipeline = Pipeline(
+    pipeline = PipelineRunner(
         cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
     )
     evaluation = _Evaluation(job, mesh, pipeline, request["samples"])
@@ -64,7 +64,7 @@ class _Evaluation:
 
     job: JobSpec
     mesh: Mesh
-    pipeline: Pipeline
+    pipeline: PipelineRunner
     samples: int | None
 
     @torch.inference_mode()

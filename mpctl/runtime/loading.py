@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 
 from mpctl.families import get_table
-from mpctl.families.batch import Family
+from mpctl.families.batch import FamilyModule
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime.checkpoint import load_values
-from mpctl.runtime.stage import Chunks
-from mpctl.spec.model import Model
+from mpctl.runtime.partition import Chunks
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import Targets, fill
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 
 
 @torch.no_grad()
-def load_chunks(chunks: list[Family], model: Model, origin: Path) -> None:
+def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> None:
     """Fill the chunks of one stage with the values at `origin`, in the chunks' dtype: a run, one
     of its checkpoints, an import or a Hugging Face directory. Raises InputError naming the file and
     the tensor that is missing or damaged."""
@@ -33,7 +33,7 @@ def load_chunks(chunks: list[Family], model: Model, origin: Path) -> None:
     read_values(open_origin(origin), targets, model)
 
 
-def read_values(origin: Hub | Saved, targets: Targets, model: Model) -> None:
+def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) -> None:
     """Fill each target, by its parameter's name, with its part of the value at `origin`."""
     if isinstance(origin, Hub):
         fill(origin, targets)
@@ -41,7 +41,7 @@ def read_values(origin: Hub | Saved, targets: Targets, model: Model) -> None:
         load_values(origin.checkpoint, targets, may_lack=padding_rows(model))
 
 
-def padding_rows(model: Model) -> dict[str, int]:
+def padding_rows(model: ModelSpec) -> dict[str, int]:
     """Parameters whose height depends on tp, with the first row that only pads the vocabulary."""
     weights = get_table(model, tp=1).weights()
     return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpctl.spec.training import Training
+from mpctl.spec.training import TrainingSpec
 
 
 @dataclass
@@ -27,7 +27,7 @@ class LossScale:
     skipped: int = 0
 
     @classmethod
-    def of(cls, training: Training) -> LossScale | None:
+    def of(cls, training: TrainingSpec) -> LossScale | None:
         """None where the dtype needs none."""
         if training.dtype != "fp16":
             return None

@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from mpctl.kernels.group import Collective, Group
-from mpctl.kernels.segment import NoSegment, open_segment
-from mpctl.kernels.shared import Exchange
-from mpctl.spec.job import Launch
+from mpctl.spec.job import LaunchSpec
 from mpctl.topology import Topology
+from mpctl.transport.group import Collective, Group
+from mpctl.transport.segment import NoSegment, open_segment
+from mpctl.transport.shared import Exchange
 
 Record = Callable[[Collective], None]
 
@@ -43,7 +43,7 @@ class Mesh:
     replicas: Group
     pp: Group
     world: Group
-    launch: Launch
+    launch: LaunchSpec
 
     @property
     def coords(self) -> dict[str, int]:
@@ -65,7 +65,7 @@ def build_mesh(
     rank: int,
     device: torch.device,
     *,
-    launch: Launch,
+    launch: LaunchSpec,
     record: Record | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it."""
@@ -100,7 +100,7 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
 
 
 def _group(
-    topology: Topology, world: Group, axes: tuple[str, ...], name: str, launch: Launch,
+    topology: Topology, world: Group, axes: tuple[str, ...], name: str, launch: LaunchSpec,
     device: torch.device, *, apart: bool = False,
 ) -> Group:  # fmt: skip
     """The group over `axes` that this rank is in; the world by another name where it is all and
@@ -114,7 +114,7 @@ def _group(
 
 
 def _new_group(
-    topology: Topology, world: Group, ranks: Sequence[int], name: str, launch: Launch,
+    topology: Topology, world: Group, ranks: Sequence[int], name: str, launch: LaunchSpec,
     device: torch.device,
 ) -> Group:  # fmt: skip
     patience = timedelta(seconds=launch.timeout_seconds)
@@ -124,7 +124,7 @@ def _new_group(
 
 
 def _sharing(
-    group: Group, ranks: Sequence[int], topology: Topology, launch: Launch, device: torch.device
+    group: Group, ranks: Sequence[int], topology: Topology, launch: LaunchSpec, device: torch.device
 ) -> Group:
     """The group with memory shared by its ranks, if they are on one node and can have it."""
     may_share = launch.shared_memory and device.type == "cpu" and group.size > 1

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from mpctl.errors import RunFailed
-from mpctl.runtime.gradients import Gradients
 from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.zero.gradients import BucketGradients
 
 TEXT_BYTES = 200
 ECHO_SECONDS = 2.0
@@ -43,7 +43,7 @@ class Inspector:
     names: Mapping[Tensor, str]
     found: list[str] = field(default_factory=list)
 
-    def look(self, store: Gradients) -> None:
+    def look(self, store: BucketGradients) -> None:
         """Called with each bucket before it is summed, in the order of backward."""
         if store.whole is None or self.found:
             return

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpctl.runtime.gradients import GradientBuffer
 from mpctl.runtime.rates import learning_rate
-from mpctl.runtime.values import GatheredValues, SlicedValues, Values
-from mpctl.spec.training import Training
+from mpctl.runtime.zero.gradients import GradientBuffer
+from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
+from mpctl.spec.training import TrainingSpec
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 TORCH_DTYPES = {
@@ -34,15 +34,15 @@ class Optimizer:
     """
 
     def __init__(
-        self, buffer: GradientBuffer, stores: Sequence[Values], training: Training,
-        frozen: Sequence[GatheredValues] = (),
+        self, buffer: GradientBuffer, stores: Sequence[ParamStore], training: TrainingSpec,
+        frozen: Sequence[Zero3ParamStore] = (),
     ) -> None:  # fmt: skip
         self.training, self.stores, self.frozen = training, stores, frozen
         stepped = [piece for store in stores for piece in store.stepped]
         self.parameters = [parameter for parameter, _, _ in stepped]
         self.values = [value for _, _, value in stepped]
         self.gradients = [g for store in buffer.stores for _, _, g in store.pieces]
-        self.store_of: dict[Tensor, Values] = {
+        self.store_of: dict[Tensor, ParamStore] = {
             p: store for store in (*stores, *frozen) for p in store.block.parameters
         }
         self.trained = {p for store in stores for p in store.block.parameters}
@@ -91,7 +91,7 @@ class Optimizer:
         store = self.store_of.get(parameter)
         if store is None:
             return parameter
-        if isinstance(store, SlicedValues):
+        if isinstance(store, SlicedParamStore):
             return store.whole(parameter)
         return next(value for p, _, value in store.stepped if p is parameter)
 
@@ -99,7 +99,7 @@ class Optimizer:
     def keep(self, parameter: Tensor, value: Tensor) -> None:
         """Take a whole value that was written to `value_of`."""
         store = self.store_of.get(parameter)
-        if isinstance(store, SlicedValues):
+        if isinstance(store, SlicedParamStore):
             store.keep(parameter, value)
 
     def states(self) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mpctl.schedule.orders import Action
+from mpctl.pipeline.schedule.orders import Action
 
 
 class Listener:
-    """Hears nothing; units are numbered in forward order (families/buckets.py)."""
+    """Hears nothing; units are numbered in forward order (layout/buckets.py)."""
 
     def begin(self, action: Action) -> None: ...
 
@@ -35,7 +35,7 @@ class Listener:
     def end(self, action: Action) -> None: ...
 
 
-class Passes(Listener):
+class PassListeners(Listener):
     """Tells every listener, in their order."""
 
     def __init__(self, listeners: Sequence[Listener]) -> None:

@@ -5,14 +5,14 @@ gradients and gives those of what it took (PipeDream-flush, arXiv 2104.04473, se
 tensor is one message, point to point, reported to `record` by its sender with this rank's bytes. A
 gradient travels where anything trained lies before (`OperatorTable.boundary_needs`), zeros if none
 came about, so that what is sent depends on the plan alone. Under zero-bubble (arXiv 2401.10241) the
-gradients of the layers' matrices are put off (kernels/later.py) to an action of their own; that of
-the head, of whose rows a rank may use some only, comes at once.
+gradients of the layers' matrices are put off (kernels/deferred_wgrad.py) to an action of their own;
+that of the head, of whose rows a rank may use some only, comes at once.
 
-Messages carry no tags: between two ranks they match in order. schedule/program.py puts them in one
-line, in which even sends that wait for their receive come to an end. So a receive is posted where
-the line has it, before what it is for, and waited for there; a send is left to travel, and once two
-are under way the oldest is waited for, to bound what they keep. What has been sent is let go: of a
-chunk's result backward needs the place in the graph, not the values.
+Messages carry no tags: between two ranks they match in order. pipeline/schedule/program.py puts
+them in one line, in which even sends that wait for their receive come to an end. So a receive is
+posted where the line has it, before what it is for, and waited for there; a send is left to travel,
+and once two are under way the oldest is waited for, to bound what they keep. What has been sent is
+let go: of a chunk's result backward needs the place in the graph, not the values.
 
 By hand, gpt of 2 stages, 1f1b, 4 micro batches: stage 0 sends 4 hidden states, stage 1 4 gradients.
 
@@ -30,20 +30,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from mpctl.families.batch import Batch, Family, State
-from mpctl.kernels.group import Collective, Group, Work
-from mpctl.kernels.later import Deferred, Later, put_off
+from mpctl.families.batch import Batch, FamilyModule, State
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.deferred_wgrad import Deferred, DeferredWgrad, defer_wgrad
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.noise import Noise
+from mpctl.pipeline.schedule.orders import Action, StageChunk
+from mpctl.pipeline.schedule.program import Program, Step, program
+from mpctl.runtime.partition import PipelinePartition, StageBoundary
 from mpctl.runtime.passes import Listener
-from mpctl.runtime.stage import Border, Cut
-from mpctl.schedule.orders import Action, Place
-from mpctl.schedule.program import Program, Step, program
+from mpctl.transport.group import Collective, Group, Work
 
 UNDER_WAY = 2  # messages that are kept until they have left
 
 
-class Pipeline:
+class PipelineRunner:
     """One rank's stage; a model in one stage is a pipeline without messages.
 
     at: what it is doing, None between steps; on_move is called when that changes. listener: is told
@@ -51,9 +51,14 @@ class Pipeline:
     """
 
     def __init__(
-        self, cut: Cut, chunks: Sequence[Family], group: Group, *, dtype: torch.dtype,
+        self,
+        cut: PipelinePartition,
+        chunks: Sequence[FamilyModule],
+        group: Group,
+        *,
+        dtype: torch.dtype,
         device: torch.device,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.cut, self.chunks, self.group = cut, chunks, group
         self.dtype, self.device = dtype, device
         self.at: Step | None = None
@@ -62,11 +67,11 @@ class Pipeline:
         p, micro_batches = cut.job.parallel, cut.job.num_microbatches
         # Alone, nothing is gained by holding more than one micro batch.
         schedule = p.schedule if cut.stages > 1 else "1f1b"
-        self.later = Later()
+        self.later = DeferredWgrad()
         if schedule == "zero-bubble":
             for module in (module for chunk in chunks for module in chunk.modules()):
                 if isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
-                    put_off(module.weight, self.later)
+                    defer_wgrad(module.weight, self.later)
         self.program = program(
             schedule, stage=cut.stage, stages=cut.stages, microbatches=micro_batches, chunks=p.vpp
         )
@@ -126,11 +131,11 @@ class _Kept:
 
 @dataclass
 class _Run:
-    """One way through a program. kept: what a backward starts from; put_off: weights' gradients by
+    """One way through a program. kept: what a backward starts from; deferred: weights' gradients by
     micro batch; read: micro batches taken from the source, of which `batches` are still needed;
     step None: no noise; counted: how many micro batches' losses are summed, None for all."""
 
-    line: Pipeline
+    line: PipelineRunner
     source: Iterator[Batch]
     samples: int
     seed: int = 0
@@ -141,7 +146,7 @@ class _Run:
     read: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
     kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)
-    put_off: dict[int, list[Deferred]] = field(default_factory=dict)
+    deferred: dict[int, list[Deferred]] = field(default_factory=dict)
     arriving: dict[Action, list[tuple[Tensor, Work]]] = field(default_factory=dict)
     made: dict[Action, list[Tensor]] = field(default_factory=dict)
     leaving: deque[tuple[Tensor, Work]] = field(default_factory=deque)
@@ -166,20 +171,20 @@ class _Run:
         tensors = [tensor for tensor, _ in given]
         self.line.listener.begin(action)
         if action.kind == "backward_weight":
-            for deferred in self.put_off.pop(action.microbatch):
+            for deferred in self.deferred.pop(action.microbatch):
                 deferred()
         elif action.kind == "forward":
             self.made[action] = self._forward(action, tensors)
         else:
             self.made[action] = self._backward(action, tensors)
-            self.put_off[action.microbatch] = self.line.later.take()
+            self.deferred[action.microbatch] = self.line.later.take()
         self.line.listener.end(action)
 
     def _forward(self, action: Action, given: Sequence[Tensor]) -> list[Tensor]:
         """States to hand on; of the last chunk none, but its loss."""
         before, behind = self.line.cut.borders[action.chunk]
         batch = self._batch(action.microbatch)
-        noise = None if self.step is None else Noise(self.seed, self.step, batch.samples)
+        noise = None if self.step is None else CounterRNG(self.seed, self.step, batch.samples)
         inputs = tuple(t.requires_grad_(n) for t, n in zip(given, before.needs, strict=True))
         outputs = self.line.chunks[action.chunk].advance(inputs, batch, noise)
         if not behind.shapes:
@@ -218,7 +223,7 @@ class _Run:
             self.read += 1
         return self.batches[micro_batch]
 
-    def _receive(self, action: Action, peer: Place) -> None:
+    def _receive(self, action: Action, peer: StageChunk) -> None:
         before, behind = self.line.cut.borders[action.chunk]
         is_forward = action.kind == "forward"
         border, line = before if is_forward else behind, self.line
@@ -231,7 +236,7 @@ class _Run:
                 assert work is not None, "this rank is in its pipeline's group"
                 self.arriving[action].append((buffer, work))
 
-    def _send(self, action: Action, peer: Place) -> None:
+    def _send(self, action: Action, peer: StageChunk) -> None:
         group = self.line.group
         for tensor in self.made.pop(action):
             if group.record is not None:
@@ -249,7 +254,7 @@ class _Run:
             work.wait()
 
 
-def _paired(states: State, border: Border) -> Iterable[tuple[Tensor, bool]]:
+def _paired(states: State, border: StageBoundary) -> Iterable[tuple[Tensor, bool]]:
     """With whether each needs a gradient; a loss, which no border names, does."""
     return zip(states, border.needs or (True,) * len(states), strict=True)
 

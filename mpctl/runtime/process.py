@@ -4,7 +4,7 @@ Three measured facts shape this file. torchrun killed by -9 leaves its workers r
 asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections within
 a tenth of a second, so most failures are echoes: each record says whether it is one, and a rank
 that left no record at all is the one that died without a word. What it was doing then stands in its
-trail (mpctl/trail.py).
+trail (mpctl/rundir/breadcrumb.py).
 """
 
 from __future__ import annotations

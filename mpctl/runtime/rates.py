@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from mpctl.spec.training import Training
+from mpctl.spec.training import TrainingSpec
 
 WSD_SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda y: 1 - y,
@@ -33,7 +33,7 @@ WSD_SHAPES: dict[str, Callable[[float], float]] = {
 }
 
 
-def learning_rate(training: Training, step: int) -> float:
+def learning_rate(training: TrainingSpec, step: int) -> float:
     """The rate of step `step`, from 0; defined for every step, beyond the last one too."""
     peak, low, warmup = training.learning_rate, training.lowest_rate, training.warmup_steps
     if step < warmup:

@@ -21,12 +21,7 @@ from torch import Tensor
 
 from mpctl.durable import remove, sync_folder
 from mpctl.kernels.parameters import shard_of
-from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.process import write_json
-from mpctl.runtime.store_barrier import FAILED, SaveFailed, StoreBarrier
-from mpctl.shards import (
+from mpctl.rundir.shards import (
     MANIFEST,
     PRUNED,
     REPLACED,
@@ -37,6 +32,11 @@ from mpctl.shards import (
     shard_path,
     sibling,
 )
+from mpctl.runtime.loss_scale import LossScale
+from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.optimizer import Optimizer
+from mpctl.runtime.process import write_json
+from mpctl.runtime.store_barrier import FAILED, SaveFailed, StoreBarrier
 from mpctl.units import bytes_text
 from mpctl.weights.files import DTYPES, Entry, write_file
 

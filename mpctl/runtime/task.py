@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
 from mpctl.runtime.process import end_with, record_failure, redirect_output, write_json
-from mpctl.runtime.worker import Place
+from mpctl.runtime.worker import RankEnv
 
 if TYPE_CHECKING:
     from mpctl.runtime.mesh import Mesh
@@ -28,7 +28,7 @@ Answers = Iterator[dict[str, Any]]
 
 def main(folder: Path, parent: int) -> None:
     end_with(parent)
-    place = Place.from_environment()
+    place = RankEnv.from_environment()
     redirect_output(folder / "logs" / f"rank-{place.rank}.log")
     try:
         _work(folder, place)
@@ -41,7 +41,7 @@ def main(folder: Path, parent: int) -> None:
         raise
 
 
-def _work(folder: Path, place: Place) -> None:
+def _work(folder: Path, place: RankEnv) -> None:
     from mpctl.spec.load import parse
 
     job = parse(json.loads((folder / "job.json").read_text("utf-8")))
@@ -64,7 +64,7 @@ def _answers(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
     return {"sample": sample, "evaluate": evaluate}[request["task"]](request, job, mesh)
 
 
-def _mesh(job: JobSpec, place: Place) -> Mesh:
+def _mesh(job: JobSpec, place: RankEnv) -> Mesh:
     import torch
 
     from mpctl.runtime.build import device_of, join

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from mpctl.kernels.group import Collective
+from mpctl.transport.group import Collective
 
 
 @dataclass
-class Traffic:
+class TrafficCounter:
     """Collectives since the last `clear`, by axis and kind."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)

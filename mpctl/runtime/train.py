@@ -21,20 +21,20 @@ from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime import checkpoint
 from mpctl.runtime.batches import Batches
-from mpctl.runtime.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.loading import padding_rows, read_values
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.nonfinite import Inspector, blame
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.overlap import Overlap
-from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.partition import PipelinePartition
+from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.rates import learning_rate
 from mpctl.runtime.saving import Saver
-from mpctl.runtime.stage import Cut
 from mpctl.runtime.status import Status, share
-from mpctl.runtime.traffic import Traffic
-from mpctl.runtime.watch import Watch
+from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.watch import MemoryWatch
+from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
+from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
 from mpctl.weights.extend import fill_tables
 from mpctl.weights.origin import open_origin
@@ -48,19 +48,19 @@ class Trainer:
 
     job: JobSpec
     mesh: Mesh
-    cut: Cut
-    pipeline: Pipeline
+    cut: PipelinePartition
+    pipeline: PipelineRunner
     model: nn.Module
     buffer: GradientBuffer
-    overlap: Overlap
+    overlap: GradientOverlap
     scale: LossScale | None
     optimizer: Optimizer
     batches: Batches
     saver: Saver
     stop_asked: Callable[[], bool]
     peak_memory: Callable[[], int]
-    traffic: Traffic
-    watch: Watch
+    traffic: TrafficCounter
+    watch: MemoryWatch
     step: int = 0
     phase: str = "starting"
     saved: set[int] = field(default_factory=set)

@@ -16,10 +16,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from mpctl.runtime.gradients import GradientBuffer
-from mpctl.runtime.ledger import Kind, Ledger
+from mpctl.runtime.memory_tracker import Kind, MemoryTracker
 from mpctl.runtime.optimizer import MOMENTS, Optimizer
-from mpctl.runtime.pipeline import Pipeline
+from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.job import JobSpec
 
 KEEPS = ("forward", "backward_input")
@@ -30,7 +30,7 @@ class Watched(Protocol):
 
     job: JobSpec
     model: nn.Module
-    pipeline: Pipeline
+    pipeline: PipelineRunner
     buffer: GradientBuffer
     optimizer: Optimizer
     step: int
@@ -59,7 +59,7 @@ def bytes_of(tensors: list[Tensor]) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
 
-class Watch:
+class MemoryWatch:
     """found: bytes by what the plan calls them, once the step is over; activations are known where
     a ledger counted."""
 
@@ -78,7 +78,7 @@ class Watch:
             yield
             self._note(trainer, torch.cuda.max_memory_allocated(self.device), None)
         else:
-            ledger = Ledger(self.device, own_only=True)
+            ledger = MemoryTracker(self.device, own_only=True)
             for kind, tensors in states_of(trainer).items():
                 ledger.know(kind, tensors)
             ledger.doing = lambda: doing_of(trainer)

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import RunFailed
+from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.runtime.process import (
     die_with_parent,
     record_failure,
     redirect_output,
     write_json,
 )
-from mpctl.trail import JOINED, JOINING, Trail
 
 if TYPE_CHECKING:
     from mpctl.runtime.train import Trainer
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEnv:
     """What torchrun's environment says of this process; read here and nowhere below."""
 
     rank: int
@@ -40,7 +40,7 @@ class Place:
     address: str = ""
 
     @classmethod
-    def from_environment(cls) -> Place:
+    def from_environment(cls) -> RankEnv:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         missing = [name for name in names if name not in os.environ]
         if missing:
@@ -52,9 +52,9 @@ class Place:
 
 def main(run: Path) -> None:
     die_with_parent(run / "torchrun.pid")
-    place = Place.from_environment()
+    place = RankEnv.from_environment()
     redirect_output(run / "logs" / f"rank-{place.rank}.log")
-    trail = Trail(run / "doing" / f"rank-{place.rank}")
+    trail = Breadcrumb(run / "doing" / f"rank-{place.rank}")
     trail.keep_beating()
     from mpctl.spec.load import parse
     from mpctl.topology import Topology
@@ -83,9 +83,9 @@ class Worker:
 
     run_dir: Path
     job: JobSpec
-    place: Place
+    place: RankEnv
     topology: Topology
-    trail: Trail
+    trail: Breadcrumb
     trainer: Trainer | None = None
     phase: str = "starting"
 

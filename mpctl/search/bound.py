@@ -21,12 +21,12 @@ from math import inf
 from typing import NamedTuple
 
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.work import Work
-from mpctl.search.evaluate import SLACK, Engine, group_of
-from mpctl.search.space import Family, Group, Layout, Shape
+from mpctl.estimate.work import OpTimes
+from mpctl.search.evaluate import SLACK, LayoutEvaluator, group_of
+from mpctl.search.space import AxesKey, LayerKey, LayoutFamily, LayoutSettings
 
 
-class Pass(NamedTuple):
+class PassBound(NamedTuple):
     """Seconds of one micro batch: kernels forward and backward, their host's."""
 
     forward: float
@@ -48,35 +48,35 @@ class Pass(NamedTuple):
         return ahead + max(self.backward, self.host_backward + host)
 
 
-def passed(work: Work, slow: float) -> Pass:
-    return Pass(
+def passed(work: OpTimes, slow: float) -> PassBound:
+    return PassBound(
         work.forward + work.tp_forward + work.cp_forward,
         work.inputs + work.weights + work.tp_backward + work.cp_backward,
         slow * work.host_forward, slow * work.host_backward,
     )  # fmt: skip
 
 
-def summed(passes: Iterable[tuple[int, Pass]]) -> Pass:
+def summed(passes: Iterable[tuple[int, PassBound]]) -> PassBound:
     found = list(passes)
-    return Pass(*(sum(n * own[at] for n, own in found) for at in range(4)))
+    return PassBound(*(sum(n * own[at] for n, own in found) for at in range(4)))
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class CostBounds:
     """Of a group. whole: all layers and ends, one micro batch; layer, most: the fastest and the
     slowest one; ends: all together; exit: what stands after the last; bytes and trained: parameters
     of the smallest layer on a rank."""
 
-    whole: Pass
-    layer: Pass
-    most: Pass
-    ends: Pass
-    exit: Pass
+    whole: PassBound
+    layer: PassBound
+    most: PassBound
+    ends: PassBound
+    exit: PassBound
     bytes: float
     trained: int
 
 
-class Cut(NamedTuple):
+class StageCut(NamedTuple):
     """Layers before a stage, those of it, whether it is the last; of virtual stages the first
     chunk's count as before."""
 
@@ -85,21 +85,21 @@ class Cut(NamedTuple):
     is_last: bool
 
 
-class Floor:
+class StepTimeBound:
     """Bounds over the layouts of an engine's space."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LayoutEvaluator) -> None:
         self.engine, self.space = engine, engine.space
         self.batch = self.space.job.training.global_batch_size or 1
         self.costs = cache(self._costs)
 
-    def _costs(self, group: Group) -> Costs | None:
+    def _costs(self, group: LayerKey) -> CostBounds | None:
         """None where a link that the group needs is not known."""
         layout = self._any(group)
         operators = self.engine.operators(self.space.job_of(layout), group, layout)
         table, slow = self.engine.table(group.tp), self.engine.speed.host
-        layers: list[tuple[int, Pass]] = []
-        ends: list[tuple[int, Pass]] = []
+        layers: list[tuple[int, PassBound]] = []
+        ends: list[tuple[int, PassBound]] = []
         sizes: list[tuple[float, int]] = []
         try:
             for stack, flow in zip(table.stacks, table.flows, strict=True):
@@ -112,40 +112,40 @@ class Floor:
         except MissingLink:
             return None
         least, most = (
-            Pass(*(f(own[at] for _, own in layers) for at in range(4))) for f in (min, max)
+            PassBound(*(f(own[at] for _, own in layers) for at in range(4))) for f in (min, max)
         )
-        return Costs(
+        return CostBounds(
             summed([*layers, *ends]), least, most, summed(ends), ends[-1][1],
             min(size for size, _ in sizes), min(count for _, count in sizes),
         )  # fmt: skip
 
-    def _any(self, group: Group) -> Layout:
+    def _any(self, group: LayerKey) -> LayoutSettings:
         """A layout of the group; tp and cp lie side by side, which is where they are fastest."""
         dp = self.space.world // (group.tp * group.cp)
         order = self.space.fixed.get("order", "tp-cp-dp-pp")
-        return Layout(
+        return LayoutSettings(
             group.tp, group.cp, dp, 1, 1, "1f1b", "even", group.micro_batch_size, group.recompute,
             group.sequence_parallel, 0, order,
         )  # fmt: skip
 
-    def family_of(self, layout: Layout) -> Family:
+    def family_of(self, layout: LayoutSettings) -> LayoutFamily:
         m = max(1, self.batch // (layout.micro_batch_size * layout.dp))
-        shape = Shape(group_of(layout), layout.dp, layout.pp, m)
-        return Family(shape, layout.vpp, layout.schedule, layout.stage_balance)
+        shape = AxesKey(group_of(layout), layout.dp, layout.pp, m)
+        return LayoutFamily(shape, layout.vpp, layout.schedule, layout.stage_balance)
 
-    def guess(self, shape: Shape) -> float:
+    def guess(self, shape: AxesKey) -> float:
         """No more than `shape`: as if nothing were computed again, so that groups are counted only
         where that alone is not too much."""
         return self.shape(shape._replace(group=shape.group._replace(recompute="none")))
 
-    def shape(self, shape: Shape) -> float:
+    def shape(self, shape: AxesKey) -> float:
         """Of all its families: no stage is faster than the mean."""
         costs = self.costs(shape.group)
         if costs is None:
             return inf
         return shape.microbatches * costs.whole.whole / shape.pp * SLACK
 
-    def family(self, family: Family) -> float:
+    def family(self, family: LayoutFamily) -> float:
         """Of all its layouts: the pipeline."""
         shape, costs = family.shape, self.costs(family.shape.group)
         if costs is None:
@@ -161,31 +161,31 @@ class Floor:
             bound = max(bound, m * summed(held).beside(host) + before * fill)
         return bound * SLACK
 
-    def _host(self, family: Family) -> float:
+    def _host(self, family: LayoutFamily) -> float:
         """Seconds that a pass over a chunk takes the host besides its layers."""
         host = self.engine.profile.host
         sends = host.message if family.shape.pp > 1 else 0.0
         return self.engine.speed.host * (host.micro_batch + sends)
 
-    def _cuts(self, family: Family) -> list[Cut]:
+    def _cuts(self, family: LayoutFamily) -> list[StageCut]:
         """Of the stages, those that may be the slowest: the last of each number of layers."""
         key = self.engine.cut_key(family.layout(0, ""))
         return self.engine.once(("cuts", *key), lambda: self._find_cuts(family))
 
-    def _find_cuts(self, family: Family) -> list[Cut]:
+    def _find_cuts(self, family: LayoutFamily) -> list[StageCut]:
         layout = family.layout(0, "")
         stages = self.engine.stages(self.space.job_of(layout), layout)
-        found: dict[tuple[int, bool], Cut] = {}
+        found: dict[tuple[int, bool], StageCut] = {}
         before = 0
         for number, spans in enumerate(stages):
             own, is_last = sum(stop - start for start, stop in spans), number == len(stages) - 1
-            found[own, is_last] = Cut(before, own, is_last)
+            found[own, is_last] = StageCut(before, own, is_last)
             before += spans[0][1] - spans[0][0]
         return list(found.values())
 
     def members(
-        self, family: Family, bound: float, zeros: Sequence[int] | None = None
-    ) -> Iterator[tuple[float, Layout]]:
+        self, family: LayoutFamily, bound: float, zeros: Sequence[int] | None = None
+    ) -> Iterator[tuple[float, LayoutSettings]]:
         """Its layouts, each with a bound of its own: what comes once a step, and ZeRO's messages,
         as far as nothing hides them."""
         costs = self.costs(family.shape.group)
@@ -203,13 +203,13 @@ class Floor:
                 more += self._messages(layout, costs, own)
             yield bound + SLACK * more, layout
 
-    def _optimizer(self, layout: Layout, trained: int) -> float:
+    def _optimizer(self, layout: LayoutSettings, trained: int) -> float:
         profile, speed = self.engine.profile, self.engine.speed
         parts = layout.dp * layout.cp if layout.zero else 1
         moved = trained * profile.operators.optimizer_bytes / parts
         return moved / speed.bandwidth + speed.host * profile.host.step
 
-    def _messages(self, layout: Layout, costs: Costs, own: _Once) -> float:
+    def _messages(self, layout: LayoutSettings, costs: CostBounds, own: _Once) -> float:
         """Over dp, of a stage with few layers whose last backward hides what one of many can."""
         overlap = self.engine.profile.overlap
         zero = min(layout.zero, 1) if layout.pp > 1 and overlap.keeps else layout.zero

@@ -16,17 +16,17 @@ from typing import Any, TypeVar
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.memory import StageMemory, stage_memory
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.time import Clock, StepTime
-from mpctl.estimate.work import Operators, Work
+from mpctl.estimate.time import StepTime, StepTimeModel
+from mpctl.estimate.work import OperatorTimer, OpTimes
 from mpctl.families import get_table
-from mpctl.families.costs import job_costs
-from mpctl.families.gradients import Flow
-from mpctl.families.products import Stack
-from mpctl.families.table import OperatorTable
-from mpctl.search.space import Group, Layout, Space
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import LayerStack
+from mpctl.operators.table import OperatorTable
+from mpctl.pipeline.costs import job_costs
+from mpctl.pipeline.stages import Span, job_stages
+from mpctl.search.space import LayerKey, LayoutSettings, SearchSpace
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import Profile, get_profile
-from mpctl.stages import Span, job_stages
+from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.topology import Topology
 
 Value = TypeVar("Value")
@@ -35,34 +35,34 @@ SLACK = 1 - 1e-9  # the same sums in another order
 
 
 @dataclass(frozen=True)
-class _Remembering(Operators):
+class _Remembering(OperatorTimer):
     """Operators whose layers and ends are computed once."""
 
-    memo: dict[int, Work] = field(default_factory=dict)
+    memo: dict[int, OpTimes] = field(default_factory=dict)
 
-    def block(self, stack: Stack, flow: Flow) -> Work:
+    def block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         found = self.memo.get(id(flow))
         if found is None:
             found = self.memo[id(flow)] = super().block(stack, flow)
         return found
 
-    def end(self, flow: Flow) -> Work:
+    def end(self, flow: GradFlow) -> OpTimes:
         found = self.memo.get(id(flow))
         if found is None:
             found = self.memo[id(flow)] = super().end(flow)
         return found
 
 
-class Engine:
+class LayoutEvaluator:
     """What the layouts of one space share. Raises MissingFigure where no time can be stated."""
 
-    def __init__(self, space: Space) -> None:
+    def __init__(self, space: SearchSpace) -> None:
         job = space.job
         assert job.model is not None, "a space is of a model"
         if job.cluster.device is None:
             raise MissingFigure("no cluster.device is named")
         self.space, self.model = space, job.model
-        self.profile: Profile = get_profile(job.training.runtime)
+        self.profile: RuntimeProfile = get_profile(job.training.runtime)
         self.speed: Speed = device_speed(job.cluster, job.training.dtype)
         self.known: dict[Hashable, Any] = {}
 
@@ -76,7 +76,7 @@ class Engine:
         freeze = tuple(self.space.job.training.freeze)
         return self.once(tp, lambda: replace(get_table(self.model, tp=tp), freeze=freeze))
 
-    def network(self, layout: Layout) -> Network:
+    def network(self, layout: LayoutSettings) -> Network:
         sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
         return self.once((*sizes, layout.order), lambda: self._network(sizes, layout.order))
 
@@ -86,9 +86,9 @@ class Engine:
         topology = Topology.of(named, order=order, gpus_per_node=cluster.gpus_per_node)
         return Network(cluster, topology)
 
-    def operators(self, job: JobSpec, group: Group, layout: Layout) -> Operators:
+    def operators(self, job: JobSpec, group: LayerKey, layout: LayoutSettings) -> OperatorTimer:
         place = layout.order if layout.cp > 1 else ""
-        memo: dict[int, Work] = self.once((group, place, "works"), dict)
+        memo: dict[int, OpTimes] = self.once((group, place, "works"), dict)
         return _Remembering(
             job, self.model, self.speed, self.network(layout), self.profile, memo=memo
         )
@@ -98,10 +98,10 @@ class Engine:
         """Bytes of a parameter and of its gradient as messages have them."""
         job = self.space.job
         network = Network(job.cluster, Topology.of({}))
-        found = Operators(job, self.model, self.speed, network, self.profile)
+        found = OperatorTimer(job, self.model, self.speed, network, self.profile)
         return found.width, found.gradient
 
-    def cut_key(self, layout: Layout) -> tuple[Hashable, ...]:
+    def cut_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
         """What the cut of the layers follows from: by cost, from what a layer costs in units of
         another, which the batch does not change."""
         key = (layout.pp, layout.vpp, layout.stage_balance)
@@ -110,34 +110,34 @@ class Engine:
         asked = (layout.tp, layout.cp, layout.sequence_parallel, layout.recompute == "full")
         return (*key, self.once(("costs", *asked), lambda: self._relative_costs(layout)))
 
-    def _relative_costs(self, layout: Layout) -> tuple[int, ...]:
+    def _relative_costs(self, layout: LayoutSettings) -> tuple[int, ...]:
         costs = job_costs(self.space.job_of(layout._replace(micro_batch_size=1)))
         every = (costs.entry, *costs.layers, costs.exit)
         unit = gcd(*every) or 1
         return tuple(cost // unit for cost in every)
 
-    def stages(self, job: JobSpec, layout: Layout) -> Stages:
+    def stages(self, job: JobSpec, layout: LayoutSettings) -> Stages:
         key = self.cut_key(layout)
         return self.once(("cut", *key), lambda: job_stages(job, self.model.all_layers))
 
-    def clock(self, layout: Layout) -> Clock:
+    def clock(self, layout: LayoutSettings) -> StepTimeModel:
         job = self.space.job_of(layout)
         operators = self.operators(job, group_of(layout), layout)
         table, stages = self.table(layout.tp), self.stages(job, layout)
-        return Clock(job, self.model, table, stages, operators)
+        return StepTimeModel(job, self.model, table, stages, operators)
 
-    def time(self, layout: Layout) -> StepTime | None:
+    def time(self, layout: LayoutSettings) -> StepTime | None:
         """None where a link that this layout needs is not known."""
         try:
             return self.clock(layout).step()
         except MissingLink:
             return None
 
-    def memory(self, layout: Layout) -> list[StageMemory]:
+    def memory(self, layout: LayoutSettings) -> list[StageMemory]:
         job = self.space.job_of(layout)
         return stage_memory(job, self.model, self.table(layout.tp), self.stages(job, layout))
 
-    def least_bytes(self, layout: Layout, zero: int) -> float:
+    def least_bytes(self, layout: LayoutSettings, zero: int) -> float:
         """No more than any rank needs under this ZeRO stage: what the first stage does, of its
         shared states neither padding nor what is gathered of them."""
         whole = layout._replace(zero=0, order="")
@@ -149,13 +149,13 @@ class Engine:
     @cached_property
     def least_share(self) -> float:
         """Bytes of the whole model's states that a rank has at least, shared over all of them."""
-        layout = Layout(
+        layout = LayoutSettings(
             1, 1, self.space.world, 1, 1, "1f1b", "even", 1, "full", False, 0, "tp-cp-dp-pp"
         )
         states, _, slack, context = self._first(layout)
         return SLACK * sum(states) / self.space.world * slack + context
 
-    def _first(self, layout: Layout) -> tuple[tuple[int, ...], int, float, int]:
+    def _first(self, layout: LayoutSettings) -> tuple[tuple[int, ...], int, float, int]:
         """Of the first stage: optimizer, gradients and parameters whole; what else is allocated;
         the allocator's slack as a factor; context."""
         job = self._shortened(self.space.job_of(layout))
@@ -171,12 +171,12 @@ class Engine:
         training = job.training.model_copy(update={"global_batch_size": batch})
         return job.model_copy(update={"training": training})
 
-    def reserved(self, layout: Layout) -> int:
+    def reserved(self, layout: LayoutSettings) -> int:
         """Bytes on the fullest rank. Order has no part in it."""
         return self.once(layout._replace(order=""), lambda: peak_bytes(self.memory(layout)))
 
 
-def unknown_link(engine: Engine) -> str | None:
+def unknown_link(engine: LayoutEvaluator) -> str | None:
     """The network level without a bandwidth because of which a layout that fits the memory cannot
     be timed: intra_node or inter_node; None where none fits, or each of them can be timed."""
     cluster = engine.space.job.cluster
@@ -196,7 +196,7 @@ def peak_bytes(memory: Iterable[StageMemory]) -> int:
     return max(stage.device_bytes for stage in memory)
 
 
-def group_of(layout: Layout) -> Group:
-    return Group(
+def group_of(layout: LayoutSettings) -> LayerKey:
+    return LayerKey(
         layout.tp, layout.cp, layout.micro_batch_size, layout.sequence_parallel, layout.recompute
     )

@@ -20,10 +20,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Literal, NamedTuple
 
-from mpctl.search.bound import Floor
-from mpctl.search.evaluate import Engine
-from mpctl.search.space import Family, Layout, Shape, Space
-from mpctl.validate import check_job
+from mpctl.rules.validate import check_job
+from mpctl.search.bound import StepTimeBound
+from mpctl.search.evaluate import LayoutEvaluator
+from mpctl.search.space import AxesKey, LayoutFamily, LayoutSettings, SearchSpace
 
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
@@ -32,23 +32,23 @@ REPORTED = 256  # parts taken from the queue between two reports
 PARTS = 1000  # of the way that is reported
 
 
-class Point(NamedTuple):
+class EvaluatedLayout(NamedTuple):
     """A layout with its seconds a step and the bytes reserved on its fullest rank."""
 
     seconds: float
     bytes: int
-    layout: Layout
+    layout: LayoutSettings
 
 
 @dataclass
-class Found:
+class FoundLayouts:
     """points: the K best, best first; front: of those and of each rung, what nothing else beats in
     both seconds and bytes; seen: all that were estimated. is_complete: not interrupted."""
 
-    points: list[Point] = field(default_factory=list)
-    front: list[Point] = field(default_factory=list)
+    points: list[EvaluatedLayout] = field(default_factory=list)
+    front: list[EvaluatedLayout] = field(default_factory=list)
     is_complete: bool = True
-    seen: list[Point] = field(default_factory=list)
+    seen: list[EvaluatedLayout] = field(default_factory=list)
 
     @property
     def estimated(self) -> int:
@@ -56,13 +56,13 @@ class Found:
 
 
 @dataclass
-class _Rung:
+class MemoryBudget:
     """The best so far of layouts of at most so many bytes."""
 
     limit: float
     keep: int
     by_bytes: bool = False
-    points: list[Point] = field(default_factory=list)
+    points: list[EvaluatedLayout] = field(default_factory=list)
 
     @property
     def worst(self) -> float:
@@ -70,13 +70,13 @@ class _Rung:
         last = self.points[-1] if len(self.points) == self.keep else None
         return inf if last is None else last.bytes if self.by_bytes else last.seconds
 
-    def _key(self, point: Point) -> tuple[float, float, Layout]:
+    def _key(self, point: EvaluatedLayout) -> tuple[float, float, LayoutSettings]:
         return (point.bytes, point.seconds, point.layout) if self.by_bytes else point
 
     def wants(self, seconds: float, size: float) -> bool:
         return size <= self.limit and seconds <= self.worst
 
-    def offer(self, point: Point) -> None:
+    def offer(self, point: EvaluatedLayout) -> None:
         """Of layouts that differ in their order alone the best is kept."""
         alike = point.layout._replace(order="")
         same = [own for own in self.points if own.layout._replace(order="") == alike]
@@ -87,12 +87,18 @@ class _Rung:
 
 
 def find_layouts(
-    space: Space, *, top: int = 5, rungs: int = RUNGS, objective: Objective = "tokens",
-    exhaustive: bool = False, on_progress: Progress | None = None, engine: Engine | None = None,
-) -> Found:  # fmt: skip
+    space: SearchSpace,
+    *,
+    top: int = 5,
+    rungs: int = RUNGS,
+    objective: Objective = "tokens",
+    exhaustive: bool = False,
+    on_progress: Progress | None = None,
+    engine: LayoutEvaluator | None = None,
+) -> FoundLayouts:
     """The fastest layouts, or those of least memory. Raises MissingFigure where the device states
     no rate. Ctrl-C ends it with what was found so far."""
-    search = _Search(space, engine or Engine(space), top, rungs)
+    search = BranchAndBound(space, engine or LayoutEvaluator(space), top, rungs)
     report = on_progress or _unreported
     try:
         if exhaustive:
@@ -112,19 +118,19 @@ def _unreported(stage: str, done: int, total: int) -> None:
     """Where nobody watches."""
 
 
-class _Search:
-    def __init__(self, space: Space, engine: Engine, top: int, rungs: int) -> None:
+class BranchAndBound:
+    def __init__(self, space: SearchSpace, engine: LayoutEvaluator, top: int, rungs: int) -> None:
         self.space, self.engine = space, engine
-        self.floor, self.found = Floor(self.engine), Found()
+        self.floor, self.found = StepTimeBound(self.engine), FoundLayouts()
         device = space.job.cluster.device
         assert device is not None, "the engine asked for it"
         shares = [device.memory_bytes * share / rungs for share in range(rungs, 0, -1)]
-        self.rungs = [_Rung(limit, 1 if at else top) for at, limit in enumerate(shares)]
-        self.leanest = _Rung(device.memory_bytes, top, by_bytes=True)
+        self.rungs = [MemoryBudget(limit, 1 if at else top) for at, limit in enumerate(shares)]
+        self.leanest = MemoryBudget(device.memory_bytes, top, by_bytes=True)
         self.full: dict[tuple[object, ...], tuple[int, float]] = {}
 
     def run(self, report: Progress) -> None:
-        queue: list[tuple[float, int, Shape | Family | Layout]] = []
+        queue: list[tuple[float, int, AxesKey | LayoutFamily | LayoutSettings]] = []
         shapes = list(self.space.shapes())
         for number, shape in enumerate(shapes):
             queue.append((self.floor.guess(shape), number, shape))
@@ -145,12 +151,12 @@ class _Search:
                 report("layouts", round(PARTS * (bound - least) / (worst - least)), PARTS)
 
     def _below(
-        self, bound: float, part: Shape | Family | Layout
-    ) -> Iterator[tuple[float, Family | Layout]]:
+        self, bound: float, part: AxesKey | LayoutFamily | LayoutSettings
+    ) -> Iterator[tuple[float, LayoutFamily | LayoutSettings]]:
         """What a part is made of, as far as it is still wanted; a layout is estimated."""
-        if isinstance(part, Layout):
+        if isinstance(part, LayoutSettings):
             self._estimate(part, bound)
-        elif isinstance(part, Shape):
+        elif isinstance(part, AxesKey):
             if not self._wants(self.floor.shape(part), 0.0):
                 return
             for family in self.space.families(part):
@@ -165,18 +171,18 @@ class _Search:
                 if self._wants(own, least[layout.zero]):
                     yield own, layout
 
-    def _zeros(self, family: Family) -> list[int]:
+    def _zeros(self, family: LayoutFamily) -> list[int]:
         return self.space.zeros(family.shape.dp * family.shape.group.cp)
 
     def _wants(self, seconds: float, size: float) -> bool:
         return any(rung.wants(seconds, size) for rung in self.rungs)
 
-    def _least(self, family: Family) -> float:
+    def _least(self, family: LayoutFamily) -> float:
         """Bytes that a family like it, of a smaller micro batch, was found to need."""
         batch, size = self.full.get(self._alike(family), (0, 0))
         return size if family.shape.group.micro_batch_size >= batch else 0
 
-    def _leanest(self, family: Family) -> float:
+    def _leanest(self, family: LayoutFamily) -> float:
         """Bytes that every layout of the family needs."""
         size, key = self._least(family), self._alike(family)
         if not self._wants(0.0, size):
@@ -187,26 +193,26 @@ class _Search:
             self.full[key] = batch, size
         return size
 
-    def _alike(self, family: Family) -> tuple[object, ...]:
+    def _alike(self, family: LayoutFamily) -> tuple[object, ...]:
         (tp, cp, _, split, recompute), dp, pp, _ = family.shape
         return tp, cp, split, recompute, dp, pp, *family[1:]
 
-    def _estimate(self, layout: Layout, bound: float) -> None:
+    def _estimate(self, layout: LayoutSettings, bound: float) -> None:
         if not self._wants(bound, self.engine.least_bytes(layout, layout.zero)):
             return
         size = self.engine.reserved(layout)
         if self._wants(bound, size):
             self._take(layout, size, self.rungs)
 
-    def _take(self, layout: Layout, size: int, rungs: list[_Rung]) -> None:
+    def _take(self, layout: LayoutSettings, size: int, rungs: list[MemoryBudget]) -> None:
         time = self.engine.time(layout)
         if time is not None and self._is_legal(layout):
-            point = Point(time.total, size, layout)
+            point = EvaluatedLayout(time.total, size, layout)
             self.found.seen.append(point)
             for rung in rungs:
                 rung.offer(point)
 
-    def _is_legal(self, layout: Layout) -> bool:
+    def _is_legal(self, layout: LayoutSettings) -> bool:
         checks = check_job(self.space.job_of(layout))
         return all(check.status != "error" for check in checks)
 
@@ -233,7 +239,7 @@ class _Search:
         for layout in self.space.layouts():
             self._take(layout, self.engine.reserved(layout), [*self.rungs, self.leanest])
 
-    def result(self, objective: Objective) -> Found:
+    def result(self, objective: Objective) -> FoundLayouts:
         self.found.points = (self.leanest if objective == "memory" else self.rungs[0]).points
         if objective == "memory":
             return self.found

@@ -14,20 +14,20 @@ from math import inf
 from typing import Any, NamedTuple
 
 from mpctl.estimate.kernels import MissingFigure
-from mpctl.search.bound import Floor
-from mpctl.search.evaluate import Engine
-from mpctl.search.find import Point
-from mpctl.search.space import Layout, Space, layout_of
+from mpctl.rules.validate import check_job
+from mpctl.search.bound import StepTimeBound
+from mpctl.search.evaluate import LayoutEvaluator
+from mpctl.search.find import EvaluatedLayout
+from mpctl.search.space import LayoutSettings, SearchSpace, layout_of
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
-from mpctl.validate import check_job
 
-SETTINGS = tuple(name for name in Layout._fields if name != "dp")
+SETTINGS = tuple(name for name in LayoutSettings._fields if name != "dp")
 MOST_CHANGES = 2
 MOST_TRIED = 300  # layouts of each number of changes whose memory is asked for
 
 
-class Near(NamedTuple):
+class NearbyLayout(NamedTuple):
     """A layout that fits; changes: its settings that differ, by their names in a job."""
 
     changes: dict[str, Any]
@@ -49,26 +49,26 @@ def setting_text(name: str, value: Any) -> str:
     return f"{name.split('.')[-1].replace('_', ' ')} {shown}"
 
 
-def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[Near]:
+def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
     """Of a complete job with a model. Empty where its device states no rate, or nothing fits."""
-    space = Space(job)
+    space = SearchSpace(job)
     try:
-        engine = Engine(space)
+        engine = LayoutEvaluator(space)
     except MissingFigure:
         return []
     assert job.cluster.device is not None, "the engine asked for it"
     if engine.least_share > job.cluster.device.memory_bytes:
         return []
-    floor, here = Floor(engine), layout_of(job)
-    found: list[Point] = []
+    floor, here = StepTimeBound(engine), layout_of(job)
+    found: list[EvaluatedLayout] = []
     for changes in range(1, MOST_CHANGES + 1):
         if len(found) < count:
             near = set(_changed(job, here, changes))
             found += _fastest(floor, near, count - len(found))
-    return [Near(changed(here, p.layout), p.seconds, p.bytes) for p in found]
+    return [NearbyLayout(changed(here, p.layout), p.seconds, p.bytes) for p in found]
 
 
-def changed(here: Layout, there: Layout) -> dict[str, Any]:
+def changed(here: LayoutSettings, there: LayoutSettings) -> dict[str, Any]:
     """Settings of a job that lead from one layout to another."""
     values = there._asdict()
     return {
@@ -83,20 +83,22 @@ def setting(name: str) -> str:
     return f"{table}.{name}"
 
 
-def _changed(job: JobSpec, here: Layout, count: int) -> Iterator[Layout]:
+def _changed(job: JobSpec, here: LayoutSettings, count: int) -> Iterator[LayoutSettings]:
     """Legal layouts that differ in exactly so many settings."""
     settings = [s for s in SETTINGS if s != "stage_balance"] if here.vpp > 1 else SETTINGS
     for free in combinations(settings, count):
         fixed = {name: getattr(here, name) for name in SETTINGS if name not in free}
-        for layout in Space(job, fixed).layouts():
+        for layout in SearchSpace(job, fixed).layouts():
             if all(getattr(layout, name) != getattr(here, name) for name in free):
                 yield layout
 
 
-def _fastest(floor: Floor, layouts: Iterable[Layout], count: int) -> list[Point]:
+def _fastest(
+    floor: StepTimeBound, layouts: Iterable[LayoutSettings], count: int
+) -> list[EvaluatedLayout]:
     engine, device = floor.engine, floor.space.job.cluster.device
     assert device is not None, "the engine asked for it"
-    found: list[Point] = []
+    found: list[EvaluatedLayout] = []
     fitting = (one for one in layouts if engine.least_bytes(one, one.zero) <= device.memory_bytes)
     bounds = sorted((floor.family(floor.family_of(one)), one) for one in fitting)
     for bound, layout in bounds[:MOST_TRIED]:
@@ -105,10 +107,10 @@ def _fastest(floor: Floor, layouts: Iterable[Layout], count: int) -> list[Point]
         size = engine.reserved(layout)
         if size <= device.memory_bytes and _is_legal(floor.space, layout):
             time = engine.time(layout)
-            found += [Point(time.total, size, layout)] if time else []
+            found += [EvaluatedLayout(time.total, size, layout)] if time else []
             found.sort()
     return found[:count]
 
 
-def _is_legal(space: Space, layout: Layout) -> bool:
+def _is_legal(space: SearchSpace, layout: LayoutSettings) -> bool:
     return all(check.status != "error" for check in check_job(space.job_of(layout)))

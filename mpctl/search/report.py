@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpctl.estimate.time import StepTime
-from mpctl.plan import make_plan
-from mpctl.search.evaluate import Engine, peak_bytes
-from mpctl.search.find import Point
+from mpctl.planning.plan import make_plan
+from mpctl.search.evaluate import LayoutEvaluator, peak_bytes
+from mpctl.search.find import EvaluatedLayout
 from mpctl.search.nearest import changed, setting_text
-from mpctl.search.space import Layout, layout_of
+from mpctl.search.space import LayoutSettings, layout_of
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
 
@@ -31,7 +31,7 @@ class Choice:
     """A layout with all that is told of it."""
 
     job: JobSpec
-    layout: Layout
+    layout: LayoutSettings
     time: StepTime
     bytes: int
 
@@ -68,7 +68,7 @@ class Choice:
         }  # fmt: skip
 
 
-def choices(engine: Engine, points: Iterable[Point]) -> list[Choice]:
+def choices(engine: LayoutEvaluator, points: Iterable[EvaluatedLayout]) -> list[Choice]:
     """Of points of the engine's space."""
     found = []
     for point in points:
@@ -78,7 +78,7 @@ def choices(engine: Engine, points: Iterable[Point]) -> list[Choice]:
     return found
 
 
-def own_choice(engine: Engine) -> Choice | None:
+def own_choice(engine: LayoutEvaluator) -> Choice | None:
     """The layout that the job itself has, where it can be estimated."""
     plan = make_plan(engine.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
@@ -87,7 +87,7 @@ def own_choice(engine: Engine) -> Choice | None:
     return Choice(plan.job, layout_of(plan.job), plan.estimate.time, size)
 
 
-def layout_text(layout: Layout) -> str:
+def layout_text(layout: LayoutSettings) -> str:
     """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
     axes = ((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp"))
     more = [

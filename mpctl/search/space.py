@@ -26,7 +26,7 @@ Recompute = str
 ORDER = ("tp", "cp", "dp", "pp")
 
 
-class Layout(NamedTuple):
+class LayoutSettings(NamedTuple):
     """Settings of a job by their own names; dp follows from the others."""
 
     tp: int
@@ -43,12 +43,12 @@ class Layout(NamedTuple):
     order: str
 
 
-AXES = Layout._fields
+AXES = LayoutSettings._fields
 TRAINING = ("micro_batch_size", "recompute")
 
 
 @dataclass(frozen=True)
-class Runs:
+class RuntimeSupport:
     """What a runtime runs."""
 
     schedules: tuple[ScheduleName, ...] = ("1f1b",)
@@ -64,18 +64,22 @@ class Runs:
 
 EVERY = ("none", "selective", "full")
 RUNS = {
-    "mpctl": Runs(("1f1b", "zero-bubble"), True, EVERY, True, True, (0, 1, 2, 3), by_cost=True),
-    "megatron-2020": Runs(),
-    "megatron-2021": Runs(chunks=True),
-    "megatron-2022": Runs(chunks=True, recompute=EVERY, sequence=True),
-    "megatron-core": Runs(chunks=True, recompute=EVERY, sequence=True, context=True, zero=(0, 1)),
-    "megatron-deepspeed": Runs(zero=(0, 1)),
-    "fsdp": Runs(zero=(2, 3), tensor=False, pipeline=False),
-    "torchtitan": Runs(("1f1b", "zero-bubble"), True, EVERY, True, True, (2, 3)),
+    "mpctl": RuntimeSupport(
+        ("1f1b", "zero-bubble"), True, EVERY, True, True, (0, 1, 2, 3), by_cost=True
+    ),
+    "megatron-2020": RuntimeSupport(),
+    "megatron-2021": RuntimeSupport(chunks=True),
+    "megatron-2022": RuntimeSupport(chunks=True, recompute=EVERY, sequence=True),
+    "megatron-core": RuntimeSupport(
+        chunks=True, recompute=EVERY, sequence=True, context=True, zero=(0, 1)
+    ),
+    "megatron-deepspeed": RuntimeSupport(zero=(0, 1)),
+    "fsdp": RuntimeSupport(zero=(2, 3), tensor=False, pipeline=False),
+    "torchtitan": RuntimeSupport(("1f1b", "zero-bubble"), True, EVERY, True, True, (2, 3)),
 }
 
 
-class Group(NamedTuple):
+class LayerKey(NamedTuple):
     """What a layer's seconds follow from, whatever the pipeline."""
 
     tp: int
@@ -85,33 +89,33 @@ class Group(NamedTuple):
     recompute: Recompute
 
 
-class Shape(NamedTuple):
+class AxesKey(NamedTuple):
     """A group with the rest of its axes."""
 
-    group: Group
+    group: LayerKey
     dp: int
     pp: int
     microbatches: int
 
 
-class Family(NamedTuple):
+class LayoutFamily(NamedTuple):
     """Layouts that differ in ZeRO and order alone."""
 
-    shape: Shape
+    shape: AxesKey
     vpp: int
     schedule: ScheduleName
     stage_balance: str
 
-    def layout(self, zero: int, order: str) -> Layout:
+    def layout(self, zero: int, order: str) -> LayoutSettings:
         (tp, cp, batch, split, recompute), dp, pp, _ = self.shape
-        return Layout(
+        return LayoutSettings(
             tp, cp, dp, pp, self.vpp, self.schedule, self.stage_balance, batch, recompute, split,
             zero, order,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """job: complete, with a model; fixed: values of Layout's fields that stay; most: the largest
     of an axis; chosen: what is run, where it is not
     what its runtime runs."""
@@ -119,7 +123,7 @@ class Space:
     job: JobSpec
     fixed: Mapping[str, Any] = field(default_factory=dict)
     most: Mapping[str, int] = field(default_factory=dict)
-    chosen: Runs | None = None
+    chosen: RuntimeSupport | None = None
 
     @property
     def world(self) -> int:
@@ -131,16 +135,16 @@ class Space:
         return self.job.model.all_layers
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> RuntimeSupport:
         return self.chosen or RUNS[self.job.training.runtime]
 
-    def layouts(self) -> Iterator[Layout]:
+    def layouts(self) -> Iterator[LayoutSettings]:
         """All of them, in a fixed order."""
         for shape in self.shapes():
             for family in self.families(shape):
                 yield from self.members(family)
 
-    def shapes(self) -> Iterator[Shape]:
+    def shapes(self) -> Iterator[AxesKey]:
         for tp in self.tensor():
             for cp in self.context(tp):
                 for pp in self.pipeline(tp * cp):
@@ -148,18 +152,20 @@ class Space:
                     if self._has("dp", dp):
                         yield from self._of_axes(tp, cp, dp, pp)
 
-    def _of_axes(self, tp: int, cp: int, dp: int, pp: int) -> Iterator[Shape]:
+    def _of_axes(self, tp: int, cp: int, dp: int, pp: int) -> Iterator[AxesKey]:
         recomputes = list(self._only("recompute", self.runs.recompute))
         for batch in self.micro_batches(dp):
             m = (self.job.training.global_batch_size or dp) // (batch * dp)
             for split in self.sequence(tp, cp):
                 for recompute in recomputes:
-                    yield Shape(Group(tp, cp, batch, split, recompute), dp, pp, m)
+                    yield AxesKey(LayerKey(tp, cp, batch, split, recompute), dp, pp, m)
 
-    def families(self, shape: Shape) -> Iterator[Family]:
-        return (Family(shape, *cut) for cut in self.cuts(shape.pp, shape.microbatches))
+    def families(self, shape: AxesKey) -> Iterator[LayoutFamily]:
+        return (LayoutFamily(shape, *cut) for cut in self.cuts(shape.pp, shape.microbatches))
 
-    def members(self, family: Family, zeros: Sequence[int] | None = None) -> Iterator[Layout]:
+    def members(
+        self, family: LayoutFamily, zeros: Sequence[int] | None = None
+    ) -> Iterator[LayoutSettings]:
         """zeros: just those of these ZeRO stages."""
         g, dp, pp, _ = family.shape
         orders = self.orders(g.tp, g.cp, dp, pp)
@@ -269,7 +275,7 @@ class Space:
     def _runs(self, name: str, runs: bool) -> bool:
         return runs or name in self.fixed
 
-    def job_of(self, layout: Layout) -> JobSpec:
+    def job_of(self, layout: LayoutSettings) -> JobSpec:
         """The job under a layout."""
         values = layout._asdict()
         training = {key: values.pop(key) for key in TRAINING}
@@ -290,8 +296,8 @@ class Space:
         )
 
 
-def layout_of(job: JobSpec) -> Layout:
+def layout_of(job: JobSpec) -> LayoutSettings:
     """That of a complete job."""
     tables = {**job.parallel.model_dump(include=set(AXES)), "dp": job.sizes["dp"]}
     tables |= {key: getattr(job.training, key) for key in TRAINING}
-    return Layout(**tables)
+    return LayoutSettings(**tables)

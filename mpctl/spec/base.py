@@ -42,7 +42,7 @@ PositiveHyper = Annotated[float, Field(ge=1e-30, le=1e6)]
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
-class Table(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
     )

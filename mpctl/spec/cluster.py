@@ -20,11 +20,11 @@ from mpctl.spec.base import (
     Part,
     Seconds,
     Share,
-    Table,
+    StrictModel,
 )
 
 
-class Kernels(Table):
+class Kernels(StrictModel):
     """How much of a device's data sheet its kernels reach, fitted to measured products and runs."""
 
     processors: Annotated[int, Field(ge=1, le=2**20)] = Field(
@@ -60,7 +60,7 @@ class Kernels(Table):
     source: str = Field(description="measurements that the figures come from")
 
 
-class Device(Table):
+class DeviceSpec(StrictModel):
     """One accelerator, or one CPU core that hosts a rank."""
 
     name: str = Field(description="the vendor's name of the device")
@@ -80,7 +80,7 @@ class Device(Table):
     source: str = Field(description="data sheet or measurement that the figures come from")
 
 
-class Link(Table):
+class LinkSpec(StrictModel):
     """A network level, per direction."""
 
     bandwidth: BytesPerSecond = Field(
@@ -91,7 +91,7 @@ class Link(Table):
     start: Seconds = Field(0.0, description="time that every collective takes to start, seconds")
 
 
-class Cluster(Table):
+class ClusterSpec(StrictModel):
     """Nodes of equal devices."""
 
     name: str | None = Field(None, description="the cluster's name; a preset fills it in")
@@ -99,9 +99,9 @@ class Cluster(Table):
     gpus_per_node: Count | None = Field(
         None, description="ranks (GPUs) on each host; as many as the layout needs when absent"
     )
-    device: Device | None = Field(None, description="a device preset's name, or its table")
-    intra_node: Link | None = Field(None, description="link between the GPUs of one node")
-    inter_node: Link | None = Field(None, description="link between nodes, for a whole node")
+    device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
+    intra_node: LinkSpec | None = Field(None, description="link between the GPUs of one node")
+    inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
     slowdown: Factor = Field(
         1.0,
         description="kernel time relative to the device preset: clocks, cooling, library versions",

@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, Table, Timeout
-from mpctl.spec.cluster import Cluster
-from mpctl.spec.model import Model, chosen
-from mpctl.spec.parallel import Parallel
-from mpctl.spec.training import Training
+from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, StrictModel, Timeout
+from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.model import ModelSpec, chosen
+from mpctl.spec.parallel import ParallelSpec
+from mpctl.spec.training import TrainingSpec
 
 
-class Data(Table):
+class DataSpec(StrictModel):
     """The text to train and validate on. Paths in a job file are relative to the file."""
 
     corpus: Annotated[list[str], Field(min_length=1)] | None = Field(
@@ -49,7 +49,7 @@ class Data(Table):
     )
 
 
-class Launch(Table):
+class LaunchSpec(StrictModel):
     """How ranks are started, watched and stopped."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -92,18 +92,20 @@ class Launch(Table):
     )
 
 
-class JobSpec(Table):
+class JobSpec(StrictModel):
     """A whole job: the tables of a job file."""
 
     name: str | None = Field(None, description="the job's name; names its run directory")
     description: str | None = Field(None, description="what the job is, in a sentence")
     source: str | None = Field(None, description="where the job's settings come from")
-    cluster: Cluster = Field(default_factory=Cluster, description="the machines")
-    model: Model | None = Field(None, description="the shape of the model")
-    parallel: Parallel = Field(default_factory=Parallel, description="the parallel layout")
-    training: Training = Field(default_factory=Training, description="how the model is trained")
-    data: Data = Field(default_factory=Data, description="what it is trained on")
-    launch: Launch = Field(default_factory=Launch, description="how ranks are run")
+    cluster: ClusterSpec = Field(default_factory=ClusterSpec, description="the machines")
+    model: ModelSpec | None = Field(None, description="the shape of the model")
+    parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the parallel layout")
+    training: TrainingSpec = Field(
+        default_factory=TrainingSpec, description="how the model is trained"
+    )
+    data: DataSpec = Field(default_factory=DataSpec, description="what it is trained on")
+    launch: LaunchSpec = Field(default_factory=LaunchSpec, description="how ranks are run")
 
     @property
     def world_size(self) -> int:

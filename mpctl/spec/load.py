@@ -28,7 +28,7 @@ from mpctl.spec.presets import Kind, find_preset, preset_names
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedJob:
     """What could be read: the job without its bad keys, every issue, the tables whose values are
     therefore in doubt (a default stands where something illegal was written), and the settings that
     were left open."""
@@ -48,7 +48,7 @@ def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> 
     return _get_job(load_partial(source, overrides))
 
 
-def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> Loaded:
+def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> LoadedJob:
     """As load_job, but issues are returned beside what could be read in spite of them."""
     raw = {} if source is None else read_source(source)
     return partial_from_raw(raw, overrides or {})
@@ -58,7 +58,7 @@ def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
     return _get_job(partial_from_raw(raw, overrides))
 
 
-def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> Loaded:
+def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
     issues: list[Issue] = []
     raw = lay({}, raw, issues)
     for where, value in overrides.items():
@@ -68,17 +68,17 @@ def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> Loaded:
     in_doubt = {issue.where.split(".")[0] for issue in issues}
     try:
         job = parse(raw)
-        return Loaded(complete(job), tuple(issues), frozenset(in_doubt), blanks_of(job))
+        return LoadedJob(complete(job), tuple(issues), frozenset(in_doubt), blanks_of(job))
     except SchemaError as error:
         issues += error.issues
         in_doubt |= {str(path[0]) for kind, path in error.places if kind != "extra_forbidden"}
         rest = _salvage(raw, error)
         if rest is None:
-            return Loaded(None, tuple(issues), frozenset(in_doubt))
-        return Loaded(complete(rest), tuple(issues), frozenset(in_doubt), blanks_of(rest))
+            return LoadedJob(None, tuple(issues), frozenset(in_doubt))
+        return LoadedJob(complete(rest), tuple(issues), frozenset(in_doubt), blanks_of(rest))
 
 
-def _get_job(loaded: Loaded) -> JobSpec:
+def _get_job(loaded: LoadedJob) -> JobSpec:
     if loaded.issues or loaded.job is None:
         raise InputError(loaded.issues)
     return loaded.job

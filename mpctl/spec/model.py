@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from mpctl.spec.base import Heads, Hidden, Layers, Rows, Table, Width
+from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
 
 FamilyName = Literal["gpt", "bert", "t5", "glm"]
 Ratio = Annotated[float, Field(ge=1e-6, le=1e12)]
 DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see `derived`
 
 
-class RotaryScaling(Table):
+class RotaryScaling(StrictModel):
     """Scaling of rotary positions as in Llama 3.1 (Hugging Face: rope_type llama3)."""
 
     factor: Ratio = Field(description="by how much low frequencies are slowed down")
@@ -26,7 +26,7 @@ class RotaryScaling(Table):
     original_max_position: Ratio = Field(description="the original length, tokens")
 
 
-class Model(Table):
+class ModelSpec(StrictModel):
     """A model of one of the families.
 
     `layers` counts a decoder's (gpt), an encoder's (bert) or blank-filling blocks (glm); for t5 it

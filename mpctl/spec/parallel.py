@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Bytes, Count, Layers, Table
+from mpctl.spec.base import Bytes, Count, Layers, StrictModel
 
 ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
 
 
-class Parallel(Table):
+class ParallelSpec(StrictModel):
     """How the ranks of the cluster share the work."""
 
     tp: Count = Field(1, description="tensor-parallel size")

@@ -14,36 +14,36 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from mpctl.errors import InputError
-from mpctl.spec.base import Amount, Count, DType, Part, Seconds, Share, Table
+from mpctl.spec.base import Amount, Count, DType, Part, Seconds, Share, StrictModel
 from mpctl.spec.presets import get_preset
-from mpctl.spec.runtime_memory import Memory
+from mpctl.spec.runtime_memory import RuntimeMemory
 
 
-class Passes(Table):
+class MemoryPasses(StrictModel):
     """How often a tensor is read or written in one micro batch: a gelu by itself is 2."""
 
     forward: Amount = Field(description="reads and writes of the tensor in forward")
     backward: Amount = Field(description="reads and writes of the tensor in backward")
 
 
-class Operators(Table):
+class OperatorCosts(StrictModel):
     """Operations bound by memory bandwidth, for one micro batch."""
 
-    hidden: Passes = Field(
+    hidden: MemoryPasses = Field(
         description="passes over the hidden states, a sublayer: norm, dropout, residual"
     )
-    dropout: Passes = Field(
-        Passes(forward=0, backward=0),
+    dropout: MemoryPasses = Field(
+        MemoryPasses(forward=0, backward=0),
         description="further passes over the hidden states where training.dropout is above 0",
     )
-    width: Passes = Field(
+    width: MemoryPasses = Field(
         description="passes over q, k, v and context: splits, rotations, transposes, biases"
     )
-    inner: Passes = Field(description="passes over the MLP's inner tensor: activation, bias")
-    scores: Passes = Field(
+    inner: MemoryPasses = Field(description="passes over the MLP's inner tensor: activation, bias")
+    scores: MemoryPasses = Field(
         description="passes over the score matrix where it is held: scale, mask, softmax"
     )
-    logits: Passes = Field(description="bytes moved for a logit: casts and the loss")
+    logits: MemoryPasses = Field(description="bytes moved for a logit: casts and the loss")
     gradient_bytes: Amount = Field(
         description="bytes moved to accumulate the gradient of a parameter, a micro batch"
     )
@@ -67,7 +67,7 @@ class Operators(Table):
     )
 
 
-class Overlap(Table):
+class OverlapShares(StrictModel):
     """The share of a message that is sent while products run, at most as long as those take."""
 
     tp: Share = Field(
@@ -91,7 +91,7 @@ class Overlap(Table):
     )
 
 
-class Host(Table):
+class HostCosts(StrictModel):
     """Seconds of the host thread that launches kernels, where it takes longer than they do."""
 
     layer: Seconds = Field(
@@ -110,7 +110,7 @@ class Host(Table):
     step: Seconds = Field(0.0, description="host time once a step, seconds")
 
 
-class Seen(Table):
+class FittedRuns(StrictModel):
     """What the runs of the fit were: beyond it an estimate is an extrapolation."""
 
     devices: list[str] = Field(default_factory=list, description="devices of those runs")
@@ -122,32 +122,36 @@ class Seen(Table):
     )
 
 
-class Profile(Table):
+class RuntimeProfile(StrictModel):
     """What an estimate assumes of a training software."""
 
     name: str = Field(description="the software")
     gradient_dtype: DType | None = Field(
         None, description="data type in which gradients are reduced; the job's when absent"
     )
-    operators: Operators = Field(description="operations bound by memory bandwidth")
-    overlap: Overlap = Field(description="what is sent while products run")
-    host: Host = Field(description="time of the host thread")
+    operators: OperatorCosts = Field(description="operations bound by memory bandwidth")
+    overlap: OverlapShares = Field(description="what is sent while products run")
+    host: HostCosts = Field(description="time of the host thread")
     spread: Part = Field(
         description="standard deviation of log(measured / estimated), runs like those of the fit"
     )
     spread_apart: Part = Field(
         description="standard deviation of log(measured / estimated), tables left out of the fit"
     )
-    seen: Seen = Field(default_factory=Seen, description="runs that the figures were fitted to")
-    memory: Memory = Field(default_factory=Memory, description="what it holds in memory")
+    seen: FittedRuns = Field(
+        default_factory=FittedRuns, description="runs that the figures were fitted to"
+    )
+    memory: RuntimeMemory = Field(
+        default_factory=RuntimeMemory, description="what it holds in memory"
+    )
     source: str = Field(description="where the figures come from")
 
 
 @cache
-def get_profile(name: str) -> Profile:
+def get_profile(name: str) -> RuntimeProfile:
     """The preset of `training.runtime`; raises InputError where a file of it is wrong."""
     try:
-        return Profile.model_validate(get_preset("runtimes", name, where="training.runtime"))
+        return RuntimeProfile.model_validate(get_preset("runtimes", name, where="training.runtime"))
     except ValidationError as error:
         where = f"presets/runtimes/{name}.toml"
         raise InputError.of("bad-profile", where, str(error)) from None

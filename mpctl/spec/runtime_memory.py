@@ -11,14 +11,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mpctl.spec.base import Amount, DType, Part, Table
+from mpctl.spec.base import Amount, DType, Part, StrictModel
 
 
-class Memory(Table):
+class RuntimeMemory(StrictModel):
     """Memory beyond the states and activations that every software holds."""
 
     kernels: Literal["mpctl", "megatron", "half"] = Field(
-        "mpctl", description="software whose saved activations are counted (families/kept.py)"
+        "mpctl",
+        description="software whose saved activations are counted (estimate/saved_activations.py)",
     )
     parameter_dtype: DType | None = Field(
         None,

@@ -7,7 +7,11 @@ from typing import Any
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import Kind, preset_names
 
-STARTS: dict[str, Kind] = {"Cluster": "clusters", "Model": "models", "Device": "devices"}
+STARTS: dict[str, Kind] = {
+    "ClusterSpec": "clusters",
+    "ModelSpec": "models",
+    "DeviceSpec": "devices",
+}
 
 
 def job_schema() -> dict[str, Any]:
@@ -17,7 +21,7 @@ def job_schema() -> dict[str, Any]:
         body = schema["$defs"][table]
         names = {"type": "string", "enum": preset_names(kind)}
         body["properties"]["preset"] = {**names, "description": "start from this preset"}
-        if table == "Model":
+        if table == "ModelSpec":
             body["properties"]["hf_config"] = {
                 "type": "string",
                 "description": "take the shape from a Hugging Face config.json",

@@ -13,7 +13,7 @@ from mpctl.spec.base import (
     Hyper,
     PositiveHyper,
     Probability,
-    Table,
+    StrictModel,
 )
 
 RuntimeName = Literal[
@@ -28,7 +28,7 @@ RuntimeName = Literal[
 ]
 
 
-class Training(Table):
+class TrainingSpec(StrictModel):
     """Batches, precision, optimizer, validation and checkpoints."""
 
     micro_batch_size: Count = Field(1, description="samples that a rank computes at once")

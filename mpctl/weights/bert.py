@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.scheme import PADDING, WORD_TABLE, Scheme, plain_activation
 
 
-def config(model: Model) -> dict[str, Any]:
+def config(model: ModelSpec) -> dict[str, Any]:
     return {
         "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,

@@ -25,12 +25,12 @@ from torch import Tensor
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub
-from mpctl.weights.origin import Extension, differences, is_extended
+from mpctl.weights.origin import VocabularyExtension, differences, is_extended
 from mpctl.weights.reader import Targets, not_equal
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 
 ReadRows = Callable[[Sequence[int]], Tensor]
 """Rows of a table by ascending ids, [ids, ...], in the dtype that is stored."""
@@ -39,9 +39,13 @@ ROWS_AT_ONCE = 4096
 
 @torch.no_grad()
 def fill_tables(
-    origin: Hub | Saved, model: Model, targets: Targets, extension: Extension | None,
-    *, reserved: int = 0,
-) -> Targets:  # fmt: skip
+    origin: Hub | SavedModel,
+    model: ModelSpec,
+    targets: Targets,
+    extension: VocabularyExtension | None,
+    *,
+    reserved: int = 0,
+) -> Targets:
     """Fill the word table and the head where the data's extension adds rows to the origin's;
     returns the targets that are left, all of them where it does not.
 
@@ -67,7 +71,7 @@ def fill_tables(
     return {name: target for name, target in targets.items() if name not in tables}
 
 
-def vocabulary_tables(model: Model) -> set[str]:
+def vocabulary_tables(model: ModelSpec) -> set[str]:
     """Parameters with a row for each piece: word table, head, and a bias of the head."""
     weights = get_table(model, tp=1).weights()
     return {weight.name for weight in weights if weight.dims[0] == "vocab"}
@@ -90,7 +94,7 @@ def held_rows(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
         offset += len(block)
 
 
-def extended_rows(read_rows: ReadRows, wanted: range, extension: Extension) -> Tensor:
+def extended_rows(read_rows: ReadRows, wanted: range, extension: VocabularyExtension) -> Tensor:
     """Rows `wanted` of the extended table, [wanted, ...]: float64 if stored so, else float32."""
     first = extension.old_vocab_size
     assert wanted.stop <= extension.vocab_size, f"{wanted} of {extension.vocab_size} rows"
@@ -109,7 +113,7 @@ def extended_rows(read_rows: ReadRows, wanted: range, extension: Extension) -> T
 # ---------------------------------------------------------------- rows of files
 
 
-def row_reader(origin: Hub | Saved, name: str) -> ReadRows:
+def row_reader(origin: Hub | SavedModel, name: str) -> ReadRows:
     """Reads just the rows that it is asked for, from whichever files hold them."""
     if isinstance(origin, Hub):
         return partial(_hub_rows, origin, name)
@@ -126,7 +130,7 @@ def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
     return rows
 
 
-def _saved_rows(saved: Saved, name: str, ids: Sequence[int]) -> Tensor:
+def _saved_rows(saved: SavedModel, name: str, ids: Sequence[int]) -> Tensor:
     parts: list[Tensor] = []
     found: list[int] = []
     for held, place in saved.parts(name):

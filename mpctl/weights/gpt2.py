@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme, plain_activation
 
 
-def config(model: Model) -> dict[str, Any]:
+def config(model: ModelSpec) -> dict[str, Any]:
     return {
         "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
         "n_inner": model.ffn, "n_positions": model.max_positions,

@@ -25,7 +25,7 @@ AGAIN = "fetch the file again"
 
 
 @dataclass(frozen=True)
-class Held:
+class TensorHeader:
     """One tensor of a file."""
 
     path: Path
@@ -37,7 +37,7 @@ class Held:
         return prod(self.shape) * FLOATS[self.dtype]
 
 
-def read_header(path: Path) -> dict[str, Held]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of a safetensors file; InputError when it is not what its header says."""
     try:
         size = path.stat().st_size
@@ -56,7 +56,7 @@ def read_header(path: Path) -> dict[str, Held]:
     return held
 
 
-def _entries(path: Path, header: Any) -> tuple[dict[str, Held], int]:
+def _entries(path: Path, header: Any) -> tuple[dict[str, TensorHeader], int]:
     held, end = {}, 0
     for name, entry in header.items():
         if name == "__metadata__":
@@ -64,7 +64,7 @@ def _entries(path: Path, header: Any) -> tuple[dict[str, Held], int]:
         shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
             raise ValueError(f"{name}: bad shape or offsets")
-        held[name] = Held(path, str(entry["dtype"]), shape)
+        held[name] = TensorHeader(path, str(entry["dtype"]), shape)
         width = FLOATS.get(held[name].dtype)
         if width is not None and stop - start != prod(shape) * width:
             raise ValueError(f"{name}: {stop - start} bytes are not {held[name].dtype} {shape}")
@@ -72,7 +72,7 @@ def _entries(path: Path, header: Any) -> tuple[dict[str, Held], int]:
     return held, end
 
 
-def read_folder(folder: Path) -> tuple[dict[str, Held], list[Issue]]:
+def read_folder(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
     """Every tensor of a Hugging Face directory, and everything wrong with its files."""
     if (folder / INDEX).is_file():
         return _sharded(folder)
@@ -93,7 +93,7 @@ def _nothing(folder: Path) -> Issue:
                  "name a directory that save_pretrained wrote")  # fmt: skip
 
 
-def _sharded(folder: Path) -> tuple[dict[str, Held], list[Issue]]:
+def _sharded(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
     path = folder / INDEX
     try:
         mapped = json.loads(path.read_text("utf-8"))["weight_map"]
@@ -102,7 +102,7 @@ def _sharded(folder: Path) -> tuple[dict[str, Held], list[Issue]]:
             raise ValueError(f"{outside[0]!r} is no file of this directory")
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return {}, [unreadable(path, f"no index: {type(error).__name__}: {error}").issues[0]]
-    tensors: dict[str, Held] = {}
+    tensors: dict[str, TensorHeader] = {}
     issues: list[Issue] = []
     for name in files:
         try:

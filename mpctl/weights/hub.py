@@ -14,8 +14,8 @@ from typing import Any
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.load import load_job
-from mpctl.spec.model import Model
-from mpctl.weights.headers import FLOATS, Held, read_folder
+from mpctl.spec.model import ModelSpec
+from mpctl.weights.headers import FLOATS, TensorHeader, read_folder
 from mpctl.weights.names import SCHEMES, Row, as_stored, get_scheme, is_extra, rows_of
 from mpctl.weights.scheme import HEAD, Scheme
 
@@ -29,9 +29,9 @@ class Hub:
     """
 
     folder: Path
-    model: Model
+    model: ModelSpec
     rows: dict[str, Row]
-    tensors: dict[str, Held]
+    tensors: dict[str, TensorHeader]
     copies: dict[str, tuple[str, ...]]
 
     @property
@@ -66,7 +66,7 @@ def open_hub(folder: Path) -> Hub:
 
 
 def _copies(
-    rows: dict[str, Row], tensors: dict[str, Held], scheme: Scheme
+    rows: dict[str, Row], tensors: dict[str, TensorHeader], scheme: Scheme
 ) -> dict[str, tuple[str, ...]]:
     """By parameter of ours: tensors that hold it once more. A head that is read as a parameter of
     its own is no copy."""
@@ -81,7 +81,7 @@ def _copies(
 
 def _copy_issues(
     rows: dict[str, Row],
-    tensors: dict[str, Held],
+    tensors: dict[str, TensorHeader],
     copies: dict[str, tuple[str, ...]],
     scheme: Scheme,
 ) -> Iterator[Issue]:
@@ -116,7 +116,7 @@ def _require_class(path: Path, config: dict[str, Any]) -> None:
 def _tensor_issues(
     folder: Path,
     rows: dict[str, Row],
-    tensors: dict[str, Held],
+    tensors: dict[str, TensorHeader],
     copies: dict[str, tuple[str, ...]],
     scheme: Scheme,
 ) -> Iterator[Issue]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 
 
-def config(model: Model) -> dict[str, Any]:
+def config(model: ModelSpec) -> dict[str, Any]:
     rotary: dict[str, Any] = {"rope_type": "default"}
     if model.rotary_scaling is not None:
         scaling = model.rotary_scaling.model_dump()

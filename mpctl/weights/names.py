@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
-from mpctl.families.table import Weight
-from mpctl.spec.model import FamilyName, Model
+from mpctl.operators.table import ParameterSpec
+from mpctl.spec.model import FamilyName, ModelSpec
 from mpctl.weights.bert import BERT
 from mpctl.weights.gpt2 import GPT2
 from mpctl.weights.llama import LLAMA
@@ -53,7 +53,7 @@ class Row:
     pieces: tuple[Piece, ...]
 
 
-def get_scheme(model: Model) -> Scheme:
+def get_scheme(model: ModelSpec) -> Scheme:
     """The class that can express the model; InputError names everything that none can."""
     known = CLASSES.get(model.family)
     if known is None:
@@ -71,7 +71,7 @@ def get_scheme(model: Model) -> Scheme:
     return scheme
 
 
-def _inexpressible(model: Model, scheme: Scheme) -> Iterator[Issue]:
+def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
     for key, legal in scheme.expressible.items():
         value = getattr(model, key)
         if value not in legal:
@@ -89,13 +89,13 @@ def _inexpressible(model: Model, scheme: Scheme) -> Iterator[Issue]:
                     f" has as many as heads ({model.heads})")  # fmt: skip
 
 
-def rows_of(model: Model) -> dict[str, Row]:
+def rows_of(model: ModelSpec) -> dict[str, Row]:
     """Every parameter of the model by its name, with where it lies in a directory of theirs."""
     scheme, table = get_scheme(model), get_table(model, tp=1)
     return {weight.name: _row(weight, model, scheme) for weight in table.weights()}
 
 
-def _row(weight: Weight, model: Model, scheme: Scheme) -> Row:
+def _row(weight: ParameterSpec, model: ModelSpec, scheme: Scheme) -> Row:
     shape = weight.shape
     if weight.dims[0] == "vocab":
         shape = (model.vocab, *shape[1:])
@@ -119,7 +119,7 @@ def _their_names(owner: str, scheme: Scheme, *, gated: bool) -> tuple[tuple[str,
     return tuple(name.format(number[1]) for name in modules[key]), True
 
 
-def _heights(owner: str, height: int, pieces: int, model: Model) -> tuple[int, ...]:
+def _heights(owner: str, height: int, pieces: int, model: ModelSpec) -> tuple[int, ...]:
     """Of the pieces stacked: equal ones, unless keys and values have fewer heads."""
     if pieces > 1 and owner.endswith("attention.qkv"):
         return (model.heads * model.head_size, *[model.kv_heads * model.head_size] * 2)

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Protocol
 
 from mpctl.errors import InputError, Issue
-from mpctl.shards import MANIFEST, sha256
-from mpctl.spec.model import Model
+from mpctl.rundir.shards import MANIFEST, sha256
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub, open_hub
-from mpctl.weights.saved import Saved, open_saved
+from mpctl.weights.saved import SavedModel, open_saved
 
 FRAGMENT = "model.toml"
 # What may differ between a model and the one whose weights it starts from.
 FREE = ("name", "source", "vocab_divisor", "seq_length", "decoder_seq_length", "attention")
 
 
-class Extension(Protocol):
+class VocabularyExtension(Protocol):
     """What weights need of an extended tokenizer: id old_vocab_size + k stands for pieces[k]."""
 
     @property
@@ -34,7 +34,7 @@ class Extension(Protocol):
     def pieces(self) -> tuple[tuple[int, ...], ...]: ...
 
 
-def open_origin(path: Path) -> Hub | Saved:
+def open_origin(path: Path) -> Hub | SavedModel:
     """What initial weights are read from; InputError carries everything wrong with it.
 
     A path may also be one checkpoint of a run or of an import, RUN/checkpoints/step-N.
@@ -59,7 +59,7 @@ def open_origin(path: Path) -> Hub | Saved:
                         "with a checkpoint", hint)  # fmt: skip
 
 
-def longest_sequence(origin: Hub | Saved, seen: frozenset[Path] = frozenset()) -> int:
+def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset()) -> int:
     """Tokens that a model was made for: its own limit, or that of the weights it started from, as
     far as they are still there, where that is more (a run may train on shorter sequences)."""
     own = max(origin.model.max_positions, origin.model.seq_length)
@@ -74,7 +74,7 @@ def longest_sequence(origin: Hub | Saved, seen: frozenset[Path] = frozenset()) -
 
 
 def origin_issues(
-    path: Path, model: Model, extension: Extension | None = None, *, reserved: int = 0
+    path: Path, model: ModelSpec, extension: VocabularyExtension | None = None, *, reserved: int = 0
 ) -> list[Issue]:
     """Everything that keeps `model` from starting from what is at `path`; headers only.
 
@@ -91,7 +91,11 @@ def origin_issues(
 
 
 def is_extended(
-    model: Model, origin: Hub | Saved, extension: Extension | None, *, reserved: int = 0
+    model: ModelSpec,
+    origin: Hub | SavedModel,
+    extension: VocabularyExtension | None,
+    *,
+    reserved: int = 0,
 ) -> bool:
     """Whether the extension starts where the origin ends, so that it explains all new rows.
 
@@ -108,10 +112,10 @@ def is_extended(
     return sha256(path) == extension.old_tokenizer_sha256
 
 
-def differences(ours: Model, theirs: Model, path: Path) -> Iterator[Issue]:
+def differences(ours: ModelSpec, theirs: ModelSpec, path: Path) -> Iterator[Issue]:
     """Keys in which the models are not the same function of the same shapes."""
     free = FREE if ours.position == "learned" else (*FREE, "max_positions")
-    for key in Model.model_fields:
+    for key in ModelSpec.model_fields:
         now, then = getattr(ours, key), getattr(theirs, key)
         if now != then and key not in free:
             hint = f"use model.{key} {then!r}"

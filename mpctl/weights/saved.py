@@ -12,15 +12,21 @@ from typing import Any
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
-from mpctl.shards import damaged, newest_checkpoint, read_manifest, read_shard_record, shard_path
+from mpctl.rundir.shards import (
+    damaged,
+    newest_checkpoint,
+    read_manifest,
+    read_shard_record,
+    shard_path,
+)
 from mpctl.spec.load import load_job
-from mpctl.spec.model import Model
-from mpctl.weights.headers import FLOATS, Held, read_header
+from mpctl.spec.model import ModelSpec
+from mpctl.weights.headers import FLOATS, TensorHeader, read_header
 from mpctl.weights.hub import find_tokenizer
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedModel:
     """A checkpoint of ours: that of an import, or a run's newest.
 
     started_from: where the run's initial weights came from, if from anywhere.
@@ -29,19 +35,19 @@ class Saved:
     folder: Path
     checkpoint: Path
     step: int
-    model: Model
+    model: ModelSpec
     tokenizer: Path | None
-    tensors: tuple[dict[str, Held], ...]  # by shard: the values, by our names
+    tensors: tuple[dict[str, TensorHeader], ...]  # by shard: the values, by our names
     places: tuple[dict[str, Any], ...]  # by shard: full shape, dim and blocks, by our names
     started_from: Path | None
 
-    def parts(self, name: str) -> list[tuple[Held, dict[str, Any]]]:
+    def parts(self, name: str) -> list[tuple[TensorHeader, dict[str, Any]]]:
         """Of a parameter: what each shard of the stage that saved it holds, and its place."""
         shards = zip(self.tensors, self.places, strict=True)
         return [(tensors[name], places[name]) for tensors, places in shards if name in places]
 
 
-def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Saved:
+def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> SavedModel:
     """source: of the model, a job.json or a model.toml; checkpoint: the newest when absent."""
     job = load_job(str(source))
     checkpoint = checkpoint or newest_checkpoint(folder)
@@ -64,7 +70,7 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     data, named = job.data.path, job.data.tokenizer
     others = [*([Path(data, "tokenizer.json")] if data else ()), *([Path(named)] if named else ())]
     tokenizer = find_tokenizer(folder, *others)
-    saved = Saved(
+    saved = SavedModel(
         folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places),
         None if job.training.init_from is None else Path(job.training.init_from),
     )  # fmt: skip
@@ -73,7 +79,7 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     return saved
 
 
-def _values(checkpoint: Path, index: int) -> tuple[dict[str, Held], dict[str, Any]]:
+def _values(checkpoint: Path, index: int) -> tuple[dict[str, TensorHeader], dict[str, Any]]:
     """The values of one shard and where each belongs."""
     path = shard_path(checkpoint, index)
     places = dict(read_shard_record(checkpoint, index, hashed=False)["parameters"])
@@ -89,7 +95,7 @@ def _values(checkpoint: Path, index: int) -> tuple[dict[str, Held], dict[str, An
     return values, places
 
 
-def _place_issues(saved: Saved, tp: int) -> Iterator[Issue]:
+def _place_issues(saved: SavedModel, tp: int) -> Iterator[Issue]:
     """Shapes and places as recorded against the model's, whose vocabulary each tp pads otherwise.
 
     All tp ranks of one stage hold each parameter, and no other stage does: what several stages
@@ -116,7 +122,7 @@ def _place_issues(saved: Saved, tp: int) -> Iterator[Issue]:
 
 
 def _misfit(
-    saved: Saved, name: str, index: int, stage: range, wanted: tuple[int, ...] | None
+    saved: SavedModel, name: str, index: int, stage: range, wanted: tuple[int, ...] | None
 ) -> str | None:
     """Why the part of a parameter in one shard cannot be; None where it can."""
     place = saved.places[index].get(name)

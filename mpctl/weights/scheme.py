@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 HEAD = "lm_head"
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -43,7 +43,7 @@ class Scheme:
     model_type: str
     architecture: str
     modules: Modules
-    config: Callable[[Model], dict[str, Any]]
+    config: Callable[[ModelSpec], dict[str, Any]]
     expressible: Mapping[str, tuple[object, ...]]
     tokens: Mapping[str, tuple[str, ...]]
     roles: Mapping[str, tuple[str, ...]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.scheme import HEAD, WORD_TABLE, Modules, Scheme, plain_activation
 
 GATED = {"swiglu": "gated-silu", "geglu_tanh": "gated-gelu", "geglu": "gated-gelu_python"}
@@ -18,7 +18,7 @@ TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 UNREAD_BIAS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
 
 
-def config(model: Model) -> dict[str, Any]:
+def config(model: ModelSpec) -> dict[str, Any]:
     activation = model.activation
     return {
         "num_layers": model.layers, "num_decoder_layers": model.decoder_layers,

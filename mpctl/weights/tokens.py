@@ -20,7 +20,7 @@ from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import load_tokenizer, tokenizer_text, vocabulary_size
 from mpctl.errors import InputError
 from mpctl.families import special_tokens
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.scheme import Scheme
 
 TOKENIZER = "tokenizer.json"
@@ -36,7 +36,7 @@ class Tokens:
     """Names of special tokens that the file lacks because training reserved ids for them."""
 
 
-def find_tokens(model: Model, tokenizer: Path) -> Tokens:
+def find_tokens(model: ModelSpec, tokenizer: Path) -> Tokens:
     """Special tokens that the tokenizer has, and those that training reserves ids for.
 
     Where the vocabulary has no room for these, the model was never trained with this tokenizer.
@@ -58,7 +58,7 @@ def token_settings(tokens: Tokens | None, scheme: Scheme) -> dict[str, int | Non
             for key, names in scheme.tokens.items()}  # fmt: skip
 
 
-def write_tokenizer(folder: Path, tokens: Tokens, model: Model, scheme: Scheme) -> list[str]:
+def write_tokenizer(folder: Path, tokens: Tokens, model: ModelSpec, scheme: Scheme) -> list[str]:
     """Write the files to `folder`; returns what could not be said in them, in words."""
     notes = _write_tokens(folder / TOKENIZER, tokens, scheme)
     roles = token_roles(tokens, scheme)
@@ -85,7 +85,7 @@ def token_roles(tokens: Tokens, scheme: Scheme) -> dict[str, str]:
     return {role: name for role, name in found.items() if name is not None}
 
 
-def tokenizer_config(tokens: Tokens, model: Model, scheme: Scheme) -> dict[str, Any]:
+def tokenizer_config(tokens: Tokens, model: ModelSpec, scheme: Scheme) -> dict[str, Any]:
     """A causal model continues its input, so batches are padded on the left."""
     roles = token_roles(tokens, scheme)
     others = [name for name in special_tokens(model) if name not in roles.values()]

@@ -21,16 +21,16 @@ from torch import Tensor
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
+from mpctl.rundir.shards import MANIFEST, SCHEMA, checkpoint_bytes, read_shard_record, shard_path
 from mpctl.sharding import AXIS_OF_DIM
-from mpctl.shards import MANIFEST, SCHEMA, checkpoint_bytes, read_shard_record, shard_path
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file
 from mpctl.weights.headers import INDEX, SINGLE
 from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
 from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
 from mpctl.weights.reader import fill, read_piece
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 from mpctl.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -45,7 +45,7 @@ class Written:
 
     source: Path
     out: Path
-    model: Model
+    model: ModelSpec
     architecture: str
     parameters: int
     bytes: int
@@ -65,7 +65,7 @@ class Written:
         }  # fmt: skip
 
 
-class _Counter:
+class _ByteCounter:
     """Bytes done so far, reported as they grow."""
 
     def __init__(self, stage: str, total: int, report: Progress | None) -> None:
@@ -85,7 +85,7 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         checkpoint.mkdir(parents=True)
         issues: list[Issue] = []
         entries, places = _entries_of_ours(hub, issues)
-        counter = _Counter("import", _total(entries), on_progress)
+        counter = _ByteCounter("import", _total(entries), on_progress)
         _write_records(checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), places)
         if issues:
             raise InputError(issues)
@@ -130,7 +130,7 @@ def _write_records(checkpoint: Path, file: WrittenFile, places: dict[str, Any]) 
     _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 
 
-def _fragment(model: Model, out: Path, *, tokenizer: bool) -> str:
+def _fragment(model: ModelSpec, out: Path, *, tokenizer: bool) -> str:
     """A job file: the model, and that training starts from its weights."""
     lines = ["[model]"]
     for key, value in model.model_dump(exclude_none=True).items():
@@ -165,7 +165,9 @@ def export_weights(
         ids = token_settings(tokens, scheme)
         _verify(saved, on_progress)
         entries = [entry for row in rows.values() for entry in _entries_of_theirs(saved, row)]
-        _write_sharded(work, entries, shard_bytes, _Counter("export", _total(entries), on_progress))
+        _write_sharded(
+            work, entries, shard_bytes, _ByteCounter("export", _total(entries), on_progress)
+        )
         _write_json(work / "config.json", hub_config(model, _dtype(entries), ids))
         notes = [NO_TOKENIZER] if tokens is None else write_tokenizer(work, tokens, model, scheme)
         files = _files(work)
@@ -175,9 +177,9 @@ def export_weights(
     )  # fmt: skip
 
 
-def _verify(saved: Saved, on_progress: Progress | None) -> None:
+def _verify(saved: SavedModel, on_progress: Progress | None) -> None:
     """InputError unless the shards' bytes are those that were written."""
-    counter = _Counter("verify", checkpoint_bytes(saved.checkpoint), on_progress)
+    counter = _ByteCounter("verify", checkpoint_bytes(saved.checkpoint), on_progress)
     for index in range(len(saved.tensors)):
         read_shard_record(saved.checkpoint, index, on_bytes=counter)
 
@@ -186,7 +188,7 @@ def _total(entries: Iterable[Entry]) -> int:
     return sum(entry.bytes for entry in entries)
 
 
-def _entries_of_theirs(saved: Saved, row: Row) -> list[Entry]:
+def _entries_of_theirs(saved: SavedModel, row: Row) -> list[Entry]:
     dtype, entries, first = saved.parts(row.name)[0][0].dtype, [], 0
     for piece in row.pieces:
         rows = slice(first, first + piece.rows)
@@ -196,7 +198,7 @@ def _entries_of_theirs(saved: Saved, row: Row) -> list[Entry]:
     return entries
 
 
-def _piece(saved: Saved, name: str, rows: slice, *, transposed: bool) -> Tensor:
+def _piece(saved: SavedModel, name: str, rows: slice, *, transposed: bool) -> Tensor:
     """Rows of a whole parameter, put together from the parts of its stage; padding is left out."""
     shards, parts = [], []
     for held, place in saved.parts(name):
@@ -207,7 +209,7 @@ def _piece(saved: Saved, name: str, rows: slice, *, transposed: bool) -> Tensor:
     return part.T if transposed else part
 
 
-def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _Counter) -> None:
+def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _ByteCounter) -> None:
     """One file, or several of at most `limit` bytes (one tensor at least) and their index."""
     groups: list[list[Entry]] = [[]]
     for entry in entries:
@@ -225,7 +227,7 @@ def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _Count
     _write_json(work / INDEX, {"metadata": {"total_size": counter.total}, "weight_map": placed})
 
 
-def hub_config(model: Model, dtype: str, ids: Mapping[str, int | None]) -> dict[str, Any]:
+def hub_config(model: ModelSpec, dtype: str, ids: Mapping[str, int | None]) -> dict[str, Any]:
     """The config.json of a model, which shape_from_hf reads back as the same model.
 
     ids: of special tokens, by the keys of config.json (tokens.py).
@@ -239,7 +241,7 @@ def hub_config(model: Model, dtype: str, ids: Mapping[str, int | None]) -> dict[
     return {**shared, **ids, **scheme.config(model)}
 
 
-def _with_limit(saved: Saved) -> Model:
+def _with_limit(saved: SavedModel) -> ModelSpec:
     """The model with the longest sequence that it was made for; a learned table has its rows."""
     if saved.model.position != "rotary":
         return saved.model

@@ -9,8 +9,8 @@ from mpctl.bench.runner import load_warnings, write_report
 from mpctl.bench.scaling import Case, parse_worlds, scaling_cases, scaling_rows, timing_of
 from mpctl.cli.app import run
 from mpctl.errors import InputError
-from mpctl.launch.marker import write_marker
 from mpctl.render.bench import print_scaling
+from mpctl.rundir.marker import write_marker
 from mpctl.spec.load import load_job
 
 

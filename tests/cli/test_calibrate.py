@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.spec.runtime import Profile
+from mpctl.spec.runtime import RuntimeProfile
 from tests.cli.calls import Mpctl, caller
 
-ROWS = json.loads((Path(__file__).parent.parent / "golden" / "published_runs.json").read_text())
+ROWS = json.loads((Path(__file__).parent.parent / "recorded" / "published_runs.json").read_text())
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_runs_become_presets(mpctl: Mpctl, tmp_path: Path) -> None:
     assert "vtrain_multi" in said.out
     text = (out / "runtimes" / "megatron-deepspeed.toml").read_text()
     assert text.startswith("# Fitted by `mpctl calibrate` to 4 runs (vtrain_multi)")
-    assert Profile.model_validate(tomllib.loads(text)).seen.gpus == 512
+    assert RuntimeProfile.model_validate(tomllib.loads(text)).seen.gpus == 512
 
 
 def test_bad_runs_are_refused(mpctl: Mpctl, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.spec.presets import preset_names
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
 from tests.cli.calls import Mpctl, Said, assert_refused, caller, spawn
-from tests.golden.test_rank_groups import TWO_NODES
+from tests.test_rank_groups import TWO_NODES
 
 GOLDEN = ("plan", "--nodes", 2, "--gpus-per-node", 8, "--tp", 2, "--pp", 4)
 BIG = ("plan", "--nodes", 131072, "--gpus-per-node", 8, "--tp", 8, "--pp", 16)

@@ -249,6 +249,6 @@ def test_every_setting_that_has_a_flag_is_in_the_schema(schema: Schema) -> None:
     for flag in FLAGS:
         table, _, key = flag.setting.partition(".")
         if key:
-            held = schema["$defs"][table.capitalize()]
+            held = schema["$defs"][f"{table.capitalize()}Spec"]
             bodies = [held, *held.get("anyOf", ())]
             assert any(key in body.get("properties", {}) for body in bodies), flag.option

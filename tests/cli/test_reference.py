@@ -7,12 +7,12 @@ import difflib
 import pytest
 from pydantic import BaseModel
 
-from mpctl.spec.runtime import Profile
+from mpctl.spec.runtime import RuntimeProfile
 from tests.reference.facts import READ, SCHEMAS, SET, named_schemas, named_variables
 from tests.reference.keys import job_tables
 from tests.reference.text import PATH, reference_text
 
-TABLES = [*job_tables(), *job_tables(Profile, ("profile",))]
+TABLES = [*job_tables(), *job_tables(RuntimeProfile, ("profile",))]
 RENEW = "run `make reference` (python -m tests.reference) and commit docs/reference.md"
 
 

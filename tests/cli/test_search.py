@@ -18,7 +18,7 @@ import pytest
 
 from mpctl.cli.app import run
 from mpctl.cli.options import command_line
-from mpctl.plan import load_plan
+from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job, parse_settings
 from tests.cli.calls import Mpctl, assert_refused, caller, spawn
 
@@ -346,7 +346,7 @@ def test_none_of_it_is_imported_by_a_plain_plan() -> None:
         "import sys\nfrom mpctl.cli.app import run\n"
         "run(['plan', 'two-nodes-16-gpus', '--json', '--groups', 'none'])\n"
         "found = [n for n in sys.modules if n.startswith(('mpctl.search', 'mpctl.batch', "
-        "'mpctl.compare', 'mpctl.explain'))]\nprint(found, file=sys.stderr)"
+        "'mpctl.planning.compare', 'mpctl.planning.explain'))]\nprint(found, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"

@@ -11,7 +11,7 @@ from mpctl.data.documents import (
     FEWEST,
     LONGEST,
     SHARE,
-    Cut,
+    TextCut,
     choose_cut,
     count_corpus,
     split_chunks,
@@ -63,7 +63,7 @@ def test_there_are_sixteen_when_there_is_text(lengths, data):
     assert found == sum(map(cut.count, lengths, is_record))
     assert found >= FEWEST or sum(lengths) < 128 * FEWEST
     assert found >= len(lengths)
-    if cut == Cut():  # whole lines, and files up to the limit
+    if cut == TextCut():  # whole lines, and files up to the limit
         assert all(
             cut.count(n, record) == (1 if record or n <= LONGEST else -(-n // SHARE))
             for n, record in zip(lengths, is_record, strict=True)

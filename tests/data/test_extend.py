@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from mpctl.data.extend import Extended, check_extendable, extend_tokenizer
 from mpctl.data.extension import (
     EXTENSION,
-    Extension,
+    TokenizerExtension,
     find_extension,
     read_extension,
     sha256,
@@ -280,7 +280,7 @@ def test_a_normalizer_is_obeyed(tmp_path: Path) -> None:
     assert not any(text != text.lower() for text in spelled)
 
 
-EXAMPLE = Extension(300, "0" * 64, "f" * 64, ((5, 9), (5, 9, 7)))
+EXAMPLE = TokenizerExtension(300, "0" * 64, "f" * 64, ((5, 9), (5, 9, 7)))
 
 
 def test_extension_comes_back(tmp_path: Path) -> None:

@@ -21,9 +21,10 @@ from mpctl.families.glm.samples import (
     length_thresholds,
     text_length,
 )
+from mpctl.families.modules import OBJECTIVES
 from mpctl.families.t5.samples import corrupt
 from mpctl.families.t5.special import Lengths, lengths, target_length
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 FAMILIES = ("gpt", "bert", "t5", "glm")
 WORDS, VOCAB = 3000, 3100
@@ -47,11 +48,11 @@ def text(tmp_path_factory) -> IndexedDataset:
     return dataset(tmp_path_factory.mktemp("objectives"), [3, 17, 1, 8, 40, 2, 29] * 30)
 
 
-def model(family: str, seq_length: int, **changes) -> Model:
+def model(family: str, seq_length: int, **changes) -> ModelSpec:
     shape = {"layers": 1, "hidden": 8, "heads": 1, "vocab": VOCAB, "seq_length": seq_length}
     if family == "t5":
         shape |= {"decoder_layers": 1, "decoder_seq_length": target_length(seq_length) + 2}
-    return Model.model_validate({"family": family} | shape | changes)
+    return ModelSpec.model_validate({"family": family} | shape | changes)
 
 
 def special(family: str, seq_length: int) -> dict[str, int]:
@@ -60,7 +61,7 @@ def special(family: str, seq_length: int) -> dict[str, int]:
 
 
 def samples(family: str, data: IndexedDataset, seq_length: int, seed: int = 1, **changes):
-    return import_module(f"mpctl.families.{family}.samples").Samples(
+    return OBJECTIVES[family](
         data, model(family, seq_length, **changes), seed=seed,
         special=special(family, seq_length), words=WORDS,
     )  # fmt: skip
@@ -116,7 +117,7 @@ def test_seed_and_number_decide(family, text):
 @every_family
 def test_without_shuffling_text_is_in_order_and_noise_is_not(family, text):
     """A held-out sample is the same every time; an epoch on, the same text has other noise."""
-    made = import_module(f"mpctl.families.{family}.samples").Samples(
+    made = OBJECTIVES[family](
         text, model(family, 40), seed=1, special=special(family, 40), words=WORDS, shuffle=False
     )
     batch = made.batch([0, made.samples_per_epoch])

@@ -10,7 +10,7 @@ import pytest
 from mpctl.data.prompts import PromptEncoder, filled_text
 from mpctl.data.tokenizer import train_tokenizer
 from mpctl.errors import InputError
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 SHAPE: dict[str, Any] = {
     "layers": 1, "hidden": 8, "heads": 2, "vocab": 270, "seq_length": 16, "decoder_seq_length": 8,
@@ -25,7 +25,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def encoder(tokenizer: Path, family: str, **changes: Any) -> PromptEncoder:
-    model = Model.model_validate({**SHAPE, "family": family, **changes})
+    model = ModelSpec.model_validate({**SHAPE, "family": family, **changes})
     return PromptEncoder(model, tokenizer)
 
 

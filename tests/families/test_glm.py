@@ -20,10 +20,10 @@ from torch import Tensor
 
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
-from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import Shard, assemble, initialise, shard_of
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
+from mpctl.transport.group import Group
 from tests.ranks import run_ranks
 
 SHAPE: dict[str, Any] = {
@@ -82,7 +82,7 @@ def attention(h: Tensor, w: Weights) -> Tensor:
 def _rank(rank: int, size: int) -> dict[str, Any]:
     group = Group(rank, size, None, "tp") if size > 1 else Group()
     model = build_module(
-        Model(**SHAPE), Training(init_std=0.2), group=group, cp=Group(name="cp"),
+        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), group=group, cp=Group(name="cp"),
         sequence_parallel=False, dtype=torch.float64, device=torch.device("cpu"),
     )  # fmt: skip
     initialise(model, 7)
@@ -135,7 +135,7 @@ def test_logits_and_gradients_are_the_papers(tp: int) -> None:
 def test_a_word_of_a_blank_is_not_told_by_later_ones() -> None:
     """What figure 2's mask is for: changing x3, read last, changes no earlier prediction."""
     model = build_module(
-        Model(**SHAPE), Training(init_std=0.2), group=Group(), cp=Group(name="cp"),
+        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), group=Group(), cp=Group(name="cp"),
         sequence_parallel=False, dtype=torch.float64, device=torch.device("cpu"),
     )  # fmt: skip
     initialise(model, 7)

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.context import context_split
-from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.parameters import Shard, assemble, is_partial, shard_of
+from mpctl.transport.group import Collective, Group
 
 EXACT = 1e-10
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from mpctl.kernels import context
 from mpctl.kernels.attention import ParallelSelfAttention
-from mpctl.kernels.group import Group
-from mpctl.kernels.noise import Noise
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.parameters import is_partial
 from mpctl.kernels.rotary import Rotary
+from mpctl.transport.group import Group
 from tests.kernels.oracle import (
     close,
     copies,
@@ -66,8 +66,8 @@ def _mask() -> Tensor:
     return mask
 
 
-def _noise() -> Noise:
-    return Noise(5, 6, SAMPLES)
+def _noise() -> CounterRNG:
+    return CounterRNG(5, 6, SAMPLES)
 
 
 def _run(rank: int, size: int, split: bool) -> dict:
@@ -177,7 +177,7 @@ def test_a_recomputed_core_keeps_no_scores() -> None:
             64, 4, group=Group(), site="x", dropout=0.1, recompute_core=again
         )
         fill(module)
-        x, noise = torch.ones(1, 256, 64, requires_grad=True), Noise(1, 2, torch.tensor([3]))
+        x, noise = torch.ones(1, 256, 64, requires_grad=True), CounterRNG(1, 2, torch.tensor([3]))
         kept.append(saved_bytes(lambda m=module, x=x, noise=noise: m(x, noise)))
     # probabilities, mask and dropped probabilities of 4 heads in float32
     assert kept[0] - kept[1] >= (4 + 1 + 4) * 4 * 256 * 256

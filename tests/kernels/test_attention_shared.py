@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mpctl.kernels.attention import ParallelSelfAttention
-from mpctl.kernels.group import Collective, Group
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import fill, grouped, logged
 from tests.ranks import run_ranks
 

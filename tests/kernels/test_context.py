@@ -10,11 +10,11 @@ from torch.nn.attention.bias import CausalBias
 from mpctl.kernels import context
 from mpctl.kernels.attention import ParallelSelfAttention
 from mpctl.kernels.context import AttentionCore, context_blocks, context_positions, context_split
-from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.relative import RelativeBias
 from mpctl.kernels.rotary import Rotary
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import axes, close, fill, logged, numbers
 from tests.ranks import run_ranks
 
@@ -52,7 +52,7 @@ def _case(case: str, tp: Group, cp: Group) -> list:
     wanted = CASES[case]
     mask = partly_bidirectional_mask(PREFIX, S, queries=rows) if "mask" in wanted else None
     bias = relative.at(rows, range(S)) if "bias" in wanted else None
-    y = module(x, Noise(5, 6, SAMPLES), mask=mask, bias=bias)
+    y = module(x, CounterRNG(5, 6, SAMPLES), mask=mask, bias=bias)
     y.backward(context_split(numbers(B, S, H, seed=9), cp))
     weights = [*module.parameters(), *([relative.weight] if "bias" in wanted else [])]
     return [y.detach(), x.grad, [weight.grad for weight in weights]]
@@ -109,7 +109,7 @@ def _traffic(rank: int, size: int) -> list:
     log: list[Collective] = []
     cp = Group(rank, size, name="cp", record=log.append)
     module, _ = _made("dropout recomputed", Group(), cp)
-    y = module(context_split(numbers(B, S, H), cp).requires_grad_(), Noise(5, 6, SAMPLES))
+    y = module(context_split(numbers(B, S, H), cp).requires_grad_(), CounterRNG(5, 6, SAMPLES))
     forward = len(log)
     y.sum().backward()
     return [logged(log[:forward]), logged(log[forward:])]
@@ -162,7 +162,7 @@ def test_positions_by_hand() -> None:
 
 
 def test_noise_of_scattered_rows_and_columns_is_the_wholes() -> None:
-    noise, rows = Noise(1, 2, torch.arange(3)), torch.tensor([0, 1, 14, 15])
+    noise, rows = CounterRNG(1, 2, torch.arange(3)), torch.tensor([0, 1, 14, 15])
     x = torch.rand(3, S, 6) + 0.5
     y = noise.dropout(x, 0.4, site="x")
     assert torch.equal(noise.dropout(x[:, rows], 0.4, site="x", rows=rows), y[:, rows])

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_attention import ParallelCrossAttention
-from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.masks import cross_padding_mask
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import is_partial
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import (
     axes,
     close,
@@ -59,7 +59,7 @@ def _run(rank: int, size: int, split: bool) -> dict:
         x = own(numbers(B, Q, H, seed=8)).requires_grad_()
         context = own(numbers(B, S, C, seed=7)).requires_grad_()
         mask = cross_padding_mask(REAL, Q) if masked else None
-        y = module(x, context, Noise(5, 6, SAMPLES), mask=mask)
+        y = module(x, context, CounterRNG(5, 6, SAMPLES), mask=mask)
         forward = len(log)
         y.backward(own(numbers(B, Q, H, seed=9)))
         traffic = [logged(log[:forward]), logged(log[forward:])]
@@ -78,7 +78,7 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, context: Tensor) -> Ten
     shares = scores.exp() * (REAL[:, None, None] if masked else 1)
     shares = shares / shares.sum(-1, keepdim=True)
     ones = torch.ones(B, A, Q, S, dtype=torch.float64)
-    shares = shares * Noise(5, 6, SAMPLES).attention_dropout(ones, p, site="x", heads=range(A))
+    shares = shares * CounterRNG(5, 6, SAMPLES).attention_dropout(ones, p, site="x", heads=range(A))
     out = torch.einsum("baqk,bkad->bqad", shares, kv[:, :, 1]).flatten(2)
     return out @ w["output.weight"].T + w["output.bias"]
 
@@ -112,7 +112,7 @@ def _run_context(rank: int, size: int) -> dict:
         x = held(numbers(B, Q, H, seed=8), tp, cp).requires_grad_()
         context = held(numbers(B, S, C, seed=7), tp, cp).requires_grad_()
         mask = cross_padding_mask(REAL, Q // size) if masked else None
-        y = module(x, context, Noise(5, 6, SAMPLES), mask=mask)
+        y = module(x, context, CounterRNG(5, 6, SAMPLES), mask=mask)
         y.backward(held(numbers(B, Q, H, seed=9), tp, cp))
         traffic = logged(log)
         sum_gradients(module, tp, cp)

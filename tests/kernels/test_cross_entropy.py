@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import OutputHead
-from mpctl.kernels.group import Collective, Group
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import close, fill, grouped, logged, numbers, saved_bytes, whole
 from tests.kernels.oracle import gradients as shards
 from tests.ranks import run_ranks

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.kernels.context import context_positions
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
-from mpctl.kernels.group import Collective, Group
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.relative import RelativeBias
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import (
     axes,
     below,
@@ -81,7 +81,7 @@ def _one(rank: int, layout: tuple[int, int], style: str, kind: tuple[bool, str, 
     y = held(numbers(B, S, H, seed=7), tp, cp, split).requires_grad_()
     mask, seen = (m if m is None else m[:, :, rows] for m in _masks(style))
     bias = layer.relative.at(rows, range(Q)) if "t5" in style else None
-    z = layer(x, y, Noise(5, 6, SAMPLES), bias=bias, mask=mask, context_mask=seen)
+    z = layer(x, y, CounterRNG(5, 6, SAMPLES), bias=bias, mask=mask, context_mask=seen)
     forward = len(log)
     z.backward(held(numbers(B, Q, H, seed=9), tp, cp, split))
     traffic = [logged(log[:forward]), logged(log[forward:])]
@@ -101,7 +101,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, style: str, site: str, scores: Tens
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * STYLES[style]["scale"] + scores
     shares = scores.exp() / scores.exp().sum(-1, keepdim=True)
     p = STYLES[style].get("attention_dropout", 0.0)
-    drawn = Noise(5, 6, SAMPLES).attention_dropout(
+    drawn = CounterRNG(5, 6, SAMPLES).attention_dropout(
         torch.ones_like(shares), p, site=f"layers.1.{site}.probabilities", heads=range(A)
     )
     return torch.einsum("bhqk,bhkd->bqhd", shares * drawn, v).flatten(2)
@@ -127,7 +127,7 @@ def _mlp(w: dict[str, Tensor], x: Tensor, gated: bool) -> Tensor:
 
 
 def _formula(w: dict[str, Tensor], x: Tensor, y: Tensor, style: str) -> Tensor:
-    ones, noise = torch.ones_like(x).detach(), Noise(5, 6, SAMPLES)
+    ones, noise = torch.ones_like(x).detach(), CounterRNG(5, 6, SAMPLES)
     drawn = {
         name: noise.dropout(ones, STYLES[style].get("dropout", 0.0), site=f"layers.1.{name}")
         for name in ("attention", "cross", "mlp")
@@ -231,7 +231,7 @@ def test_every_message_is_counted_by_the_law(outcomes: tuple) -> None:
 def test_full_recomputation_keeps_the_input_and_the_one_context() -> None:
     layer = _made("t5 dropout", (False, "full", False), Group(), Group())
     x, y = (numbers(B, n, H).requires_grad_() for n in (Q, S))
-    noise = Noise(5, 6, SAMPLES)
+    noise = CounterRNG(5, 6, SAMPLES)
     assert saved_bytes(lambda: layer(x, y, noise)) == B * (Q + S) * H * 8
     assert saved_bytes(lambda: layer(layer(x, y, noise), y, noise)) == B * (2 * Q + S) * H * 8
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.regions import (
     copy_to_region,
     gather_from_region,
@@ -16,6 +15,7 @@ from mpctl.kernels.regions import (
     scatter_to_region,
     split_sequence,
 )
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import close, grouped, logged, numbers
 from tests.ranks import run_ranks
 
@@ -179,8 +179,8 @@ def test_a_micro_batch_of_one_is_gathered_and_scattered_without_a_copy() -> None
         seen.append((out.data_ptr(), whole.data_ptr()))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpctl.kernels.group._reduce_scatter", instead)
-        patch.setattr("mpctl.kernels.group._all_gather", instead)
+        patch.setattr("mpctl.transport.group._reduce_scatter", instead)
+        patch.setattr("mpctl.transport.group._all_gather", instead)
         for b in (1, 2):
             x = torch.ones(b, 4, 3)
             result = Group(0, 2).reduce_scatter(x, 1)

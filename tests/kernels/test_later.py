@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.group import Collective, Group
-from mpctl.kernels.later import Later, put_off
+from mpctl.kernels.deferred_wgrad import DeferredWgrad, defer_wgrad
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.parameters import initialise
+from mpctl.transport.group import Collective, Group
 from tests.ranks import run_ranks
 
 
-def pair(group: Group, later: Later | None, *, split: bool = False) -> torch.nn.Sequential:
+def pair(group: Group, later: DeferredWgrad | None, *, split: bool = False) -> torch.nn.Sequential:
     kinds = {"group": group, "sequence_parallel": split, "dtype": torch.float64}
     layers = torch.nn.Sequential(
         ColumnParallelLinear(8, 12, **kinds), RowParallelLinear(12, 8, **kinds)
     )
     initialise(layers, 7)
     for layer in layers if later else ():
-        put_off(layer.weight, later)
+        defer_wgrad(layer.weight, later)
     return layers
 
 
@@ -37,7 +37,7 @@ def backward(layers: torch.nn.Sequential, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_put_off_is_not_done_until_it_is_and_then_the_same(micro_batches: int) -> None:
-    later, torch_rng = Later(), torch.Generator().manual_seed(3)
+    later, torch_rng = DeferredWgrad(), torch.Generator().manual_seed(3)
     now, then = pair(Group(), None), pair(Group(), later)
     batches = [torch.randn(2, 4, 8, generator=torch_rng).double() for _ in range(micro_batches)]
     taken = []
@@ -57,7 +57,7 @@ def test_put_off_is_not_done_until_it_is_and_then_the_same(micro_batches: int) -
 
 
 def test_frozen_weights_put_off_nothing() -> None:
-    later = Later()
+    later = DeferredWgrad()
     layers = pair(Group(), later)
     layers[0].weight.requires_grad_(False)
     backward(layers, torch.ones(1, 2, 8, dtype=torch.float64))
@@ -66,7 +66,7 @@ def test_frozen_weights_put_off_nothing() -> None:
 
 def _split(rank: int, size: int, split: bool) -> dict[str, Any]:
     sent: list[Collective] = []
-    group, later = Group(rank, size, record=sent.append), Later()
+    group, later = Group(rank, size, record=sent.append), DeferredWgrad()
     now, then = pair(group, None, split=split), pair(group, later, split=split)
     x = torch.arange(64.0, dtype=torch.float64).view(1, 8, 8) / 64
     x = x.chunk(size, 1)[rank] if split else x
@@ -96,7 +96,7 @@ def test_a_message_is_sent_once_and_with_what_needs_it(split: bool) -> None:
 def test_what_is_put_off_keeps_no_graph() -> None:
     """Of a product's input its values are needed; through the graph behind it, what a pipeline
     stage received and the gradient that it sent back would stay."""
-    later = Later()
+    later = DeferredWgrad()
     layers = pair(Group(), later)
     received = torch.ones(1, 2, 8, dtype=torch.float64, requires_grad=True)
     layers(received * 2).sum().backward()

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.attention import ParallelSelfAttention
-from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.layer import ParallelTransformerLayer
 from mpctl.kernels.mlp import ParallelMLP
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.norm import LayerNorm
+from mpctl.transport.group import Collective, Group
 from tests.kernels import oracle
 from tests.kernels.oracle import below, close, copies, fill, gradients, grouped, logged, numbers
 from tests.ranks import run_ranks
@@ -50,7 +50,7 @@ KINDS = (
 
 def _run(rank: int, size: int) -> dict:
     group, results = grouped(rank, size), {}
-    noise = Noise(**NOISE, samples=SAMPLES)
+    noise = CounterRNG(**NOISE, samples=SAMPLES)
     for kind in KINDS:
         module = _made(kind, group)
         x = numbers(B, S, H, seed=8).requires_grad_()
@@ -62,7 +62,7 @@ def _run(rank: int, size: int) -> dict:
 
 def _mask(site: str, p: float, *shape: int) -> Tensor:
     """The mask that one process draws for the whole, as a factor."""
-    ones, noise = torch.ones(*shape, dtype=torch.float64), Noise(**NOISE, samples=SAMPLES)
+    ones, noise = torch.ones(*shape, dtype=torch.float64), CounterRNG(**NOISE, samples=SAMPLES)
     if len(shape) == 4:
         return noise.attention_dropout(ones, p, site=site, heads=range(shape[1]))
     return noise.dropout(ones, p, site=site)
@@ -126,7 +126,7 @@ def _recorded(rank: int, size: int) -> list:
     )
     fill(layer)
     x = torch.ones(B, S, H, requires_grad=True)
-    y = layer(x, Noise(**NOISE, samples=SAMPLES))
+    y = layer(x, CounterRNG(**NOISE, samples=SAMPLES))
     forward = len(log)
     y.sum().backward()
     return [forward, logged(log)]
@@ -141,13 +141,13 @@ def test_a_layer_costs_exactly_four_all_reduces(size: int) -> None:
 
 def test_training_off_or_no_noise_is_the_fast_path() -> None:
     layer, x = _made("layer dropout", Group()), numbers(B, S, H)
-    quiet = layer(x, Noise(**NOISE, samples=SAMPLES, training=False))
+    quiet = layer(x, CounterRNG(**NOISE, samples=SAMPLES, training=False))
     assert torch.equal(quiet, layer(x, None))
     close(layer(x, None), _made("layer", Group())(x))
 
 
 def test_recomputation_draws_the_same_masks() -> None:
-    layer, noise = _made("layer dropout", Group()), Noise(**NOISE, samples=SAMPLES)
+    layer, noise = _made("layer dropout", Group()), CounterRNG(**NOISE, samples=SAMPLES)
     outcomes = []
     for again in (False, True):
         x = numbers(B, S, H).requires_grad_()
@@ -164,9 +164,9 @@ def test_recomputation_draws_the_same_masks() -> None:
 
 def test_a_sample_does_not_see_its_batch() -> None:
     layer, x = _made("layer dropout", Group()), numbers(B, S, H)
-    whole = layer(x, Noise(**NOISE, samples=SAMPLES))
+    whole = layer(x, CounterRNG(**NOISE, samples=SAMPLES))
     for row in range(B):
-        alone = layer(x[row : row + 1], Noise(**NOISE, samples=SAMPLES[row : row + 1]))
+        alone = layer(x[row : row + 1], CounterRNG(**NOISE, samples=SAMPLES[row : row + 1]))
         close(alone, whole[row : row + 1])
 
 

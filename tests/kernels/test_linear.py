@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.group import Collective, Group
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.parameters import is_partial
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import (
     EXACT,
     close,
@@ -238,7 +238,7 @@ def test_frozen_tied_and_preset_gradients(size: int) -> None:
 def test_only_the_shard_of_the_input_is_kept() -> None:
     """Kept by a column layer under sequence parallelism: [b, s/t, i] and the weight's own rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mpctl.kernels.group._all_gather", lambda *_, **__: None)
+        patch.setattr("mpctl.transport.group._all_gather", lambda *_, **__: None)
         kept = []
         for split in (False, True):
             layer = ColumnParallelLinear(I, O, group=Group(0, 2), sequence_parallel=split)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import VocabParallelEmbedding
-from mpctl.kernels.group import Group
 from mpctl.kernels.mlp import ParallelMLP
 from mpctl.kernels.parameters import initialise
+from mpctl.transport.group import Group
 from tests import megatron
 from tests.ranks import run_ranks
 

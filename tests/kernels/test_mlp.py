@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpctl.kernels.group import Group
 from mpctl.kernels.mlp import ParallelMLP
 from mpctl.kernels.parameters import is_partial
+from mpctl.transport.group import Group
 from tests.kernels.oracle import (
     close,
     copies,

@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from mpctl.kernels.noise import Noise, fold, fold_all, keep_mask, normal, site_key, uniform
+from mpctl.kernels.counter_rng import (
+    CounterRNG,
+    fold,
+    fold_all,
+    keep_mask,
+    normal,
+    site_key,
+    uniform,
+)
 from tests.kernels.oracle import saved_bytes
 
 ROWS, COLUMNS = torch.arange(301)[:, None], torch.arange(1037)
@@ -127,7 +135,7 @@ def test_masks_of_neighbouring_steps_sites_seeds_and_samples_do_not_correlate() 
     x = torch.ones(2, 256, 1024)
 
     def mask(seed: int = 1, step: int = 10, site: str = "a", sample: int = 40) -> Tensor:
-        noise = Noise(seed, step, torch.tensor([sample, sample + 1]))
+        noise = CounterRNG(seed, step, torch.tensor([sample, sample + 1]))
         return (noise.dropout(x, 0.5, site=site) > 0).double() - 0.5
 
     base = mask()
@@ -145,7 +153,7 @@ def test_no_two_rows_share_their_numbers() -> None:
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
 def test_dropout_keeps_its_share_and_scales(p: float) -> None:
-    noise = Noise(1, 2, torch.arange(4))
+    noise = CounterRNG(1, 2, torch.arange(4))
     y = noise.dropout(torch.ones(4, 128, 1024), p, site="x")
     kept, n = (y > 0).double().mean().item(), y.numel()
     assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
@@ -154,22 +162,22 @@ def test_dropout_keeps_its_share_and_scales(p: float) -> None:
 
 def test_dropout_of_nothing_is_the_tensor_itself() -> None:
     x, samples = torch.ones(1, 2, 3), torch.arange(1)
-    assert Noise(1, 2, samples).dropout(x, 0.0, site="x") is x
-    assert Noise(1, 2, samples, training=False).dropout(x, 0.5, site="x") is x
+    assert CounterRNG(1, 2, samples).dropout(x, 0.0, site="x") is x
+    assert CounterRNG(1, 2, samples, training=False).dropout(x, 0.5, site="x") is x
 
 
 def test_dropout_knows_its_global_place() -> None:
-    whole = Noise(1, 2, torch.arange(6))
+    whole = CounterRNG(1, 2, torch.arange(6))
     x = torch.rand(6, 33, 70) + 0.5
     y = whole.dropout(x, 0.4, site="x")
     pick = torch.tensor([5, 0, 3])
-    part = Noise(1, 2, pick)
+    part = CounterRNG(1, 2, pick)
     z = part.dropout(x[pick, 7:20, 11:52], 0.4, site="x", rows=range(7, 20), columns=range(11, 52))
     assert torch.equal(z, y[pick, 7:20, 11:52])
 
 
 def test_attention_dropout_knows_its_heads() -> None:
-    whole, x = Noise(1, 2, torch.arange(3)), torch.rand(3, 8, 17, 17) + 0.5
+    whole, x = CounterRNG(1, 2, torch.arange(3)), torch.rand(3, 8, 17, 17) + 0.5
     y = whole.attention_dropout(x, 0.4, site="x", heads=range(8))
     z = whole.attention_dropout(x[:, 2:5], 0.4, site="x", heads=range(2, 5))
     assert torch.equal(z, y[:, 2:5])
@@ -179,18 +187,18 @@ def test_attention_dropout_knows_its_heads() -> None:
 
 def test_the_gradient_passes_the_same_mask() -> None:
     x = torch.rand(2, 5, 9, dtype=torch.float64).add(0.5).requires_grad_()
-    y = Noise(1, 2, torch.arange(2)).dropout(x, 0.4, site="x")
+    y = CounterRNG(1, 2, torch.arange(2)).dropout(x, 0.4, site="x")
     y.sum().backward()
     assert torch.allclose(x.grad * x.detach(), y.detach())
 
 
 def test_dropout_saves_one_byte_an_element() -> None:
-    x, noise = torch.ones(2, 64, 128, requires_grad=True), Noise(1, 2, torch.arange(2))
+    x, noise = torch.ones(2, 64, 128, requires_grad=True), CounterRNG(1, 2, torch.arange(2))
     assert saved_bytes(lambda: noise.dropout(x, 0.5, site="x")) == x.numel()
 
 
 def test_bad_input_is_refused_in_words() -> None:
-    noise, x = Noise(1, 2, torch.arange(2)), torch.ones(2, 3, 4)
+    noise, x = CounterRNG(1, 2, torch.arange(2)), torch.ones(2, 3, 4)
     with pytest.raises(ValueError, match=r"1\.0 is not in 0 <= p < 1"):
         noise.dropout(x, 1.0, site="x")
     with pytest.raises(ValueError, match="names 3 places, the tensor has 4"):

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpctl.kernels.group import Group, Pending
 from mpctl.kernels.linear import ColumnParallelLinear
+from mpctl.transport.group import Group, Pending
 from tests.kernels.oracle import grouped
 from tests.ranks import run_ranks
 

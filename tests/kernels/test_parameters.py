@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from mpctl.kernels import parameters
-from mpctl.kernels.group import Group
+from mpctl.kernels.counter_rng import site_key
 from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.noise import site_key
 from mpctl.kernels.parameters import (
     Init,
     Shard,
@@ -20,6 +19,7 @@ from mpctl.kernels.parameters import (
     shard_of,
     shard_parameter,
 )
+from mpctl.transport.group import Group
 from tests.kernels.oracle import numbers
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.context import context_positions
-from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.layer import ParallelTransformerLayer
 from mpctl.kernels.masks import padding_mask
-from mpctl.kernels.noise import Noise
+from mpctl.transport.group import Collective, Group
 from tests.kernels import oracle
 from tests.kernels.oracle import (
     axes,
@@ -62,7 +62,7 @@ def _one(rank: int, layout: tuple[int, int], p: float, kind: tuple[bool, str, bo
     (tp, cp), split = axes(rank, *layout, log), kind[0]
     layer, rows = _made(p, kind, tp, cp), context_positions(S, cp.size, cp.rank)
     x = held(numbers(B, S, H, seed=8), tp, cp, split).requires_grad_()
-    y = layer(x, Noise(5, 6, SAMPLES), mask=padding_mask(REAL)[:, :, rows])
+    y = layer(x, CounterRNG(5, 6, SAMPLES), mask=padding_mask(REAL)[:, :, rows])
     forward = len(log)
     y.backward(held(numbers(B, S, H, seed=9), tp, cp, split))
     traffic = [logged(log[:forward]), logged(log[forward:])]
@@ -88,7 +88,7 @@ def _norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 @cache
 def _expected(p: float) -> tuple[list[Tensor], dict[str, Tensor]]:
-    w, noise = copies(_made(p, KINDS[0], Group(), Group())), Noise(5, 6, SAMPLES)
+    w, noise = copies(_made(p, KINDS[0], Group(), Group())), CounterRNG(5, 6, SAMPLES)
     ones = torch.ones(B, S, H, dtype=torch.float64)
     drawn = [noise.dropout(ones, p, site=f"layers.1.{name}") for name in ("attention", "mlp")]
     ones = torch.ones(B, A, S, S, dtype=torch.float64)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.input_checkpoint import InputCheckpointer
 from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.recompute import checkpointed, core
-from mpctl.kernels.saved import Keeper
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import close, grouped, logged, numbers, saved_bytes
 from tests.ranks import run_ranks
 
@@ -77,11 +77,11 @@ def test_the_input_alone_is_kept_and_a_partition_keeps_its_part(
 
 def test_rank_one_of_two_keeps_the_second_half() -> None:
     x = torch.arange(8.0).view(1, 4, 2)
-    kept = Keeper(Group(1, 2), partition=True).keep(x)
+    kept = InputCheckpointer(Group(1, 2), partition=True).keep(x)
     assert kept.tolist() == [4, 5, 6, 7]
     assert kept.untyped_storage().nbytes() == 16
     with pytest.raises(ValueError, match="6 is not divisible by 4"):
-        Keeper(Group(1, 4), partition=True).keep(torch.ones(1, 3, 2))
+        InputCheckpointer(Group(1, 4), partition=True).keep(torch.ones(1, 3, 2))
 
 
 @pytest.mark.parametrize(("way", "freed"), [({"offload": True}, True), ({}, False)])
@@ -125,7 +125,7 @@ def test_an_input_without_gradient_still_trains_the_weights() -> None:
 
 
 def test_core_keeps_its_arguments_and_draws_the_same_mask() -> None:
-    noise = Noise(1, 2, torch.arange(B))
+    noise = CounterRNG(1, 2, torch.arange(B))
 
     def dropped(q: Tensor, k: Tensor) -> Tensor:
         scores = (q @ k.transpose(-1, -2)).softmax(-1)
@@ -160,7 +160,7 @@ def test_what_a_layer_keeps() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.distributed.all_reduce", lambda *_, **__: None)
             kept[name] = saved_bytes(
-                lambda layer=layer, x=x: layer(x, Noise(1, 1, torch.arange(1)))
+                lambda layer=layer, x=x: layer(x, CounterRNG(1, 1, torch.arange(1)))
             )
     bsh, scores = 64 * 16 * 4, 4 * 64 * 64
     assert kept["full"] == bsh

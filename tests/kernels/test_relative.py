@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpctl.kernels.group import Group
 from mpctl.kernels.relative import RelativeBias, relative_buckets
+from mpctl.transport.group import Group
 from tests.kernels.oracle import close, fill, gradients, grouped, logged, numbers, whole
 from tests.ranks import run_ranks
 

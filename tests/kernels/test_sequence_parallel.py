@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.group import Collective, Group
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.layer import ParallelTransformerLayer, held_rows
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import is_partial
 from mpctl.sharding import local_range
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import close, fill, gradients, grouped, logged, numbers, whole
 from tests.ranks import run_ranks
 
@@ -50,7 +50,7 @@ def _one(rank: int, size: int, kind: tuple[bool, str, bool], p: float, norm: str
     group, split = grouped(rank, size, log), kind[0]
     layer = _layer(group, kind, p, norm)
     x = _part(numbers(B, S, H, seed=8), group, split).requires_grad_()
-    y = layer(x, Noise(5, 6, SAMPLES))
+    y = layer(x, CounterRNG(5, 6, SAMPLES))
     forward = len(log)
     y.backward(_part(numbers(B, S, H, seed=9), group, split))
     own = logged(log)
@@ -130,7 +130,7 @@ def test_every_message_is_counted_by_the_law(results: list) -> None:
 def test_dropout_masks_follow_the_global_rows() -> None:
     """A layer that took its rows to be the first ones would draw rank 0's mask on every rank."""
     layer = _layer(Group(1, 2), (True, "none", False), 0.5)
-    ones, noise = torch.ones(B, S, H, dtype=torch.float64), Noise(5, 6, SAMPLES)
+    ones, noise = torch.ones(B, S, H, dtype=torch.float64), CounterRNG(5, 6, SAMPLES)
     own = layer._dropped(ones[:, : S // 2], noise, "mlp")
     full = noise.dropout(ones, 0.5, site="layers.1.mlp")
     assert torch.equal(own, full[:, S // 2 :])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
-from mpctl.kernels.group import Collective, Group
+from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import (
     close,
     fill,

@@ -10,11 +10,11 @@ import pytest
 
 from mpctl.launch.cgroup import memory_headroom, memory_kills
 from mpctl.launch.diagnose import Evidence, Failure, find_failure
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.watch import Trouble
+from mpctl.rundir.breadcrumb import Breadcrumb
+from mpctl.rundir.rundir import RunDir
 from mpctl.runtime.process import record_failure
 from mpctl.spec.load import load_job
-from mpctl.trail import Trail
 
 WATCHDOG = "[rank0]:[E321 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "
 
@@ -121,7 +121,7 @@ def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
     assert killed.startswith("torchrun, before its ranks had started, was killed by signal 9 (")
     assert "(SIGKILL: memory ran out" in killed
     assert "often the kernel short of memory" in attempt.failure(code=-9).error
-    Trail(attempt.run.path / "doing" / "rank-2")
+    Breadcrumb(attempt.run.path / "doing" / "rank-2")
     assert attempt.failure(code=-15).error == (
         "torchrun, with its ranks, was killed by signal 15 (SIGTERM)")  # fmt: skip
     attempt.summary({1: -9, 0: -15, 2: -15, 3: -15})

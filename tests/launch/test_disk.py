@@ -13,10 +13,10 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.estimate.checkpoint import most_at_once
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.saves import Saves
-from mpctl.shards import prunable
-from mpctl.spec.training import Training
+from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.shards import prunable
+from mpctl.spec.training import TrainingSpec
 from mpctl.units import bytes_text
 from tests.launch.command import arguments, launch
 from tests.runtime.tiny import make_trainer, tiny_job, tiny_plan, train
@@ -83,7 +83,7 @@ def test_so_it_has_of_several_ranks(
 @pytest.mark.parametrize("steps", [1, 9, 10, 95, 100])
 def test_the_most_that_lie_there_at_once(last: int, every: int, end: bool, steps: int) -> None:
     """Against a run played step by step."""
-    training = Training(steps=steps, checkpoint_interval=10, checkpoint_at_end=end,
+    training = TrainingSpec(steps=steps, checkpoint_interval=10, checkpoint_at_end=end,
                         keep_last=last, keep_every=every)  # fmt: skip
     there: list[int] = []
     most = 1  # a stop saves, if nothing else does
@@ -96,13 +96,13 @@ def test_the_most_that_lie_there_at_once(last: int, every: int, end: bool, steps
 
 
 def test_the_most_by_hand() -> None:
-    training = Training(steps=100, checkpoint_interval=10)
+    training = TrainingSpec(steps=100, checkpoint_interval=10)
     assert most_at_once(training) == 10 and most_at_once(training, done=75) == 3
     few = training.model_copy(update={"keep_last": 2})
     assert most_at_once(few) == 3
     assert most_at_once(few.model_copy(update={"keep_every": 20})) == 6
-    assert most_at_once(Training(steps=100)) == 1
-    endless = Training(steps=2**31 - 1, checkpoint_interval=1, keep_last=3, keep_every=10**6)
+    assert most_at_once(TrainingSpec(steps=100)) == 1
+    endless = TrainingSpec(steps=2**31 - 1, checkpoint_interval=1, keep_last=3, keep_every=10**6)
     assert most_at_once(endless) == 2147 + 3 + 1  # in no time: nothing of that length is made
 
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from mpctl.cli.app import run as mpctl
 from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.follow import Follower, follow
-from mpctl.launch.rundir import FILES, FOLDERS, RunDir
+from mpctl.rundir.rundir import FILES, FOLDERS, RunDir
 from mpctl.spec.load import load_job
 
 BOTH = {"launch.csv": True, "launch.tensorboard": True, "data.validation": {"old": "somewhere"}}

@@ -14,7 +14,7 @@ from mpctl.launch import machine as machine_module
 from mpctl.launch.host import host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine, hosts_in, this_machine
 from mpctl.launch.preflight import Device, chosen_device
-from mpctl.plan import make_plan
+from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job
 
 HERE = Machine(cores=4, gpus=8, memory_bytes=1 << 34)

@@ -14,7 +14,7 @@ import pytest
 from mpctl.errors import RunFailed
 from mpctl.launch.machine import Machine
 from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
-from mpctl.plan import Plan, make_plan
+from mpctl.planning.plan import Plan, make_plan
 from mpctl.render.rehearsal import print_rehearsal
 from mpctl.spec.load import load_job
 from tests.cli.calls import Mpctl, caller

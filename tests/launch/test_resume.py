@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from mpctl import shards
 from mpctl.cli.app import run as mpctl
 from mpctl.launch.machine import this_machine
 from mpctl.launch.preflight import check_launch
-from mpctl.launch.records import parse_record
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.supervise import RecordReader
-from mpctl.plan import make_plan
-from mpctl.spec.job import Data, JobSpec
+from mpctl.planning.plan import make_plan
+from mpctl.rundir import shards
+from mpctl.rundir.records import parse_record
+from mpctl.rundir.rundir import RunDir
+from mpctl.spec.job import DataSpec, JobSpec
 from mpctl.spec.load import load_job
-from mpctl.spec.training import Training
+from mpctl.spec.training import TrainingSpec
 from tests.launch.command import Launched, start
 from tests.runtime.tiny import make_trainer, settings, tiny_job, train
 
@@ -251,7 +251,7 @@ def test_what_changes_nothing_is_not_said(
 
 @pytest.mark.parametrize(
     ("table", "key"),
-    [(table, key) for table, model in (("training", Training), ("data", Data))
+    [(table, key) for table, model in (("training", TrainingSpec), ("data", DataSpec))
      for key in model.model_fields],
 )  # fmt: skip
 def test_every_setting_is_said_or_known_to_be_neutral(tmp_path: Path, table: str, key: str) -> None:

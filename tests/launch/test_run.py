@@ -14,8 +14,8 @@ from mpctl.cli.app import run as mpctl
 from mpctl.launch.account import summarise
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import plan_launch
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.supervise import Outcome
+from mpctl.rundir.rundir import RunDir
 from tests.launch.command import Launched, arguments, launch, start
 from tests.runtime.tiny import column, tiny_job, tiny_plan, train
 

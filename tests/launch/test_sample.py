@@ -18,7 +18,6 @@ import torch
 from mpctl.cli.sample import read_prompts
 from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
-from mpctl.kernels.group import Group
 from mpctl.launch.evaluate import plan_evaluation
 from mpctl.launch.machine import Machine
 from mpctl.launch.model import open_trained
@@ -26,11 +25,12 @@ from mpctl.launch.sample import Settings, plan_sampling
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.loading import load_chunks
+from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling.draw import Draw
 from mpctl.runtime.sampling.loop import filled, written
 from mpctl.runtime.sampling.texts import texts_of
-from mpctl.runtime.stage import Cut
 from mpctl.spec.job import JobSpec, complete
+from mpctl.transport.group import Group
 from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights
 from tests.cli.calls import Said, caller, spawn
@@ -119,7 +119,7 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
     """Greedy, all prompts in one batch, of a run or of a Hugging Face directory as it stands."""
     model = open_origin(folder).model
     job = complete(JobSpec(model=model))
-    (module,) = chunks = build_chunks(Cut.of(job, 0), Alone())  # type: ignore[arg-type]
+    (module,) = chunks = build_chunks(PipelinePartition.of(job, 0), Alone())  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
     special = {"<pad>": 0}
     asked = [
@@ -155,7 +155,9 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> N
 def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
     folder = truth("bert", tmp_path).folder
     model = open_origin(folder).model
-    (module,) = chunks = build_chunks(Cut.of(complete(JobSpec(model=model)), 0), Alone())  # type: ignore[arg-type]
+    (module,) = chunks = build_chunks(
+        PipelinePartition.of(complete(JobSpec(model=model)), 0), Alone()
+    )  # type: ignore[arg-type]
     load_chunks(chunks, model, folder)
     prompt, masks = [5, 9, 200, 31, 77, 12], [2, 4]
     with torch.no_grad():

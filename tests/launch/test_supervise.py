@@ -15,11 +15,11 @@ from mpctl.cli.app import run as mpctl
 from mpctl.launch import supervise
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import plan_launch
-from mpctl.launch.rundir import RunDir
 from mpctl.launch.saves import Saves
 from mpctl.launch.start import start as write_run
-from mpctl.shards import checkpoints, damage
-from mpctl.trail import Trail
+from mpctl.rundir.breadcrumb import Breadcrumb
+from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.shards import checkpoints, damage
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
@@ -37,7 +37,7 @@ def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path)
     reader, stops = supervise.RecordReader(plan.run.metrics), supervise.StopRequests([15])
     may_go_on = supervise._may_go_on
     assert not may_go_on(plan, stops, reader, saves, print) and not plan.run.stop.exists()
-    trail = Trail(tmp_path / "doing" / "rank-0")
+    trail = Breadcrumb(tmp_path / "doing" / "rank-0")
     trail.write("saving step 1: 1 GiB of 2 GiB written")
     saves.look()
     assert may_go_on(plan, stops, reader, saves, print) and plan.run.stop.exists()

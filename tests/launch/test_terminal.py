@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.shards import checkpoints
+from mpctl.rundir.shards import checkpoints
 from tests.launch.command import Launched, arguments, wait_for
 
 CONTROL_C = b"\x03"

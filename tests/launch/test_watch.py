@@ -15,17 +15,17 @@ import pytest
 
 from mpctl.errors import RunFailed
 from mpctl.launch import port, watch
-from mpctl.launch.processes import Family
-from mpctl.launch.rundir import RunDir
-from mpctl.launch.watch import STOPPED_LOOKS, Watch
-from mpctl.spec.job import Launch
-from mpctl.trail import FILE_BYTES, JOINED, JOINING, Trail, read_trail
+from mpctl.launch.processes import ProcessTree
+from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
+from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_trail
+from mpctl.rundir.rundir import RunDir
+from mpctl.spec.job import LaunchSpec
 from tests.launch.command import endless, wait_for
 
-LAUNCH = Launch(start_seconds=3, timeout_seconds=4)
+LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)
 
 
-class Ranks(Family):
+class Ranks(ProcessTree):
     """A family whose states and processor times a test sets."""
 
     def __init__(self, world_size: int) -> None:
@@ -48,11 +48,11 @@ class Scene:
 
     def __init__(self, folder: Path, *, start: int = JOINED) -> None:
         run = RunDir(folder)
-        self.trails = [Trail(folder / "doing" / f"rank-{rank}") for rank in range(2)]
+        self.trails = [Breadcrumb(folder / "doing" / f"rank-{rank}") for rank in range(2)]
         for trail in self.trails:
             trail.reach(start, "training")
         self.family = Ranks(2)
-        self.watch = Watch(run, self.family, LAUNCH, address="127.0.0.1:29500")
+        self.watch = RunWatch(run, self.family, LAUNCH, address="127.0.0.1:29500")
 
     def looks(self, count: int, between: Callable[[], None] = lambda: None) -> str:
         """What the last of so many looks finds, as `rank: error`."""
@@ -75,7 +75,7 @@ def scene(tmp_path: Path) -> Scene:
 def test_a_trail_tells_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "doing" / "rank-0"
     assert read_trail(path).start == 0
-    trail = Trail(path)
+    trail = Breadcrumb(path)
     trail.reach(JOINING, "joining ö" + "x" * 500)
     trail.beat()
     found = read_trail(path)

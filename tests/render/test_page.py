@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.plan import Plan, load_plan
-from mpctl.render.html.front import Point, front_section
+from mpctl.planning.plan import Plan, load_plan
+from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.memory import PARTS
 from mpctl.render.html.page import plan_page
 from mpctl.render.html.traffic import rank_pairs
@@ -26,9 +26,9 @@ EVIL = '</script><b onclick="x()">&\u202e<img src=x onerror=x()>'
 VOID = {"meta", "input", "br"}
 LARGE = {"cluster.nodes": 1024, "parallel.dp": 64, "training.global_batch_size": 8192}
 POINTS = [
-    Point("a", 1.0, 2**30, True, "tp 2"),
-    Point("b", 2.0, 2**29, True, "tp 4"),
-    Point("<c>", 3.0, 2**31, False, "tp 8 <i>"),
+    FrontPoint("a", 1.0, 2**30, True, "tp 2"),
+    FrontPoint("b", 2.0, 2**29, True, "tp 4"),
+    FrontPoint("<c>", 3.0, 2**31, False, "tp 8 <i>"),
 ]
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.makespan import Chunk, Pipeline
+from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.estimate.timeline import StepLine, find_step_line, handed_over, play
-from mpctl.plan import Plan, load_plan
+from mpctl.pipeline.schedule.orders import StageChunk
+from mpctl.planning.plan import Plan, load_plan
 from mpctl.render.svg_timeline import ROW, WHOLE, WIDTH, Picture
 from mpctl.render.trace import trace_document, trace_text
-from mpctl.schedule.orders import Place
 from mpctl.spec.parallel import ScheduleName
 
 VARIANTS: list[dict[str, Any]] = [
@@ -38,9 +38,9 @@ def planned(settings: dict[str, Any]) -> tuple[Plan, StepLine]:
 
 def pipeline(
     m: int, *, p: int = 4, schedule: ScheduleName = "1f1b", backward: float = 2.0
-) -> Pipeline:
-    chunks = [[Chunk(1.0, backward / 2, backward / 2)] for _ in range(p)]
-    return Pipeline(schedule, chunks, [0.0] * (p - 1), [0.0] * (p - 1), m)
+) -> PipelineTiming:
+    chunks = [[ChunkTimes(1.0, backward / 2, backward / 2)] for _ in range(p)]
+    return PipelineTiming(schedule, chunks, [0.0] * (p - 1), [0.0] * (p - 1), m)
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=str)
@@ -73,7 +73,7 @@ def test_a_step_that_is_not_played_whole_is_as_long(schedule: ScheduleName) -> N
 def test_messages_by_hand() -> None:
     """F = 1, B = 2, 5 s ahead and half a second back: F0 at 0 and 6, B0 at 7, its gradient there at
     9.5; F1 is sent while F0 is still on its way, so that a trace has two rows for them."""
-    first, second = Place(0, 0), Place(1, 0)
+    first, second = StageChunk(0, 0), StageChunk(1, 0)
     slow = replace(pipeline(2, p=2), ahead=[5.0], back=[0.5])
     step = play(slow, {(first, second): 8, (second, first): 4})
     assert step.line.starts == ((0, 1, 9.5, 12.5), (6, 7, 9, 10))

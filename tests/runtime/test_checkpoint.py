@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mpctl.errors import InputError
+from mpctl.rundir.shards import checkpoints, damage
 from mpctl.runtime import saving
-from mpctl.shards import checkpoints, damage
 from mpctl.spec.job import JobSpec
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 

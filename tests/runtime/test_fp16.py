@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mpctl.launch.account import planned_traffic
+from mpctl.rundir.shards import read_manifest
 from mpctl.runtime.loss_scale import LossScale
-from mpctl.shards import read_manifest
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 FP16 = {"training__dtype": "fp16", "training__eval_samples": 0, "training__global_batch_size": 4,

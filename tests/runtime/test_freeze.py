@@ -12,10 +12,10 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mpctl.families.gradients import frozen_by
 from mpctl.launch.account import planned_traffic
+from mpctl.operators.grad_flow import frozen_by
+from mpctl.rundir.shards import damage, read_shard_record
 from mpctl.runtime.train import Trainer
-from mpctl.shards import damage, read_shard_record
 from tests.runtime.test_axes import MODES, same_gradients, small_job
 from tests.runtime.tiny import (
     _train_rank,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mpctl.launch.account import STATES, memory_beside
-from mpctl.runtime.rehearse import rehearse
+from mpctl.rehearsal.rehearse import rehearse
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology

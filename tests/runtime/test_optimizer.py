@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpctl.families.buckets import Bucket
-from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import Init, Shard, shard_parameter
 from mpctl.launch.account import planned_traffic
-from mpctl.runtime.gradients import Block, GradientBuffer, clip_factor
+from mpctl.layout.buckets import Bucket
 from mpctl.runtime.nonfinite import NotFinite
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.rates import learning_rate
-from mpctl.runtime.values import Values
-from mpctl.spec.training import Training
+from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, clip_factor
+from mpctl.runtime.zero.param_store import ParamStore
+from mpctl.spec.training import TrainingSpec
+from mpctl.transport.group import Group
 from tests.ranks import run_ranks
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 CPU = torch.device("cpu")
-PLAIN = Training(learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
+PLAIN = TrainingSpec(learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
 
 
 def _parameter(values: Tensor, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -36,15 +36,15 @@ def _buffer(
     """Of one bucket, on one replica."""
     names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
     bucket = Bucket(names, sizes, (0,), 0, "", True, True, False, False)
-    return GradientBuffer([Block(bucket, tuple(parameters), Group())], dtype, CPU, tp=tp)
+    return GradientBuffer([BucketShard(bucket, tuple(parameters), Group())], dtype, CPU, tp=tp)
 
 
-def _optimizer(buffer: GradientBuffer, training: Training) -> Optimizer:
-    return Optimizer(buffer, [Values(store.block) for store in buffer.stores], training)
+def _optimizer(buffer: GradientBuffer, training: TrainingSpec) -> Optimizer:
+    return Optimizer(buffer, [ParamStore(store.block) for store in buffer.stores], training)
 
 
 def test_learning_rate_by_hand() -> None:
-    training = Training(learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=10, steps=110)
+    training = TrainingSpec(learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=10, steps=110)
     by_hand = {0: 1e-4, 4: 5e-4, 9: 1e-3, 10: 1e-3, 35: 8.6819805e-4, 60: 5.5e-4, 110: 1e-4}
     for step, rate in by_hand.items():  # 35: 1e-4 + 4.5e-4 (1 + cos 45°)
         assert learning_rate(training, step) == pytest.approx(rate, rel=1e-7), step

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mpctl.runtime.overlap import Overlap
-from mpctl.runtime.passes import Listener, Passes
+from mpctl.pipeline.schedule.orders import Action
+from mpctl.runtime.passes import Listener, PassListeners
 from mpctl.runtime.train import Trainer
-from mpctl.schedule.orders import Action
+from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.load import parse
 from tests.ranks import run_ranks
 from tests.runtime.test_pipeline import ZERO, layout, pipeline_job
@@ -28,7 +28,7 @@ class Log(Listener):
         for number, store in enumerate(trainer.overlap.stores):
             store.start = self._starting(number, store.start)  # type: ignore[method-assign]
         passes = trainer.pipeline.listener
-        assert isinstance(passes, Passes)
+        assert isinstance(passes, PassListeners)
         passes.listeners = [self, *passes.listeners]
 
     def _starting(self, number: int, start: Any) -> Any:
@@ -48,7 +48,7 @@ class Log(Listener):
         self.events.append(("end",))
 
 
-def logged(trainer: Trainer) -> tuple[list[Event], Overlap]:
+def logged(trainer: Trainer) -> tuple[list[Event], GradientOverlap]:
     """Of the second step."""
     log, steps = Log(trainer), trainer.run()
     next(steps)

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from mpctl.families.batch import Batch, State
-from mpctl.kernels.noise import Noise
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.launch.account import planned_traffic
+from mpctl.pipeline.schedule.orders import Action, peak_in_flight
+from mpctl.rundir.shards import damage, read_manifest, read_shard_record
 from mpctl.runtime.pipeline import _Run
-from mpctl.schedule.orders import Action, peak_in_flight
-from mpctl.shards import damage, read_manifest, read_shard_record
 from mpctl.spec.load import parse
 from tests.launch.command import end_all, launch
 from tests.ranks import run_ranks
@@ -310,7 +310,7 @@ def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
     (chunk,) = trainer.pipeline.chunks
     advance = chunk.advance
 
-    def burning(state: State, batch: Batch, noise: Noise | None) -> State:
+    def burning(state: State, batch: Batch, noise: CounterRNG | None) -> State:
         if rank == 1 and noise is not None and next(calls) == 6:
             raise RuntimeError("layers on fire")
         return advance(state, batch, noise)

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.runtime.rates import WSD_SHAPES, learning_rate
-from mpctl.spec.training import Training
+from mpctl.spec.training import TrainingSpec
 
 SCHEDULES = [("constant", "linear"), ("linear", "linear"), ("cosine", "linear")]
 SCHEDULES += [("wsd", style) for style in WSD_SHAPES]
 
 
 def rates(count: int, **settings: Any) -> list[float]:
-    return [learning_rate(Training(**settings), step) for step in range(count)]
+    return [learning_rate(TrainingSpec(**settings), step) for step in range(count)]
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(0, 400))
 def test_the_default_is_the_cosine_of_before_to_the_last_bit(w: int, steps: int, step: int) -> None:
-    training = Training(warmup_steps=w, steps=steps)
+    training = TrainingSpec(warmup_steps=w, steps=steps)
     peak, low = training.learning_rate, training.lowest_rate
     expected = peak * (step + 1) / w if step < w else None
     if expected is None:
@@ -79,5 +79,5 @@ def test_more_steps_do_not_change_the_rates_where_the_decay_has_its_own() -> Non
 
 def test_a_peak_below_the_default_minimum_stays_as_it_is() -> None:
     """Fine-tuning at 1e-5 needs no second setting: the default minimum of 3e-5 gives way."""
-    assert Training(learning_rate=3e-4).lowest_rate == 3e-5
+    assert TrainingSpec(learning_rate=3e-4).lowest_rate == 3e-5
     assert set(rates(200, learning_rate=1e-5, warmup_steps=0)) == {1e-5}

@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.families.batch import Batch, Family
+from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.families.parts import padded
-from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.sampling.decoders import decoder_of
 from mpctl.runtime.sampling.draw import Draw, whole_logits
 from mpctl.runtime.sampling.loop import filled, written
 from mpctl.runtime.sampling.texts import Text, texts_of
-from mpctl.spec.model import FamilyName, Model
-from mpctl.spec.training import Training
+from mpctl.spec.model import FamilyName, ModelSpec
+from mpctl.spec.training import TrainingSpec
+from mpctl.transport.group import Group
 from tests.ranks import run_ranks
 
 VOCAB, END, CPU = 61, 60, torch.device("cpu")
@@ -48,10 +48,12 @@ MODELS: dict[str, dict[str, Any]] = {
 SPECIAL = {"[sop]": 58, "[MASK]": 59, "<pad>": 57}
 
 
-def build(kind: str, group: Group, dtype: torch.dtype = torch.float64) -> tuple[Family, Model]:
-    model = Model.model_validate({**SHAPE, **MODELS[kind]})
+def build(
+    kind: str, group: Group, dtype: torch.dtype = torch.float64
+) -> tuple[FamilyModule, ModelSpec]:
+    model = ModelSpec.model_validate({**SHAPE, **MODELS[kind]})
     module = build_module(
-        model, Training(init_std=0.3), group=group, cp=Group(), sequence_parallel=False,
+        model, TrainingSpec(init_std=0.3), group=group, cp=Group(), sequence_parallel=False,
         dtype=dtype, device=CPU,
     )  # fmt: skip
     initialise(module, 7)
@@ -76,7 +78,9 @@ def family_of(kind: str) -> FamilyName:
     return MODELS[kind].get("family", "gpt")
 
 
-def full_logits(module: Family, model: Model, group: Group, text: Text, fed: list[Any]) -> Tensor:
+def full_logits(
+    module: FamilyModule, model: ModelSpec, group: Group, text: Text, fed: list[Any]
+) -> Tensor:
     """Logits [v] behind the last of all positions fed so far, from one forward pass."""
     rows = {name: [value for fields in fed for value in fields[name]] for name in fed[0]}
     held = {name: torch.tensor([row]) for name, row in rows.items()}

@@ -18,12 +18,12 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch._C._distributed_c10d import HashStore
 
-from mpctl.kernels.group import Group, Pending
+from mpctl.rundir.shards import checkpoints, damage, prunable, recover
 from mpctl.runtime import saving
 from mpctl.runtime.saving import publish
 from mpctl.runtime.store_barrier import SaveFailed, StoreBarrier
-from mpctl.shards import checkpoints, damage, prunable, recover
 from mpctl.spec.load import parse
+from mpctl.transport.group import Group, Pending
 from mpctl.weights.files import Entry, write_file
 from tests.ranks import run_ranks
 from tests.runtime.tiny import make_trainer, tiny_job

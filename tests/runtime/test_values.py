@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpctl.families.buckets import Bucket
-from mpctl.kernels.group import Group, Pending
-from mpctl.runtime.gradients import Block
-from mpctl.runtime.values import GatheredValues
+from mpctl.layout.buckets import Bucket
+from mpctl.runtime.zero.gradients import BucketShard
+from mpctl.runtime.zero.param_store import Zero3ParamStore
+from mpctl.transport.group import Group, Pending
 
 
 @dataclass
@@ -38,13 +38,13 @@ class LateGroup(Group):
 
 
 @pytest.fixture
-def store() -> GatheredValues:
+def store() -> Zero3ParamStore:
     bucket = Bucket(("w",), (4,), (0,), 1, "layers.0", True, True, False, False)
     group = LateGroup()
-    return GatheredValues(Block(bucket, (nn.Parameter(torch.arange(4.0)),), group))
+    return Zero3ParamStore(BucketShard(bucket, (nn.Parameter(torch.arange(4.0)),), group))
 
 
-def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: GatheredValues) -> None:
+def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: Zero3ParamStore) -> None:
     """A gather that was started and not needed: it is waited for before its memory goes."""
     seen = store.block.replicas.seen
     store.start()
@@ -55,7 +55,7 @@ def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: Gathered
     assert seen == [16]
 
 
-def test_a_gather_after_it_gives_the_values_again(store: GatheredValues) -> None:
+def test_a_gather_after_it_gives_the_values_again(store: Zero3ParamStore) -> None:
     store.start()
     store.free()
     store.gather()

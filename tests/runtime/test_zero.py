@@ -16,7 +16,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from mpctl.launch.account import planned_traffic
-from mpctl.runtime.rehearse import rehearse
+from mpctl.rehearsal.rehearse import rehearse
 from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology
 from tests.launch.command import end_all, endless

@@ -14,10 +14,10 @@ import torch
 
 from mpctl.data.prepare import prepare
 from mpctl.kernels.parameters import Shard, assemble, shard_of
-from mpctl.plan import Plan, make_plan
+from mpctl.planning.plan import Plan, make_plan
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.values import GatheredValues
+from mpctl.runtime.zero.param_store import Zero3ParamStore
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology
@@ -113,7 +113,7 @@ def whole_gradients(trainer: Trainer) -> dict[torch.Tensor, torch.Tensor]:
 def whole_values(trainer: Trainer) -> None:
     """Gather what is in slices, and let it stay."""
     for store in (*trainer.optimizer.stores, *trainer.optimizer.frozen):
-        if isinstance(store, GatheredValues):
+        if isinstance(store, Zero3ParamStore):
             store.gather()
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from mpctl.launch.preflight import NOT_RUN_YET
-from mpctl.plan import make_plan
-from mpctl.search.bound import Floor
-from mpctl.search.evaluate import Engine, peak_bytes
-from mpctl.search.find import Found, find_layouts
+from mpctl.planning.plan import make_plan
+from mpctl.rules.validate import check_job
+from mpctl.search.bound import StepTimeBound
+from mpctl.search.evaluate import LayoutEvaluator, peak_bytes
+from mpctl.search.find import FoundLayouts, find_layouts
 from mpctl.search.nearest import SETTINGS, changed, nearest_that_fit
 from mpctl.search.report import Choice, choices, layout_text, reasons
-from mpctl.search.space import RUNS, Layout, Space, layout_of
+from mpctl.search.space import RUNS, LayoutSettings, SearchSpace, layout_of
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.validate import check_job
 
 SMALL = {
     "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 4,
@@ -45,7 +45,7 @@ def model_job(name: str, **settings: Any) -> JobSpec:
     return load_job(None, {**base, **MODELS[name], **settings})
 
 
-def samples(space: Space, count: int, seed: int = 5) -> list[Layout]:
+def samples(space: SearchSpace, count: int, seed: int = 5) -> list[LayoutSettings]:
     layouts = list(space.layouts())
     return random.Random(seed).sample(layouts, min(count, len(layouts)))
 
@@ -56,7 +56,7 @@ def samples(space: Space, count: int, seed: int = 5) -> list[Layout]:
 def test_the_space_by_hand() -> None:
     """24 layers, 16 heads, 4 GPUs in a node, a batch of 8."""
     job = job_of(cluster__nodes=1, model__layers=24, training__global_batch_size=8)
-    space = Space(job, {"cp": 1})
+    space = SearchSpace(job, {"cp": 1})
     assert list(space.tensor()) == [1, 2, 4]
     assert list(space.pipeline(2)) == [1, 2]
     assert list(space.micro_batches(2)) == [1, 2, 4]
@@ -66,7 +66,7 @@ def test_the_space_by_hand() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> None:
-    space = Space(model_job(name))
+    space = SearchSpace(model_job(name))
     layouts = list(space.layouts())
     assert len(set(layouts)) == len(layouts) > 200
     for layout in samples(space, 60):
@@ -78,7 +78,7 @@ def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> Non
 @pytest.mark.parametrize("runtime", RUNS)
 def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
     runs = RUNS[runtime]
-    layouts = list(Space(job_of(training__runtime=runtime)).layouts())
+    layouts = list(SearchSpace(job_of(training__runtime=runtime)).layouts())
     assert layouts
     assert {layout.zero for layout in layouts} <= {*runs.zero}
     assert {layout.recompute for layout in layouts} == {*runs.recompute}
@@ -92,12 +92,12 @@ def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
 
 def test_chunks_keep_the_name_that_the_job_gives_their_schedule() -> None:
     interleaved = job_of(parallel__pp=2, parallel__vpp=2, parallel__schedule="interleaved")
-    names = {(layout.vpp > 1, layout.schedule) for layout in Space(interleaved).layouts()}
+    names = {(layout.vpp > 1, layout.schedule) for layout in SearchSpace(interleaved).layouts()}
     assert names == {(False, "1f1b"), (False, "zero-bubble"), (True, "interleaved")}
 
 
 def test_what_is_fixed_stays_and_bounds_hold() -> None:
-    layouts = list(Space(job_of(), {"pp": 2, "recompute": "full"}, {"tp": 2}).layouts())
+    layouts = list(SearchSpace(job_of(), {"pp": 2, "recompute": "full"}, {"tp": 2}).layouts())
     assert {(layout.pp, layout.recompute) for layout in layouts} == {(2, "full")}
     assert {layout.tp for layout in layouts} == {1, 2}
 
@@ -105,7 +105,7 @@ def test_what_is_fixed_stays_and_bounds_hold() -> None:
 def test_what_launch_refuses_is_not_searched() -> None:
     """The table of preflight.py, if it still names one of the settings that are searched."""
     searched = {"parallel.zero": "zero"}
-    from mpctl.search.asked import runs_of
+    from mpctl.search.request import runs_of
 
     for where, value in NOT_RUN_YET:
         if where in searched:
@@ -117,8 +117,8 @@ def test_what_launch_refuses_is_not_searched() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_engine_gives_what_plan_gives(name: str) -> None:
-    space = Space(model_job(name))
-    engine = Engine(space)
+    space = SearchSpace(model_job(name))
+    engine = LayoutEvaluator(space)
     for layout in samples(space, 12):
         plan = make_plan(space.job_of(layout))
         time = engine.time(layout)
@@ -129,9 +129,9 @@ def test_the_engine_gives_what_plan_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bound_is_below_the_estimate(name: str) -> None:
-    space = Space(model_job(name, **{"training.global_batch_size": 64}))
-    engine = Engine(space)
-    floor, seen = Floor(engine), 0
+    space = SearchSpace(model_job(name, **{"training.global_batch_size": 64}))
+    engine = LayoutEvaluator(space)
+    floor, seen = StepTimeBound(engine), 0
     for layout in samples(space, 80):
         family = floor.family_of(layout)
         bound = floor.family(family)
@@ -148,9 +148,9 @@ def test_a_bound_is_below_the_estimate(name: str) -> None:
 
 def test_the_bound_by_hand() -> None:
     """Of one rank that sends nothing it is the step, less host and what happens once."""
-    space = Space(job_of(cluster__nodes=1, cluster__gpus_per_node=1))
-    engine = Engine(space)
-    floor = Floor(engine)
+    space = SearchSpace(job_of(cluster__nodes=1, cluster__gpus_per_node=1))
+    engine = LayoutEvaluator(space)
+    floor = StepTimeBound(engine)
     for layout in samples(space, 5):
         time = engine.time(layout)
         assert time is not None
@@ -158,8 +158,8 @@ def test_the_bound_by_hand() -> None:
         assert bound == pytest.approx(time.total - time.optimizer - time.other, rel=0.02)
 
 
-def answers(job: JobSpec, fixed: dict[str, Any], **asked: Any) -> tuple[Found, Found]:
-    space = Space(job, fixed)
+def answers(job: JobSpec, fixed: dict[str, Any], **asked: Any) -> tuple[FoundLayouts, FoundLayouts]:
+    space = SearchSpace(job, fixed)
     return find_layouts(space, **asked), find_layouts(space, exhaustive=True, **asked)
 
 
@@ -181,7 +181,10 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     assert pruned.points == every.points and every.points
     assert pruned.front == every.front
     assert pruned.estimated <= every.estimated
-    assert find_layouts(Space(model_job(name, **more), fixed), top=3, objective=objective) == pruned
+    assert (
+        find_layouts(SearchSpace(model_job(name, **more), fixed), top=3, objective=objective)
+        == pruned
+    )
 
 
 @pytest.mark.slow
@@ -194,19 +197,19 @@ def test_on_larger_spaces_too(name: str, objective: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def large() -> Found:
+def large() -> FoundLayouts:
     """GPT-3 175B on 1,024 A100, as Megatron-Core runs it."""
     job = load_job("gpt3-175b-1024", {"training.runtime": "megatron-core", "parallel.cp": 1})
-    return find_layouts(Space(job, {"cp": 1, "order": "tp-cp-dp-pp"}), top=3)
+    return find_layouts(SearchSpace(job, {"cp": 1, "order": "tp-cp-dp-pp"}), top=3)
 
 
-def test_few_of_many_layouts_are_estimated(large: Found) -> None:
+def test_few_of_many_layouts_are_estimated(large: FoundLayouts) -> None:
     job = load_job("gpt3-175b-1024", {"training.runtime": "megatron-core"})
-    space = Space(job, {"cp": 1, "order": "tp-cp-dp-pp"})
+    space = SearchSpace(job, {"cp": 1, "order": "tp-cp-dp-pp"})
     assert large.estimated < sum(1 for _ in space.layouts()) / 40
 
 
-def test_the_front_is_a_front_and_its_memory_was_a_limit(large: Found) -> None:
+def test_the_front_is_a_front_and_its_memory_was_a_limit(large: FoundLayouts) -> None:
     seconds = [point.seconds for point in large.front]
     sizes = [point.bytes for point in large.front]
     assert seconds == sorted(seconds) and sizes == sorted(sizes, reverse=True)
@@ -215,17 +218,17 @@ def test_the_front_is_a_front_and_its_memory_was_a_limit(large: Found) -> None:
 
 
 def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, calls = Engine.time, 0
+    plain, calls = LayoutEvaluator.time, 0
 
-    def interrupted(engine: Engine, layout: Layout) -> Any:
+    def interrupted(engine: LayoutEvaluator, layout: LayoutSettings) -> Any:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise KeyboardInterrupt
         return plain(engine, layout)
 
-    monkeypatch.setattr(Engine, "time", interrupted)
-    found = find_layouts(Space(job_of(), {"cp": 1}), top=3)
+    monkeypatch.setattr(LayoutEvaluator, "time", interrupted)
+    found = find_layouts(SearchSpace(job_of(), {"cp": 1}), top=3)
     assert not found.is_complete and found.points
 
 
@@ -260,8 +263,8 @@ def named(job: JobSpec) -> dict[str, Any]:
 def test_nearest_is_the_oracle_s() -> None:
     """Of all layouts of the space that differ in one setting, the fastest that fit."""
     job = unfit()
-    space = Space(job)
-    engine, here = Engine(space), layout_of(job)
+    space = SearchSpace(job)
+    engine, here = LayoutEvaluator(space), layout_of(job)
     fitting = []
     for layout in space.layouts():
         if len(changed(here, layout)) == 1 and engine.reserved(layout) <= 24 * 2**30:
@@ -273,13 +276,13 @@ def test_nearest_is_the_oracle_s() -> None:
 
 
 def test_what_fits_searches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpctl.plan._nearest", lambda job: pytest.fail("searched"))
+    monkeypatch.setattr("mpctl.planning.plan._nearest", lambda job: pytest.fail("searched"))
     assert make_plan(job_of()).nearest == ()
 
 
 def test_reasons_name_the_parts_that_differ() -> None:
-    space = Space(job_of(), {"cp": 1, "zero": 1, "recompute": "none"})
-    engine = Engine(space)
+    space = SearchSpace(job_of(), {"cp": 1, "zero": 1, "recompute": "none"})
+    engine = LayoutEvaluator(space)
     best, *others = choices(engine, find_layouts(space, top=4, engine=engine).points)
     slower = replace(best.time, bubble=best.time.bubble + best.time.total)
     (told,) = reasons(best, [Choice(best.job, best.layout, slower, 2 * best.bytes)])
@@ -294,4 +297,4 @@ def test_every_setting_of_a_layout_is_one_of_a_job() -> None:
     assert changed(here, there) == {
         "parallel.tp": 4, "training.recompute": "full", "parallel.order": "tp-pp-cp-dp",
     }  # fmt: skip
-    assert set(SETTINGS) == set(Layout._fields) - {"dp"}
+    assert set(SETTINGS) == set(LayoutSettings._fields) - {"dp"}

@@ -19,7 +19,7 @@ from mpctl.batch.answers import answers
 from mpctl.errors import InputError
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.spec.runtime import Profile
+from mpctl.spec.runtime import RuntimeProfile
 
 SMALL: dict[str, Any] = {
     "cluster": {"preset": "selene", "nodes": 2},
@@ -71,7 +71,7 @@ def limits(field: FieldInfo) -> list[tuple[type, float, float]]:
     return found
 
 
-EVERY = [*fields(JobSpec), *((f"profile.{name}", field) for name, field in fields(Profile))]
+EVERY = [*fields(JobSpec), *((f"profile.{name}", field) for name, field in fields(RuntimeProfile))]
 
 
 @pytest.mark.parametrize(("name", "field"), EVERY, ids=[name for name, _ in EVERY])

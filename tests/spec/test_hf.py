@@ -13,7 +13,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.families.t5.special import target_length
 from mpctl.spec.hf import BIAS_NAMES, FIXED
 from mpctl.spec.load import load_job
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 # As published for openai-community/gpt2 and meta-llama/Llama-3.1-8B, keys of generation left out.
 GPT2 = {
@@ -39,7 +39,7 @@ def write(folder: Path, config: Any) -> Path:
     return path
 
 
-def model_of(path: Path, **keys: Any) -> Model:
+def model_of(path: Path, **keys: Any) -> ModelSpec:
     overrides = {"model.hf_config": str(path), **{f"model.{k}": v for k, v in keys.items()}}
     model = load_job(None, overrides).model
     assert model is not None

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import parse
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
 size = st.integers(1, 8)
 
@@ -75,13 +75,13 @@ SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "seq_length": 16}
 
 
 def test_a_model_derives_what_is_absent() -> None:
-    model = Model.model_validate(SHAPE)
+    model = ModelSpec.model_validate(SHAPE)
     assert (model.ffn, model.kv_heads, model.head_dim, model.max_positions) == (256, 4, 16, 16)
 
 
 def test_a_model_keeps_what_is_given() -> None:
     own = {"ffn": 100, "kv_heads": 2, "head_dim": 32, "max_positions": 64}
-    model = Model.model_validate({**SHAPE, **own})
+    model = ModelSpec.model_validate({**SHAPE, **own})
     assert {key: getattr(model, key) for key in own} == own
 
 
@@ -92,5 +92,5 @@ def test_a_model_keeps_what_is_given() -> None:
 def test_gradients_are_reduced_in_fp32_unless_told(
     dtype: str, given_dtype: str | None, reduced: str
 ) -> None:
-    training = Training.model_validate({"dtype": dtype, "gradient_dtype": given_dtype})
+    training = TrainingSpec.model_validate({"dtype": dtype, "gradient_dtype": given_dtype})
     assert training.reduced_dtype == reduced

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
-from mpctl.plan import load_plan
+from mpctl.planning.plan import load_plan
 from mpctl.spec.load import job_from_raw, load_job, load_partial, parse, parse_settings
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.spec.presets import preset_names
 
 SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 100, "seq_length": 16}
@@ -329,7 +329,7 @@ def test_heads_that_do_not_divide_hidden_are_an_issue_not_a_floor(source: str) -
     assert "7" in issue.message and "768" in issue.message
     load_plan(None, {"model": "gpt2", "model.heads": 7, "model.head_dim": 64})
     with pytest.raises(AssertionError):
-        Model.model_validate({**SHAPE, "heads": 3}).head_size  # noqa: B018
+        ModelSpec.model_validate({**SHAPE, "heads": 3}).head_size  # noqa: B018
 
 
 # ---------------------------------------------------------------- --set

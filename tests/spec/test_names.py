@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.search.asked import read_asked
+from mpctl.search.request import read_asked
 from mpctl.search.space import AXES
 from mpctl.spec.load import load_job, parse_settings
 from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names

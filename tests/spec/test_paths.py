@@ -9,7 +9,7 @@ import pytest
 from mpctl.errors import InputError
 from mpctl.launch.machine import Machine
 from mpctl.launch.plan import resolved
-from mpctl.plan import load_plan
+from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job
 
 JOB = """

@@ -7,10 +7,10 @@ from typing import Any, get_args
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.spec.cluster import Cluster, Device
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.load import job_from_raw, load_job
-from mpctl.spec.model import Model
-from mpctl.spec.parallel import Parallel
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.presets import KINDS, find_preset, get_preset, preset_names
 from mpctl.spec.training import RuntimeName
 
@@ -28,11 +28,11 @@ def table(kind: Any, name: str) -> dict[str, Any]:
     return found
 
 
-def model_of(name: str) -> Model:
-    return Model.model_validate(table("models", name))
+def model_of(name: str) -> ModelSpec:
+    return ModelSpec.model_validate(table("models", name))
 
 
-def cluster_of(name: str) -> Cluster:
+def cluster_of(name: str) -> ClusterSpec:
     return load_job(None, {"cluster": name}).cluster
 
 
@@ -46,7 +46,7 @@ def test_a_preset_says_where_its_numbers_come_from(kind: str, name: str) -> None
 
 @pytest.mark.parametrize("name", preset_names("devices"))
 def test_device_is_strict_and_dense(name: str) -> None:
-    device = Device.model_validate(table("devices", name))
+    device = DeviceSpec.model_validate(table("devices", name))
     peaks = device.peak_flops
     assert device.memory_bytes >= 8 * GIB
     assert device.memory_bandwidth is not None
@@ -97,7 +97,7 @@ def test_links_are_bytes_a_second_in_one_direction(
     assert (cluster.inter_node and cluster.inter_node.bandwidth) == between
 
 
-def parameters(m: Model) -> int:
+def parameters(m: ModelSpec) -> int:
     """Parameters of the released model, written out matrix by matrix.
 
     The word table counts its existing tokens, but for t5, whose released table is padded to 128.
@@ -238,7 +238,7 @@ def test_runtimes_of_job_presets_are_known() -> None:
     assert {load_job(name).training.runtime for name in preset_names("jobs")} <= set(
         get_args(RuntimeName)
     )
-    assert Parallel().order == "tp-cp-dp-pp"
+    assert ParallelSpec().order == "tp-cp-dp-pp"
 
 
 def test_unknown_preset_names_the_nearest() -> None:

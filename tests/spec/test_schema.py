@@ -13,9 +13,13 @@ def test_every_table_may_start_from_a_preset() -> None:
     schema = job_schema()
     assert set(schema["properties"]) == {*JobSpec.model_fields, "preset"}
     assert schema["properties"]["preset"]["enum"] == preset_names("jobs")
-    for table, kind in (("Cluster", "clusters"), ("Device", "devices"), ("Model", "models")):
+    for table, kind in (
+        ("ClusterSpec", "clusters"),
+        ("DeviceSpec", "devices"),
+        ("ModelSpec", "models"),
+    ):
         name, body = schema["$defs"][table]["anyOf"]
         assert name["enum"] == body["properties"]["preset"]["enum"] == preset_names(kind)
         assert "required" not in body
-    assert "hf_config" in schema["$defs"]["Model"]["anyOf"][1]["properties"]
+    assert "hf_config" in schema["$defs"]["ModelSpec"]["anyOf"][1]["properties"]
     json.dumps(schema)

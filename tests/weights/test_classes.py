@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mpctl.errors import InputError, Issue
-from mpctl.kernels.group import Group
+from mpctl.transport.group import Group
 from mpctl.weights.headers import SINGLE
 from mpctl.weights.hub import open_hub
 from mpctl.weights.names import get_scheme

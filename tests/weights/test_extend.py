@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mpctl.data.extension import Extension
+from mpctl.data.extension import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
+from mpctl.rundir.shards import MANIFEST, SCHEMA, sha256, shard_path
 from mpctl.sharding import local_range, padded_vocab
-from mpctl.shards import MANIFEST, SCHEMA, sha256, shard_path
 from mpctl.spec.load import load_job
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights import extend
 from mpctl.weights.extend import (
     extended_rows,
@@ -32,19 +32,19 @@ from mpctl.weights.extend import (
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import is_extended, open_origin, origin_issues
 from mpctl.weights.reader import Targets
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import import_weights
 from tests.weights.hub import VOCAB, Truth, load
 
 Truths = Callable[[str], Truth]
 ADDED = 40
 PIECES = tuple(tuple((7 * k + 31 * j * j) % VOCAB for j in range(2 + k % 5)) for k in range(ADDED))
-EXTENSION = Extension(VOCAB, "0" * 64, "f" * 64, PIECES)
+EXTENSION = TokenizerExtension(VOCAB, "0" * 64, "f" * 64, PIECES)
 SEED = -7.0  # stands for what the seed drew
 
 
-def tiny(pieces: Sequence[tuple[int, ...]], old: int) -> Extension:
-    return Extension(old, "0" * 64, "f" * 64, tuple(pieces))
+def tiny(pieces: Sequence[tuple[int, ...]], old: int) -> TokenizerExtension:
+    return TokenizerExtension(old, "0" * 64, "f" * 64, tuple(pieces))
 
 
 def reader(table: Tensor) -> tuple[Callable[[Sequence[int]], Tensor], list[int]]:
@@ -106,7 +106,7 @@ def test_spans() -> None:
 # ---------------------------------------------------------------- from files
 
 
-def model_of(origin: Hub | Saved, vocab: int) -> Model:
+def model_of(origin: Hub | SavedModel, vocab: int) -> ModelSpec:
     return origin.model.model_copy(update={"vocab": vocab})
 
 
@@ -148,7 +148,7 @@ def origin_at(kind: str, truth: Truth, folder: Path) -> Path:
     return resharded(folder / "ours", 2) if kind == "two shards" else folder / "ours"
 
 
-def targets_of(model: Model, *, tp: int, rank: int) -> Targets:
+def targets_of(model: ModelSpec, *, tp: int, rank: int) -> Targets:
     """What a rank would fill: its rows of the tables, and one whole parameter besides."""
     targets: Targets = {}
     for weight in get_table(model, tp=tp).weights():
@@ -163,7 +163,7 @@ def targets_of(model: Model, *, tp: int, rank: int) -> Targets:
     return targets
 
 
-def their_tables(truth: Truth, model: Model) -> dict[str, Tensor]:
+def their_tables(truth: Truth, model: ModelSpec) -> dict[str, Tensor]:
     theirs = load(truth.folder)
     tables = {"embedding.word.weight": theirs.get_input_embeddings().weight}
     if not model.tied_embeddings:
@@ -228,7 +228,7 @@ def test_rows_of_a_16_bit_checkpoint_come_as_they_are_stored(
 
 def test_a_shard_that_lacks_rows_is_named(truths: Truths, tmp_path: Path) -> None:
     origin = open_origin(origin_at("two shards", truths("llama"), tmp_path))
-    assert isinstance(origin, Saved)
+    assert isinstance(origin, SavedModel)
     half = replace(origin, tensors=origin.tensors[:1], places=origin.places[:1])
     with pytest.raises(InputError, match=r"head\.weight: row 256 is in no shard"):
         row_reader(half, "head.weight")([1, 256])
@@ -240,7 +240,7 @@ def test_a_shard_that_lacks_rows_is_named(truths: Truths, tmp_path: Path) -> Non
 # ---------------------------------------------------------------- whether it applies
 
 
-def said(path: Path, model: Model, extension: Extension | None) -> list[str]:
+def said(path: Path, model: ModelSpec, extension: TokenizerExtension | None) -> list[str]:
     return [str(issue) for issue in origin_issues(path, model, extension)]
 
 
@@ -284,7 +284,7 @@ def test_rows_that_the_old_tokenizer_left_unused_are_filled_too(
     (imported / "tokenizer.json").write_text("the old one")
     old = sha256(imported / "tokenizer.json")
     pieces = tuple(tuple(i % 290 for i in piece) for piece in PIECES)
-    extension = Extension(290, old, "f" * 64, pieces)
+    extension = TokenizerExtension(290, old, "f" * 64, pieces)
     origin = open_origin(imported)
     for vocab in (330, 300):
         model = model_of(origin, vocab)

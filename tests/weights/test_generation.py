@@ -16,7 +16,7 @@ from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
 from mpctl.families import special_tokens
 from mpctl.spec.load import load_job
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 from mpctl.weights.bert import BERT
 from mpctl.weights.scheme import Scheme
 from mpctl.weights.t5 import T5
@@ -29,10 +29,10 @@ PROMPTS = ["w1 counts 2", "w100 counts 3 w7 counts 40 w8"]
 
 
 @pytest.fixture
-def export(truths: Truths, data: Path, tmp_path: Path) -> Callable[[str], tuple[Path, Model]]:
+def export(truths: Truths, data: Path, tmp_path: Path) -> Callable[[str], tuple[Path, ModelSpec]]:
     """A model with the data's tokenizer, as a run that trained on short sequences exports it."""
 
-    def get(kind: str) -> tuple[Path, Model]:
+    def get(kind: str) -> tuple[Path, ModelSpec]:
         import_weights(truths(kind).folder, tmp_path / "ours")
         run = tmp_path / "run"
         shutil.copytree(tmp_path / "ours" / "checkpoints", run / "checkpoints")
@@ -53,7 +53,7 @@ def read(folder: Path, name: str) -> Any:
     return json.loads((folder / name).read_text())
 
 
-def trained_ids(model: Model, tokenizer: Path) -> dict[str, int]:
+def trained_ids(model: ModelSpec, tokenizer: Path) -> dict[str, int]:
     """What the ranks call these tokens in training (runtime/batches.py)."""
     words = vocabulary_size(load_tokenizer(tokenizer))
     names = special_tokens(model)
@@ -62,7 +62,7 @@ def trained_ids(model: Model, tokenizer: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama31-sharded"])
 def test_a_padded_batch_generates_what_each_prompt_does_alone(
-    kind: str, export: Callable[[str], tuple[Path, Model]], data: Path
+    kind: str, export: Callable[[str], tuple[Path, ModelSpec]], data: Path
 ) -> None:
     folder, _ = export(kind)
     assert (folder / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
@@ -86,7 +86,7 @@ def test_a_padded_batch_generates_what_each_prompt_does_alone(
 
 
 def test_a_t5_generates_with_the_tokens_of_its_training(
-    export: Callable[[str], tuple[Path, Model]], data: Path
+    export: Callable[[str], tuple[Path, ModelSpec]], data: Path
 ) -> None:
     folder, shape = export("t5")
     ids = trained_ids(shape, data / "tokenizer.json")
@@ -111,7 +111,7 @@ def test_a_t5_generates_with_the_tokens_of_its_training(
 
 
 def test_a_bert_reads_texts_and_pairs_as_its_training_does(
-    export: Callable[[str], tuple[Path, Model]], data: Path
+    export: Callable[[str], tuple[Path, ModelSpec]], data: Path
 ) -> None:
     folder, shape = export("bert")
     ids = trained_ids(shape, data / "tokenizer.json")

@@ -17,12 +17,12 @@ from mpctl.families.batch import Batch
 from mpctl.launch.machine import this_machine
 from mpctl.launch.preflight import check_launch, check_replaced, launch_warnings
 from mpctl.launch.resume import find_resumption
-from mpctl.launch.rundir import RunDir
-from mpctl.plan import make_plan
+from mpctl.planning.plan import make_plan
+from mpctl.rundir.rundir import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.weights.origin import open_origin
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights, import_weights
 from tests.cli.calls import assert_refused, caller
 from tests.runtime.tiny import column, make_trainer, settings, tiny_job, tiny_plan, train
@@ -164,7 +164,7 @@ def test_one_checkpoint_of_a_run_will_do(
     """The launcher names it so, because a run may save another while ranks start."""
     run, loss = finished
     origin = open_origin(run / "checkpoints" / "step-8")
-    assert isinstance(origin, Saved)
+    assert isinstance(origin, SavedModel)
     assert (origin.folder, origin.step, len(origin.tensors)) == (run, 8, 2)
     job = tiny_job(data, training__init_from=str(origin.checkpoint))
     assert launch_issues(job) == []

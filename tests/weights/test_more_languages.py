@@ -12,7 +12,7 @@ from mpctl.data.manifest import open_prepared
 from mpctl.data.prepare import prepare
 from mpctl.launch.machine import this_machine
 from mpctl.launch.preflight import check_launch
-from mpctl.plan import make_plan
+from mpctl.planning.plan import make_plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from tests.data.languages import FRENCH, write_corpus

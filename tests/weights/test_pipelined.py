@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mpctl.errors import InputError
-from mpctl.shards import MANIFEST, Manifest, damage, read_manifest, sha256, shard_path
+from mpctl.rundir.shards import MANIFEST, Manifest, damage, read_manifest, sha256, shard_path
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.weights.extend import row_reader, vocabulary_tables
 from mpctl.weights.origin import open_origin
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights
 from tests.cli.calls import assert_refused, caller
 from tests.ranks import run_ranks
@@ -180,7 +180,7 @@ def test_rows_are_read_from_the_stage_that_has_them(
 ) -> None:
     run, ids = finished(name), [0, 5, 6, 255, 256, 299]
     cut, alone = open_origin(run.folder), open_origin(run.alone)
-    assert isinstance(cut, Saved)
+    assert isinstance(cut, SavedModel)
     for table in vocabulary_tables(cut.model):
         assert len(cut.parts(table)) == RUNS[name][0] < len(cut.places)
         assert torch.equal(row_reader(cut, table)(ids), row_reader(alone, table)(ids))

@@ -13,18 +13,18 @@ import torch
 from safetensors import safe_open
 
 from mpctl.errors import InputError
-from mpctl.families.batch import Batch, Family
+from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
-from mpctl.kernels.group import Group
 from mpctl.kernels.parameters import Shard, assemble, shard_of
-from mpctl.shards import checkpoints
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.rundir.shards import checkpoints
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
+from mpctl.transport.group import Group
 from mpctl.weights.hub import open_hub
 from mpctl.weights.names import get_scheme, rows_of
 from mpctl.weights.origin import differences, open_origin
 from mpctl.weights.reader import fill
-from mpctl.weights.saved import Saved
+from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.ranks import run_ranks
 from tests.weights.hub import KINDS, VOCAB, Truth, answer, fields, load, summed_loss, tokens
@@ -33,12 +33,12 @@ Truths = Callable[[str], Truth]
 every = pytest.mark.parametrize("kind", KINDS)
 
 
-def built(folder: Path, group: Group) -> Family:
+def built(folder: Path, group: Group) -> FamilyModule:
     """The rank's share of the model in a Hugging Face directory; whatever was there is written
     over."""
     hub = open_hub(folder)
     model = build_module(
-        hub.model, Training(), group=group, cp=Group(name="cp"), sequence_parallel=False,
+        hub.model, TrainingSpec(), group=group, cp=Group(name="cp"), sequence_parallel=False,
         dtype=torch.float32, device=torch.device("cpu"),
     )  # fmt: skip
     with torch.no_grad():
@@ -48,7 +48,7 @@ def built(folder: Path, group: Group) -> Family:
     return model
 
 
-def answer_of_ours(model: Family, asked: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+def answer_of_ours(model: FamilyModule, asked: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """As hub.answer has it, of this rank's words."""
     with torch.no_grad():
         said = model(Batch(torch.arange(2), asked))
@@ -197,7 +197,7 @@ ROTARY: dict[str, Any] = {**SHAPE, "position": "rotary", "norm": "rmsnorm", "act
 )
 def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) -> None:
     with pytest.raises(InputError) as caught:
-        get_scheme(Model(**keys))
+        get_scheme(ModelSpec(**keys))
     assert {issue.where for issue in caught.value.issues} == where
 
 
@@ -221,7 +221,7 @@ def test_a_shape_that_no_class_expresses_is_refused(keys: Any, where: set[str]) 
 def test_our_config_says_our_model(keys: Any, tmp_path: Path) -> None:
     from mpctl.spec.load import load_job
 
-    model = Model(**keys)
+    model = ModelSpec(**keys)
     (tmp_path / "config.json").write_text(json.dumps(hub_config(model, "F32", {})))
     again = load_job(None, {"model.hf_config": str(tmp_path)}).model
     assert again is not None
@@ -267,6 +267,6 @@ def test_a_llama_trained_on_shorter_sequences_keeps_its_limit(
 def test_an_import_is_an_origin(truths: Truths, tmp_path: Path) -> None:
     import_weights(truths("llama31-sharded").folder, tmp_path / "ours")
     origin = open_origin(tmp_path / "ours")
-    assert isinstance(origin, Saved)
+    assert isinstance(origin, SavedModel)
     assert origin.model == open_hub(truths("llama31-sharded").folder).model
     assert origin.model.rotary_scaling is not None

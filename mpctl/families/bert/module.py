@@ -17,21 +17,30 @@ from torch import Tensor, nn
 
 from mpctl.families.batch import Batch
 from mpctl.families.bert.ops import CLASSES
-from mpctl.families.parts import OneStack, Place, WholeLinear, norm_of, padded, weighted_sum
-from mpctl.families.table import Held
+from mpctl.families.parts import (
+    ReplicatedLinear,
+    ShardContext,
+    SingleStackModule,
+    norm_of,
+    padded,
+    weighted_sum,
+)
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.mlp import activation_of
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
+from mpctl.operators.table import StageSlice
 from mpctl.sharding import local_range
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
 
-class BERT(OneStack):
+class BERT(SingleStackModule):
     """Fed tokens, types, targets and weights [b, s/c], and next [b]; the loss of a sample is the
     mean over its masked words plus the next-sentence loss."""
 
-    def __init__(self, model: Model, training: Training, place: Place, held: Held) -> None:
+    def __init__(
+        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+    ) -> None:
         tables = {"position": model.max_positions, "types": model.token_types}
         super().__init__(model, training, place, held, tables=tables, causal=False,
                          order=model.norm_order)  # fmt: skip
@@ -42,17 +51,17 @@ class BERT(OneStack):
             self._build_heads(model, training, place)
             self.final_norm = nn.Identity() if is_post else norm_of(model, place)
 
-    def _build_heads(self, model: Model, training: Training, place: Place) -> None:
+    def _build_heads(self, model: ModelSpec, training: TrainingSpec, place: ShardContext) -> None:
         init, h = Init("normal", training.init_std), model.hidden
-        self.transform = WholeLinear(h, h, place, init=init)
+        self.transform = ReplicatedLinear(h, h, place, init=init)
         self.activation = activation_of(model.activation)
         self.transform_norm = norm_of(model, place)
         self.head = self.head or nn.Module()
         self.head.bias = _word_bias(model, place)
-        self.pooler = WholeLinear(h, h, place, init=init)
-        self.next = WholeLinear(h, CLASSES, place, init=init)
+        self.pooler = ReplicatedLinear(h, h, place, init=init)
+        self.next = ReplicatedLinear(h, CLASSES, place, init=init)
 
-    def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
+    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
         assert self.embedding is not None
         hidden = self.embedding(batch["tokens"], position=None, types=batch["types"])
         return self.embedding.dropped(self.embedding.get_submodule("norm")(hidden), noise)
@@ -82,7 +91,7 @@ class BERT(OneStack):
         return total + F.cross_entropy(follows.to(losses.dtype), batch["next"], reduction="sum")
 
 
-def _word_bias(model: Model, place: Place) -> nn.Parameter:
+def _word_bias(model: ModelSpec, place: ShardContext) -> nn.Parameter:
     """[v/t], of this rank's words."""
     rows = padded(model, place.group)
     own = local_range(rows, parts=place.group.size, index=place.group.rank)

@@ -9,8 +9,7 @@ rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatro
 
 from __future__ import annotations
 
-from mpctl.families.products import Core, Dims, Part, Product, Stack, Weight
-from mpctl.families.shapes import (
+from mpctl.operators.blocks import (
     attention_weights,
     head,
     linear_weights,
@@ -21,33 +20,41 @@ from mpctl.families.shapes import (
     self_attention,
     word_table,
 )
-from mpctl.families.table import OperatorTable
-from mpctl.spec.model import Model
+from mpctl.operators.matmul import (
+    AttentionOp,
+    Dims,
+    LayerStack,
+    MatMul,
+    OperatorGroup,
+    ParameterSpec,
+)
+from mpctl.operators.table import OperatorTable
+from mpctl.spec.model import ModelSpec
 
 HIDDEN: Dims = ("batch", "seq", "hidden")
 FIRST: Dims = ("batch", "hidden")
 BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
-TRANSFORM = Product("transform", "head", HIDDEN, ("hidden", "features"), (*HIDDEN[:2], "features"))
-POOLER = Product("pooler", "next", FIRST, ("hidden", "features"), ("batch", "features"))
-NEXT = Product("next", "next", POOLER.writes, ("features", "classes"), ("batch", "classes"))
+TRANSFORM = MatMul("transform", "head", HIDDEN, ("hidden", "features"), (*HIDDEN[:2], "features"))
+POOLER = MatMul("pooler", "next", FIRST, ("hidden", "features"), ("batch", "features"))
+NEXT = MatMul("next", "next", POOLER.writes, ("features", "classes"), ("batch", "classes"))
 CLASSES = 2
 
 
-def operator_table(model: Model, *, tp: int) -> OperatorTable:
+def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     word = word_table(model, tp=tp)
     is_post = model.norm_order == "post"
     branches = (attention_weights(model), mlp_weights(model))
-    stack = Stack(
+    stack = LayerStack(
         "layers",
         model.layers,
-        Part(BLOCK, tuple(w for branch in branches for w in _in_order(branch, is_post))),
-        (Core("attention"),),
-        entry=Part(
+        OperatorGroup(BLOCK, tuple(w for branch in branches for w in _in_order(branch, is_post))),
+        (AttentionOp("attention"),),
+        entry=OperatorGroup(
             (lookup(HIDDEN),),
             (word, *_places(model), *(norm_weights("embedding.norm", model) if is_post else ())),
         ),
-        exit=Part(
+        exit=OperatorGroup(
             (TRANSFORM, head(HIDDEN, tied=model.tied_embeddings), POOLER, NEXT),
             (*(() if is_post else norm_weights("final_norm", model)), *_heads(model, word)),
         ),
@@ -55,27 +62,27 @@ def operator_table(model: Model, *, tp: int) -> OperatorTable:
     return OperatorTable((stack,))
 
 
-def _in_order(branch: tuple[Weight, ...], is_post: bool) -> tuple[Weight, ...]:
+def _in_order(branch: tuple[ParameterSpec, ...], is_post: bool) -> tuple[ParameterSpec, ...]:
     """In the order of the data: the norm first, or last where it is of the sum."""
     return tuple(sorted(branch, key=lambda weight: is_post and "_norm." in weight.name))
 
 
-def _places(model: Model) -> tuple[Weight, ...]:
+def _places(model: ModelSpec) -> tuple[ParameterSpec, ...]:
     heights = {"position": model.max_positions, "types": model.token_types}
     return tuple(
-        Weight(f"embedding.{name}.weight", (height, model.hidden), (name, "hidden"))
+        ParameterSpec(f"embedding.{name}.weight", (height, model.hidden), (name, "hidden"))
         for name, height in heights.items()
     )
 
 
-def _heads(model: Model, word: Weight) -> tuple[Weight, ...]:
+def _heads(model: ModelSpec, word: ParameterSpec) -> tuple[ParameterSpec, ...]:
     hidden, features = ("hidden", model.hidden), ("features", model.hidden)
-    output = word if model.tied_embeddings else Weight("head.weight", word.shape, word.dims)
+    output = word if model.tied_embeddings else ParameterSpec("head.weight", word.shape, word.dims)
     return (
         *linear_weights("transform", features, hidden, bias=True),
         *norm_weights("transform_norm", model),
         output,
-        Weight("head.bias", word.shape[:1], ("vocab",)),
+        ParameterSpec("head.bias", word.shape[:1], ("vocab",)),
         *linear_weights("pooler", features, hidden, bias=True),
         *linear_weights("next", ("classes", CLASSES), features, bias=True),
     )

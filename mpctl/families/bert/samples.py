@@ -21,7 +21,7 @@ from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, PackedSamples, require_length, stack
 from mpctl.errors import InputError
 from mpctl.families.bert.special import CLS, MASK, SEP, SPECIAL_PLACES
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 Tokens = NDArray[np.int64]
 MASKED_TENTHS, RANDOM_TENTHS = 8, 1  # of what is predicted; the tenth that is left stays
@@ -32,7 +32,7 @@ def predicted_count(text: int) -> int:
     return max(1, (15 * text + 50) // 100)
 
 
-class Samples:
+class BertSamples:
     """tokens, types and targets int64 [b, s], weights float64 [b, s], next int64 [b].
 
     types is 0 up to the first [SEP], then 1. targets are the tokens before masking; weights are
@@ -43,7 +43,7 @@ class Samples:
     def __init__(
         self,
         dataset: IndexedDataset,
-        model: Model,
+        model: ModelSpec,
         *,
         seed: int,
         special: Mapping[str, int],

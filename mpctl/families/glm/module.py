@@ -10,25 +10,27 @@ from __future__ import annotations
 from torch import Tensor
 
 from mpctl.families.batch import Batch
-from mpctl.families.parts import OneStack, Place, norm_of, weighted_sum
-from mpctl.families.table import Held
+from mpctl.families.parts import ShardContext, SingleStackModule, norm_of, weighted_sum
 from mpctl.kernels.context import context_positions
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
-from mpctl.kernels.noise import Noise
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.operators.table import StageSlice
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
 
-class GLM(OneStack):
+class GLM(SingleStackModule):
     """Fed tokens, positions, blocks, targets and weights [b, s/c], and context [b], the tokens of
     part A; the loss of a sample is the mean over the words of its blanks."""
 
-    def __init__(self, model: Model, training: Training, place: Place, held: Held) -> None:
+    def __init__(
+        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+    ) -> None:
         tables = dict.fromkeys(("position", "block"), model.max_positions)
         super().__init__(model, training, place, held, tables=tables, causal=False)
         self.final_norm = norm_of(model, place) if held.has_exit else None
 
-    def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
+    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
         assert self.embedding is not None
         hidden = self.embedding(batch["tokens"], position=batch["positions"], block=batch["blocks"])
         return self.embedding.dropped(hidden, noise)

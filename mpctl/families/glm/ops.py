@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpctl.families.gpt import ops as gpt
-from mpctl.families.products import Part, Weight
-from mpctl.families.table import OperatorTable
-from mpctl.spec.model import Model
+from mpctl.operators.matmul import OperatorGroup, ParameterSpec
+from mpctl.operators.table import OperatorTable
+from mpctl.spec.model import ModelSpec
 
 
-def operator_table(model: Model, *, tp: int) -> OperatorTable:
+def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     (stack,) = gpt.operator_table(model, tp=tp).stacks
     shape = (model.max_positions, model.hidden)
-    blocks = Weight("embedding.block.weight", shape, ("positions", "hidden"))
-    entry = Part(stack.entry.products, (*stack.entry.weights, blocks))
+    blocks = ParameterSpec("embedding.block.weight", shape, ("positions", "hidden"))
+    entry = OperatorGroup(stack.entry.products, (*stack.entry.weights, blocks))
     return OperatorTable((replace(stack, entry=entry),))

@@ -32,7 +32,7 @@ from mpctl.data.draws import Purpose, choose, draw
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, PackedSamples, require_length, stack
 from mpctl.families.glm.special import END, MASK, START, text_length
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 Tokens = NDArray[np.int64]
 MEAN_SPAN = 3
@@ -96,7 +96,7 @@ class Blanks:
         }
 
 
-class Samples:
+class GlmSamples:
     """tokens, targets, positions, blocks int64 [b, s], weights float64 [b, s], context int64 [b].
 
     weights are 1 / written in part B and 0 in part A and in the padding, which is [eop] at the
@@ -106,7 +106,7 @@ class Samples:
     def __init__(
         self,
         dataset: IndexedDataset,
-        model: Model,
+        model: ModelSpec,
         *,
         seed: int,
         special: Mapping[str, int],

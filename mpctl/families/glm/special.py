@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 MASK, START, END = "[MASK]", "[sop]", "[eop]"
 
 
-def special_tokens(model: Model) -> tuple[str, ...]:
+def special_tokens(model: ModelSpec) -> tuple[str, ...]:
     """Names of the tokens that samples of this model hold beside text."""
     return (MASK, START, END)
 
@@ -20,6 +20,6 @@ def text_length(seq_length: int) -> int:
     return bisect_right(texts, seq_length, key=lambda text: text + 2 * -(-text // 20))
 
 
-def least_tokens(model: Model) -> int:
+def least_tokens(model: ModelSpec) -> int:
     """Tokens of text that a split must hold: one sample and one."""
     return text_length(model.seq_length) + 1

@@ -12,23 +12,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from mpctl.families.batch import Batch
-from mpctl.families.parts import OneStack, Place, norm_of
-from mpctl.families.table import Held
-from mpctl.kernels.noise import Noise
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.families.parts import ShardContext, SingleStackModule, norm_of
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.operators.table import StageSlice
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
 
-class GPT(OneStack):
+class GPT(SingleStackModule):
     """Fed tokens and targets [b, s/c]; the loss of a sample is the mean over its tokens. Tokens
     may have other positions [b, s/c] than where they stand in the batch."""
 
-    def __init__(self, model: Model, training: Training, place: Place, held: Held) -> None:
+    def __init__(
+        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+    ) -> None:
         tables = {"position": model.max_positions} if model.position == "learned" else {}
         super().__init__(model, training, place, held, tables=tables, causal=True)
         self.final_norm = norm_of(model, place) if held.has_exit else None
 
-    def entered(self, batch: Batch, noise: Noise | None) -> Tensor:
+    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
         assert self.embedding is not None
         learned = self.model.position == "learned"
         places = {"position": batch.fields.get("positions")} if learned else {}

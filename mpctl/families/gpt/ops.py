@@ -6,8 +6,7 @@ Parameters of a GPT-2 shape: v h + s h + L (12 h^2 + 13 h) + 2 h, v padded (Nara
 
 from __future__ import annotations
 
-from mpctl.families.products import Core, Dims, Part, Stack, Weight
-from mpctl.families.shapes import (
+from mpctl.operators.blocks import (
     attention_weights,
     head,
     lookup,
@@ -17,24 +16,25 @@ from mpctl.families.shapes import (
     self_attention,
     word_table,
 )
-from mpctl.families.table import OperatorTable
-from mpctl.spec.model import Model
+from mpctl.operators.matmul import AttentionOp, Dims, LayerStack, OperatorGroup, ParameterSpec
+from mpctl.operators.table import OperatorTable
+from mpctl.spec.model import ModelSpec
 
 HIDDEN: Dims = ("batch", "seq", "hidden")
 BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
 
 
-def operator_table(model: Model, *, tp: int) -> OperatorTable:
+def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     word = word_table(model, tp=tp)
     output = word if model.tied_embeddings else word_table(model, tp=tp, name="head")
-    stack = Stack(
+    stack = LayerStack(
         "layers",
         model.layers,
-        Part(BLOCK, (*attention_weights(model), *mlp_weights(model))),
-        (Core("attention"),),
-        entry=Part((lookup(HIDDEN),), (word, *_positions(model))),
-        exit=Part(
+        OperatorGroup(BLOCK, (*attention_weights(model), *mlp_weights(model))),
+        (AttentionOp("attention"),),
+        entry=OperatorGroup((lookup(HIDDEN),), (word, *_positions(model))),
+        exit=OperatorGroup(
             (head(HIDDEN, tied=model.tied_embeddings),),
             (*norm_weights("final_norm", model), output),
         ),
@@ -42,8 +42,8 @@ def operator_table(model: Model, *, tp: int) -> OperatorTable:
     return OperatorTable((stack,))
 
 
-def _positions(model: Model) -> tuple[Weight, ...]:
+def _positions(model: ModelSpec) -> tuple[ParameterSpec, ...]:
     if model.position != "learned":
         return ()
     shape = (model.max_positions, model.hidden)
-    return (Weight("embedding.position.weight", shape, ("positions", "hidden")),)
+    return (ParameterSpec("embedding.position.weight", shape, ("positions", "hidden")),)

@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, PackedSamples
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 
-class Samples:
+class GptSamples:
     """tokens and targets, int64 [b, s]: functions of the seed and the samples' numbers alone."""
 
     def __init__(
         self,
         dataset: IndexedDataset,
-        model: Model,
+        model: ModelSpec,
         *,
         seed: int,
         special: Mapping[str, int],

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, Family, State
+from mpctl.families.batch import Batch, FamilyModule, State
 from mpctl.families.parts import (
     Embedding,
-    Place,
+    ShardContext,
     encoder_layers,
     layer_settings,
     norm_of,
@@ -28,15 +28,15 @@ from mpctl.families.parts import (
     weighted_sum,
     word_losses,
 )
-from mpctl.families.table import Held
 from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.kernels.context import context_positions
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
 from mpctl.kernels.embedding import tied_logits
-from mpctl.kernels.noise import Noise
 from mpctl.kernels.relative import RelativeBias
-from mpctl.spec.model import Model
-from mpctl.spec.training import Training
+from mpctl.operators.table import StageSlice
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
 
 UNSCALED, WORD_STD = 1.0, 1.0
 Pair = tuple[KeyValueCache, ContextCache]  # of a decoder layer's two attentions
@@ -46,9 +46,15 @@ class _Stack(nn.Module):
     """Layers with the relative bias that they add, and the norm behind the last of them."""
 
     def __init__(
-        self, model: Model, training: Training, place: Place, held: Held, layers: nn.ModuleDict,
-        *, bidirectional: bool,
-    ) -> None:  # fmt: skip
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        place: ShardContext,
+        held: StageSlice,
+        layers: nn.ModuleDict,
+        *,
+        bidirectional: bool,
+    ) -> None:
         super().__init__()
         self.cp, self.layers, self.held = place.cp, layers, held
         self.position = RelativeBias(
@@ -83,11 +89,13 @@ class _Stack(nn.Module):
         return normed
 
 
-class T5(Family):
+class T5(FamilyModule):
     """Fed tokens [b, s/c], decoder_tokens, targets and weights [b, q/c]; the loss of a sample is
     the mean over its targets."""
 
-    def __init__(self, model: Model, training: Training, place: Place, *held: Held) -> None:
+    def __init__(
+        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, *held: StageSlice
+    ) -> None:
         super().__init__()
         self.model, self.place = model, place
         self.encoder, self.decoder = (
@@ -101,7 +109,7 @@ class T5(Family):
             self.embedding = Embedding(model, training, place, tables={}, word_std=WORD_STD)
         self.head = own_head(model, training, place) if self.has_exit else None
 
-    def advance(self, state: State, batch: Batch, noise: Noise | None) -> State:
+    def advance(self, state: State, batch: Batch, noise: CounterRNG | None) -> State:
         if self.encoder is not None:
             state = (self.encoded(state, batch, noise),)
         if self.decoder is None:
@@ -112,12 +120,12 @@ class T5(Family):
         losses = word_losses(self.model, self.place, self.logits(hidden), batch["targets"])
         return (weighted_sum(losses, batch["weights"]),)
 
-    def forward(self, batch: Batch, noise: Noise | None = None) -> Tensor:
+    def forward(self, batch: Batch, noise: CounterRNG | None = None) -> Tensor:
         source = self.encoded((), batch, noise)
         return self.logits(self.decoded((source,), batch, noise)[0])
 
     def encoded(
-        self, state: State, batch: Batch, noise: Noise | None, *, mask: Tensor | None = None
+        self, state: State, batch: Batch, noise: CounterRNG | None, *, mask: Tensor | None = None
     ) -> Tensor:
         """The encoder's result y; mask [b, 1, 1, s]: which tokens are no padding."""
         assert self.encoder is not None
@@ -138,7 +146,9 @@ class T5(Family):
         hidden = self.decoder.continued(hidden, source, caches, mask)
         return self.logits(hidden[:, -1:])[:, 0]
 
-    def decoded(self, state: State, batch: Batch, noise: Noise | None) -> tuple[Tensor, Tensor]:
+    def decoded(
+        self, state: State, batch: Batch, noise: CounterRNG | None
+    ) -> tuple[Tensor, Tensor]:
         """state: the encoder's result y alone, or hidden states and y -> both."""
         assert self.decoder is not None
         tokens, source = batch["decoder_tokens"], state[-1]
@@ -155,16 +165,18 @@ class T5(Family):
         assert self.embedding is not None
         return tied_logits(hidden * self.model.hidden**-0.5, self.embedding.word)
 
-    def _embedded(self, tokens: Tensor, noise: Noise | None, site: str) -> Tensor:
+    def _embedded(self, tokens: Tensor, noise: CounterRNG | None, site: str) -> Tensor:
         assert self.embedding is not None
         return self.embedding.dropped(self.embedding(tokens), noise, site=site)
 
 
-def _find(held: Sequence[Held], prefix: str) -> Held | None:
+def _find(held: Sequence[StageSlice], prefix: str) -> StageSlice | None:
     return next((part for part in held if part.stack.prefix == prefix), None)
 
 
-def _encoder(model: Model, training: Training, place: Place, held: Sequence[Held]) -> _Stack | None:
+def _encoder(
+    model: ModelSpec, training: TrainingSpec, place: ShardContext, held: Sequence[StageSlice]
+) -> _Stack | None:
     part = _find(held, "encoder.layers")
     if part is None:
         return None
@@ -175,7 +187,9 @@ def _encoder(model: Model, training: Training, place: Place, held: Sequence[Held
     return _Stack(model, training, place, part, layers, bidirectional=True)
 
 
-def _decoder(model: Model, training: Training, place: Place, held: Sequence[Held]) -> _Stack | None:
+def _decoder(
+    model: ModelSpec, training: TrainingSpec, place: ShardContext, held: Sequence[StageSlice]
+) -> _Stack | None:
     part = _find(held, "decoder.layers")
     if part is None:
         return None

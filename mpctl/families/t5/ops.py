@@ -8,8 +8,7 @@ summed over tp, one message of each length (Megatron-LM's split, arXiv 1909.0805
 
 from __future__ import annotations
 
-from mpctl.families.products import Core, Dims, Part, Product, Stack, Weight
-from mpctl.families.shapes import (
+from mpctl.operators.blocks import (
     attention_weights,
     head,
     linear_weights,
@@ -20,54 +19,62 @@ from mpctl.families.shapes import (
     self_attention,
     word_table,
 )
-from mpctl.families.table import OperatorTable
-from mpctl.spec.model import Model
+from mpctl.operators.matmul import (
+    AttentionOp,
+    Dims,
+    LayerStack,
+    MatMul,
+    OperatorGroup,
+    ParameterSpec,
+)
+from mpctl.operators.table import OperatorTable
+from mpctl.spec.model import ModelSpec
 
 SOURCE: Dims = ("batch", "seq", "hidden")
 TARGET: Dims = ("batch", "decoder_seq", "hidden")
 TARGET_HEADS: Dims = ("batch", "decoder_seq", "heads")
 CROSS = (
-    Product("cross.query", "cross attention", TARGET, ("hidden", "heads"), TARGET_HEADS),
-    Product("cross.key_value", "cross attention", SOURCE, ("hidden", "heads"),
+    MatMul("cross.query", "cross attention", TARGET, ("hidden", "heads"), TARGET_HEADS),
+    MatMul("cross.key_value", "cross attention", SOURCE, ("hidden", "heads"),
             ("batch", "seq", "heads")),
-    Product("cross.output", "cross attention", TARGET_HEADS, ("heads", "hidden"), TARGET),
+    MatMul("cross.output", "cross attention", TARGET_HEADS, ("heads", "hidden"), TARGET),
 )  # fmt: skip
 
 
-def operator_table(model: Model, *, tp: int) -> OperatorTable:
+def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     """tp only matters to how far the vocabulary is padded."""
     word = word_table(model, tp=tp)
     return OperatorTable((_encoder(model, word), _decoder(model, word, tp=tp)))
 
 
-def _encoder(model: Model, word: Weight) -> Stack:
-    return Stack(
+def _encoder(model: ModelSpec, word: ParameterSpec) -> LayerStack:
+    return LayerStack(
         "encoder.layers",
         model.layers,
-        Part(
+        OperatorGroup(
             (*self_attention(SOURCE), *mlp(SOURCE)),
             (*attention_weights(model), *mlp_weights(model)),
         ),
-        (Core("attention"),),
-        entry=Part((lookup(SOURCE),), (word,)),
-        exit=Part((), norm_weights("encoder.final_norm", model)),
+        (AttentionOp("attention"),),
+        entry=OperatorGroup((lookup(SOURCE),), (word,)),
+        exit=OperatorGroup((), norm_weights("encoder.final_norm", model)),
         shared=(_bias("encoder", model),),
     )
 
 
-def _decoder(model: Model, word: Weight, *, tp: int) -> Stack:
+def _decoder(model: ModelSpec, word: ParameterSpec, *, tp: int) -> LayerStack:
     output = word if model.tied_embeddings else word_table(model, tp=tp, name="head")
-    return Stack(
+    return LayerStack(
         "decoder.layers",
         model.decoder_layers or 0,
-        Part(
+        OperatorGroup(
             (*self_attention(TARGET), *CROSS, *mlp(TARGET)),
             (*attention_weights(model), *_cross_weights(model), *mlp_weights(model)),
         ),
-        (Core("attention", "decoder_seq", "decoder_seq"),
-         Core("cross attention", "decoder_seq", "seq", "cross.query", "cross.key_value")),
-        entry=Part((lookup(TARGET),), (word,)),
-        exit=Part(
+        (AttentionOp("attention", "decoder_seq", "decoder_seq"),
+         AttentionOp("cross attention", "decoder_seq", "seq", "cross.query", "cross.key_value")),
+        entry=OperatorGroup((lookup(TARGET),), (word,)),
+        exit=OperatorGroup(
             (head(TARGET, tied=model.tied_embeddings),),
             (*norm_weights("decoder.final_norm", model), output),
         ),
@@ -75,12 +82,12 @@ def _decoder(model: Model, word: Weight, *, tp: int) -> Stack:
     )  # fmt: skip
 
 
-def _bias(stack: str, model: Model) -> Weight:
+def _bias(stack: str, model: ModelSpec) -> ParameterSpec:
     shape = (model.relative_buckets, model.heads)
-    return Weight(f"{stack}.position.weight", shape, ("buckets", "heads"))
+    return ParameterSpec(f"{stack}.position.weight", shape, ("buckets", "heads"))
 
 
-def _cross_weights(model: Model) -> tuple[Weight, ...]:
+def _cross_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
     hidden, width = ("hidden", model.hidden), model.heads * model.head_size
     return (
         *norm_weights("cross_norm", model),

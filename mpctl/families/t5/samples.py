@@ -22,7 +22,7 @@ from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, PackedSamples, require_length, stack
 from mpctl.errors import InputError
 from mpctl.families.t5.special import END, PAD, lengths, sentinel
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 Tokens = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ def corrupt(
     return np.append(inputs, end), np.append(targets, end)
 
 
-class Samples:
+class T5Samples:
     """tokens int64 [b, s]; decoder_tokens, targets int64 and weights float64 [b, s_d].
 
     weights are 1 / written where a token is to be written and 0 in the padding. InputError when
@@ -50,7 +50,7 @@ class Samples:
     def __init__(
         self,
         dataset: IndexedDataset,
-        model: Model,
+        model: ModelSpec,
         *,
         seed: int,
         special: Mapping[str, int],

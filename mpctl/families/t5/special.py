@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
 
 PAD, END = "<pad>", "</s>"
 SHORTEST_TEXT = 2  # one token kept and one of noise: 3 tokens in, 3 out
@@ -60,12 +60,12 @@ def sentinel(span: int) -> str:
     return f"<extra_id_{span}>"
 
 
-def special_tokens(model: Model) -> tuple[str, ...]:
+def special_tokens(model: ModelSpec) -> tuple[str, ...]:
     """Names of the tokens that samples of this model hold beside text, a sentinel a span."""
     spans = lengths(model.seq_length).spans
     return (*(sentinel(span) for span in range(spans)), PAD, END)
 
 
-def least_tokens(model: Model) -> int:
+def least_tokens(model: ModelSpec) -> int:
     """Tokens of text that a split must hold: one sample and one."""
     return lengths(model.seq_length).text + 1

@@ -17,7 +17,7 @@ DRAWN, LISTED = 1500, 200
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class FrontPoint:
     """A layout: seconds of a step, bytes on its fullest rank. layout: how it is written."""
 
     label: str
@@ -27,7 +27,7 @@ class Point:
     layout: str
 
 
-def front_section(points: Sequence[Point], found: dict[str, Any] | None = None) -> Raw:
+def front_section(points: Sequence[FrontPoint], found: dict[str, Any] | None = None) -> Raw:
     """Empty without points: the section is shown where a search was made. found: what it answered,
     schema mpctl.search/1."""
     if not points:
@@ -94,7 +94,7 @@ class _Scale:
         return [10 ** (self.low + (self.high - self.low) * part / 3) for part in range(4)]
 
 
-def _scatter(front: Sequence[Point], others: Sequence[Point], label: str) -> Raw:
+def _scatter(front: Sequence[FrontPoint], others: Sequence[FrontPoint], label: str) -> Raw:
     every = [*front, *others]
     across = _Scale.of([p.seconds for p in every], LEFT, WIDTH - 24)
     up = _Scale.of([p.bytes for p in every], BASE, TOP)
@@ -107,7 +107,7 @@ def _scatter(front: Sequence[Point], others: Sequence[Point], label: str) -> Raw
     )  # fmt: skip
 
 
-def _dot(point: Point, x: float, y: float) -> Raw:
+def _dot(point: FrontPoint, x: float, y: float) -> Raw:
     said = (
         f"{point.label}: {point.layout}, {seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
     )

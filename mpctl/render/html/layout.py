@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.axes import AXES, GROUP_KINDS
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 from mpctl.render.cells import (
     Box,
     boxes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 from mpctl.render.fold import layers_text
 from mpctl.render.html.parts import Share, bar, details, legend, note, section, table
 from mpctl.render.markup import Raw, el

@@ -13,10 +13,18 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
-from mpctl.document import axis_sizes
 from mpctl.estimate.timeline import find_step_line
-from mpctl.plan import Plan
-from mpctl.render.html.front import Point, front_section
+from mpctl.planning.document import axis_sizes
+from mpctl.planning.plan import Plan
+from mpctl.planning.summary import (
+    headline_figures,
+    layout_text,
+    model_text,
+    order_text,
+    training_text,
+    verdict,
+)
+from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section
 from mpctl.render.html.memory import memory_section
 from mpctl.render.html.parts import section, table
@@ -25,14 +33,6 @@ from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
 from mpctl.render.markup import Progress, Raw, el, unseen
 from mpctl.render.svg import picture_css, textures
-from mpctl.summary import (
-    headline_figures,
-    layout_text,
-    model_text,
-    order_text,
-    training_text,
-    verdict,
-)
 from mpctl.topology import Topology
 from mpctl.units import plural
 
@@ -42,7 +42,7 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 
 def plan_page(
-    plan: Plan, topology: Topology, *, command: str, points: Sequence[Point] = (),
+    plan: Plan, topology: Topology, *, command: str, points: Sequence[FrontPoint] = (),
     found: dict[str, Any] | None = None, on_progress: Progress = unseen,
 ) -> str:  # fmt: skip
     """command: the line that makes it again; points and found (mpctl.search/1): of a search, if one

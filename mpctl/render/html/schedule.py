@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from mpctl.estimate.timeline import StepLine
-from mpctl.plan import Plan
+from mpctl.pipeline.schedule.orders import show
+from mpctl.planning.plan import Plan
 from mpctl.render.html.parts import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.render.svg import legend as svg_legend
 from mpctl.render.svg import timeline_title
 from mpctl.render.svg_timeline import WIDTH, Picture
-from mpctl.schedule.orders import show
 from mpctl.units import seconds_text
 
 SHOWN_ACTIONS = 12

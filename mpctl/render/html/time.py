@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpctl.document import TIME_PARTS
-from mpctl.plan import Plan
+from mpctl.planning.document import TIME_PARTS
+from mpctl.planning.plan import Plan
+from mpctl.planning.summary import plan_summary, rates
 from mpctl.render.html.parts import Share, bar, legend, note, section, table
 from mpctl.render.markup import Raw, el
-from mpctl.summary import plan_summary, rates
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from mpctl.axes import AXIS_NAMES
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.messages import Message
 from mpctl.estimate.timeline import handed_over
-from mpctl.plan import Plan
+from mpctl.planning.plan import Plan
 from mpctl.render.fold import fold
 from mpctl.render.html.parts import details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mpctl.families.batch import Batch
-from mpctl.families.parts import OneStack
+from mpctl.families.parts import SingleStackModule
 from mpctl.families.t5.module import T5
 from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.runtime.sampling.texts import Fields, Text
@@ -40,7 +40,7 @@ class Decoder(Protocol):
 class StackDecoder:
     """GPT and GLM."""
 
-    def __init__(self, module: OneStack, device: torch.device, *, is_causal: bool) -> None:
+    def __init__(self, module: SingleStackModule, device: torch.device, *, is_causal: bool) -> None:
         self.module, self.device, self.is_causal = module, device, is_causal
         self.caches: list[KeyValueCache] = []
         self.real: Tensor | None = None  # [b, positions so far], False at padding; None: all True
@@ -96,7 +96,7 @@ class EncoderDecoder:
 def decoder_of(module: torch.nn.Module, device: torch.device) -> Decoder:
     if isinstance(module, T5):
         return EncoderDecoder(module, device)
-    assert isinstance(module, OneStack)
+    assert isinstance(module, SingleStackModule)
     return StackDecoder(module, device, is_causal=module.model.family == "gpt")
 
 

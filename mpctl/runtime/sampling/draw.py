@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mpctl.kernels.group import Group
-from mpctl.kernels.noise import site_key, uniform
+from mpctl.kernels.counter_rng import site_key, uniform
+from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)

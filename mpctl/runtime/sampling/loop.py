@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mpctl.families.batch import Batch, Family
+from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.parts import padded
-from mpctl.kernels.group import Group
 from mpctl.runtime.sampling.decoders import decoder_of
 from mpctl.runtime.sampling.draw import Draw, whole_logits
 from mpctl.runtime.sampling.texts import Text
-from mpctl.spec.model import Model
+from mpctl.spec.model import ModelSpec
+from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Chosen:
 
 @torch.inference_mode()
 def written(
-    module: Family, model: Model, group: Group, texts: Sequence[Text], draw: Draw, *,
+    module: FamilyModule, model: ModelSpec, group: Group, texts: Sequence[Text], draw: Draw, *,
     device: torch.device,
 ) -> Iterator[list[Chosen]]:  # fmt: skip
     """What is chosen for the texts that have not ended, place by place."""
@@ -56,7 +56,7 @@ def written(
 
 @torch.inference_mode()
 def filled(
-    module: Family, model: Model, group: Group, texts: Sequence[Text], draw: Draw, *,
+    module: FamilyModule, model: ModelSpec, group: Group, texts: Sequence[Text], draw: Draw, *,
     device: torch.device,
 ) -> Iterator[list[Chosen]]:  # fmt: skip
     """BERT: for each text the words of its `masks`, each drawn from the same forward pass."""
@@ -71,7 +71,7 @@ def filled(
             yield [Chosen(text.number, place, int(token), float(share), False, finish)]
 
 
-def _whole(local: Tensor, model: Model, group: Group) -> Tensor:
+def _whole(local: Tensor, model: ModelSpec, group: Group) -> Tensor:
     return whole_logits(local, group, vocab=model.vocab, padded=padded(model, group))
 
 

@@ -16,17 +16,17 @@ from typing import Any
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.loading import load_chunks
 from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling.draw import Draw
 from mpctl.runtime.sampling.loop import filled, written
 from mpctl.runtime.sampling.texts import texts_of
-from mpctl.runtime.stage import Cut
 from mpctl.spec.job import JobSpec
 
 
 def sample(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Iterator[dict[str, Any]]:
     """request: `origin`, `texts`, `batch_size` and the settings of Draw under `draw`."""
     began = time.perf_counter()
-    cut = Cut.of(job, 0)
+    cut = PipelinePartition.of(job, 0)
     (module,) = chunks = build_chunks(cut, mesh)
     load_chunks(chunks, cut.model, Path(request["origin"]))
     yield {"event": "loaded", "seconds": time.perf_counter() - began}

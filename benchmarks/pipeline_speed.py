@@ -1,0 +1,221 @@
+"""Training steps of two pipeline stages, ours against torch's own pipeline and one rank alone:
+`python -m benchmarks.pipeline_speed [gpt|llama] [ROUNDS] [MICRO_BATCHES ...]`.
+
+The model of model_speed.py, float32, one thread a rank, micro batches of 4 samples; forward, loss
+and backward of a whole step, no dropout, no optimizer. Layers of each stage in brackets:
+
+    plain, one rank   the model in plain torch, its micro batches one after another; rank 1 rests
+    torch 4+4, N+M    torch.distributed.pipelining, Schedule1F1B over gloo, stages of plain torch
+    ours 4+4, N+M     runtime/ as build.py makes it, 1f1b; N+M is parallel.stage_balance cost
+
+Speed: in every round each contender takes one step, in turn, in the same two processes; a step ends
+with its last rank. Medians; CPU of the busier rank. Replay: what pipeline/schedule/replay.py makes
+of the medians of our own forwards and backwards, without the waits between them. Memory: each
+contender alone in fresh processes, the growth of the resident peak of either rank from before the
+model is built to after three steps.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks import model_speed
+from benchmarks.model_speed import (
+    BATCH,
+    LAYERS,
+    SEQ,
+    VOCAB,
+    PlainModel,
+    growth,
+)
+from mpctl.families.batch import Batch
+from mpctl.kernels.parameters import initialise
+from mpctl.pipeline.schedule.orders import Action, actions
+from mpctl.pipeline.schedule.replay import replay
+from mpctl.runtime.build import _build_chunks
+from mpctl.runtime.mesh import build_mesh
+from mpctl.runtime.partition import PipelinePartition
+from mpctl.runtime.passes import Listener
+from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.spec.load import load_job
+from mpctl.topology import Topology
+from tests.ranks import run_ranks
+
+Step = Callable[[], Any]
+CPU = torch.device("cpu")
+CUTS = {"even": LAYERS // 2, "cost": 6}  # layers of the first stage; ours is asked, and asserted
+
+
+class TorchStage(nn.Module):
+    """A part of the plain model: the table and the first layers, or the last ones and the head."""
+
+    def __init__(self, shape: str, rank: int, layers: int) -> None:
+        super().__init__()
+        self.part = PlainModel(shape, layers=layers, has_table=rank == 0, has_head=rank == 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+class Clock(Listener):
+    """Seconds of each action, between what it waited for and what it sends."""
+
+    def __init__(self) -> None:
+        self.spent: defaultdict[str, list[float]] = defaultdict(list)
+
+    def begin(self, action: Action) -> None:
+        self.began = time.perf_counter()
+
+    def end(self, action: Action) -> None:
+        self.spent[action.kind].append(time.perf_counter() - self.began)
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def plain(shape: str, rank: int, tokens: Tensor, targets: Tensor) -> tuple[nn.Module, Step]:
+    if rank:
+        return nn.Module(), lambda: None
+    model = PlainModel(shape)
+    pairs = list(zip(tokens.split(BATCH), targets.split(BATCH), strict=True))
+
+    def step() -> None:
+        for x, y in pairs:
+            (loss_of(model(x), y) / len(pairs)).backward()
+
+    return model, step
+
+
+def torch_pipeline(
+    shape: str, rank: int, first: int, tokens: Tensor, targets: Tensor
+) -> tuple[nn.Module, Step]:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    model = TorchStage(shape, rank, first if rank == 0 else LAYERS - first)
+    stage = PipelineStage(model, rank, 2, CPU)
+    schedule = Schedule1F1B(stage, n_microbatches=len(tokens) // BATCH, loss_fn=loss_of)
+    given = ((tokens,), {}) if rank == 0 else ((), {"target": targets})
+    return model, lambda: schedule.step(*given[0], **given[1], return_outputs=False)
+
+
+def our_job(shape: str, how: str, micro_batches: int) -> Any:
+    return load_job(None, {
+        "cluster.gpus_per_node": 2, "parallel.pp": 2, "parallel.stage_balance": how,
+        "training.micro_batch_size": BATCH, "training.global_batch_size": BATCH * micro_batches,
+        **{f"model.{key}": value for key, value in model_speed.settings(shape).items()},
+    })  # fmt: skip
+
+
+def our_pipeline(
+    shape: str, rank: int, how: str, tokens: Tensor, targets: Tensor
+) -> tuple[nn.Module, Step, PipelineRunner]:
+    job = our_job(shape, how, len(tokens) // BATCH)
+    mesh = build_mesh(Topology.of(job.sizes, order=job.parallel.order), rank, CPU,
+                      launch=job.launch)  # fmt: skip
+    cut = PipelinePartition.of(job, mesh.pp.rank)
+    assert cut.spans[0] == [(0, CUTS[how])], cut.spans
+    (chunk,) = _build_chunks(cut, mesh)
+    initialise(chunk, 1)
+    pipeline = PipelineRunner(cut, [chunk], mesh.pp, dtype=torch.float32, device=CPU)
+    batches = [
+        Batch(torch.arange(BATCH) + BATCH * number, {"tokens": x, "targets": y})
+        for number, (x, y) in enumerate(zip(tokens.split(BATCH), targets.split(BATCH), strict=True))
+    ]
+    return chunk, lambda: pipeline.train(iter(batches), step=0), pipeline
+
+
+def contenders() -> list[str]:
+    cuts = [f"{first}+{LAYERS - first}" for first in CUTS.values()]
+    return ["plain, one rank", *(f"{who} {cut}" for who in ("torch", "ours") for cut in cuts)]
+
+
+def build(name: str, shape: str, rank: int, micro_batches: int) -> tuple[nn.Module, Step, Any]:
+    torch.manual_seed(0)
+    draw = torch.Generator().manual_seed(1)
+    tokens, targets = (
+        torch.randint(0, VOCAB, (BATCH * micro_batches, SEQ), generator=draw) for _ in range(2)
+    )
+    if name.startswith("plain"):
+        return *plain(shape, rank, tokens, targets), None
+    first = int(name.split()[1].split("+")[0])
+    if name.startswith("torch"):
+        return *torch_pipeline(shape, rank, first, tokens, targets), None
+    how = next(how for how, layers in CUTS.items() if layers == first)
+    return our_pipeline(shape, rank, how, tokens, targets)
+
+
+def speed(rank: int, size: int, shape: str, rounds: int, counts: Sequence[int]) -> dict[str, Any]:
+    """By micro batches and contender: seconds of every round, and of every kind of action."""
+    torch.set_num_threads(1)
+    built = {f"{m} {name}": build(name, shape, rank, m) for m in counts for name in contenders()}
+    clocks = {name: Clock() for name in built}
+    spent: dict[str, list[list[float]]] = {name: [] for name in built}
+    for turn in range(rounds + 1):
+        for name, (model, step, pipeline) in built.items():
+            if pipeline is not None and turn:
+                pipeline.listener = clocks[name]
+            dist.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            step()
+            seconds = [time.perf_counter() - wall, time.process_time() - cpu]
+            for parameter in model.parameters():
+                parameter.grad = None
+            if turn:
+                spent[name].append(seconds)
+    return {"spent": spent, "actions": {name: dict(clock.spent) for name, clock in clocks.items()}}
+
+
+def memory(rank: int, size: int, shape: str, name: str, micro_batches: int) -> int:
+    """Bytes by which this rank's resident peak grew."""
+    return growth(lambda: build(name, shape, rank, micro_batches)[1])
+
+
+def played(ranks: list[dict[str, Any]], name: str, micro_batches: int) -> float:
+    """Seconds of a step by the replay of our own actions."""
+    times = [
+        {kind: median(found) for kind, found in rank["actions"][name].items()} for rank in ranks
+    ]
+    orders = [actions("1f1b", stage=stage, stages=2, microbatches=micro_batches)
+              for stage in range(2)]  # fmt: skip
+    return replay(orders, lambda stage, chunk, kind: times[stage][kind]).makespan
+
+
+def figures(ranks: list[dict[str, Any]], name: str) -> tuple[float, float]:
+    """Wall time to the end of the last rank, and the busier rank's CPU time."""
+    rounds = zip(*(rank["spent"][name] for rank in ranks), strict=True)
+    wall = median(max(each[0] for each in both) for both in rounds)
+    return wall, max(median(cpu for _, cpu in rank["spent"][name]) for rank in ranks)
+
+
+def main() -> None:
+    shape = sys.argv[1] if len(sys.argv) > 1 else "gpt"
+    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 7
+    counts = [int(count) for count in sys.argv[3:]] or [4, 8]
+    ranks = run_ranks(speed, 2, shape, rounds, counts, timeout=3000)
+    print(f"{shape}, torch {torch.__version__}, medians of {rounds} alternating rounds")
+    for m in counts:
+        even = figures(ranks, f"{m} {contenders()[1]}")
+        print(f"\n{f'{m} micro batches':18} {'wall ms':>8} {'cpu ms':>8} {'torch 4+4 / wall':>17} "
+              f"{'/ cpu':>6} {'replay ms':>10} {'MiB':>11}")  # fmt: skip
+        for name in contenders():
+            wall, cpu = figures(ranks, f"{m} {name}")
+            peaks = run_ranks(memory, 2, shape, name, m, timeout=300)
+            peak = " ".join(f"{peak / 2**20:5.0f}" for peak in peaks)
+            replayed = f"{played(ranks, f'{m} {name}', m) * 1e3:.0f}" if "ours" in name else ""
+            print(f"{name:18} {wall * 1e3:8.0f} {cpu * 1e3:8.0f} {even[0] / wall:17.2f} "
+                  f"{even[1] / cpu:6.2f} {replayed:>10} {peak:>11}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

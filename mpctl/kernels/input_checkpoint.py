@@ -1,0 +1,59 @@
+"""How the input of a recomputed block is kept until backward: in parts, on the host, both, neither.
+
+ZeRO-R (arXiv 1910.02054, section 6.1, P_a and P_a+cpu; Megatron's distribute-saved-activations):
+under tensor parallelism every rank of the group holds the same input, so rank r may keep the r-th
+of t equal parts of its flattened elements. Backward puts it together by one all-gather of the whole
+message. On the host the part costs no device memory, but two copies over the bus.
+
+Kept on a device, in bytes, for [b, s, h] of 16 bit: 2bsh; partition 2bsh/t; offload 0. b=1, s=4,
+h=2 on t=2: rank 1 keeps elements 4..8, that is positions 2 and 3, 8 bytes.
+
+Letters: b batch, s sequence, h hidden, t ranks of the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpctl.sharding import local_range
+from mpctl.transport.group import Group
+
+
+@dataclass(frozen=True)
+class InputCheckpointer:
+    """partition: the tensor is equal on every rank of `group`. offload: keep it in host memory."""
+
+    group: Group
+    partition: bool = False
+    offload: bool = False
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        """What stands for `tensor` until backward; raises ValueError where t does not divide it."""
+        kept = tensor.detach()
+        if self._splits:
+            own = local_range(kept.numel(), parts=self.group.size, index=self.group.rank)
+            # [b, s, h] -> [b*s*h] -> [b*s*h/t], a copy so that the whole can be freed
+            kept = kept.reshape(-1)[own.start : own.stop].clone()
+        return _to_host(kept) if self.offload else kept
+
+    def restore(self, kept: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
+        """The tensor again, bit for bit, outside autograd."""
+        kept = kept.detach().to(device, non_blocking=True)
+        return (self.group.all_gather(kept, 0) if self._splits else kept).view(shape)
+
+    @property
+    def _splits(self) -> bool:
+        return self.partition and self.group.size > 1
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in host memory; from an accelerator into pinned pages, without waiting.
+
+    Both directions run on the stream of the computation, so the copy back follows the copy out.
+    """
+    pinned = tensor.device.type == "cuda"
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+    return host.copy_(tensor, non_blocking=pinned)

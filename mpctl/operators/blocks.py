@@ -1,0 +1,81 @@
+"""Parts that families have in common: norms, linear layers, a block of attention and MLP.
+
+Letters: b batch, s seq, h hidden; `heads` is the width of all heads together, q, k and v fused.
+A block of GPT-2's shape has 12 h^2 + 13 h parameters (Narayanan et al., arXiv 2104.04473, eq. 2).
+"""
+
+from __future__ import annotations
+
+from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
+from mpctl.sharding import padded_vocab
+from mpctl.spec.model import ModelSpec
+
+
+def self_attention(hidden: Dims) -> tuple[MatMul, ...]:
+    """Over hidden states of these dimensions, (batch, a sequence, hidden)."""
+    heads = (*hidden[:-1], "heads")
+    return (
+        MatMul("attention.qkv", "attention", hidden, ("hidden", "heads"), heads),
+        MatMul("attention.output", "attention", heads, ("heads", "hidden"), hidden),
+    )
+
+
+def mlp(hidden: Dims) -> tuple[MatMul, ...]:
+    ffn = (*hidden[:-1], "ffn")
+    return (
+        MatMul("mlp.up", "mlp", hidden, ("hidden", "ffn"), ffn),
+        MatMul("mlp.down", "mlp", ffn, ("ffn", "hidden"), hidden),
+    )
+
+
+def lookup(hidden: Dims) -> MatMul:
+    """Of words: the product of one-hot rows with the word table."""
+    rows = (*hidden[:-1], "vocab")
+    return MatMul("embedding.word", "embedding", rows, ("vocab", "hidden"), hidden, False, True)
+
+
+def head(hidden: Dims, *, tied: bool) -> MatMul:
+    """Logits, by the word table or by one of its own."""
+    logits, table = (*hidden[:-1], "vocab"), "embedding.word" if tied else "head"
+    return MatMul("head", "head", hidden, ("vocab", "hidden"), logits, table=table)
+
+
+def word_table(model: ModelSpec, *, tp: int, name: str = "embedding.word") -> ParameterSpec:
+    """[v, h], padded as tp asks."""
+    vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
+    return ParameterSpec(f"{name}.weight", (vocab, model.hidden), ("vocab", "hidden"))
+
+
+def norm_weights(name: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    weight = ParameterSpec(f"{name}.weight", (model.hidden,), ("hidden",))
+    bias = ParameterSpec(f"{name}.bias", (model.hidden,), ("hidden",))
+    return (weight, bias) if model.norm == "layernorm" else (weight,)
+
+
+def linear_weights(
+    name: str, outputs: tuple[str, int], inputs: tuple[str, int], *, bias: bool
+) -> tuple[ParameterSpec, ...]:
+    """[out, in] and, with bias, [out], by (dimension, size) of each side."""
+    weight = ParameterSpec(f"{name}.weight", (outputs[1], inputs[1]), (outputs[0], inputs[0]))
+    return (
+        (weight, ParameterSpec(f"{name}.bias", (outputs[1],), (outputs[0],))) if bias else (weight,)
+    )
+
+
+def attention_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    hidden, width = ("hidden", model.hidden), model.heads * model.head_size
+    fused = width + 2 * model.kv_heads * model.head_size
+    return (
+        *norm_weights("attention_norm", model),
+        *linear_weights("attention.qkv", ("heads", fused), hidden, bias=model.bias),
+        *linear_weights("attention.output", hidden, ("heads", width), bias=model.bias),
+    )
+
+
+def mlp_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    hidden, inner = ("hidden", model.hidden), model.ffn * (2 if model.gated else 1)
+    return (
+        *norm_weights("mlp_norm", model),
+        *linear_weights("mlp.up", ("ffn", inner), hidden, bias=model.bias),
+        *linear_weights("mlp.down", hidden, ("ffn", model.ffn), bias=model.bias),
+    )

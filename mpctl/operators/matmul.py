@@ -1,0 +1,176 @@
+"""A model's matrix products and parameters by named dimensions, without torch.
+
+What is split follows from the sharding law; which collectives a product needs follows from the
+contraction law, applied three times:
+
+    forward  Y = X W      contracts what X and W share and Y lacks
+    dX = dY W^T           contracts what Y and W share and X lacks
+    dW = X^T dY           contracts what X and Y share and W lacks (batch: once a step, over dp)
+
+A reduced product is a row-parallel one and sends its result; a column-parallel one sends its input.
+What backward does not compute (dX or dW of what is frozen) it does not send: gradients.py.
+
+>>> qkv = Product("qkv", "attention", ("batch", "seq", "hidden"), ("hidden", "heads"),
+...               ("batch", "seq", "heads"))
+>>> qkv.forward_axes, qkv.backward_axes          # column-parallel: f, all-reduced backward
+((), ('tp',))
+>>> qkv.message
+('batch', 'seq', 'hidden')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from mpctl.sharding import AXIS_OF_DIM, reduced_axes
+
+Dims = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter: its name inside the model, full shape and the name of each dimension."""
+
+    name: str
+    shape: tuple[int, ...]
+    dims: Dims
+
+    @cached_property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @cached_property
+    def is_split(self) -> bool:
+        """Whether each tp rank holds a part of it."""
+        return any(AXIS_OF_DIM.get(dim) == "tp" for dim in self.dims)
+
+    def local_numel(self, tp: int) -> int:
+        return self.numel // tp if self.is_split else self.numel
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePhases:
+    """Kinds of collectives in the order in which they happen."""
+
+    forward: tuple[str, ...]
+    backward: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GradNeeds:
+    """Which gradients backward computes at Y = X W + b; y: any at all, at or before it."""
+
+    x: bool = True
+    w: bool = True
+    y: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MatMul:
+    """A matrix product Y = X W by the names of its dimensions.
+
+    A table lookup is the product of one-hot rows with the table; it has no input gradient. table:
+    the module whose weight it multiplies by, where that is another's (a tied head).
+    """
+
+    name: str
+    part: str
+    reads: Dims
+    weight: Dims
+    writes: Dims
+    input_gradient: bool = True
+    is_lookup: bool = False
+    table: str = ""
+
+    @property
+    def parameter(self) -> str:
+        return f"{self.table or self.name}.weight"
+
+    @property
+    def bias(self) -> str:
+        return f"{self.name}.bias"
+
+    @property
+    def rows(self) -> Dims:
+        """Dimensions of X that W does not meet: one row of X each."""
+        return tuple(dim for dim in self.reads if dim in self.writes)
+
+    @property
+    def forward_axes(self) -> tuple[str, ...]:
+        return reduced_axes((set(self.reads) & set(self.weight)) - set(self.writes))
+
+    @property
+    def backward_axes(self) -> tuple[str, ...]:
+        if not self.input_gradient:
+            return ()
+        return reduced_axes((set(self.writes) & set(self.weight)) - set(self.reads))
+
+    @property
+    def message(self) -> Dims:
+        """Of what it sends over tp, forward or backward: the unsplit side."""
+        return self.writes if "tp" in self.forward_axes else self.reads
+
+    def collectives(self, *, sequence_parallel: bool, needs: GradNeeds) -> CollectivePhases:
+        """Over tp, of one message each.
+
+        Sequence parallelism splits an all-reduce into its two phases and moves one to the other
+        side; a column product gathers its input again for dW (arXiv 2205.05198, section 4.2.2).
+        """
+        is_row, is_column = "tp" in self.forward_axes, "tp" in self.backward_axes
+        if not sequence_parallel:
+            return CollectivePhases(
+                ("all_reduce",) * is_row, ("all_reduce",) * (is_column and needs.x)
+            )
+        row = CollectivePhases(("reduce_scatter",), ("all_gather",) * (needs.x or needs.w))
+        back = ("all_gather",) * needs.w + ("reduce_scatter",) * needs.x
+        column = CollectivePhases(("all_gather",), back)
+        return row if is_row else column if is_column else CollectivePhases((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOp:
+    """softmax(Q K^T) V of one attention: the sequences of its queries and of its keys, and the
+    products that write them."""
+
+    part: str
+    queries: str = "seq"
+    keys: str = "seq"
+    query_product: str = "attention.qkv"
+    key_product: str = "attention.qkv"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGroup:
+    """Products and parameters that lie on one rank together, in the order of the data."""
+
+    products: tuple[MatMul, ...] = ()
+    weights: tuple[ParameterSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LayerStack:
+    """Equal layers in a row, with what stands before the first and after the last of them.
+
+    Names in `block` are relative to `{prefix}.N.`, where layers count from 0 in each stack. shared:
+    parameters that every stage with a layer of the stack holds (a bias that all layers add).
+    """
+
+    prefix: str
+    layers: int
+    block: OperatorGroup
+    cores: tuple[AttentionOp, ...]
+    entry: OperatorGroup = OperatorGroup()
+    exit: OperatorGroup = OperatorGroup()
+    shared: tuple[ParameterSpec, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """`encoder.layers` -> `encoder blocks`."""
+        return self.prefix.replace("layers", "blocks").replace(".", " ")
+
+    @property
+    def seq(self) -> str:
+        """The dimension that its hidden states have for the sequence."""
+        return self.cores[0].queries

@@ -1,0 +1,167 @@
+"""The operator table: a model as stacks of equal layers and their ends, without torch.
+
+The planner counts it and tests hold the built module against it: same parameter names, same local
+shapes, same collectives, byte by byte (products.py). With patterns of frozen parameters it also
+knows which gradients each layer and end still computes (gradients.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
+from mpctl.operators.matmul import Dims, LayerStack
+from mpctl.operators.matmul import ParameterSpec as ParameterSpec  # what the table is read for
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSlice:
+    """What a stage has of one stack."""
+
+    stack: LayerStack
+    flow: StackGradFlow
+    layers: range
+    has_entry: bool
+    has_exit: bool
+
+    @property
+    def ends(self) -> tuple[GradFlow, ...]:
+        """Entry and exit, where they are here."""
+        return (self.flow.entry,) * self.has_entry + (self.flow.exit,) * self.has_exit
+
+    @property
+    def blocks(self) -> list[tuple[int, GradFlow]]:
+        """How many layers are here of each kind."""
+        return self.flow.blocks(self.layers)
+
+    def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:
+        shared = self.flow.shared if trained_only else self.stack.shared
+        ends = (end.trained if trained_only else end.part.weights for end in self.ends)
+        return (*(w for weights in ends for w in weights), *(shared if self.layers else ()))
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """One model: its stacks in the order of the data. Layers are numbered through all of them.
+
+    A parameter named in two places (a word table and the head tied to it, an encoder's table that
+    the decoder reads too) is one; a stage that needs it holds one copy. freeze: patterns of the
+    parameters that are not trained.
+    """
+
+    stacks: tuple[LayerStack, ...]
+    freeze: tuple[str, ...] = ()
+
+    @cached_property
+    def flows(self) -> tuple[StackGradFlow, ...]:
+        """Which gradients each stack computes."""
+        return find_flows(self.stacks, self.freeze)
+
+    @cached_property
+    def known(self) -> dict[Hashable, Any]:
+        """What others have worked out from this table, by keys that hold all else it follows from:
+        a search asks the same of thousands of layouts."""
+        return {}
+
+    @property
+    def layers(self) -> int:
+        return sum(stack.layers for stack in self.stacks)
+
+    def boundary(self, layer: int) -> tuple[Dims, ...]:
+        """The tensors between layer - 1 and `layer`, which a stage that ends there hands over: the
+        hidden states and, inside a stack that is not the first, the result of the one before.
+
+        By hand, T5 of 2 and 2 layers: one tensor of the encoder's at 1 and 2, two at 3.
+        """
+        at, before = self._at(layer)
+        met = self.stacks[at : at + 1] if before or not at else ()
+        return tuple(
+            ("batch", stack.seq, "hidden") for stack in (*met, *self.stacks[max(at - 1, 0) : at])
+        )
+
+    def boundary_needs(self, layer: int) -> tuple[bool, ...]:
+        """Of each of them, whether its gradient is sent back: where anything trained lies before
+        it, whatever the gradient's value."""
+        at, before = self._at(layer)
+        met = (_after(self.flows[at], before),) if before or not at else ()
+        return (*met, *(flow.exit.after for flow in self.flows[max(at - 1, 0) : at]))
+
+    def _at(self, layer: int) -> tuple[int, int]:
+        """The stack of `layer`, and how many layers of it lie before; behind the last, the last."""
+        for at, stack in enumerate(self.stacks[:-1]):
+            if layer < stack.layers:
+                return at, layer
+            layer -= stack.layers
+        return len(self.stacks) - 1, layer
+
+    def held(
+        self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
+    ) -> list[StageSlice]:
+        """What a stage of these layers has, a Held for each stack and span that meet.
+
+        is_first, is_last: pipeline ends have the model's ends even where they have no layer.
+        """
+        return [
+            found for start, stop in spans
+            for found in self._in_span(start, stop, is_first=is_first, is_last=is_last)
+        ]  # fmt: skip
+
+    def _in_span(
+        self, start: int, stop: int, *, is_first: bool, is_last: bool
+    ) -> Iterator[StageSlice]:
+        offset = 0
+        for stack, flow in zip(self.stacks, self.flows, strict=True):
+            own = range(max(start - offset, 0), min(stop - offset, stack.layers))
+            has_entry = is_first and start == 0 if stack is self.stacks[0] else 0 in own
+            is_end = stack is self.stacks[-1]
+            has_exit = is_last and stop == self.layers if is_end else stack.layers - 1 in own
+            if own or has_entry or has_exit:
+                yield StageSlice(stack, flow, own, has_entry, has_exit)
+            offset += stack.layers
+
+    def stage_weights(
+        self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
+    ) -> Iterator[ParameterSpec]:
+        """Every parameter of a stage by its full name, once."""
+        seen: set[str] = set()
+        for held in self.held(spans, is_first=is_first, is_last=is_last):
+            for weight in _named(held):
+                if weight.name not in seen:
+                    seen.add(weight.name)
+                    yield weight
+
+    def weights(self) -> Iterator[ParameterSpec]:
+        """Every parameter of the model, once."""
+        return self.stage_weights([(0, self.layers)])
+
+    @cached_property
+    def numel(self) -> int:
+        """Parameters of the whole model, padding included, each once."""
+        held = self.held([(0, self.layers)])
+        ends = {w.name: w.numel for part in held for w in part.end_weights()}
+        blocks = (s.layers * sum(w.numel for w in s.block.weights) for s in self.stacks)
+        return sum(ends.values()) + sum(blocks)
+
+
+def _after(flow: StackGradFlow, layers: int) -> bool:
+    """Whether hidden states need a gradient behind so many layers of a stack."""
+    runs = (run_flow for run, run_flow in flow.runs if layers - 1 in run)
+    return next(runs).after if layers else flow.entry.after
+
+
+def _named(held: StageSlice) -> Iterator[ParameterSpec]:
+    stack = held.stack
+    if held.has_entry:
+        yield from stack.entry.weights
+    if held.layers:
+        yield from stack.shared
+    for layer in held.layers:
+        for weight in stack.block.weights:
+            yield ParameterSpec(f"{stack.prefix}.{layer}.{weight.name}", weight.shape, weight.dims)
+    if held.has_exit:
+        yield from stack.exit.weights

@@ -1,0 +1,195 @@
+"""The order in which a pipeline stage runs forwards and backwards of micro batches and chunks.
+
+p stages, m micro batches, v chunks a stage; chunk c of stage s is virtual stage c p + s, as in
+stages.py. Warm-up forwards come first, then one forward and one backward in turn, then the rest:
+
+    gpipe        warm-up m                        arXiv 1811.06965
+    1f1b         warm-up p - s - 1                PipeDream-flush, arXiv 2104.04473 section 2.2
+    interleaved  warm-up 2 (p - s - 1) + (v-1) p  its v chunks, in groups of p micro batches: p | m
+    zero-bubble  1f1b with the backward in two    ZB-H1, arXiv 2401.10241: the weights' gradient of
+                                                  micro batch j follows the inputs' of j + s
+
+1f1b with v > 1 is interleaved. A stage holds the activations of warm-up + 1 chunks at most; under
+zero-bubble of p micro batches, on every stage as on 1f1b's first one. Backwards of a chunk run in
+micro batch order under every schedule, so that gradients are summed in the same order.
+
+>>> show(actions("1f1b", stage=0, stages=2, microbatches=3))
+'F0 F1 B0 F2 B1 B2'
+>>> show(actions("1f1b", stage=1, stages=2, microbatches=3))
+'F0 B0 F1 B1 F2 B2'
+>>> show(actions("zero-bubble", stage=1, stages=2, microbatches=3))
+'F0 B0 F1 B1 W0 F2 B2 W1 W2'
+>>> show(actions("interleaved", stage=1, stages=2, microbatches=2, chunks=2))
+'F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from mpctl.sharding import divisors
+from mpctl.spec.parallel import ScheduleName
+
+Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
+
+LETTERS: dict[Kind, str] = {
+    "forward": "F", "backward": "B", "backward_input": "B", "backward_weight": "W",
+}  # fmt: skip
+# Which way along the virtual stages a result goes; a weight's gradient stays where it is.
+DIRECTIONS: dict[Kind, int] = {"forward": 1, "backward": -1, "backward_input": -1}
+FREES: frozenset[Kind] = frozenset({"backward", "backward_weight"})
+
+
+class ScheduleError(ValueError):
+    """The schedule cannot be made of these numbers; `hint` says what would be possible."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Action(NamedTuple):
+    """One piece of work of a stage: a chunk's pass over a micro batch."""
+
+    kind: Kind
+    microbatch: int
+    chunk: int = 0
+
+
+class StageChunk(NamedTuple):
+    """A chunk of a stage: virtual stage chunk x stages + stage."""
+
+    stage: int
+    chunk: int
+
+
+def show(order: Iterable[Action]) -> str:
+    """`F0 B0 W0`, or `F0.1 B0.1` (micro batch.chunk) when there are chunks."""
+    done = list(order)
+    many = any(action.chunk for action in done)
+    return " ".join(
+        f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if many else "")
+        for kind, microbatch, chunk in done
+    )
+
+
+def actions(
+    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
+) -> Iterator[Action]:
+    """Everything that `stage` does in one step, in order; raises ScheduleError."""
+    ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
+    splits = name == "zero-bubble"
+    last_first = range(chunks - 1, -1, -1)
+    order = _in_turn(
+        _passes("forward", range(chunks), stages, microbatches),
+        _passes("backward_input" if splits else "backward", last_first, stages, microbatches),
+        ahead,
+    )
+    return _with_weights(order, stage, microbatches) if splits else order
+
+
+def warmup(
+    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
+) -> int:
+    """Forwards before a stage's first one that a backward follows; raises ScheduleError."""
+    _check(name, stages, microbatches, chunks)
+    assert 0 <= stage < stages, f"stage {stage} of {stages}"
+    if name == "gpipe":
+        return microbatches
+    if chunks == 1:
+        return min(stages - stage - 1, microbatches)
+    return min(2 * (stages - stage - 1) + (chunks - 1) * stages, microbatches * chunks)
+
+
+def peak_in_flight(
+    name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
+) -> int:
+    """The most activations of one micro batch in one chunk that a stage holds at once.
+
+    Divided by `chunks` it is in micro batches; on an interleaved first stage p (1 + (p-1)/(p v)),
+    arXiv 2205.05198 section 4.2.3, and 2/v less with each further stage.
+    """
+    ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
+    deferred = stage if name == "zero-bubble" else 0
+    return min(ahead + 1 + deferred, microbatches * chunks)
+
+
+def held_at_most(order: Iterable[Action]) -> int:
+    """peak_in_flight by counting: a forward's activations are kept until its weights' gradient."""
+    held = peak = 0
+    for kind, _, _ in order:
+        if kind == "forward":
+            held += 1
+            peak = max(peak, held)
+        elif kind in FREES:
+            held -= 1
+    return peak
+
+
+def source(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
+    """Whence an action's activations or gradients are sent; None if from no other stage."""
+    return _beside(action, stage, stages, chunks, -1)
+
+
+def target(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
+    """Where an action's activations or gradients are sent to; None if to no other stage."""
+    return _beside(action, stage, stages, chunks, 1)
+
+
+def _beside(action: Action, stage: int, stages: int, chunks: int, way: int) -> StageChunk | None:
+    if action.kind not in DIRECTIONS:
+        return None
+    virtual = action.chunk * stages + stage + way * DIRECTIONS[action.kind]
+    if not 0 <= virtual < stages * chunks:
+        return None
+    return StageChunk(virtual % stages, virtual // stages)
+
+
+def _passes(kind: Kind, chunks: range, stages: int, microbatches: int) -> Iterator[Action]:
+    """Micro batches in groups of as many as stages, each group through one chunk after another."""
+    for first in range(0, microbatches, stages):
+        for chunk in chunks:
+            for microbatch in range(first, min(first + stages, microbatches)):
+                yield Action(kind, microbatch, chunk)
+
+
+def _in_turn(
+    forwards: Iterator[Action], backwards: Iterator[Action], ahead: int
+) -> Iterator[Action]:
+    yield from islice(forwards, ahead)
+    for pair in zip(forwards, backwards, strict=False):  # asks for a forward first: none is lost
+        yield from pair
+    yield from backwards
+
+
+def _with_weights(order: Iterator[Action], stage: int, microbatches: int) -> Iterator[Action]:
+    for action in order:
+        yield action
+        if action.kind == "backward_input" and action.microbatch >= stage:
+            yield Action("backward_weight", action.microbatch - stage)
+    for microbatch in range(max(microbatches - stage, 0), microbatches):
+        yield Action("backward_weight", microbatch)
+
+
+def _check(name: ScheduleName, stages: int, microbatches: int, chunks: int) -> None:
+    if chunks == 1 and name == "interleaved":
+        raise ScheduleError("interleaved needs chunks, and a stage has 1", "use 1f1b, or vpp 2")
+    if chunks == 1:
+        return
+    if name not in ("1f1b", "interleaved"):
+        raise ScheduleError(
+            f"{name} does not go with {chunks} chunks a stage", "use interleaved, or vpp 1"
+        )
+    if stages == 1:
+        raise ScheduleError(
+            f"{chunks} chunks a stage need a pipeline, and there is 1 stage",
+            "use pp 2 or more, or vpp 1",
+        )
+    if microbatches % stages:
+        legal = ", ".join(str(size) for size in divisors(microbatches) if size > 1)
+        raise ScheduleError(
+            f"{microbatches} micro batches do not divide over {stages} interleaved stages",
+            f"use a multiple of {stages} micro batches" + (f", or pp {legal}" if legal else ""),
+        )

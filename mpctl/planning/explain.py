@@ -1,0 +1,120 @@
+"""The figures of a plan with the formulas that gave them: `mpctl plan JOB --explain [FIGURE ...]`.
+
+A figure is named by where it stands, `communication.stage-0.tp`; a name's first parts ask for all
+below them. Memory and time bring their own figures; here stand those of communication.
+
+By hand, `communication.phi` of 4 samples of 512 tokens, hidden 1024, in bf16: 4 x 512 x 1024 x 2
+= 4 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from mpctl.errors import InputError
+from mpctl.estimate.communication import BlockTraffic, local_sizes, ring_bytes
+from mpctl.estimate.explain import explain_time
+from mpctl.estimate.explain_memory import explain_memory
+from mpctl.estimate.figure import Figure
+from mpctl.estimate.job import Estimate
+from mpctl.estimate.messages import Message
+from mpctl.operators.matmul import LayerStack
+from mpctl.planning.plan import Plan
+from mpctl.units import DTYPE_BYTES, bytes_text
+
+SHOWN = 8  # names in a hint
+
+
+def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
+    """Those that are asked for, all when none is; raises InputError for a name that is none."""
+    if plan.estimate is None:
+        message, hint = "a plan without a model has no figures", "name a job with a model"
+        raise InputError.of("nothing-to-explain", "--explain", message, hint)
+    figures = list(all_figures(plan.estimate))
+    if not wanted:
+        return figures
+    for name in wanted:
+        _require_known(name, figures)
+    return [f for f in figures if any(_is_below(f.name, name) for name in wanted)]
+
+
+def all_figures(estimate: Estimate) -> Iterator[Figure]:
+    job, model, table = estimate.job, estimate.model, estimate.table
+    yield from explain_time(job, model, table, estimate.stages, estimate.topology)
+    yield from explain_memory(job, model, table, estimate.stages)
+    yield from communication_figures(estimate)
+
+
+def _is_below(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}.")
+
+
+def _require_known(name: str, figures: Sequence[Figure]) -> None:
+    if any(_is_below(figure.name, name) for figure in figures):
+        return
+    known = {figure.name for figure in figures}
+    known |= {".".join(n.split(".")[:k]) for n in known for k in range(1, n.count(".") + 1)}
+    near = get_close_matches(name, sorted(known), n=SHOWN, cutoff=0.4)
+    tops = sorted({figure.name.split(".")[0] for figure in figures})
+    raise InputError.of("unknown-figure", "--explain", f"no figure is called {name!r}",
+                        f"use {', '.join(near or tops)}; --explain alone prints all")  # fmt: skip
+
+
+def communication_figures(estimate: Estimate) -> Iterator[Figure]:
+    for block, stack in zip(estimate.blocks, estimate.table.stacks, strict=True):
+        own = f".{_slug(block.title)}" if len(estimate.blocks) > 1 else ""
+        prefix = f"communication{own}"
+        yield _phi(estimate, block, stack, prefix)
+        yield from _block(block, prefix)
+    for stage, messages in enumerate(estimate.messages):
+        yield from _stage(estimate, f"communication.stage-{stage}", messages)
+
+
+def _slug(title: str) -> str:
+    return title.replace(" ", "-")
+
+
+def _phi(estimate: Estimate, block: BlockTraffic, stack: LayerStack, prefix: str) -> Figure:
+    sizes, dtype = local_sizes(estimate.job, estimate.model), estimate.job.training.dtype
+    parts = (sizes["batch"], sizes[stack.seq], sizes["hidden"], DTYPE_BYTES[dtype])
+    return Figure(
+        f"{prefix}.phi", block.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
+        " x ".join(map(str, parts)), "one phase of an all-reduce of the hidden states",
+    )  # fmt: skip
+
+
+def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
+    yield Figure(
+        f"{prefix}.block.volume", block.volume_bytes, "B", "phases of collectives over tp x phi",
+        f"{block.volume_phi:g} x {bytes_text(block.phi_bytes)}",
+        "arXiv 1909.08053, section 3; with sequence parallelism 2205.05198, section 4.2",
+    )  # fmt: skip
+    yield Figure(
+        f"{prefix}.block.ring", block.ring_bytes_per_rank, "B", "(t - 1) / t x volume",
+        f"{block.tp - 1} / {block.tp} x {bytes_text(block.volume_bytes)}",
+        "a ring sends that part of each phase from every rank",
+    )  # fmt: skip
+
+
+def _stage(estimate: Estimate, prefix: str, messages: Sequence[Message]) -> Iterator[Figure]:
+    sizes = estimate.job.sizes
+    ranks = {**sizes, "dp": sizes["dp"] * sizes["cp"], "world": estimate.job.world_size}
+    for axis in dict.fromkeys(message.axis for message in messages):
+        own = [message for message in messages if message.axis == axis]
+        whole = sum(message.bytes * message.count for message in own)
+        listed = " + ".join(f"{m.count} x {bytes_text(m.bytes)}" for m in own)
+        yield Figure(f"{prefix}.{axis}", whole, "B", "messages of a step x their bytes", listed)
+        for message in own:
+            yield _message(f"{prefix}.{axis}", message, ranks[axis])
+
+
+def _message(prefix: str, message: Message, ranks: int) -> Figure:
+    phases = {"all_reduce": 2, "send": 0}.get(message.kind, 1)
+    sent = message.bytes if not phases else ring_bytes(message.bytes, ranks, phases=phases)
+    share = f" x {phases} x {ranks - 1} / {ranks}" if phases else ""
+    return Figure(
+        f"{prefix}.{message.kind}.{_slug(message.what)}.{message.bytes}", sent * message.count, "B",
+        "count x bytes" + (" x phases x (ranks - 1) / ranks" if phases else ""),
+        f"{message.count} x {message.bytes}{share}", "sent by each rank in a step",
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""A plan: one job with everything that follows from it, as one frozen value.
+
+`make_plan` never prints and never fails on a bad layout: the checks say what is wrong, and what
+cannot be known without a legal layout is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mpctl.errors import InputError
+from mpctl.pipeline.stages import Span, job_stages
+from mpctl.rules.check import Check
+from mpctl.rules.layout import find_topology
+from mpctl.rules.model import memory_check
+from mpctl.rules.validate import check_job, with_tried_hints
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_partial
+from mpctl.topology import Topology
+
+if TYPE_CHECKING:
+    from mpctl.estimate.job import Estimate
+    from mpctl.search.nearest import NearbyLayout
+
+
+@dataclass(frozen=True)
+class Plan:
+    job: JobSpec
+    checks: tuple[Check, ...]
+    topology: Topology | None
+    stages: tuple[tuple[Span, ...], ...] | None
+    estimate: Estimate | None
+    nearest: tuple[NearbyLayout, ...] = ()
+
+    @property
+    def errors(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "error"]
+
+    @property
+    def warnings(self) -> list[Check]:
+        return [check for check in self.checks if check.status == "warning"]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank's memory is on its device; None without a model or a device."""
+        found = [check.status == "ok" for check in self.checks if check.rule == "memory-fits"]
+        return found[0] if found else None
+
+    def require_legal(self) -> Topology:
+        """The topology of a legal plan; raises InputError with every error otherwise."""
+        if self.errors or self.topology is None:
+            raise InputError([check.issue for check in self.errors])
+        return self.topology
+
+
+def load_plan(source: str | None, overrides: Mapping[str, Any] | None = None) -> Plan:
+    """The legal plan of a job by path or preset name; raises InputError with every issue at once,
+    those of the schema and those of the rules that can still be asked."""
+    loaded = load_partial(source, overrides)
+    job = loaded.job
+    checks = check_job(job, loaded.doubtful) if job else []
+    errors = [check for check in checks if check.status == "error"]
+    if loaded.issues or errors or job is None:
+        told = with_tried_hints(job, errors, loaded.blanks) if job else []
+        raise InputError([*loaded.issues, *(check.issue for check in told)])
+    return make_plan(job)
+
+
+def make_plan(job: JobSpec) -> Plan:
+    checks = check_job(job)
+    legal = all(check.status != "error" for check in checks)
+    topology = find_topology(job)
+    stages = job_stages(job, job.model.all_layers) if job.model and legal else None
+    estimate: Estimate | None = None
+    nearest: tuple[NearbyLayout, ...] = ()
+    if legal and topology and stages:  # a plan without a model never pays for the import
+        from mpctl.estimate.job import estimate_job
+
+        estimate = estimate_job(job, topology, stages)
+    if estimate:
+        heaviest = max(estimate.memory, key=lambda stage: stage.device_bytes)
+        fits = memory_check(job, heaviest.device_bytes, heaviest.stage)
+        nearest = _nearest(job) if fits and fits.status != "ok" else ()
+        checks += [_with_ways_out(fits, nearest)] if fits else []
+    frozen = tuple(tuple(spans) for spans in stages) if stages else None
+    return Plan(job, tuple(checks), topology, frozen, estimate, nearest)
+
+
+def _nearest(job: JobSpec) -> tuple[NearbyLayout, ...]:
+    """Layouts that fit, for one that does not: only then is anything searched."""
+    from mpctl.search.nearest import nearest_that_fit
+
+    return tuple(nearest_that_fit(job))
+
+
+def _with_ways_out(fits: Check, nearest: tuple[NearbyLayout, ...]) -> Check:
+    if not nearest:
+        return fits
+    return replace(fits, hint=f"nearest that fit: {'; '.join(near.text for near in nearest)}")

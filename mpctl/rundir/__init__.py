@@ -1,0 +1,2 @@
+"""The files of a run directory, readable without torch: checkpoints, records, what each rank is
+doing."""

@@ -1,0 +1,87 @@
+"""RUN/doing/rank-N: what a rank is doing, and its heartbeat, in a file that the rank keeps mapped.
+
+Writing there is a store to memory and no system call, and the kernel keeps what was written when
+the process is killed or stopped. The launcher reads the file to say what a failed rank was doing,
+and whether it still runs.
+
+Layout: TEXT_BYTES of UTF-8 text, padded with zero bytes, then two little-endian 64-bit integers:
+how far the start has come (STARTED, JOINING, JOINED), and a counter that rises while the rank runs.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TEXT_BYTES = 256
+FILE_BYTES = TEXT_BYTES + 16
+BEAT_SECONDS = 0.5
+STARTED, JOINING, JOINED = 1, 2, 3
+
+
+class Breadcrumb:
+    """The file of one rank, written by that rank."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(FILE_BYTES))
+        self.path = path
+        with path.open("r+b") as stream:
+            self.memory = mmap.mmap(stream.fileno(), FILE_BYTES)
+        self.beats = 0
+        self.reach(STARTED, "starting")
+
+    def write(self, doing: str) -> None:
+        self.memory[:TEXT_BYTES] = doing.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+
+    def reach(self, start: int, doing: str) -> None:
+        """The start has come to JOINING or JOINED, and what the rank does from here on."""
+        self.write(doing)
+        struct.pack_into("<q", self.memory, TEXT_BYTES, start)
+
+    def beat(self) -> None:
+        self.beats += 1
+        struct.pack_into("<q", self.memory, TEXT_BYTES + 8, self.beats)
+
+    def keep_beating(self) -> None:
+        """Beat every BEAT_SECONDS from a thread of this process, until the process ends."""
+        threading.Thread(target=self._beat_on, name="heartbeat", daemon=True).start()
+
+    def _beat_on(self) -> None:
+        while True:
+            self.beat()
+            time.sleep(BEAT_SECONDS)
+
+    def end(self) -> None:
+        """Remove the file: this rank has finished its work."""
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class BreadcrumbState:
+    """What the file says now; `start` is 0 where the rank has not written it yet."""
+
+    doing: str = ""
+    start: int = 0
+    beats: int = 0
+
+
+def read_trail(path: Path) -> BreadcrumbState:
+    """The state of a rank that has begun; an empty state when there is no (whole) file."""
+    try:
+        written = path.read_bytes()
+    except OSError:
+        return BreadcrumbState()
+    if len(written) < FILE_BYTES:
+        return BreadcrumbState(_text(written))
+    return BreadcrumbState(
+        _text(written[:TEXT_BYTES]), *struct.unpack_from("<qq", written, TEXT_BYTES)
+    )
+
+
+def _text(written: bytes) -> str:
+    return written.rstrip(b"\0").decode(errors="replace")

@@ -1,0 +1,60 @@
+"""Whether a launch wrote a directory, so that `--overwrite` and `--resume` never take another's.
+
+A launch writes RUN/.mpctl-run before anything else and removes it after everything else. A job.json
+and a plan.json prove nothing: `mpctl plan --json` writes a plan, and people keep jobs beside it.
+Runs from before the marker are known by the log that a launch of theirs began, and for a
+resumption, which removes nothing, also by their checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mpctl import __version__
+from mpctl.rundir.shards import checkpoints
+
+NAME = ".mpctl-run"
+SCHEMA = "mpctl.run-dir/1"
+COMMAND = "\n$ "  # begins every torchrun's part of its log
+WORKER = "-m mpctl.runtime.worker "
+FIRST_BYTES = 65536
+
+
+def write_marker(folder: Path) -> None:
+    """Raises OSError when the directory cannot be written."""
+    document = {"schema": SCHEMA, "version": __version__}
+    (folder / NAME).write_text(json.dumps(document) + "\n", "utf-8")
+
+
+def is_launched(folder: Path) -> bool:
+    """Whether what a run's names stand for here was written by a launch, and may be removed."""
+    return _schema(folder / NAME) == SCHEMA or _has_log(folder)
+
+
+def is_resumable(folder: Path) -> bool:
+    """Whether a run can be continued here: a launch's, or one with plan, job and checkpoints."""
+    if is_launched(folder):
+        return True
+    is_planned = _schema(folder / "plan.json").startswith("mpctl.plan/")
+    is_job = (folder / "job.json").is_file()
+    return is_planned and is_job and bool(checkpoints(folder / "checkpoints"))
+
+
+def _has_log(folder: Path) -> bool:
+    """Whether logs/torchrun.log begins with the command line of a launch."""
+    try:
+        with (folder / "logs" / "torchrun.log").open("rb") as log:
+            begin = log.read(FIRST_BYTES).decode("utf-8", errors="replace")
+    except OSError:
+        return False
+    return begin.startswith(COMMAND) and WORKER in begin.removeprefix(COMMAND).partition("\n")[0]
+
+
+def _schema(path: Path) -> str:
+    """The schema that a JSON document names; empty when there is none."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return ""
+    return str(document.get("schema", "")) if isinstance(document, dict) else ""

@@ -1,0 +1,152 @@
+"""The memory of a rehearsed rank, storage by storage: what a device would hold, and when most.
+
+Every operation passes by here (a TorchDispatchMode above the fake tensors). A storage is written
+down when a tensor of it is first seen, anew where it grows or shrinks, and struck out when it is
+freed, by a weak reference: views share one, and what autograd keeps stays. Only the device's own
+count, so a host copy costs nothing.
+Exact bytes: an allocator's rounding (512 on CUDA), its fragments and the libraries' workspaces are
+not in them.
+
+Kinds: parameters, gradients and optimizer are named by the owner. Of the others, `activations` are
+what an earlier forward has left alive, `temporaries` what the action under way has made.
+
+By hand, y = exp(exp(x)) of 4 float32: 16 bytes of x, 16 kept by each exp; 48 at the end of the
+forward, all of it activations.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Kind = Literal["parameters", "gradients", "optimizer", "activations", "temporaries"]
+KINDS: tuple[Kind, ...] = ("parameters", "gradients", "optimizer", "activations", "temporaries")
+_DEVICE, _ITEM = torch.ops.prim.device.default, torch.ops.aten._local_scalar_dense.default
+_RESIZE = torch.ops.inductor.resize_storage_bytes_.default
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A living storage; reference: strikes it out when it dies."""
+
+    size: int
+    kind: Kind
+    reference: weakref.ref[Any] | None = None
+
+
+class MemoryTracker(TorchDispatchMode):
+    """doing: the action under way and whether what it leaves alive is kept for a backward.
+
+    held, peak: bytes now, and at most since `restart`; at_peak: the latter by kind; kept: the most
+    activations that there were at once. own_only: memory that is mapped, or another library's, is
+    left out: what ranks of a host exchange through, numpy's arrays. A number read out of a tensor
+    that has none is 1.
+    """
+
+    def __init__(self, device: torch.device, *, own_only: bool = False) -> None:
+        super().__init__()
+        self.device, self.own_only = device, own_only
+        self.doing: Callable[[], tuple[object, bool]] = lambda: (None, False)
+        self.entries: dict[int, _Entry] = {}
+        self.held: Counter[Kind] = Counter()
+        self.total = 0
+        self.action: object = None
+        self.is_kept = False
+        self.made: list[int] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the peak so far."""
+        self.peak, self.at_peak = self.total, dict(self.held)
+        self.kept = self.held["activations"]
+
+    def name(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are."""
+        for tensor in tensors:
+            entry = self.entries.get(tensor.untyped_storage()._cdata)
+            if entry is not None:
+                self._move(entry, kind)
+
+    def know(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
+        """Take up tensors that were made before, and say what they are."""
+        held = list(tensors)
+        for tensor in held:
+            self._see(tensor)
+        self.name(kind, held)
+
+    def settle(self) -> None:
+        """The action under way ends, or another has begun: what it made and left alive is kept."""
+        action, is_kept = self.doing()
+        if action == self.action:
+            return
+        if self.is_kept:
+            for key in self.made:
+                entry = self.entries.get(key)
+                if entry is not None and entry.kind == "temporaries":
+                    self._move(entry, "activations")
+            self.kept = max(self.kept, self.held["activations"])
+        self.action, self.is_kept, self.made = action, is_kept, []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE:  # often
+            return func(*args)
+        if func is _ITEM:
+            return _number(args[0])
+        result = func(*args, **(kwargs or {}))
+        touched = args[0] if func is _RESIZE else result
+        for leaf in (touched,) if isinstance(touched, Tensor) else tree_leaves(touched):
+            if isinstance(leaf, Tensor) and _place(leaf).type == self.device.type:
+                self._see(leaf)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self.entries:
+            if self.own_only and not storage.resizable():
+                return
+            self.settle()
+            entry = self.entries[key] = _Entry(0, "temporaries")
+            entry.reference = weakref.ref(storage, lambda _: self._strike(key))
+            self.made.append(key)
+        entry, size = self.entries[key], storage.nbytes()
+        if entry.size == size:
+            return
+        self.held[entry.kind] += size - entry.size
+        self.total += size - entry.size
+        entry.size = size
+        if self.total > self.peak:
+            self.peak, self.at_peak = self.total, dict(self.held)
+
+    def _strike(self, key: int) -> None:
+        entry = self.entries.pop(key)
+        self.held[entry.kind] -= entry.size
+        self.total -= entry.size
+
+    def _move(self, entry: _Entry, kind: Kind) -> None:
+        self.held[entry.kind] -= entry.size
+        self.held[kind] += entry.size
+        entry.kind = kind
+
+
+def _place(tensor: Tensor) -> torch.device:
+    """A fake tensor's `device` is an operation of its own, which every second call would be."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+def _number(tensor: Tensor) -> Any:
+    try:
+        return _ITEM(tensor)
+    except DataDependentOutputException:
+        return 1.0 if tensor.dtype.is_floating_point else 1

@@ -1,0 +1,115 @@
+"""From what was typed to the spaces that are searched: what is fixed, bounds, clusters' sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpctl.errors import InputError
+from mpctl.launch.preflight import NOT_RUN_YET
+from mpctl.search.nearest import setting
+from mpctl.search.space import AXES, RUNS, AxesKey, LayerKey, RuntimeSupport, SearchSpace
+from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.load import load_job, parse_settings
+
+SETTINGS = {setting(name): name for name in AXES}
+CUTS = ("first_stage_layers", "last_stage_layers")
+
+
+@dataclass(frozen=True)
+class SearchRequest:
+    """job: complete; typed: all settings over it; fixed: fields of a layout among them, which so
+    stay."""
+
+    job: JobSpec
+    typed: dict[str, Any]
+    fixed: dict[str, Any]
+    most: dict[str, int]
+
+    def space(self, gpus: int | None = None) -> SearchSpace:
+        job = self.job if gpus is None else with_gpus(self.job, gpus)
+        return SearchSpace(job, self.fixed, self.most, runs_of(job))
+
+
+def read_asked(
+    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], most: Mapping[str, int]
+) -> SearchRequest:
+    """Flags that name a searched setting fix it, as --fix does; any other setting is the job's.
+    Raises InputError."""
+    typed = {**overrides, **parse_settings(fix)}
+    job = load_job(source, typed)
+    fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
+    _require_searchable(job)
+    return SearchRequest(job, typed, fixed, dict(most))
+
+
+def _value(job: JobSpec, where: str) -> Any:
+    table, key = where.split(".")
+    return getattr(getattr(job, table), key)
+
+
+def _require_searchable(job: JobSpec) -> None:
+    if job.model is None:
+        raise InputError.of("no-model", "model", "a search needs a model", "use --model gpt2, say")
+    if job.cluster.device is None:
+        raise InputError.of("no-device", "cluster.device", "a search needs a device's figures",
+                            "use --cluster selene, say; `mpctl presets` lists all")  # fmt: skip
+    for key in CUTS:
+        if getattr(job.parallel, key) is not None:
+            raise InputError.of("cut-is-searched", f"parallel.{key}", "is given, and the search "
+                                "cuts the layers itself", "leave it out")  # fmt: skip
+
+
+def runs_of(job: JobSpec) -> RuntimeSupport:
+    """What the job's runtime runs; of ours, what `mpctl launch` does not refuse."""
+    runs = RUNS[job.training.runtime]
+    refused = dict(NOT_RUN_YET) if job.training.runtime == "mpctl" else {}
+    if "parallel.zero" in refused:
+        runs = RuntimeSupport(**{**vars(runs), "zero": (refused["parallel.zero"],)})
+    return runs
+
+
+def varied(space: SearchSpace) -> list[str]:
+    """The fields of a layout that take more than one value in the space."""
+    cuts = {key: list(space.cuts(*key)) for key in {_stages(s) for s in space.shapes()}}
+    shapes = [shape for shape in space.shapes() if cuts[_stages(shape)]]
+    values = {name: {getattr(shape.group, name) for shape in shapes} for name in LayerKey._fields}
+    values |= {name: {getattr(shape, name) for shape in shapes} for name in ("dp", "pp")}
+    for at, name in enumerate(("vpp", "schedule", "stage_balance")):
+        values[name] = {cut[at] for found in cuts.values() for cut in found}
+    axes = {(shape.group.tp, shape.group.cp, shape.dp, shape.pp) for shape in shapes}
+    values["zero"] = {zero for _, cp, dp, _ in axes for zero in space.zeros(dp * cp)}
+    values["order"] = {order for sizes in axes for order in space.orders(*sizes)}
+    return [name for name in AXES if len(values[name]) > 1]
+
+
+def _stages(shape: AxesKey) -> tuple[int, int]:
+    return shape.pp, shape.microbatches
+
+
+def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
+    """On so many GPUs of its cluster: part of a node, or whole ones. Raises InputError."""
+    per_node = job.cluster.gpus_per_node or 1
+    if gpus > per_node and gpus % per_node:
+        near = sorted({gpus // per_node * per_node, -(-gpus // per_node) * per_node})
+        raise InputError.of("gpus-fill-nodes", "--gpus", f"{gpus} GPUs do not fill nodes of "
+                            f"{per_node}", f"use {' or '.join(map(str, near))}")  # fmt: skip
+    size = {"nodes": max(1, gpus // per_node), "gpus_per_node": min(gpus, per_node)}
+    cluster = job.cluster.model_copy(update=size)
+    free = job.parallel.model_copy(update={"dp": None})
+    return complete(job.model_copy(update={"cluster": cluster, "parallel": free}))
+
+
+def parse_gpus(text: str, job: JobSpec) -> list[int]:
+    """`8,16,32`, or `all`: powers of two up to the cluster, and the cluster."""
+    if text == "all":
+        return sorted({*(1 << k for k in range(job.world_size.bit_length())), job.world_size})
+    try:
+        counts = sorted({int(word) for word in text.split(",")})
+    except ValueError:
+        counts = [0]
+    if counts[0] < 1:
+        raise InputError.of("bad-gpus", "--gpus", f"{text!r} is not a list of counts",
+                            "for example --gpus 8,16,32, or --gpus all")  # fmt: skip
+    return counts

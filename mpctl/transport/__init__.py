@@ -1,0 +1,2 @@
+"""How bytes travel between ranks: process groups that count what they send, shared memory on one
+host."""

@@ -1,0 +1,108 @@
+"""Fitting constants: what was put in is found, an odd run pulls no harder, files keep words."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy import published_runs
+from mpctl.calibrate.cross import spread
+from mpctl.calibrate.fit import Fit
+from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
+from mpctl.calibrate.write import write_presets, written
+from mpctl.errors import InputError
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
+from mpctl.spec.presets import find_preset
+from mpctl.spec.runtime import RuntimeProfile
+
+SLOWDOWN = Constant("clusters", "vtrain-a100", "slowdown", 1.0)
+LAYER = Constant("runtimes", "megatron-deepspeed", "host.layer", 1.0)
+
+
+def like_measured(runs: list[Run], values: dict[Constant, float]) -> list[Run]:
+    """Runs that took what their estimate under these constants says."""
+    times = [exp(*run.residuals(values)) * run.measured["step_seconds"] for run in runs]
+    return [
+        replace(run, measured={"step_seconds": seconds})
+        for run, seconds in zip(runs, times, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    """Small models that wait for their host, large ones that do not."""
+    own = [run for run in published_runs() if run.parts["clusters"] == "vtrain-a100"]
+    return own[:16:2] + own[20:60:5]
+
+
+def test_a_fit_finds_the_constants_behind_the_runs(runs: list[Run]) -> None:
+    start = Fit(runs, [SLOWDOWN, LAYER]).start
+    truth = {SLOWDOWN: start[SLOWDOWN] * 1.2, LAYER: start[LAYER] * 0.7}
+    values = Fit(like_measured(runs, truth), [SLOWDOWN, LAYER]).solve()
+    assert values[SLOWDOWN] == pytest.approx(truth[SLOWDOWN], rel=0.02)
+    assert values[LAYER] == pytest.approx(truth[LAYER], rel=0.03)
+
+
+def test_an_odd_run_pulls_no_harder_than_any_other(runs: list[Run]) -> None:
+    exact = like_measured(runs[:8], {})
+    odd = replace(exact[0], measured={"step_seconds": 5 * exact[0].measured["step_seconds"]})
+    values = Fit([odd, *exact[1:]], [SLOWDOWN]).solve()
+    assert values[SLOWDOWN] == pytest.approx(Fit(exact, [SLOWDOWN]).start[SLOWDOWN], rel=0.02)
+
+
+def test_a_prior_holds_what_few_runs_tell(runs: list[Run]) -> None:
+    stiff = replace(SLOWDOWN, slack=0.001)
+    start = Fit(runs, [SLOWDOWN]).start[SLOWDOWN]
+    slow = like_measured(runs[:3], {SLOWDOWN: start * 1.5})
+    assert Fit(slow, [stiff]).solve()[stiff] == pytest.approx(start, rel=0.01)
+    assert Fit(slow, [SLOWDOWN]).solve()[SLOWDOWN] == pytest.approx(start * 1.5, rel=0.05)
+
+
+def test_the_first_cluster_of_a_device_is_never_slower_than_it() -> None:
+    paths = {(c.name, c.path) for c in constants_of(published_runs())}
+    assert ("jean-zay", "slowdown") in paths
+    assert ("selene", "slowdown") not in paths
+
+
+def test_lines_change_and_words_stay() -> None:
+    text = (
+        '# a\n[operators]\nhidden = { forward = 5.0, backward = 8 }  # b\n[seen]\ndtypes = ["a"]\n'
+    )
+    changed = written(text, {"operators.passes": 2.0, "seen.dtypes": '["bf16"]'})
+    assert changed == (
+        "# a\n[operators]\nhidden = { forward = 10, backward = 16 }  # b\n[seen]\n"
+        'dtypes = ["bf16"]\n'
+    )
+
+
+def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path: Path) -> None:
+    constants = constants_of(runs)
+    values = {c: Fit(runs, constants).start[c] * 0.99 for c in constants}
+    off = {run.id: [0.1] for run in runs}
+    paths = write_presets(runs, values, off, {}, tmp_path)
+    tables = {p.relative_to(tmp_path).as_posix(): tomllib.loads(p.read_text()) for p in paths}
+    assert set(tables) == {
+        "devices/a100-80gb.toml", "devices/a100-40gb.toml", "clusters/vtrain-a100.toml",
+        "runtimes/megatron-deepspeed.toml",
+    }  # fmt: skip
+    profile = RuntimeProfile.model_validate(tables["runtimes/megatron-deepspeed.toml"])
+    assert profile.host.layer == pytest.approx(values[replace(LAYER, slack=0.4)], rel=1e-3)
+    assert profile.spread == pytest.approx(spread([0.1]), rel=1e-3)
+    device = DeviceSpec.model_validate(tables["devices/a100-40gb.toml"])
+    assert device.kernels is not None
+    products = Constant("devices", "a100-80gb", "kernels.products", 0.1, ("a100-40gb",), 0.95)
+    assert device.kernels.products == pytest.approx(values[products], rel=1e-3)
+    cluster = tables["clusters/vtrain-a100.toml"] | {"device": None}
+    assert (
+        ClusterSpec.model_validate(cluster).source
+        == (find_preset("clusters", "vtrain-a100") or {})["source"]
+    )
+
+
+def test_a_row_without_a_measured_step_is_told() -> None:
+    with pytest.raises(InputError, match="a run has"):
+        read_runs([{"job": {"cluster": {"preset": "selene"}}, "measured": {}}])

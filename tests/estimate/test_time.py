@@ -1,0 +1,448 @@
+"""FLOP of a step against published equations, and its time by hand on an ideal device."""
+
+from __future__ import annotations
+
+from math import exp, isfinite
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpctl.estimate.explain import explain_time
+from mpctl.estimate.flops import step_flops
+from mpctl.estimate.time import StepTime, find_step_time
+from mpctl.families import get_table
+from mpctl.families.gpt.ops import operator_table
+from mpctl.pipeline.stages import job_stages
+from mpctl.planning.document import TIME_PARTS
+from mpctl.planning.plan import load_plan, make_plan
+from mpctl.rules.layout import find_topology
+from mpctl.spec.presets import preset_names
+from mpctl.spec.runtime import (
+    FittedRuns,
+    HostCosts,
+    MemoryPasses,
+    OperatorCosts,
+    OverlapShares,
+    RuntimeProfile,
+)
+from tests.jobs import GPT, job_of, shape_of
+
+DEVICE = {
+    "name": "a device",
+    "kind": "cuda",
+    "memory_bytes": 2**36,
+    "peak_flops": {"fp32": 1e12},
+    "kernels": {"products": 1.0, "memory": 1.0, "flash": 1.0, "flash_backward": 1.0, "source": "-"},
+    "source": "made up",
+}
+# Two layers of hidden 64: small enough for every message to be written out.
+TINY: dict[str, Any] = {
+    "cluster.device": DEVICE,
+    "cluster.intra_node.bandwidth": 1e9,
+    "cluster.intra_node.latency": 1e-6,
+    "model.layers": 2,
+    "model.hidden": 64,
+    "model.heads": 4,
+    "model.vocab": 256,
+    "model.seq_length": 16,
+    "model.attention": "unfused",
+}
+NONE = MemoryPasses(forward=0, backward=0)
+# A runtime that does nothing besides: no overlap, no host, no memory to move.
+IDEAL = RuntimeProfile(
+    name="ideal",
+    operators=OperatorCosts(
+        hidden=NONE, width=NONE, inner=NONE, scores=NONE, logits=NONE, gradient_bytes=0,
+        optimizer_bytes=1, stops_early=True,
+    ),
+    overlap=OverlapShares(tp=0, pp=0, dp=0), host=HostCosts(layer=0), spread=0.1, spread_apart=0.2,
+    source="made up",
+)  # fmt: skip
+
+
+def flops_of_all_ranks(settings: dict[str, Any]) -> float:
+    job = job_of(settings)
+    model = shape_of(job)
+    table = operator_table(model, tp=job.parallel.tp)
+    ranks = job.sizes["tp"] * job.sizes["cp"] * job.sizes["dp"]
+    stages = enumerate(job_stages(job, model.layers))
+    return sum(ranks * step_flops(job, model, table, spans, stage=k) for k, spans in stages)
+
+
+@given(
+    layers=st.sampled_from([12, 24]),
+    heads=st.sampled_from([8, 16]),
+    seq=st.sampled_from([512, 1024]),
+    vocab=st.sampled_from([1024, 51200]),
+    tp=st.sampled_from([1, 2, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 2]),
+    cp=st.sampled_from([1, 2]),
+)
+def test_flops_of_a_step_are_equation_3(
+    layers: int, heads: int, seq: int, vocab: int, tp: int, pp: int, dp: int, cp: int
+) -> None:
+    """arXiv 2104.04473, eq. 3, with full recomputation: 96 B s L h^2 (1 + s/(6h) + v/(16 L h)).
+
+    Without it the blocks take 72 and the logits stay: 72 B s L h^2 (1 + s/(6h) + v/(12 L h))
+    (arXiv 2205.05198, eq. 7). Multiplied out both are integers, so that equality is exact.
+    """
+    batch, h = 8 * dp, 64 * heads
+    job = {
+        "model.layers": layers, "model.hidden": h, "model.heads": heads,
+        "model.vocab": vocab, "model.seq_length": seq,
+        "parallel.tp": tp, "parallel.pp": pp, "parallel.dp": dp, "parallel.cp": cp,
+        "training.micro_batch_size": 2, "training.global_batch_size": batch,
+    }  # fmt: skip
+    logits = 6 * batch * seq * h * vocab
+    blocks = layers * (6 * h * h + seq * h) * batch * seq  # 1/12 of 72 L h^2 (1 + s/(6h)) B s
+    assert flops_of_all_ranks(job) == 12 * blocks + logits
+    assert flops_of_all_ranks({**job, "training.recompute": "full"}) == 16 * blocks + logits
+
+
+def test_flops_of_gpt3() -> None:
+    """arXiv 2104.04473, section 5.1: 1024 A100, batch 1536, 140 TFLOP/s a GPU, 300B tokens in 34
+    days, by eq. 4, 8 T P / (n X): it leaves out scores and logits, 3 % of eq. 3 for this shape."""
+    job = load_plan("gpt3-175b-1024").job
+    model = shape_of(job)
+    table = operator_table(model, tp=8)
+    stages = enumerate(job_stages(job, model.layers))
+    flops = 64 * sum(step_flops(job, model, table, s, stage=k) for k, s in stages)
+    steps = 300e9 / (1536 * 2048)
+    days = steps * flops / (1024 * 140e12) / 86400
+    assert days == pytest.approx(34, rel=0.03)
+
+
+def step_time(settings: dict[str, Any], profile: RuntimeProfile = IDEAL) -> StepTime | str:
+    job = job_of({**TINY, **settings})
+    model, topology = shape_of(job), find_topology(job)
+    assert topology is not None
+    table = get_table(model, tp=job.parallel.tp)
+    return find_step_time(job, model, table, job_stages(job, model.layers), topology, profile)
+
+
+def timed(settings: dict[str, Any], profile: RuntimeProfile = IDEAL) -> StepTime:
+    time = step_time(settings, profile)
+    assert isinstance(time, StepTime), time
+    return time
+
+
+def with_part(name: str, **changes: Any) -> RuntimeProfile:
+    """IDEAL with other values in one of its tables."""
+    part = getattr(IDEAL, name).model_copy(update=changes)
+    return IDEAL.model_copy(update={name: part})
+
+
+def test_one_rank_computes_and_nothing_else() -> None:
+    time = timed({"training.global_batch_size": 4})
+    blocks, logits = 2 * 12 * (6 * 64 * 64 + 16 * 64), 6 * 64 * 256
+    assert time.hardware_flops == time.model_flops == 4 * 16 * (blocks + logits)
+    assert time.compute == pytest.approx(time.model_flops / 1e12)
+    assert (time.bubble, time.tp, time.dp, time.optimizer, time.other) == (0, 0, 0, 0, 0)
+    assert time.total == time.compute
+    assert time.mfu == time.hfu == pytest.approx(1)
+
+
+def test_recomputation_counts_to_hfu_and_not_to_mfu() -> None:
+    """arXiv 2205.05198, eq. 7 and 8: full repeats the blocks' forward, selective the scores. Ours
+    ends before the last product, whose result nobody asks for."""
+    plain = timed({})
+    full = timed({"training.recompute": "full"})
+    selective = timed({"training.recompute": "selective"})
+    forward, scores = 2 * 16 * 4 * (6 * 64**2 + 16 * 64), 2 * 16 * 4 * 16 * 64
+    assert full.model_flops == selective.model_flops == plain.model_flops
+    assert full.hardware_flops == plain.model_flops + forward
+    assert selective.hardware_flops == plain.model_flops + scores
+    assert selective.total == pytest.approx(selective.hardware_flops / 1e12)
+    last = 2 * 16 * 2 * 4 * 64**2
+    assert full.total == pytest.approx((full.hardware_flops - last) / 1e12)
+    to_its_end = timed({"training.recompute": "full", "training.dropout": 0.1})
+    assert to_its_end.total == pytest.approx(full.hardware_flops / 1e12)
+
+
+def test_tp_seconds_by_hand() -> None:
+    """tp 2: a ring sends each message once (2 (2-1)/2) in 2 steps of 1 us, at 1 GB/s."""
+    time = timed({"parallel.tp": 2, "training.global_batch_size": 4})
+    phi, m = 16 * 64 * 4, 4
+    states = m * (2 * 4 + 1 + 1)  # blocks, word table, head
+    seconds = states * (phi / 1e9 + 2e-6) + 3 * m * (16 * 4 / 1e9 + 2e-6)
+    assert time.tp == pytest.approx(seconds, rel=1e-12)
+    assert time.dp == 0
+
+
+def test_sequence_parallelism_sends_ten_phases_a_block() -> None:
+    """10 half-rings a block, 2 at the word table (gather back, scatter), 3 at the head."""
+    job = {"parallel.tp": 2, "parallel.sequence_parallel": True}
+    phase, loss = 16 * 64 * 4 / 2 / 1e9 + 1e-6, 16 * 4 / 1e9 + 2e-6
+    assert timed(job).tp == pytest.approx((2 * 10 + 2 + 3) * phase + 3 * loss)
+
+
+def test_a_column_products_message_hides_behind_its_own_dw() -> None:
+    """Two columns a block, and the head: 5 of 10 messages, of which a dW is shorter."""
+    job = {"parallel.tp": 2}
+    apart, beside = timed(job), timed(job, with_part("overlap", tp=1.0))
+    weights = 16 * (2 * (64 * 192 + 64 * 256) + 64 * 256) / 1e12  # 2 m k n / tp of each dW
+    assert apart.total - beside.total == pytest.approx(weights)
+    assert beside.tp == pytest.approx(apart.tp - weights)
+
+
+def test_dp_seconds_by_hand_within_and_between_nodes() -> None:
+    """Between nodes a ring of 2 + 2 ranks enters each node once; up and down a tree it is one step
+    inside and one between, each way."""
+    parameters = 2 * (12 * 64 * 64 + 13 * 64) + (256 + 16) * 64 + 2 * 64
+    inside = timed({"parallel.dp": 4})
+    assert inside.dp == pytest.approx(1.5 * 4 * parameters / 1e9 + 6e-6, rel=1e-12)
+    apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2}
+    network = {"cluster.inter_node.bandwidth": 5e8, "cluster.inter_node.latency": 1e-5}
+    between = timed({"parallel.dp": 4, **apart, **network})
+    assert between.dp == pytest.approx(1.5 * 4 * parameters / 5e8 + 2.2e-5, rel=1e-12)
+
+
+def test_groups_that_share_a_node_share_its_link() -> None:
+    """tp 2 x dp 2 on 2 nodes of 2: two rings over dp leave each node, one rank of it in each."""
+    network = {"cluster.inter_node.bandwidth": 5e8, "cluster.inter_node.latency": 1e-5}
+    time = timed({"parallel.tp": 2, "parallel.dp": 2, "cluster.nodes": 2,
+                  "cluster.gpus_per_node": 2, **network})  # fmt: skip
+    split = 2 * (6 * 64 * 64 + 3.5 * 64) + 256 / 2 * 64
+    whole = 2 * 6 * 64 + 16 * 64 + 2 * 64
+    assert time.dp == pytest.approx(2 * 4 * (split + whole) / 5e8 + 2e-5)
+
+
+def test_zero_1_scatters_gradients_and_gathers_parameters() -> None:
+    """Half an all-reduce each; as long, but for bf16 parameters."""
+    plain, zero = timed({"parallel.dp": 4}), timed({"parallel.dp": 4, "parallel.zero": 1})
+    assert zero.dp == pytest.approx(plain.dp)
+
+
+def test_zero_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
+    """Of 2 layers and of two ends with their tables, each by itself."""
+    time = timed({"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8})
+    layer, ends = 12 * 64 * 64 + 13 * 64, (256 + 16) * 64 + 2 * 64 + 256 * 64
+    phase = 2 * (0.75 * 4 * layer / 1e9 + 3e-6) + 0.75 * 4 * ends / 1e9
+    assert time.dp == pytest.approx(2 * 3 * phase, rel=0.01)
+    hidden = timed({"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8},
+                   with_part("overlap", dp=0, zero=1.0))  # fmt: skip
+    assert hidden.total == pytest.approx(max(hidden.compute, time.dp), rel=0.35)
+    assert hidden.dp < time.dp
+
+
+def test_a_pipeline_may_keep_zero_3s_parameters() -> None:
+    """Gathered and scattered once a step, however many micro batches there are."""
+    job = {"parallel.dp": 2, "parallel.pp": 2, "parallel.zero": 3}
+    few, many = ({**job, "training.global_batch_size": batch} for batch in (8, 64))
+    keeping = with_part("overlap", keeps=True)
+    assert timed(many, keeping).dp == pytest.approx(timed(few, keeping).dp)
+    assert timed(many).dp == pytest.approx(8 * timed(few).dp)
+
+
+def test_a_slower_cluster_slows_kernels_and_nothing_else() -> None:
+    job = {"parallel.tp": 2}
+    plain, slow = timed(job), timed({**job, "cluster.slowdown": 1.5})
+    assert slow.compute == pytest.approx(1.5 * plain.compute)
+    assert slow.tp == plain.tp
+
+
+def test_gradients_hide_behind_the_last_backward_alone() -> None:
+    job = {"parallel.dp": 4, "training.global_batch_size": 32}
+    apart, beside = timed(job), timed(job, with_part("overlap", dp=1.0))
+    backward = 16 * (2 * 8 * (6 * 64 * 64 + 16 * 64) + 4 * 64 * 256) / 1e12
+    assert apart.total - beside.total == pytest.approx(min(backward, apart.dp))
+    told = timed({**job, "parallel.overlap_gradients": False}, with_part("overlap", dp=1.0))
+    cpu = {"cluster.device": {**TINY["cluster.device"], "kind": "cpu"}}
+    assert told.dp == timed({**job, **cpu}, with_part("overlap", dp=1.0)).dp == apart.dp
+
+
+def test_a_slow_host_sets_the_pace() -> None:
+    """3 ms a layer, forward and twice that backward; kernels take microseconds."""
+    slow = with_part("host", layer=1e-3, step=0.5)
+    time = timed({"training.global_batch_size": 4}, slow)
+    assert time.total == pytest.approx(4 * 2 * 3e-3 + 0.5, rel=1e-3)
+    assert time.other == pytest.approx(time.total - time.compute)
+
+
+def test_optimizer_moves_its_bytes() -> None:
+    device = {**TINY["cluster.device"], "memory_bandwidth": 1e9}
+    profile = with_part("operators", optimizer_bytes=40.0)
+    parameters = 2 * (12 * 64 * 64 + 13 * 64) + (256 + 16) * 64 + 2 * 64
+    assert timed({"cluster.device": device}, profile).optimizer == pytest.approx(parameters * 40e-9)
+    sharded = timed({"cluster.device": device, "parallel.dp": 2, "parallel.zero": 1}, profile)
+    assert sharded.optimizer == pytest.approx(parameters * 20e-9)
+
+
+# A layer's forward, the head's, and 4 KiB of hidden states between two stages, seconds.
+LAYER, HEAD, HOP = 16 * 4 * (6 * 64**2 + 16 * 64) / 1e12, 16 * 2 * 64 * 256 / 1e12, 5.096e-6
+WORDS = 256 * 64 * 4 / 1e9 + 2e-6  # a ring of 2 sums the tied word table
+
+
+def test_two_unequal_stages_by_hand() -> None:
+    """1F1B, m 4: stage 1, which has the head, is the busiest: F + H and twice that. It waits F for
+    the first micro batch, works, and then stage 0 does its last backward: 3 F of bubble.
+
+    With a hop t > (F + H) / 2: stage 0's second backward needs stage 1's, the third forward waits
+    for it, and so on: F0 t (F0 B0) t B0 F2 t (F2 B2) (F3 B3) t B3 = 6 F + 9 (F + H) + 4 t.
+    """
+    time = timed({"parallel.pp": 2, "training.global_batch_size": 4})
+    slow = LAYER + HEAD
+    assert time.compute == pytest.approx(12 * slow)
+    assert time.bubble == pytest.approx(3 * LAYER)
+    assert time.pp == pytest.approx(4 * HOP - 3 * HEAD + WORDS)
+    assert time.total == pytest.approx(6 * LAYER + 9 * slow + 4 * HOP + WORDS)
+    assert (time.tp, time.cp, time.dp) == (0, 0, 0)
+
+
+def test_gpipe_by_hand() -> None:
+    """Stage 1 waits F and t, does all of its work, and t later stage 0 its last backward."""
+    time = timed({"parallel.pp": 2, "training.global_batch_size": 4, "parallel.schedule": "gpipe"})
+    assert time.bubble == pytest.approx(3 * LAYER)
+    assert time.pp == pytest.approx(2 * HOP + WORDS)
+
+
+def test_a_layer_given_to_the_other_stage_balances_the_head() -> None:
+    """A head of 1.28 layers: of 6 + 6 the second stage takes 7.28, of 7 + 5 the first one 7."""
+    shape = {
+        "model.layers": 12, "model.vocab": 8192, "model.hidden": 512, "model.seq_length": 128,
+        "parallel.pp": 2, "training.global_batch_size": 64,
+    }  # fmt: skip
+    layer, head = 72 * 512**2 + 12 * 512 * 128, 6 * 512 * 8192
+    even = timed(shape)
+    better = timed({**shape, "parallel.first_stage_layers": 7})
+    assert even.compute * 1e12 == pytest.approx(64 * 128 * (6 * layer + head))
+    assert better.compute * 1e12 == pytest.approx(64 * 128 * 7 * layer)
+    assert better.total < even.total
+
+
+@pytest.mark.parametrize(("vpp", "layers"), [(1, 4), (2, 4), (4, 8)])
+def test_bubble_of_nearly_equal_stages(vpp: int, layers: int) -> None:
+    """(p-1)/(v m) of the work, but for a head of 128 words, 1 % of a layer."""
+    shape = {"model.hidden": 1024, "model.vocab": 128, "model.seq_length": 128}
+    time = timed({
+        **shape, "model.layers": layers, "parallel.pp": 2, "parallel.vpp": vpp,
+        "training.global_batch_size": 4,
+    })  # fmt: skip
+    assert time.bubble == pytest.approx(time.compute / (4 * vpp), rel=0.03)
+
+
+def test_zero_bubbles_bubble_is_a_forward_and_a_backward_less_the_weights_gradient() -> None:
+    """(p-1) (F + B - W) where W is the least: W takes no scores, F and B do."""
+    shape = {"model.hidden": 1024, "model.vocab": 128, "model.seq_length": 128, "model.layers": 4}
+    job = {**shape, "parallel.pp": 4, "training.global_batch_size": 8}
+    time = timed({**job, "parallel.schedule": "zero-bubble"})
+    weights, scores = 24 * 1024**2 * 128, 4 * 1024 * 128**2
+    bubble = 3 * (weights + scores + weights + 2 * scores - weights) / 1e12
+    assert time.bubble == pytest.approx(bubble, rel=0.03)
+    assert time.bubble < 0.5 * timed(job).bubble
+
+
+def test_tp_messages_of_a_stage_are_played_too() -> None:
+    """tp 2 x pp 2, m 4: forward a block reduces twice, the head's stage its loss three times and,
+    backward, the head's input; the first stage looks words up. Stage 1 waits for one forward of
+    stage 0, and stage 0 ends with a backward."""
+    slow = {**TINY["cluster.device"], "peak_flops": {"fp32": 1e15}}  # messages alone
+    time = timed({"cluster.device": slow, "parallel.tp": 2, "parallel.pp": 2,
+                  "training.global_batch_size": 4})  # fmt: skip
+    phi, loss = 16 * 64 * 4 / 1e9 + 2e-6, 16 * 4 / 1e9 + 2e-6
+    assert time.tp == pytest.approx(4 * (5 * phi + 3 * loss))
+    assert time.bubble == pytest.approx((2 + 1) * phi + 2 * phi, rel=0.01)
+
+
+def test_boundaries_of_unequal_links() -> None:
+    """pp 4 on 2 nodes, one micro batch: 2 hops inside a node and one between, forward and back. The
+    word table is summed over the two ends, which lie on two nodes."""
+    network = {"cluster.inter_node.bandwidth": 1e8, "cluster.inter_node.latency": 1e-4}
+    apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.pp": 4, **network}
+    time = timed({**apart, "model.layers": 4, "parallel.schedule": "gpipe"})
+    words = 256 * 64 * 4 * 2 / 1e8 + 2e-4  # as if both ranks of the node summed theirs
+    assert time.pp == pytest.approx(2 * (2 * HOP + 4096 / 1e8 + 1e-4) + words)
+
+
+def test_stages_on_two_nodes_share_the_nodes_link() -> None:
+    """pp 2 x dp 2: both ranks of a stage are on one node, and send to the other at once."""
+    network = {"cluster.inter_node.bandwidth": 1e9, "cluster.inter_node.latency": 1e-6}
+    apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.pp": 2, **network}
+    time = timed({**apart, "training.global_batch_size": 2, "parallel.schedule": "gpipe"})
+    assert time.pp == pytest.approx(2 * (2 * 4096 / 1e9 + 1e-6) + 2 * 256 * 64 * 4 / 1e9 + 2e-6)
+
+
+def test_a_missing_figure_is_named() -> None:
+    assert plan_time({}) == "no cluster.device is named"
+    bare = {**GPT, "cluster.device": DEVICE}
+    no_rate = "a device has no bf16 rate in its preset"
+    assert plan_time({**bare, "training.dtype": "bf16"}) == no_rate
+    words = "cluster.{} has no bandwidth, and {} needs it"
+    assert plan_time({**bare, "parallel.tp": 2}) == words.format("intra_node", "tp")
+    assert plan_time({**bare, "parallel.dp": 2}) == words.format("intra_node", "dp")
+    assert plan_time({**bare, "parallel.pp": 2}) == words.format("intra_node", "pp")
+    apart = {**bare, "cluster.nodes": 2, "cluster.gpus_per_node": 1, "parallel.dp": 2}
+    assert plan_time(apart) == words.format("inter_node", "dp")
+
+
+def plan_time(settings: dict[str, Any]) -> StepTime | str:
+    estimate = make_plan(job_of(settings)).estimate
+    assert estimate is not None
+    return estimate.time
+
+
+def test_a_link_that_no_group_uses_is_not_missed() -> None:
+    assert isinstance(plan_time({"cluster.device": DEVICE}), StepTime)
+
+
+def test_what_was_never_measured_widens_the_band_in_words() -> None:
+    time = timed({})
+    assert time.low < time.total < time.high
+    assert time.high / time.total == pytest.approx(time.total / time.low)
+    told = " ".join(time.extrapolates)
+    for word in ("this cluster", "a device", "fp32", "no memory bandwidth", "parameters"):
+        assert word in told
+    seen = FittedRuns(
+        devices=["a device"], clusters=["here"], dtypes=["fp32"], gpus=8, parameters=1e9
+    )
+    device = {**TINY["cluster.device"], "memory_bandwidth": 1e12}
+    known = timed({"cluster.device": device, "cluster.name": "here"},
+                  IDEAL.model_copy(update={"seen": seen}))  # fmt: skip
+    assert known.extrapolates == ()
+    assert known.high / known.total == pytest.approx(exp(1.645 * 0.1))
+    assert known.high / known.total < time.high / time.total
+
+
+@pytest.mark.parametrize("cluster", preset_names("clusters"))
+def test_every_cluster_and_runtime_is_estimated_or_refused_in_words(cluster: str) -> None:
+    """Two nodes' worth of layouts, at a dtype that a V100 has and one that it has not."""
+    layout = {
+        "parallel.tp": 2,
+        "parallel.pp": 2,
+        "parallel.zero": 1,
+        "training.micro_batch_size": 2,
+    }
+    for runtime in preset_names("runtimes"):
+        for dtype in ("fp16", "bf16"):
+            time = plan_time({
+                **GPT, **layout, "cluster": cluster, "cluster.nodes": 2, "training.dtype": dtype,
+                "training.runtime": runtime, "training.global_batch_size": 64,
+            })  # fmt: skip
+            if isinstance(time, str):
+                assert "no bf16 rate" in time or "has no bandwidth" in time
+            else:
+                parts = [getattr(time, name) for name in TIME_PARTS]
+                assert all(isfinite(part) and part >= 0 for part in parts), (runtime, parts)
+                assert time.total == pytest.approx(sum(parts))
+                assert 0 < time.low < time.total < time.high < 100
+                assert 0 < time.mfu <= time.hfu < 1
+
+
+def test_figures_explain_the_step() -> None:
+    job = job_of({**TINY, "parallel.tp": 2, "parallel.pp": 2, "training.global_batch_size": 4})
+    model, topology = shape_of(job), find_topology(job)
+    assert topology is not None
+    args = (job, model, get_table(model, tp=2), job_stages(job, model.layers), topology)
+    figures = {figure.name: figure for figure in explain_time(*args)}
+    time = find_step_time(*args)
+    assert isinstance(time, StepTime)
+    assert figures["time.step"].value == time.total
+    assert sum(figures[f"time.{name}"].value for name in TIME_PARTS) == pytest.approx(time.total)
+    assert figures["time.high"].value == time.high
+    block = [f.value for name, f in figures.items() if name.startswith("time.blocks.")]
+    assert 0 < sum(block) < time.total
+    assert figures["time.stage-1.forward"].value > figures["time.stage-0.forward"].value
+    assert explain_time(job_of({**GPT}), *args[1:]) == []

@@ -1,0 +1,272 @@
+"""Rehearsals: a rank without its machine sends what the plan says, byte by byte, and holds what the
+same rank holds with real tensors.
+
+The jobs are those of test_axes.py and test_pipeline.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.estimate.memory import StageMemory
+from mpctl.families.gpt.module import GPT
+from mpctl.launch.account import planned_traffic
+from mpctl.rehearsal import rehearse as module
+from mpctl.rehearsal.fake_backend import _fused, imagined
+from mpctl.rehearsal.rehearse import ByMicroBatch, micro_batches_run, rehearse
+from mpctl.runtime.memory_tracker import MemoryTracker
+from mpctl.runtime.watch import doing_of, states_of
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from mpctl.topology import Topology
+from mpctl.transport.group import Collective
+from tests.runtime.test_axes import MODES, SHAPES
+from tests.runtime.test_pipeline import MODELS, SEQUENCE, layout
+from tests.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan, train
+
+NO_DROPOUT = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
+CUDA = {"launch__device": "cuda", "training__dtype": "bf16"}
+QUICK = {("gpt", "tp2-cp2"), ("llama", "tp2-sp-cp2-full"), ("bert", "tp4-sp"), ("t5", "cp2-dp2"),
+         ("glm", "tp2-cp2"), ("gpt", "tp2-full-parts"), ("bert-pre", "order")}  # fmt: skip
+
+
+def rehearsed(job: JobSpec, rank: int) -> dict[str, Any]:
+    account = rehearse(job, Topology.of(job.sizes, order=job.parallel.order), rank)
+    assert account["failure"] is None, "".join(account["failure"]["traceback"])
+    return account
+
+
+def is_as_planned(job: JobSpec, account: dict[str, Any]) -> bool:
+    estimate, stage = tiny_plan(job).estimate, account["coords"]["pp"]
+    assert account["step_traffic"] == planned_traffic(estimate.messages[stage])
+    memory: StageMemory = estimate.memory[stage]
+    assert account["parameters"] == memory.parameters
+    assert account["state_bytes"] == {
+        "parameters": memory.parameter_bytes,
+        "gradients": memory.gradient_bytes,
+        "optimizer": memory.optimizer_bytes,
+    }
+    assert sum(account["at_peak"].values()) == account["peak_bytes"]
+    return True
+
+
+@pytest.mark.parametrize("how", [{}, {**NO_DROPOUT, **CUDA}], ids=["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("shape", "mode"),
+    [
+        pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
+        for shape in SHAPES for mode in MODES
+    ],
+)  # fmt: skip
+def test_every_family_and_axis_is_as_planned(shape: str, mode: str, how: dict[str, Any]) -> None:
+    tp, cp, dp, changes = MODES[mode]
+    world = {"parallel__cp": cp, "cluster__gpus_per_node": tp * cp * dp}
+    job = load_job(None, settings(tp, dp, **{**world, **SHAPES[shape], **changes, **how}))
+    assert is_as_planned(job, rehearsed(job, job.world_size - 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "changes"),
+    [
+        ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1}),
+        ("llama", layout(4, schedule="gpipe"), CUDA),
+        ("t5", layout(2, 2, tp=2), {}),
+        ("glm", layout(2, tp=2), {**SEQUENCE, "training__recompute": "full", **CUDA}),
+        ("bert", layout(2, cp=2), {"training__freeze": ["[!pn]*"]}),
+    ],
+)
+def test_every_stage_is_as_planned(
+    model: str, how: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    job = load_job(None, settings(**{**MODELS[model], **how, **changes}))
+    for stage in range(job.parallel.pp):
+        rank = Topology.of(job.sizes).rank(tp=0, cp=0, dp=0, pp=stage)
+        assert is_as_planned(job, rehearsed(job, rank))
+
+
+def test_a_rehearsal_takes_nothing_of_the_working_directory_for_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "no-run" / "checkpoints" / "step-1").mkdir(parents=True)
+    job = load_job(None, settings(1, 1))
+    assert is_as_planned(job, rehearsed(job, 0))
+
+
+def test_it_sends_what_the_real_ranks_send(data: Path, tmp_path: Path) -> None:
+    """Of 8 micro batches stage 1 is rehearsed with 3."""
+    changes = {**SEQUENCE, "model__layers": 4, "training__global_batch_size": 16}
+    job = tiny_job(
+        data, training__steps=1, training__eval_samples=0, training__checkpoint_interval=0,
+        training__checkpoint_at_end=False, **{**layout(2, tp=2), **changes},
+    )  # fmt: skip
+    for rank, real in enumerate(train(job, tmp_path)):
+        account = rehearsed(job, rank)
+        assert account["step_traffic"] == real["traffic"]
+        assert account["parameters"] == real["count"]
+        assert account["micro_batches_run"] < account["micro_batches"] == 8
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ("gpt", {"training__recompute": "full"}),
+        ("llama", NO_DROPOUT),
+        ("bert", {"training__dtype": "bf16"}),
+        ("t5", {}),
+        ("glm", {"training__recompute": "selective"}),
+    ],
+)
+def test_real_tensors_take_the_same_bytes(
+    data: Path, tmp_path: Path, shape: str, changes: dict[str, Any]
+) -> None:
+    """The second step of 3 micro batches, with a ledger over real tensors."""
+    job = tiny_job(
+        data, training__global_batch_size=6, training__steps=2, training__eval_samples=0,
+        training__checkpoint_interval=0, launch__track_memory=False,
+        **{**SHAPES[shape], **changes},
+    )  # fmt: skip
+    ledger = MemoryTracker(torch.device("cpu"))
+    with ledger:
+        trainer = make_trainer(job, tmp_path)
+        steps = trainer.run()
+        next(steps)
+        for kind, tensors in states_of(trainer).items():
+            ledger.name(kind, tensors)
+        ledger.doing = lambda: doing_of(trainer)
+        ledger.restart()
+        next(steps)
+    account = rehearsed(job, 0)
+    assert account["peak_bytes"] == ledger.peak
+    assert {k: v for k, v in account["at_peak"].items() if v} == ledger.at_peak
+    assert account["activation_bytes"] == ledger.kept > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "stage", "run"),
+    [(layout(4), 1, 5), (layout(2, 2), 0, 8), (layout(2, 2), 1, 6), (layout(2, tp=2), 1, 3)],
+)
+def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
+    monkeypatch, how: dict[str, Any], stage: int, run: int
+) -> None:
+    job = load_job(None, settings(**how, model__layers=4, training__global_batch_size=24))
+    rank = Topology.of(job.sizes).rank(tp=0, cp=0, dp=0, pp=stage)
+    short = rehearsed(job, rank)
+    monkeypatch.setattr(module, "micro_batches_run", lambda job, stage: job.num_microbatches)
+    whole = rehearsed(job, rank)
+    assert (short["micro_batches_run"], whole["micro_batches_run"]) == (run, 12)
+    ids = (12 - run) * 2 * (2 * 32 + 1) * 8  # tokens, targets and numbers of 2 samples
+    assert 0 <= whole["peak_bytes"] - short["peak_bytes"] <= ids
+    assert 0 <= whole["activation_bytes"] - short["activation_bytes"] <= ids
+    assert whole["step_traffic"] == short["step_traffic"]
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        (layout(4), [6, 5, 4, 3]),
+        (layout(4, schedule="gpipe"), [16] * 4),
+        (layout(1), [3]),
+        (layout(2, 2), [8, 6]),
+    ],
+)
+def test_micro_batches_run(how: dict[str, Any], found: list[int]) -> None:
+    sizes = {"model__layers": 4, "training__global_batch_size": 32}
+    job = load_job(None, settings(**how, **sizes))
+    assert [micro_batches_run(job, stage) for stage in range(job.parallel.pp)] == found
+
+
+def test_what_lies_on_the_host_is_not_the_devices() -> None:
+    kept = []
+    for offload in (False, True):
+        changes = {"training__recompute": "full", "training__offload_activations": offload}
+        job = load_job(None, settings(**CUDA, **changes))
+        kept.append(rehearsed(job, 0)["activation_bytes"])
+    layers, b, s, h, width = 2, 2, 32, 32, 2
+    # the first layer's input is dropout's result, kept for nothing else; the second's too
+    assert kept[0] - kept[1] == layers * b * s * h * width
+
+
+def test_a_ledger_by_hand() -> None:
+    ledger = MemoryTracker(torch.device("cpu"))
+    with ledger:
+        ledger.doing = lambda: ("forward", True)
+        x = torch.ones(4, requires_grad=True)
+        y = x.exp().exp()
+        ledger.doing = lambda: (None, False)
+        ledger.settle()
+        assert ledger.held["activations"] == ledger.kept == ledger.total == 48
+        ledger.name("parameters", [x])
+        assert (ledger.held["parameters"], ledger.held["activations"]) == (16, 32)
+        del y
+        assert ledger.total == 16 and ledger.peak == 48
+
+
+def test_fused_attention_keeps_no_scores() -> None:
+    """The example of imagined.py; in 32 bit with a mask, the mask as numbers besides."""
+    device = torch.device("meta")
+    for dtype, causal, most in ((torch.bfloat16, True, 5 << 20), (torch.float32, False, 26 << 20)):
+        with imagined(device), MemoryTracker(device) as ledger:
+            q = torch.empty(1, 8, 2048, 128, dtype=dtype, device=device, requires_grad=True)
+            mask = None if causal else torch.ones(1, 1, 2048, 2048, dtype=bool, device=device)
+            before = ledger.total
+            result = _fused(q, q, q, mask, is_causal=causal)
+            assert result.shape == q.shape and result.dtype == dtype
+            assert result.nbytes + 8 * 2048 * 4 <= ledger.total - before <= most
+
+
+def test_a_bias_of_other_strides_has_no_fused_kernel_on_cuda() -> None:
+    """fp32, a bias of 8 heads over 512 keys: fused keeps no scores of 8 MiB, products do."""
+    device, kept = torch.device("meta"), []
+    for is_permuted in (False, True):
+        with imagined(device), MemoryTracker(device) as ledger:
+            q = torch.empty(1, 8, 512, 64, device=device, requires_grad=True)
+            shape = (1, 512, 512, 8) if is_permuted else (1, 8, 512, 512)
+            bias = torch.empty(shape, device=device)
+            bias = bias.permute(0, 3, 1, 2) if is_permuted else bias
+            before = ledger.total
+            result = _fused(q, q, q, bias)
+            assert result.shape == q.shape
+            kept.append(ledger.total - before)
+    scores = 8 * 512 * 512 * 4
+    assert kept[0] < scores <= kept[1]
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+def test_a_failure_says_where(monkeypatch) -> None:
+    calls = Counter[str]()
+
+    def burning(self: GPT, *args: Any) -> Any:
+        calls["advance"] += 1
+        if calls["advance"] == 2:
+            raise RuntimeError("layers on fire\nand more")
+        return advance(self, *args)
+
+    advance = GPT.advance
+    monkeypatch.setattr(GPT, "advance", burning)
+    job = load_job(None, settings(**layout(2)))
+    account = rehearse(job, Topology.of(job.sizes), 0)
+    assert account["failure"]["error"] == "RuntimeError: layers on fire"
+    assert account["failure"]["doing"] == "step 1, stage 0, forward of micro batch 1"
+    assert not torch.distributed.is_initialized()
+
+
+def test_micro_batches_that_differ_are_not_multiplied() -> None:
+    step = {("tp", "all_reduce", 8): 2}
+    traffic = ByMicroBatch(sent={0: Counter(step), 1: Counter(step), None: Counter(step)})
+    assert traffic.of_step(5, 2) == {"tp all_reduce": {"count": 12, "bytes": 96}}
+    traffic.record(Collective("all_reduce", "tp", 8, "float32"))  # outside of micro batches
+    assert traffic.of_step(5, 2) == {"tp all_reduce": {"count": 13, "bytes": 104}}
+    traffic.sent[1]["tp", "all_reduce", 8] += 1
+    with pytest.raises(AssertionError, match="micro batch 1 sends other"):
+        traffic.of_step(5, 2)

@@ -1,0 +1,113 @@
+"""Rank groups against what others print: texts, fifteen layouts, Megatron-Core, DeviceMesh."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.topology import Topology
+
+RECORDED = json.loads((Path(__file__).parent / "recorded" / "rank_groups.json").read_text("utf-8"))
+
+# Megatron-LM, parallel_state.py, docstring of initialize_model_parallel: 16 GPUs g0 .. g15, 2 nodes
+# of 8, 2-way tensor, 4-way pipeline. The docstring lists tp, pp and dp; mp and embedding are what
+# its code makes of them. (A widely copied text has g8 for g11 in the first mp group: a typo.)
+TWO_NODES = {
+    "tp": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11], [12, 13], [14, 15]],
+    "cp": [[rank] for rank in range(16)],
+    "dp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
+    "pp": [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]],
+    "mp": [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]],
+    "embedding": [[0, 12], [1, 13], [2, 14], [3, 15]],
+    "position_embedding": [[0], [1], [2], [3]],
+}
+# tp, cp, dp, pp, order: layouts that differ in which axes are neighbours.
+LAYOUTS = [
+    (2, 1, 2, 4, "tp-cp-dp-pp"),
+    (2, 2, 2, 2, "tp-cp-dp-pp"),
+    (2, 1, 2, 4, "tp-cp-pp-dp"),
+    (2, 1, 2, 3, "dp-tp-pp-cp"),
+    (3, 2, 2, 1, "cp-pp-tp-dp"),
+    (2, 2, 3, 2, "pp-dp-cp-tp"),
+]
+
+
+def lists(topology: Topology, *axes: str) -> list[list[int]]:
+    return [list(group) for group in topology.groups(*axes)]
+
+
+def test_two_nodes_of_eight_as_every_text_prints_them() -> None:
+    topology = Topology.of({"tp": 2, "pp": 4, "dp": 2}, gpus_per_node=8)
+    assert set(TWO_NODES) == set(GROUP_KINDS)
+    for kind, groups in TWO_NODES.items():
+        assert [list(group) for group in topology.kind_groups(kind)] == groups, kind
+    assert [topology.node(rank) for rank in range(16)] == [0] * 8 + [1] * 8
+
+
+@pytest.mark.parametrize(
+    "case", RECORDED["cases"], ids=lambda c: f"{c['order']}-{c['tp']}.{c['cp']}.{c['dp']}.{c['pp']}"
+)
+def test_recorded_layouts(case: dict[str, Any]) -> None:
+    topology = Topology.of({axis: case[axis] for axis in AXIS_NAMES}, order=case["order"])
+    assert topology.world_size == case["world_size"]
+    for kind, groups in case["groups"].items():
+        found = (
+            topology.kind_groups(kind) if kind in GROUP_KINDS else topology.groups(*kind.split("-"))
+        )
+        assert [list(group) for group in found] == groups, kind
+
+
+def test_the_record_holds_several_orders_and_says_where_it_is_from() -> None:
+    assert "Megatron-Core" in RECORDED["source"]
+    assert len(RECORDED["cases"]) == 15
+    assert len({case["order"] for case in RECORDED["cases"]}) >= 4
+
+
+def test_a_split_pipeline_embeds_at_the_first_the_split_and_the_last_stage() -> None:
+    """Megatron's encoder-decoder rule: embedding [first, split, last], position [first, split]."""
+    topology = Topology.of({"tp": 2, "pp": 4}, split_stage=2)
+    assert [list(g) for g in topology.kind_groups("embedding")] == [[0, 4, 6], [1, 5, 7]]
+    assert [list(g) for g in topology.kind_groups("position_embedding")] == [[0, 4], [1, 5]]
+
+
+@pytest.mark.parametrize(("tp", "cp", "dp", "pp", "order"), LAYOUTS)
+def test_device_mesh_has_the_same_groups(tp: int, cp: int, dp: int, pp: int, order: str) -> None:
+    """torch's mesh of shape (slowest, ..., fastest) on the fake backend, asked rank by rank."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    topology = Topology.of({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, order=order)
+    slowest_first = tuple(reversed(topology.order))
+    shape = tuple(topology.sizes[axis] for axis in slowest_first)
+    replica = tuple(axis for axis in slowest_first if axis in ("tp", "pp"))
+    for rank in range(topology.world_size):
+        dist.init_process_group(
+            "fake", rank=rank, world_size=topology.world_size, store=FakeStore()
+        )
+        try:
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=slowest_first)
+            for axis in AXIS_NAMES:
+                members = dist.get_process_group_ranks(mesh.get_group(axis))
+                assert list(topology.group(rank, axis)) == members
+            both = mesh[replica]._flatten("mp").get_group()
+            assert list(topology.group(rank, "tp", "pp")) == dist.get_process_group_ranks(both)
+            at = mesh.get_coordinate()
+            assert topology.coords(rank) == dict(zip(slowest_first, at, strict=True))
+        finally:
+            dist.destroy_process_group()
+
+
+def test_megatron_core_has_the_same_groups() -> None:
+    state = pytest.importorskip(
+        "megatron.core.parallel_state", reason="megatron-core is not installed"
+    )
+    for tp, cp, dp, pp, order in LAYOUTS:
+        generator = state.RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=order)
+        topology = Topology.of({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, order=order)
+        for kind in (*AXIS_NAMES, "tp-pp", "tp-cp", "dp-cp", "tp-dp-cp"):
+            assert lists(topology, *kind.split("-")) == generator.get_ranks(kind), (order, kind)

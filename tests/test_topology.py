@@ -1,0 +1,143 @@
+"""The rank law against an enumeration that knows no arithmetic: coordinates, in order, numbered."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import permutations, product
+from math import prod
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.planning.document import group_summary
+from mpctl.topology import Topology
+
+ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
+AXES = st.sets(st.sampled_from(AXIS_NAMES), min_size=1).map(sorted)
+
+
+@dataclass(frozen=True)
+class Case:
+    topology: Topology
+    coords: list[dict[str, int]]  # by rank
+
+    def groups(self, axes: list[str]) -> list[list[int]]:
+        """Ranks with equal coordinates off `axes`; a dict keeps them by first rank."""
+        found: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        kept = [axis for axis in AXIS_NAMES if axis not in axes]
+        for rank, coords in enumerate(self.coords):
+            found[tuple(coords[axis] for axis in kept)].append(rank)
+        return list(found.values())
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    sizes = {axis: draw(st.integers(1, 4)) for axis in AXIS_NAMES}
+    order = draw(st.sampled_from(ORDERS))
+    gpus = draw(st.integers(1, prod(sizes.values()) + 1))
+    split = draw(st.none() | st.integers(0, sizes["pp"] - 1))
+    slowest_first = order.split("-")[::-1]
+    coords = [
+        dict(zip(slowest_first, at, strict=True))
+        for at in product(*(range(sizes[axis]) for axis in slowest_first))
+    ]
+    return Case(Topology.of(sizes, order=order, gpus_per_node=gpus, split_stage=split), coords)
+
+
+@given(cases())
+def test_coords_follow_the_order_and_rank_inverts_them(case: Case) -> None:
+    topology = case.topology
+    assert topology.world_size == len(case.coords)
+    assert [topology.coords(rank) for rank in range(topology.world_size)] == case.coords
+    assert [topology.rank(**coords) for coords in case.coords] == list(range(topology.world_size))
+
+
+@given(cases(), AXES)
+def test_groups_are_those_of_the_enumeration_in_order(case: Case, axes: list[str]) -> None:
+    groups = [list(group) for group in case.topology.groups(*axes)]
+    assert groups == case.groups(axes)
+    assert sorted(rank for group in groups for rank in group) == list(range(len(case.coords)))
+    assert {len(group) for group in groups} == {case.topology.group_size(*axes)}
+
+
+@given(cases(), AXES, st.data())
+def test_group_of_a_rank_is_the_listed_one(
+    case: Case, axes: list[str], data: st.DataObject
+) -> None:
+    rank = data.draw(st.integers(0, len(case.coords) - 1))
+    (listed,) = [group for group in case.groups(axes) if rank in group]
+    assert list(case.topology.group(rank, *axes)) == listed
+
+
+@given(cases(), st.sampled_from(sorted(GROUP_KINDS)))
+def test_kind_groups_are_ascending_by_first_rank(case: Case, kind: str) -> None:
+    groups = [list(group) for group in case.topology.kind_groups(kind)]
+    assert groups == sorted(groups)
+    assert all(group == sorted(set(group)) for group in groups)
+
+
+@given(cases())
+def test_embedding_groups_are_the_ends_and_the_split_of_each_pipeline(case: Case) -> None:
+    topology, last = case.topology, case.topology.sizes["pp"] - 1
+    split = set() if topology.split_stage is None else {topology.split_stage}
+    for kind, stages in (("embedding", {0, last} | split), ("position_embedding", {0} | split)):
+        expected = [
+            [rank for rank in pipeline if case.coords[rank]["pp"] in stages]
+            for pipeline in case.groups(["pp"])
+        ]
+        assert [list(group) for group in topology.kind_groups(kind)] == expected
+
+
+@given(cases(), st.sampled_from(sorted(GROUP_KINDS)), st.data())
+def test_find_group_is_the_listed_group_or_none(case: Case, kind: str, data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, len(case.coords) - 1))
+    holding = [list(g) for g in case.topology.kind_groups(kind) if rank in g]
+    found = case.topology.find_group(kind, rank)
+    assert ([] if found is None else [list(found)]) == holding
+
+
+@given(cases(), st.sampled_from(sorted(GROUP_KINDS)))
+def test_summary_of_a_kind_agrees_with_its_list(case: Case, kind: str) -> None:
+    groups = [list(group) for group in case.topology.kind_groups(kind)]
+    assert group_summary(case.topology, kind) == {
+        "count": len(groups),
+        "size": len(groups[0]),
+        "first": groups[0],
+        "last": groups[-1],
+    }
+
+
+@given(cases(), st.sampled_from(AXIS_NAMES))
+def test_straddling_groups_are_those_with_ranks_on_two_nodes(case: Case, axis: str) -> None:
+    topology = case.topology
+    gpus = topology.gpus_per_node
+    leaving = [g for g in case.groups([axis]) if len({rank // gpus for rank in g}) > 1]
+    shown, count = topology.straddling(axis)
+    assert count == len(leaving)
+    assert [list(group) for group in shown] == leaving[:4]
+
+
+@given(cases())
+def test_nodes_hold_consecutive_ranks(case: Case) -> None:
+    topology = case.topology
+    held = [
+        topology.node(r) * topology.gpus_per_node + topology.local_rank(r)
+        for r in range(topology.world_size)
+    ]
+    assert held == list(range(topology.world_size))
+    assert topology.nodes == topology.node(topology.world_size - 1) + 1
+    assert all(0 <= topology.local_rank(r) < topology.gpus_per_node for r in held)
+
+
+@given(cases(), st.data())
+def test_axes_of_size_one_may_be_left_out_of_the_order(case: Case, data: st.DataObject) -> None:
+    sizes, order = case.topology.sizes, case.topology.order
+    idle = [axis for axis in order if sizes[axis] == 1]
+    dropped = data.draw(st.sets(st.sampled_from(idle))) if idle else set()
+    named = [axis for axis in order if axis not in dropped]
+    if not named:
+        return
+    short = Topology.of(sizes, order="-".join(named))
+    assert [short.coords(rank) for rank in range(short.world_size)] == case.coords
