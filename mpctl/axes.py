@@ -1,15 +1,24 @@
 """The axes of parallelism, one row each; a new kind of parallelism starts here.
 
-A *group kind* is a named set of axes: the ranks that differ only along them form one group.
+A row is all that `Topology` needs to number ranks along an axis and to list its groups, and all
+that the tables, the JSON and the page of `mpctl plan` need to show it; `parallel.NAME` of a job is
+its size (mpctl/spec/parallel.py). A *group kind* is a named set of axes: the ranks that differ only
+along them form one group.
+
+An axis may later be split into several without a new row here (`Topology.factored`: tp as the rows
+and columns of a grid), and the same ranks may be seen along other axes (`Topology.view`: experts).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """One axis of parallelism: its short name, its title, what it splits and what it sends."""
+
     name: str
     title: str
     splits: str
@@ -26,31 +35,40 @@ AXIS_NAMES = tuple(axis.name for axis in AXES)
 DEFAULT_ORDER = "tp-cp-dp-pp"
 
 # mp is what one replica of the model spans. The two embedding kinds are subsets of a pp group.
-GROUP_KINDS: dict[str, tuple[str, ...]] = {
-    "tp": ("tp",),
-    "cp": ("cp",),
-    "dp": ("dp",),
-    "pp": ("pp",),
+UNIONS: dict[str, tuple[str, ...]] = {
     "mp": ("tp", "pp"),
     "embedding": ("pp",),
     "position_embedding": ("pp",),
 }
 
 
-def parse_order(order: str, sizes: dict[str, int]) -> tuple[str, ...]:
-    """`"tp-cp-dp-pp"` -> its axes, fastest first; axes of size 1 may be left out.
+def group_kinds(
+    axes: Iterable[str], unions: Mapping[str, tuple[str, ...]] = UNIONS
+) -> dict[str, tuple[str, ...]]:
+    """Every group kind over these axes: each axis by itself, then the unions of them."""
+    return {axis: (axis,) for axis in axes} | dict(unions)
 
-    Raises ValueError saying what is unknown, repeated or missing.
+
+GROUP_KINDS = group_kinds(AXIS_NAMES)
+
+
+def parse_order(
+    order: str, sizes: Mapping[str, int], axes: Iterable[str] = AXIS_NAMES
+) -> tuple[str, ...]:
+    """`"tp-cp-dp-pp"` -> its axes, fastest-varying first; axes of size 1 may be left out.
+
+    axes: the names that there are. Raises ValueError naming the axes that are unknown, repeated or
+    missing.
     """
-    named = order.split("-")
-    unknown = [name for name in named if name not in AXIS_NAMES]
+    named, names = order.split("-"), tuple(axes)
+    unknown = [name for name in named if name not in names]
     repeated = sorted({name for name in named if named.count(name) > 1})
-    left_out = [name for name in AXIS_NAMES if name not in named]
+    left_out = [name for name in names if name not in named]
     missing = [name for name in left_out if sizes.get(name, 1) > 1]
     problems = [
-        f"{word} {', '.join(names)}"
-        for word, names in (("unknown", unknown), ("repeated", repeated), ("missing", missing))
-        if names
+        f"{word} {', '.join(group)}"
+        for word, group in (("unknown", unknown), ("repeated", repeated), ("missing", missing))
+        if group
     ]
     if problems:
         raise ValueError(f"{order!r} has axes that are {'; '.join(problems)}")

@@ -8,6 +8,11 @@ torchrun numbers ranks node by node, so node = rank // gpus_per_node. Groups com
 order: by first rank, members ascending. Nothing here counts ranks one by one: a group whose members
 are evenly spaced is a `range`.
 
+An axis may be factored into several, whose groups lie inside its own (`factored`): tp as a grid of
+rows and columns for tensor parallelism in two dimensions. The same ranks may be numbered along
+other axes as well (`view`): Megatron's experts, with ep and edp where the dense layers have cp and
+dp.
+
 >>> t = Topology.of({"tp": 2, "dp": 2, "pp": 4}, gpus_per_node=8)
 >>> [list(group) for group in t.groups("tp")][:2], list(t.group(5, "pp"))
 ([[0, 1], [2, 3]], [1, 5, 9, 13])
@@ -17,26 +22,33 @@ are evenly spaced is a `range`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from math import lcm, prod
 
-from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS, parse_order
+from mpctl.axes import AXES, DEFAULT_ORDER, UNIONS, Axis, group_kinds, parse_order
 
 Group = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """sizes: ranks along each axis; order: axes fastest first; split_stage: where an encoder ends
-    and a decoder begins, when one pipeline holds both (its first stage needs the embedding too)."""
+    """Where every rank of a world sits along every axis.
+
+    sizes: number of ranks along each axis. order: the axes, fastest-varying first. gpus_per_node:
+    ranks on each node. split_stage: the pipeline stage at which an encoder ends and a decoder
+    begins, where one pipeline holds both (its first stage needs the embedding too). unions: names
+    for several axes together, such as mp = tp x pp; a name of one may be used wherever an axis is
+    asked for.
+    """
 
     sizes: Mapping[str, int]
     order: tuple[str, ...]
     gpus_per_node: int
     split_stage: int | None = None
+    unions: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: UNIONS)
 
     @classmethod
     def of(
@@ -46,11 +58,63 @@ class Topology:
         order: str = DEFAULT_ORDER,
         gpus_per_node: int | None = None,
         split_stage: int | None = None,
+        axes: Iterable[Axis] = AXES,
     ) -> Topology:
-        """Raises ValueError when the order is not one of the axes."""
-        full = {axis: sizes.get(axis, 1) for axis in AXIS_NAMES}
+        """The topology of these sizes, 1 for axes left out; one node where gpus_per_node is absent.
+
+        Raises ValueError when the order is not one of the axes.
+        """
+        full = {axis.name: sizes.get(axis.name, 1) for axis in axes}
         world = prod(full.values())
-        return cls(full, parse_order(order, full), gpus_per_node or world, split_stage)
+        return cls(full, parse_order(order, full, full), gpus_per_node or world, split_stage)
+
+    def factored(self, axis: str, parts: Mapping[str, int]) -> Topology:
+        """The same ranks with one axis split into several, the fastest-varying first.
+
+        The groups of `axis` stay what they were. Raises ValueError where the sizes of the parts do
+        not multiply to the size of the axis.
+
+        >>> grid = Topology.of({"tp": 4, "dp": 2}).factored("tp", {"col": 2, "row": 2})
+        >>> [list(group) for group in grid.groups("row")]
+        [[0, 2], [1, 3], [4, 6], [5, 7]]
+        >>> list(grid.group(6, "tp")), grid.coords(6)["row"], grid.coords(6)["col"]
+        ([4, 5, 6, 7], 1, 0)
+        """
+        if prod(parts.values()) != self.sizes[axis]:
+            text = " x ".join(f"{name} {size}" for name, size in parts.items())
+            raise ValueError(f"{text} is {prod(parts.values())}, and {axis} is {self.sizes[axis]}")
+        sizes: dict[str, int] = {}
+        for name, size in self.sizes.items():
+            sizes |= parts if name == axis else {name: size}
+        order = [part for name in self.order for part in (parts if name == axis else (name,))]
+        unions = {axis: tuple(parts)} | {
+            name: tuple(p for part in members for p in (parts if part == axis else (part,)))
+            for name, members in self.unions.items()
+        }
+        return replace(self, sizes=sizes, order=tuple(order), unions=unions)
+
+    def view(self, sizes: Mapping[str, int], *, order: str) -> Topology:
+        """The same ranks along other axes, whose sizes multiply to the world size.
+
+        Raises ValueError where they do not, or where the order does not name these axes.
+
+        >>> dense = Topology.of({"tp": 2, "dp": 8})
+        >>> experts = dense.view({"ep": 8, "edp": 2}, order="ep-edp")
+        >>> [list(group) for group in experts.groups("edp")][:2]
+        [[0, 8], [1, 9]]
+        """
+        if prod(sizes.values()) != self.world_size:
+            text = " x ".join(f"{name} {size}" for name, size in sizes.items())
+            raise ValueError(
+                f"{text} is {prod(sizes.values())}, and the world has {self.world_size} ranks"
+            )
+        parsed = parse_order(order, sizes, sizes)
+        return Topology(dict(sizes), parsed, self.gpus_per_node, unions={})
+
+    @cached_property
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        """Every group kind: each axis by itself, then the unions of several."""
+        return group_kinds(self.sizes, self.unions)
 
     @cached_property
     def world_size(self) -> int:
@@ -70,29 +134,34 @@ class Topology:
         return -(-self.world_size // self.gpus_per_node)
 
     def coords(self, rank: int) -> dict[str, int]:
-        return {axis: rank // self.strides[axis] % self.sizes[axis] for axis in AXIS_NAMES}
+        """Coordinate of a rank along every axis, in the order of `sizes`."""
+        return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
 
     def rank(self, **coords: int) -> int:
         """The rank at these coordinates; axes left out are 0."""
         return sum(self.strides[axis] * index for axis, index in coords.items())
 
     def node(self, rank: int) -> int:
+        """Number of the node that a rank runs on."""
         return rank // self.gpus_per_node
 
     def local_rank(self, rank: int) -> int:
+        """Number of a rank on its node, from 0."""
         return rank % self.gpus_per_node
 
     def group_size(self, *axes: str) -> int:
-        return prod(self.sizes[axis] for axis in axes)
+        """Number of ranks in one group over these axes or unions of axes."""
+        return prod(self.sizes[axis] for axis in self._single(axes))
 
     def group(self, rank: int, *axes: str) -> Group:
         """The ranks that differ from `rank` only along `axes`."""
-        coords = self.coords(rank)
-        base = rank - sum(coords[axis] * self.strides[axis] for axis in axes)
-        return self._members(base, axes)
+        single, coords = self._single(axes), self.coords(rank)
+        base = rank - sum(coords[axis] * self.strides[axis] for axis in single)
+        return self._members(base, single)
 
     def groups(self, *axes: str) -> list[Group]:
         """Every group over `axes`: all groups of a million ranks in tenths of a second."""
+        axes = self._single(axes)
         if self.group_size(*axes) == 1:
             return list(zip(range(self.world_size)))
         bases = self._offsets([axis for axis in self.order if axis not in axes])
@@ -106,11 +175,12 @@ class Topology:
     def find_group(self, kind: str, rank: int) -> Group | None:
         """The group of a kind (`tp`, `mp`, `embedding`, ...) that `rank` is in, if it is in one:
         a middle stage is in no embedding group."""
-        group = self._narrow(kind, self.group(rank, *GROUP_KINDS[kind]))
+        group = self._narrow(kind, self.group(rank, *self.kinds[kind]))
         return group if rank in group else None
 
     def kind_groups(self, kind: str) -> list[Group]:
-        groups = self.groups(*GROUP_KINDS[kind])
+        """Every group of a kind, by first rank."""
+        groups = self.groups(*self.kinds[kind])
         return groups if kind not in self._stages else [self._narrow(kind, g) for g in groups]
 
     def straddling(self, axis: str) -> tuple[list[Group], int]:
@@ -118,28 +188,29 @@ class Topology:
 
         Blocks and nodes repeat after lcm(block, node) ranks, so that one period is looked at.
         """
-        reach = self.strides[axis] * (self.sizes[axis] - 1)
-        block = self.strides[axis] * self.sizes[axis]
+        axes, size = self._single((axis,)), self.group_size(axis)
+        stride = min(self.strides[name] for name in axes)
+        reach, block = stride * (size - 1), stride * size
         if self.gpus_per_node % block == 0 or reach == 0:
             return [], 0
         period = min(lcm(block, self.gpus_per_node), self.world_size)
         bases = [
             start + inner
             for start in range(0, period, block)
-            for inner in range(self.strides[axis])
+            for inner in range(stride)
             if self.node(start + inner) != self.node(start + inner + reach)
         ]
         periods, rest = divmod(self.world_size, period)  # a last node may be partly used
         count = len(bases) * periods + sum(base < rest for base in bases)
         starts = range(0, self.world_size, period)[:4]
         first = [start + base for start in starts for base in bases][: min(4, count)]
-        return [self._members(base, (axis,)) for base in first], count
+        return [self._members(base, axes) for base in first], count
 
     @cached_property
     def _stages(self) -> dict[str, tuple[int, ...]]:
         """Which members of a pp group belong to the embedding kinds."""
         split = () if self.split_stage is None else (self.split_stage,)
-        last = self.sizes["pp"] - 1
+        last = self.group_size("pp") - 1
         return {
             "embedding": tuple(sorted({0, *split, last})),
             "position_embedding": tuple(sorted({0, *split})),
@@ -148,6 +219,13 @@ class Topology:
     def _narrow(self, kind: str, group: Group) -> Group:
         stages = self._stages.get(kind)
         return group if stages is None else tuple(group[stage] for stage in stages)
+
+    def _single(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """The axes that these names stand for: themselves, or those of a union."""
+        if all(axis in self.sizes for axis in axes):
+            return tuple(axes)
+        members = (self.unions.get(axis, (axis,)) for axis in axes)
+        return tuple(dict.fromkeys(name for names in members for name in names))
 
     def _members(self, base: int, axes: Sequence[str]) -> Group:
         spacing = self._spacing(axes)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS, parse_order
+from mpctl.axes import AXES, AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS, Axis, parse_order
+from mpctl.planning.document import plan_document, rank_document
+from mpctl.planning.plan import make_plan
+from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.parallel import ParallelSpec
+from mpctl.topology import Topology
 
 BUSY = dict.fromkeys(AXIS_NAMES, 2)
 
@@ -43,3 +48,19 @@ def test_a_bad_order_says_what_is_wrong_with_it(order: str, problem: str) -> Non
 def test_group_kinds_are_made_of_axes() -> None:
     assert all(set(axes) <= set(AXIS_NAMES) for axes in GROUP_KINDS.values())
     assert GROUP_KINDS["mp"] == ("tp", "pp")
+
+
+def test_an_axis_is_one_row() -> None:
+    """A toy axis between dp and pp: the rank law, its groups and the plan's JSON follow."""
+    toy = Axis("xp", "toy", "nothing", "nothing")
+    topology = Topology.of(
+        {"tp": 2, "xp": 2, "pp": 2}, axes=(*AXES, toy), order="tp-xp-pp", gpus_per_node=4
+    )
+    assert [list(group) for group in topology.groups("xp")] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert topology.coords(6) == {"tp": 0, "cp": 0, "dp": 0, "pp": 1, "xp": 1}
+    job = complete(JobSpec(parallel=ParallelSpec(tp=2, dp=2, pp=2)))
+    document = plan_document(make_plan(job), topology, kinds=None, ranks=True)
+    assert document["groups"]["xp"] == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert document["order"] == "tp-xp-pp-cp-dp"
+    assert document["ranks"][6]["coords"]["xp"] == 1
+    assert "xp" in rank_document(make_plan(job), topology, 6)["groups"]

@@ -111,3 +111,33 @@ def test_megatron_core_has_the_same_groups() -> None:
         topology = Topology.of({"tp": tp, "cp": cp, "dp": dp, "pp": pp}, order=order)
         for kind in (*AXIS_NAMES, "tp-pp", "tp-cp", "dp-cp", "tp-dp-cp"):
             assert lists(topology, *kind.split("-")) == generator.get_ranks(kind), (order, kind)
+
+
+EXPERTS = json.loads((Path(__file__).parent / "recorded" / "expert_groups.json").read_text("utf-8"))
+DENSE, EXPERT = ("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")
+
+
+@pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
+def test_experts_are_a_view_of_the_same_ranks(case: dict[str, Any]) -> None:
+    """Megatron's second order: the dense one without cp, with etp, ep and edp for tp and dp."""
+    order = case["order"].split("-")
+    dense = Topology.of(
+        {axis: case[axis] for axis in DENSE}, order="-".join(a for a in order if a != "ep")
+    )
+    names = {"tp": "etp", "dp": "edp"}
+    experts = dense.view(
+        {axis: case[axis] for axis in EXPERT},
+        order="-".join(names.get(axis, axis) for axis in order if axis != "cp"),
+    )
+    for kind, groups in case["groups"].items():
+        axes = kind.split("-")
+        of_experts = bool({"etp", "ep", "edp"} & set(axes))
+        assert lists(experts if of_experts else dense, *axes) == groups, kind
+
+
+def test_a_view_holds_every_rank_once() -> None:
+    dense = Topology.of({"tp": 2, "dp": 4})
+    with pytest.raises(ValueError, match="ep 3 x edp 2 is 6, and the world has 8 ranks"):
+        dense.view({"ep": 3, "edp": 2}, order="ep-edp")
+    with pytest.raises(ValueError, match="unknown dp"):
+        dense.view({"ep": 4, "edp": 2}, order="ep-dp")

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import permutations, product
 from math import prod
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
 from mpctl.planning.document import group_summary
+from mpctl.sharding import divisors
 from mpctl.topology import Topology
 
 ORDERS = ["-".join(order) for order in permutations(AXIS_NAMES)]
@@ -141,3 +143,28 @@ def test_axes_of_size_one_may_be_left_out_of_the_order(case: Case, data: st.Data
         return
     short = Topology.of(sizes, order="-".join(named))
     assert [short.coords(rank) for rank in range(short.world_size)] == case.coords
+
+
+@given(cases(), st.sampled_from(AXIS_NAMES), st.data())
+def test_a_factored_axis_keeps_every_group_and_has_groups_inside_it(
+    case: Case, axis: str, data: st.DataObject
+) -> None:
+    topology = case.topology
+    rows = data.draw(st.sampled_from(divisors(topology.sizes[axis])))
+    columns = topology.sizes[axis] // rows
+    grid = topology.factored(axis, {"row": rows, "col": columns})
+    for kind in topology.kinds:
+        listed = [list(group) for group in topology.kind_groups(kind)]
+        assert [list(group) for group in grid.kind_groups(kind)] == listed
+    assert [list(g) for g in grid.groups("row", "col")] == case.groups([axis])
+    assert grid.straddling(axis) == topology.straddling(axis)
+    for group in grid.groups("row"):
+        assert len(group) == rows
+        (around,) = {tuple(topology.group(rank, axis)) for rank in group}
+        at = around.index(group[0])
+        assert list(group) == list(around[at : at + rows])
+
+
+def test_the_parts_of_an_axis_multiply_to_it() -> None:
+    with pytest.raises(ValueError, match="row 2 x col 2 is 4, and tp is 6"):
+        Topology.of({"tp": 6}).factored("tp", {"row": 2, "col": 2})

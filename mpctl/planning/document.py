@@ -50,7 +50,7 @@ def plan_document(
     """kinds None lists everything a small world has and a summary of a large one."""
     small = topology.world_size <= LISTED_RANKS
     list_groups = small or kinds is not None
-    chosen = tuple(GROUP_KINDS) if kinds is None else kinds
+    chosen = tuple(topology.kinds) if kinds is None else kinds
     document: dict[str, Any] = {
         "schema": "mpctl.plan/1",
         "fits": plan.fits,
@@ -82,7 +82,7 @@ def plan_document(
 
 def group_summary(topology: Topology, kind: str) -> dict[str, Any]:
     """Count, size, first and last group of a kind, by arithmetic."""
-    bases = GROUP_KINDS[kind]
+    bases = topology.kinds[kind]
     first = topology.find_group(kind, 0) or ()
     last_rank = max(topology.group(topology.world_size - 1, *bases)) - (
         0 if kind != "position_embedding" else topology.strides["pp"] * (topology.sizes["pp"] - 1)
@@ -130,7 +130,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
             f"{rank} is not a rank of this world of {plural(topology.world_size, 'rank')}",
             f"use 0 to {last}",
         )
-    groups = {kind: topology.find_group(kind, rank) for kind in GROUP_KINDS}
+    groups = {kind: topology.find_group(kind, rank) for kind in topology.kinds}
     return {
         "schema": "mpctl.rank/1",
         "world_size": topology.world_size,

@@ -7,10 +7,12 @@ holds no blanks; it never decides whether the job is legal: that is validate.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, StrictModel, Timeout
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.model import ModelSpec, chosen
@@ -113,10 +115,12 @@ class JobSpec(StrictModel):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Size of every axis; dp as given, else as many replicas as the world holds."""
+        """Ranks along every axis; where dp is open, as many replicas as the world holds."""
         p = self.parallel
-        inner = p.tp * p.cp * p.pp
-        return {"tp": p.tp, "cp": p.cp, "dp": p.dp or max(1, self.world_size // inner), "pp": p.pp}
+        sizes = {axis: getattr(p, axis, 1) or 1 for axis in AXIS_NAMES}
+        if not p.dp:
+            sizes["dp"] = max(1, self.world_size // prod(sizes.values()))
+        return sizes
 
     @property
     def num_microbatches(self) -> int:
