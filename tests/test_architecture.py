@@ -160,7 +160,7 @@ def test_torch_numpy_and_rich_stay_in_their_rooms(module: Module) -> None:
         if stack == "rich":
             assert module.room == "render", f"{module.at(node)}: rich outside render/"
         if stack in DRAWING:
-            room = "launch" if stack == "tensorboard" else "render"
+            room = "rundir" if stack == "tensorboard" else "render"
             assert module.room == room and is_lazy(node), f"{module.at(node)}: {stack}"
 
 

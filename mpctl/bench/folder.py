@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpctl.errors import Issue
+from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.marker import is_launched
-from mpctl.rundir.rundir import RunDir, unusable
 
 NAME, REPORT, DATA = ".mpctl-bench", "report.json", "data"
 SCHEMA = "mpctl.bench.scaling/1"
@@ -39,7 +39,7 @@ def take_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / NAME).write_text("", "utf-8")
     except OSError as error:
-        raise unusable(out, error) from None
+        raise cannot_write(out, error) from None
 
 
 def _clear(out: Path) -> None:

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 from mpctl.bench.folder import REPORT, check_folder, take_folder
 from mpctl.bench.scaling import Case, Timing, timing_of
 from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.machine import Machine, this_machine
-from mpctl.launch.plan import LaunchPlan, plan_launch
 from mpctl.launch.preflight import check_launch, launch_warnings
-from mpctl.launch.start import Progress, prepare_data, start
+from mpctl.launch.set_up import Progress, prepare_data, set_up_run
 from mpctl.launch.supervise import run_launch
 from mpctl.planning.plan import Plan
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 
 MakePlan = Callable[[Mapping[str, Any]], Plan]
 
@@ -107,7 +107,7 @@ def _run_one(
     launch: LaunchPlan, path: Path, title: str, open_view: OpenView
 ) -> list[dict[str, Any]]:
     own = replace(launch, run=RunDir(path))
-    start(own, overwrite=True, resume=False, on_progress=lambda *_: None)
+    set_up_run(own, overwrite=True, resume=False, on_progress=lambda *_: None)
     with open_view(title, own) as view:
         outcome = run_launch(own, view.record, view.event)
     if outcome.status == "stopped":

@@ -65,7 +65,7 @@ def scaling(
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.tasks import TaskBar
-    from mpctl.rundir.rundir import free_run_dir
+    from mpctl.rundir.directory import free_run_dir
 
     chosen: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
     own = job.with_default("training.steps", DEFAULT_STEPS)

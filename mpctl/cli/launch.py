@@ -12,10 +12,10 @@ import typer
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
-    from mpctl.launch.plan import LaunchPlan
+    from mpctl.launch.launch_plan import LaunchPlan
     from mpctl.launch.resume import Resumption
     from mpctl.planning.plan import Plan
-    from mpctl.rundir.rundir import RunDir
+    from mpctl.rundir.directory import RunDir
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -82,19 +82,19 @@ def launch(
         _print_dry_run(prepared, as_json=as_json)
         return
     from mpctl.cli.stop import ended_by_signals
-    from mpctl.launch.account import summarise, write_summary
     from mpctl.launch.follow import follow
-    from mpctl.launch.start import start
+    from mpctl.launch.set_up import set_up_run
+    from mpctl.launch.summary import summarise, write_summary
     from mpctl.launch.supervise import run_launch
     from mpctl.render.data import data_warnings
     from mpctl.render.json import print_json
     from mpctl.render.run import RunView, print_failure, print_summary
     from mpctl.render.tasks import TaskBar
-    from mpctl.rundir.records import foreign_lines, foreign_text
+    from mpctl.rundir.metrics import foreign_lines, foreign_text
 
     with run.held():
         with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
-            data = start(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
+            data = set_up_run(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
         print_warnings(data_warnings(data))
         launched = prepared.job
         with RunView(
@@ -154,7 +154,7 @@ def _resolve(
     """The plan and the run directory; a resumed run brings its own job."""
     from mpctl.errors import InputError
     from mpctl.launch.preflight import check_run_dir
-    from mpctl.rundir.rundir import RunDir, free_run_dir
+    from mpctl.rundir.directory import RunDir, free_run_dir
 
     if resume and overwrite:
         raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other")
@@ -205,7 +205,7 @@ def _require_same_model(plan: Plan, resumption: Resumption) -> None:
 
 def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
     """A run that has trained all its steps is left as it is."""
-    from mpctl.launch.account import finished_document
+    from mpctl.launch.summary import finished_document
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
 
@@ -220,8 +220,8 @@ def _check(
 ) -> LaunchPlan:
     """Every reason not to start, at once; else what to start."""
     from mpctl.errors import InputError
+    from mpctl.launch.launch_plan import plan_launch, resolved
     from mpctl.launch.machine import this_machine
-    from mpctl.launch.plan import plan_launch, resolved
     from mpctl.launch.preflight import (
         check_launch,
         check_replaced,

@@ -86,13 +86,15 @@ def sample(
     is written to the run, which may be training meanwhile.
     """
     from mpctl.launch.machine import this_machine
-    from mpctl.launch.sample import Settings, plan_sampling, sample_document
+    from mpctl.launch.sample import SamplingSettings, plan_sampling, sample_document
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.sample import SampleView, print_footer
     from mpctl.render.tasks import PATIENCE, TaskBar
 
-    settings = Settings(max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size)
+    settings = SamplingSettings(
+        max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size
+    )
     given = read_prompts(prompt or [], prompts)
     with TaskBar(after=PATIENCE, lines=not as_json) as bar:
         sampling = plan_sampling(

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpctl.launch.watch import Trouble, stopped_text
-from mpctl.rundir.rundir import RunDir
+from mpctl.launch.watch import HangReport, stopped_text
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -32,7 +32,7 @@ WATCHDOG = "Watchdog caught collective operation timeout"
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AttemptEvidence:
     """What the supervisor saw of an attempt.
 
     code: torchrun's exit code, None where the supervisor ended it; stopped: ranks whose process was
@@ -42,7 +42,7 @@ class Evidence:
 
     code: int | None = None
     stopped: tuple[int, ...] = ()
-    trouble: Trouble | None = None
+    trouble: HangReport | None = None
     memory_kills: int = 0
 
 
@@ -65,7 +65,7 @@ class Failure:
 
 
 def find_failure(
-    run: RunDir, job: JobSpec, world_size: int, evidence: Evidence = Evidence()
+    run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence = AttemptEvidence()
 ) -> Failure:
     """The most likely cause: a real error, a stopped rank, what the supervisor saw, a rank that
     ended without a record, else the first echo."""
@@ -123,7 +123,7 @@ def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: 
     return Failure(rank, coords, error, doing, str(log), _tail(log))
 
 
-def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: Evidence) -> str:
+def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: AttemptEvidence) -> str:
     code = codes.get(rank)
     if _innocence(run, rank, codes) == 3:
         return f"waited for its peers until the time-out (NCCL: {WATCHDOG})"
@@ -136,7 +136,7 @@ def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: Evidence) -
     return f"killed by signal {-code} ({_signal_name(-code)}{_memory_hint(-code, evidence)})"
 
 
-def _torchrun_ending(evidence: Evidence, *, has_started: bool) -> str:
+def _torchrun_ending(evidence: AttemptEvidence, *, has_started: bool) -> str:
     """What is known when no rank left anything."""
     when = "with its ranks" if has_started else "before its ranks had started"
     if evidence.code is not None and evidence.code < 0:
@@ -147,7 +147,7 @@ def _torchrun_ending(evidence: Evidence, *, has_started: bool) -> str:
     return f"torchrun ended {when}{why}"
 
 
-def _memory_hint(number: int, evidence: Evidence) -> str:
+def _memory_hint(number: int, evidence: AttemptEvidence) -> str:
     if evidence.memory_kills:
         return f": {OUT_OF_MEMORY}"
     return ", often the kernel short of memory" if number == signal.SIGKILL else ""

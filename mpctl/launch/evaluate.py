@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine
-from mpctl.launch.model import Trained, open_trained
-from mpctl.launch.task import Answer, answers, laid_out
+from mpctl.launch.task import Answer, task_answers, task_job
 from mpctl.launch.tokenizers import mean_other_text
+from mpctl.launch.trained_model import TrainedModel, open_trained
 from mpctl.launch.verify import Progress, unseen
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
 SplitName = Literal["train", "validation"]
@@ -43,7 +43,7 @@ class EvalCorpus:
 class Evaluation:
     """Everything that is asked, checked, before a worker starts."""
 
-    trained: Trained
+    trained: TrainedModel
     job: JobSpec
     corpora: tuple[EvalCorpus, ...]
     samples: int | None
@@ -55,7 +55,7 @@ class Evaluation:
         found: list[Answer] = []
         with _tokenized(self.corpora, on_progress) as prefixes:
             on_progress("load the model", 0, 1)
-            with answers(self.job, self._request(prefixes)) as said:
+            with task_answers(self.job, self._request(prefixes)) as said:
                 for answer in said:
                     if answer["event"] == "loaded":
                         on_progress("load the model", 1, 1)
@@ -115,7 +115,7 @@ def plan_evaluation(
     if issues:
         raise InputError(issues)
     job = _resized(trained.job, micro_batch, seq_length)
-    job = laid_out(job, machine, dict(sizes or {}), device=device, dtype=dtype)
+    job = task_job(job, machine, dict(sizes or {}), device=device, dtype=dtype)
     unknown = "the model has no tokenizer beside it: whether the data's is its own is not checked"
     warnings = (*trained.warnings, *(() if found else (unknown,)))
     return Evaluation(trained, job, tuple(corpora), samples, warnings)
@@ -156,7 +156,7 @@ def _perplexity(family: str, loss: float) -> float | None:
 
 
 def _corpora(
-    trained: Trained, data: Sequence[str], tokenizer: Path | None, split: SplitName
+    trained: TrainedModel, data: Sequence[str], tokenizer: Path | None, split: SplitName
 ) -> tuple[list[EvalCorpus], list[Issue]]:
     found: list[EvalCorpus] = []
     issues: list[Issue] = []
@@ -176,7 +176,7 @@ def _corpora(
     return found, issues
 
 
-def _own_data(trained: Trained, split: SplitName) -> Iterator[tuple[str, Path]]:
+def _own_data(trained: TrainedModel, split: SplitName) -> Iterator[tuple[str, Path]]:
     """The data that the run trained and validated on, by name."""
     if trained.run is None:
         return
@@ -195,7 +195,7 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _corpus(
-    trained: Trained, name: str, path: Path, tokenizer: Path | None, split: SplitName, *,
+    trained: TrainedModel, name: str, path: Path, tokenizer: Path | None, split: SplitName, *,
     is_own: bool,
 ) -> EvalCorpus:  # fmt: skip
     """One corpus, prepared or of text files. Raises InputError."""
@@ -231,7 +231,7 @@ def _raw(
     return EvalCorpus(name, path, tokenizer, size(load(tokenizer)), None)
 
 
-def _recorded(trained: Trained, name: str) -> float | None:
+def _recorded(trained: TrainedModel, name: str) -> float | None:
     """The loss of one corpus that the training noted at the checkpoint's step."""
     assert trained.run is not None
     for record in RunDir(trained.run).records():

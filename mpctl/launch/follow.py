@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from mpctl.launch.events import EventFiles
-from mpctl.launch.metrics_csv import CsvFile
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.event_files import EventFiles
+from mpctl.rundir.metrics_csv import CsvFile
 from mpctl.rundir.scalars import Record
 from mpctl.spec.job import JobSpec
 
 OnRecord = Callable[[Record], None]
 
 
-class Sink(Protocol):
+class MetricsSink(Protocol):
     """Another form of metrics.jsonl."""
 
     def rebuild(self, records: Iterable[Record]) -> None: ...
@@ -32,11 +32,11 @@ class Sink(Protocol):
 
 
 @dataclass
-class Follower:
+class MetricsFollower:
     """Takes each record of a run as it comes and hands it to `then`; last: the step taken last."""
 
     run: RunDir
-    sinks: list[tuple[str, Sink]]
+    sinks: list[tuple[str, MetricsSink]]
     on_event: Callable[[str], None]
     then: OnRecord
     last: int | None = None
@@ -59,12 +59,14 @@ class Follower:
         self.then(record)
 
 
-def follow(run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord) -> Follower:
+def follow(
+    run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord
+) -> MetricsFollower:
     """Writes what `launch.csv` and `launch.tensorboard` ask for; with neither it only hands on."""
-    sinks: list[tuple[str, Sink]] = []
+    sinks: list[tuple[str, MetricsSink]] = []
     if job.launch.csv:
         corpora = (f"validation_loss/{name}" for name in job.data.validation)
         sinks.append(("metrics.csv", CsvFile(run.path / "metrics.csv", tuple(corpora))))
     if job.launch.tensorboard:
         sinks.append(("tensorboard", EventFiles(run.path / "tensorboard")))
-    return Follower(run, sinks, on_event, then)
+    return MetricsFollower(run, sinks, on_event, then)

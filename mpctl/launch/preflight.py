@@ -17,14 +17,20 @@ from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.t5.special import target_length
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.events import missing_tensorboard
 from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan
-from mpctl.rundir.rundir import RunDir, unusable
-from mpctl.rundir.shards import MANIFEST, checkpoint_bytes, checkpoints, damage, newest_checkpoint
+from mpctl.rundir.checkpoints import (
+    MANIFEST,
+    checkpoint_bytes,
+    damage,
+    list_checkpoints,
+    newest_checkpoint,
+)
+from mpctl.rundir.directory import RunDir, cannot_write
+from mpctl.rundir.event_files import missing_tensorboard
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.units import bytes_text, plural
@@ -91,7 +97,7 @@ def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
         else:
             run.require_free()
     except OSError as error:
-        raise unusable(run.path, error) from None
+        raise cannot_write(run.path, error) from None
 
 
 def launch_warnings(
@@ -159,7 +165,9 @@ def _disk(plan: Plan, run: RunDir, done: int, *, replaced: bool) -> Iterator[Iss
     usage = shutil.disk_usage(place)
     free = usage.free
     if replaced and place == run.path:
-        free += sum(checkpoint_bytes(path) for _, path in checkpoints(run.path / "checkpoints"))
+        free += sum(
+            checkpoint_bytes(path) for _, path in list_checkpoints(run.path / "checkpoints")
+        )
     if copies * each <= free or not usage.total:  # 0: a file system that does not tell
         return
     few = "training.keep_last 1, " if copies > 2 else ""

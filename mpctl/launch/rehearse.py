@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import DOES_NOT_FIT, InputError, Issue, RunFailed
-from mpctl.launch.account import STATES, ours, planned_traffic
+from mpctl.launch.launch_plan import resolved
 from mpctl.launch.machine import Machine
-from mpctl.launch.plan import resolved
 from mpctl.launch.preflight import check_launch
+from mpctl.launch.summary import STATES, plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
@@ -62,7 +62,7 @@ def rehearse(
 ) -> dict[str, Any]:
     """Schema mpctl.rehearsal/1; on_account is told of each rank as it is done."""
     began, job = time.perf_counter(), resolved(plan, machine)
-    plan = ours(plan)
+    plan = plan_as_launched(plan)
     found = []
     for account in _accounts(job, ranks):
         found.append(_beside_plan(account, plan))

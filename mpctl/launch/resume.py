@@ -14,9 +14,9 @@ from pathlib import Path
 
 from mpctl.errors import Issue
 from mpctl.launch.verify import Progress, newest_verified
-from mpctl.rundir.records import foreign_lines, foreign_text
-from mpctl.rundir.rundir import RunDir
-from mpctl.rundir.shards import DOCUMENTS, checkpoints
+from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.metrics import foreign_lines, foreign_text
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import TrainingSpec
@@ -65,7 +65,7 @@ class Resumption:
 
 def find_resumption(run: RunDir, on_progress: Progress) -> Resumption:
     """Look at a run's checkpoints, newest first, until one is whole; about a second a GB."""
-    saved = checkpoints(run.path / "checkpoints")
+    saved = list_checkpoints(run.path / "checkpoints")
     found, broken = newest_verified(saved, on_progress)
     step, folder = found or (0, None)
     damaged = tuple((path, tuple(issues)) for path, issues in broken)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.machine import Machine
-from mpctl.launch.model import Trained, open_trained
-from mpctl.launch.task import Answer, answers, laid_out
+from mpctl.launch.task import Answer, task_answers, task_job
+from mpctl.launch.trained_model import TrainedModel, open_trained
 from mpctl.launch.verify import Progress, unseen
 from mpctl.spec.job import JobSpec
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplingSettings:
     """How texts are written. temperature 0 takes the likeliest token at each place; stop: strings
     that end a text and are no part of it."""
 
@@ -52,7 +52,7 @@ class Settings:
 
 
 @dataclass
-class Sample:
+class WrittenText:
     """One prompt and what has been written for it. blanks: tokens by blank (one for gpt and t5);
     seconds: from the begin of its batch to its last token."""
 
@@ -105,25 +105,25 @@ class Sample:
         return text
 
 
-OnProgress = Callable[[Sequence[Sample]], None]
+OnProgress = Callable[[Sequence[WrittenText]], None]
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Everything that is asked, checked, before a worker starts."""
 
-    trained: Trained
+    trained: TrainedModel
     job: JobSpec
     encoder: PromptEncoder
-    settings: Settings
-    samples: list[Sample]
+    settings: SamplingSettings
+    samples: list[WrittenText]
     warnings: tuple[str, ...]
 
     def run(self, on_progress: OnProgress) -> float:
         """Write all texts; on_progress sees them whenever something was written, and first when
         the model is loaded. Returns the seconds of writing, without those of loading."""
         began = time.perf_counter()
-        with answers(self.job, self._request()) as said:
+        with task_answers(self.job, self._request()) as said:
             for answer in said:
                 if answer["event"] == "loaded":
                     began = time.perf_counter()
@@ -136,7 +136,7 @@ class Sampling:
             raise RunFailed("the workers ended before all texts did")
         return time.perf_counter() - began
 
-    def text_of(self, sample: Sample) -> str:
+    def text_of(self, sample: WrittenText) -> str:
         """What was written; of a model that fills blanks, the prompt with them filled."""
         from mpctl.data.prompts import filled_text
 
@@ -157,7 +157,7 @@ class Sampling:
 
 
 def plan_sampling(
-    path: Path, prompts: Sequence[str], settings: Settings, machine: Machine, *,
+    path: Path, prompts: Sequence[str], settings: SamplingSettings, machine: Machine, *,
     step: int | None = None, tokenizer: Path | None = None, tp: int = 1, device: str = "auto",
     dtype: str | None = None, on_verify: Progress = unseen,
 ) -> Sampling:  # fmt: skip
@@ -173,7 +173,7 @@ def plan_sampling(
                             "which end by a token of their own", "leave it out"))  # fmt: skip
     if issues:
         raise InputError(issues)
-    job = laid_out(trained.job, machine, {"tp": tp}, device=device, dtype=dtype)
+    job = task_job(trained.job, machine, {"tp": tp}, device=device, dtype=dtype)
     found = find_tokenizer(tokenizer) if tokenizer is not None else trained.tokenizer
     assert found is not None
     encoder = PromptEncoder(
@@ -181,13 +181,13 @@ def plan_sampling(
     )
     encoded = encoder.encode(prompts, max_tokens=settings.max_tokens)
     samples = [
-        Sample(prompt, each, TextStream(encoder.tokenizer, each.tokens), settings.stop)
+        WrittenText(prompt, each, TextStream(encoder.tokenizer, each.tokens), settings.stop)
         for prompt, each in zip(prompts, encoded, strict=True)
     ]
     return Sampling(trained, job, encoder, settings, samples, _warnings(trained, encoded))
 
 
-def _no_tokenizer(trained: Trained, given: Path | None) -> list[Issue]:
+def _no_tokenizer(trained: TrainedModel, given: Path | None) -> list[Issue]:
     if given is not None or trained.tokenizer is not None:
         return []
     message = f"there is no tokenizer.json beside {trained.origin}"
@@ -195,7 +195,7 @@ def _no_tokenizer(trained: Trained, given: Path | None) -> list[Issue]:
     return [Issue("no-tokenizer", "--tokenizer", message, hint)]
 
 
-def _warnings(trained: Trained, encoded: Sequence[Encoded]) -> tuple[str, ...]:
+def _warnings(trained: TrainedModel, encoded: Sequence[Encoded]) -> tuple[str, ...]:
     model = trained.model
     longest = max((len(each.tokens) + each.limit for each in encoded), default=0)
     if model.family != "gpt" or model.position == "learned" or longest <= model.seq_length:

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from mpctl.launch.cgroup import memory_kills
-from mpctl.launch.diagnose import Evidence, Failure, find_failure, port_was_taken
-from mpctl.launch.plan import LAUNCHER, LaunchPlan
+from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, port_was_taken
+from mpctl.launch.launch_plan import LAUNCHER, LaunchPlan
 from mpctl.launch.port import HOST, free_port
 from mpctl.launch.processes import ProcessTree, kill_tree
-from mpctl.launch.saves import Saves
+from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.marker import COMMAND
-from mpctl.rundir.records import parse_record
+from mpctl.rundir.metrics import parse_record
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS = 10.0
@@ -41,7 +41,7 @@ OnEvent = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended; signal is the one that stopped it."""
 
     status: Literal["finished", "stopped", "failed"]
@@ -76,34 +76,34 @@ class StopRequests:
         self.received.append(number)
 
 
-def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> Outcome:
+def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> RunOutcome:
     """Run to the end, over as many attempts as the job allows."""
     run, attempts = plan.run, plan.job.launch.max_restarts + 1
     with StopRequests().listening() as stops:
         for attempt in range(1, attempts + 1):
             ended = _attempt(plan, stops, on_record, on_event)
             if ended.code == 0 and run.last_step() >= plan.job.training.steps:
-                return Outcome("finished", attempt)
+                return RunOutcome("finished", attempt)
             if stops.received or (ended.code == 0 and run.stop.exists()):
-                return Outcome("stopped", attempt, next(iter(stops.received), None))
+                return RunOutcome("stopped", attempt, next(iter(stops.received), None))
             failure = find_failure(run, plan.job, plan.world_size, ended.evidence)
             if attempt == attempts:
-                return Outcome("failed", attempt, failure=failure)
+                return RunOutcome("failed", attempt, failure=failure)
             on_event(f"{failure}; starting again from step {run.last_checkpoint()}")
     raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptResult:
     """How one torchrun ended."""
 
     code: int
-    evidence: Evidence
+    evidence: AttemptEvidence
 
 
 def _attempt(
     plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
-) -> Ended:
+) -> AttemptResult:
     """One torchrun; a second one, on another port, when the first found its port taken."""
     ended = _run_torchrun(plan, stops, on_record, on_event)
     if ended.code and not stops.received and port_was_taken(plan.run):
@@ -114,7 +114,7 @@ def _attempt(
 
 def _run_torchrun(
     plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
-) -> Ended:
+) -> AttemptResult:
     """One torchrun from start to end."""
     for words in plan.run.begin_attempt():
         on_event(words)
@@ -123,8 +123,8 @@ def _run_torchrun(
         process = _spawn(plan, log, port)
         plan.run.torchrun_pid.write_text(str(process.pid))  # a worker starts a second from now
         family, reader = ProcessTree(process.pid, plan.world_size), RecordReader(plan.run.metrics)
-        saves = Saves(plan.run, plan.world_size, on_event)
-        failing = Failing(plan, family)
+        saves = SaveMonitor(plan.run, plan.world_size, on_event)
+        failing = FailureGracePeriod(plan, family)
         watch = RunWatch(plan.run, family, plan.job.launch, address=f"{HOST}:{port}")
         try:
             while process.poll() is None and failing.may_last() and watch.finds_nothing():
@@ -139,8 +139,8 @@ def _run_torchrun(
             plan.run.end_attempt()
             plan.run.torchrun_pid.unlink(missing_ok=True)
         reader.deliver(on_record)
-    evidence = Evidence(code, failing.stopped_ranks, watch.trouble, memory_kills() - kills)
-    return Ended(process.wait(), evidence)
+    evidence = AttemptEvidence(code, failing.stopped_ranks, watch.trouble, memory_kills() - kills)
+    return AttemptResult(process.wait(), evidence)
 
 
 def _spawn(plan: LaunchPlan, log: BinaryIO, port: int) -> subprocess.Popen[bytes]:
@@ -154,7 +154,11 @@ def _spawn(plan: LaunchPlan, log: BinaryIO, port: int) -> subprocess.Popen[bytes
 
 
 def _may_go_on(
-    plan: LaunchPlan, stops: StopRequests, reader: RecordReader, saves: Saves, on_event: OnEvent
+    plan: LaunchPlan,
+    stops: StopRequests,
+    reader: RecordReader,
+    saves: SaveMonitor,
+    on_event: OnEvent,
 ) -> bool:
     """After a stop was asked for: whether the ranks still have time to finish their step, or get on
     with saving."""
@@ -171,7 +175,7 @@ def _may_go_on(
 
 
 @dataclass
-class Failing:
+class FailureGracePeriod:
     """How long a run may last once one of its ranks has failed."""
 
     plan: LaunchPlan

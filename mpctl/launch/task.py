@@ -36,7 +36,7 @@ CHECKED = ("world-fits-machine", "not-run-yet")
 Answer = dict[str, Any]
 
 
-def laid_out(
+def task_job(
     job: JobSpec, machine: Machine, sizes: dict[str, int], *, device: str, dtype: str | None
 ) -> JobSpec:
     """The job as its workers run it: this layout on this machine, nothing recomputed or dropped.
@@ -65,7 +65,7 @@ def laid_out(
 
 
 @contextmanager
-def answers(job: JobSpec, request: Answer) -> Iterator[Iterator[Answer]]:
+def task_answers(job: JobSpec, request: Answer) -> Iterator[Iterator[Answer]]:
     """The workers' answers as they come; leaving the block ends the workers.
 
     Raises InputError where a worker refused its input, RunFailed where one failed, SystemExit after

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from mpctl.errors import Issue
-from mpctl.rundir.shards import checkpoint_bytes, newest_whole
+from mpctl.rundir.checkpoints import checkpoint_bytes, newest_whole
 
 Progress = Callable[[str, int, int], None]
 

@@ -18,7 +18,7 @@ import psutil
 
 from mpctl.launch.processes import ProcessTree
 from mpctl.rundir.breadcrumb import JOINED, JOINING, BreadcrumbState
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import LaunchSpec
 
 LOOK_SECONDS = 1.0
@@ -26,7 +26,7 @@ STOPPED_LOOKS = 5
 
 
 @dataclass(frozen=True)
-class Trouble:
+class HangReport:
     """Why an attempt is ended from outside; rank None: not the fault of one rank."""
 
     rank: int | None
@@ -40,7 +40,7 @@ class RunWatch:
         self, run: RunDir, family: ProcessTree, launch: LaunchSpec, *, address: str
     ) -> None:
         self.run, self.family, self.launch, self.address = run, family, launch, address
-        self.trouble: Trouble | None = None
+        self.trouble: HangReport | None = None
         self.next_look = 0.0
         self.has_started = False
         self.progress: tuple[int, ...] = ()
@@ -56,15 +56,15 @@ class RunWatch:
             self.trouble = self.look()
         return self.trouble is None
 
-    def look(self) -> Trouble | None:
+    def look(self) -> HangReport | None:
         self.family.find()
         trails = [self.run.trail(rank) for rank in range(self.family.world_size)]
-        checks: tuple[Callable[[list[BreadcrumbState]], Trouble | None], ...] = (
+        checks: tuple[Callable[[list[BreadcrumbState]], HangReport | None], ...] = (
             self._stopped, self._start, self._silent,
         )  # fmt: skip
         return next((found for check in checks if (found := check(trails))), None)
 
-    def _stopped(self, trails: list[BreadcrumbState]) -> Trouble | None:
+    def _stopped(self, trails: list[BreadcrumbState]) -> HangReport | None:
         for rank in (None, *sorted(self.family.ranks)):
             is_stopped = self.family.state(rank) == psutil.STATUS_STOPPED
             self.stopped[rank] = self.stopped[rank] + 1 if is_stopped else 0
@@ -72,10 +72,10 @@ class RunWatch:
         if not found:
             return None
         ranks = sorted(rank for rank in found if rank is not None)
-        return Trouble(ranks[0], stopped_text(ranks)) if ranks else Trouble(
+        return HangReport(ranks[0], stopped_text(ranks)) if ranks else HangReport(
             None, "torchrun, which runs the ranks, is stopped (SIGSTOP)")  # fmt: skip
 
-    def _start(self, trails: list[BreadcrumbState]) -> Trouble | None:
+    def _start(self, trails: list[BreadcrumbState]) -> HangReport | None:
         """Until all ranks have joined: whether the start still comes forward."""
         starts = [trail.start for trail in trails]
         if self.has_started or min(starts) >= JOINED:
@@ -86,10 +86,10 @@ class RunWatch:
         self.progress = progress
         if self.start_looks * LOOK_SECONDS < self.launch.start_seconds:
             return None
-        return Trouble(None, f"the start made no progress for {self.launch.start_seconds:g} s "
+        return HangReport(None, f"the start made no progress for {self.launch.start_seconds:g} s "
                        f"(launch.start_seconds): {_missing(starts)} {self.address}")  # fmt: skip
 
-    def _silent(self, trails: list[BreadcrumbState]) -> Trouble | None:
+    def _silent(self, trails: list[BreadcrumbState]) -> HangReport | None:
         """A rank without a heartbeat that uses no processor either; one that computes for long
         without letting its heartbeat run is not silent."""
         for rank in self.family.ranks:
@@ -98,9 +98,12 @@ class RunWatch:
             self.silent[rank] = self.silent[rank] + 1 if is_silent else 0
             self.signs[rank] = sign
             if self.silent[rank] * LOOK_SECONDS >= self.launch.timeout_seconds:
-                return Trouble(rank, f"showed no sign of life for {self.launch.timeout_seconds:g} s"
-                               f" (launch.timeout_seconds); its process is in state "
-                               f"'{self.family.state(rank)}'")  # fmt: skip
+                return HangReport(
+                    rank,
+                    f"showed no sign of life for {self.launch.timeout_seconds:g} s"
+                    f" (launch.timeout_seconds); its process is in state "
+                    f"'{self.family.state(rank)}'",
+                )
         return None
 
 

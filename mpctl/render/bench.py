@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.bench.runner import load_warnings
-from mpctl.launch.plan import LaunchPlan
+from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.render.console import get_console, plain_table
 from mpctl.render.run import RunView
 from mpctl.units import plural, seconds_text

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.launch.account import STATES
+from mpctl.launch.summary import STATES
 from mpctl.render.console import get_console
 from mpctl.render.line import Line, time_left
 from mpctl.units import bytes_text, count_text, plural, seconds_text

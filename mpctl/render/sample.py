@@ -18,7 +18,7 @@ from mpctl.render.tasks import TaskBar
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.launch.sample import Sample, Sampling
+    from mpctl.launch.sample import Sampling, WrittenText
 
 FINISH = {
     "end-of-text": "ended by end-of-text",
@@ -54,7 +54,7 @@ class SampleView:
         elif not self.is_silent:
             self._print_all()
 
-    def show(self, samples: Sequence[Sample]) -> None:
+    def show(self, samples: Sequence[WrittenText]) -> None:
         """After every answer of the workers, of which the first says that the model is loaded."""
         if not self.begun:
             self.bar.update("load the model", 1, 1)
@@ -65,7 +65,7 @@ class SampleView:
         done = self.limit if all(s.finish for s in samples) else written
         self.bar.update("write", done, self.limit)
 
-    def _stream(self, sample: Sample) -> None:
+    def _stream(self, sample: WrittenText) -> None:
         if not self.begun:
             self.bar.__exit__(None, None, None)  # the text follows where the bar stood
             _write(visible(sample.prompt))
@@ -96,7 +96,7 @@ def print_footer(document: dict[str, Any]) -> None:
     console.print(Text(", ".join(parts), style="dim"))
 
 
-def _most(sample: Sample) -> int:
+def _most(sample: WrittenText) -> int:
     return sample.encoded.limit * max(1, len(sample.encoded.masks))
 
 

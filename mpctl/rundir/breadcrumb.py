@@ -70,7 +70,7 @@ class BreadcrumbState:
     beats: int = 0
 
 
-def read_trail(path: Path) -> BreadcrumbState:
+def read_breadcrumb(path: Path) -> BreadcrumbState:
     """The state of a rank that has begun; an empty state when there is no (whole) file."""
     try:
         written = path.read_bytes()

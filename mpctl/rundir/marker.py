@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 from mpctl import __version__
-from mpctl.rundir.shards import checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
 
-NAME = ".mpctl-run"
+MARKER = ".mpctl-run"
 SCHEMA = "mpctl.run-dir/1"
 COMMAND = "\n$ "  # begins every torchrun's part of its log
 WORKER = "-m mpctl.runtime.worker "
@@ -24,12 +24,12 @@ FIRST_BYTES = 65536
 def write_marker(folder: Path) -> None:
     """Raises OSError when the directory cannot be written."""
     document = {"schema": SCHEMA, "version": __version__}
-    (folder / NAME).write_text(json.dumps(document) + "\n", "utf-8")
+    (folder / MARKER).write_text(json.dumps(document) + "\n", "utf-8")
 
 
 def is_launched(folder: Path) -> bool:
     """Whether what a run's names stand for here was written by a launch, and may be removed."""
-    return _schema(folder / NAME) == SCHEMA or _has_log(folder)
+    return _schema(folder / MARKER) == SCHEMA or _has_log(folder)
 
 
 def is_resumable(folder: Path) -> bool:
@@ -38,7 +38,7 @@ def is_resumable(folder: Path) -> bool:
         return True
     is_planned = _schema(folder / "plan.json").startswith("mpctl.plan/")
     is_job = (folder / "job.json").is_file()
-    return is_planned and is_job and bool(checkpoints(folder / "checkpoints"))
+    return is_planned and is_job and bool(list_checkpoints(folder / "checkpoints"))
 
 
 def _has_log(folder: Path) -> bool:

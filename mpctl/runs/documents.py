@@ -9,12 +9,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mpctl.errors import InputError
-from mpctl.launch.account import STATES
+from mpctl.launch.summary import STATES
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 
 
-class Beside(BaseModel):
+class PlannedMeasured(BaseModel):
     """A number of the plan and the one that was measured."""
 
     planned: int
@@ -35,25 +35,25 @@ class StepTraffic(BaseModel):
     measured: dict[str, CollectiveTotals]
 
 
-class RankBeside(BaseModel):
+class RankComparison(BaseModel):
     """One rank of the summary's plan_beside_run."""
 
     rank: int
     agrees: bool
-    parameters: Beside
+    parameters: PlannedMeasured
     step_traffic: StepTraffic
     peak_memory_bytes: int
-    memory: dict[str, Beside] = Field(default_factory=dict)
+    memory: dict[str, PlannedMeasured] = Field(default_factory=dict)
 
     @field_validator("memory")
     @classmethod
-    def _whole(cls, memory: dict[str, Beside]) -> dict[str, Beside]:
+    def _whole(cls, memory: dict[str, PlannedMeasured]) -> dict[str, PlannedMeasured]:
         """A step that was not measured whole is not compared."""
         is_whole = {*STATES, "peak"} <= memory.keys() and memory["peak"].measured > 0
         return memory if is_whole else {}
 
 
-class FailureWords(BaseModel):
+class FailureSummary(BaseModel):
     """The rank that failed first, and why."""
 
     rank: int | None
@@ -69,8 +69,8 @@ class RunSummary(BaseModel):
 
     status: Literal["finished", "stopped", "failed"]
     attempts: int = 1
-    failure: FailureWords | None = None
-    plan_beside_run: list[RankBeside] = Field(default_factory=list)
+    failure: FailureSummary | None = None
+    plan_beside_run: list[RankComparison] = Field(default_factory=list)
 
 
 def read_job(path: Path) -> JobSpec | str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mpctl.errors import InputError
-from mpctl.launch.events import EventFiles, missing_tensorboard
-from mpctl.launch.metrics_csv import CsvFile
+from mpctl.rundir.event_files import EventFiles, missing_tensorboard
+from mpctl.rundir.metrics_csv import CsvFile
 from mpctl.rundir.scalars import Record
 from mpctl.runs.records import TOLD_EVERY
 from mpctl.runs.saved import SavedRun

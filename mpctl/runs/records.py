@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.rundir.records import parse_record
+from mpctl.rundir.metrics import parse_record
 from mpctl.rundir.scalars import Record
 
 TOLD_EVERY = 1000  # lines
@@ -17,7 +17,7 @@ OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Ends:
+class KeyRecords:
     """What a list of runs shows of metrics.jsonl, without reading every line as JSON.
 
     validated: the last record that has a validation loss; each is None when there is none.
@@ -42,7 +42,7 @@ def read_records(metrics: Path, on_progress: OnProgress = lambda done, total: No
     return found
 
 
-def read_ends(metrics: Path) -> Ends:
+def read_ends(metrics: Path) -> KeyRecords:
     """The first, the last and the last validated record, in one pass."""
     first = validated = None
     tail: deque[bytes] = deque(maxlen=100)  # damage at the end must not hide what lies before it
@@ -52,7 +52,7 @@ def read_ends(metrics: Path) -> Ends:
         if VALIDATED in line:
             validated = parse_record(line) or validated
     last = next(filter(None, map(parse_record, reversed(tail))), None)
-    return Ends(first, last or first, validated)
+    return KeyRecords(first, last or first, validated)
 
 
 def _lines(metrics: Path) -> Iterator[bytes]:

@@ -16,11 +16,11 @@ import psutil
 
 from mpctl.errors import InputError
 from mpctl.planning.document import axis_sizes
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.checkpoints import list_checkpoints, read_manifest
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.scalars import Record, is_number
-from mpctl.rundir.shards import checkpoints, read_manifest
 from mpctl.runs.documents import RunSummary, read_job, read_summary
-from mpctl.runs.records import Ends, read_ends
+from mpctl.runs.records import KeyRecords, read_ends
 from mpctl.spec.job import JobSpec
 
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unreadable"]
@@ -50,7 +50,7 @@ class SavedRun:
     name: str
     job: JobSpec | None
     summary: RunSummary | None
-    ends: Ends
+    ends: KeyRecords
     checkpoints: tuple[SavedCheckpoint, ...]
     status: Status
     problems: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ def read_run(path: Path, name: str | None = None) -> SavedRun:
     try:
         ends = read_ends(path / "metrics.jsonl")
     except OSError as error:
-        ends = Ends()
+        ends = KeyRecords()
         problems.append(f"metrics.jsonl: {error.strerror or error}")
     found = _checkpoints(path / "checkpoints")
     whole = job if isinstance(job, JobSpec) else None
@@ -127,7 +127,9 @@ def read_run(path: Path, name: str | None = None) -> SavedRun:
     return SavedRun(path, name or path.name, whole, told, ends, found, status, tuple(problems))
 
 
-def _status(path: Path, job: JobSpec | None, summary: RunSummary | None, ends: Ends) -> Status:
+def _status(
+    path: Path, job: JobSpec | None, summary: RunSummary | None, ends: KeyRecords
+) -> Status:
     if is_running(path):
         return "running"
     if job is None:
@@ -160,7 +162,7 @@ def is_running(path: Path) -> bool:
 
 def _checkpoints(root: Path) -> tuple[SavedCheckpoint, ...]:
     try:
-        return tuple(_saved(step, path) for step, path in checkpoints(root))
+        return tuple(_saved(step, path) for step, path in list_checkpoints(root))
     except OSError:
         return ()
 

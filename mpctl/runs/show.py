@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from mpctl.errors import InputError
-from mpctl.launch.account import reached
-from mpctl.runs.documents import FailureWords, read_json
+from mpctl.launch.summary import reached
+from mpctl.runs.documents import FailureSummary, read_json
 from mpctl.runs.listing import iso
 from mpctl.runs.records import read_records
 from mpctl.runs.saved import SavedRun, looks_like_run, read_run
@@ -92,7 +92,7 @@ def _layout(run: SavedRun) -> str | None:
     return layout_text(layout_of(run.job))
 
 
-def find_failure(run: SavedRun) -> FailureWords | None:
+def find_failure(run: SavedRun) -> FailureSummary | None:
     """The failure that the summary tells; without a summary the first that a rank recorded, real
     errors before those that a lost peer caused."""
     if run.summary is not None:
@@ -101,7 +101,7 @@ def find_failure(run: SavedRun) -> FailureWords | None:
     records = sorted((r for r in read if isinstance(r, dict)), key=lambda r: bool(r.get("is_echo")))
     for record in records:
         try:
-            return FailureWords.model_validate(record)
+            return FailureSummary.model_validate(record)
         except ValidationError:
             continue
     return None

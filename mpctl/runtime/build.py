@@ -23,7 +23,7 @@ from mpctl.kernels.layer import ResidualLayer
 from mpctl.kernels.parameters import draw
 from mpctl.layout.buckets import layer_units, stage_buckets, zero_stage
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.rundir.shards import DOCUMENTS, checkpoints
+from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh, build_mesh, saving_store, stage_groups
@@ -90,7 +90,7 @@ def build_trainer(
         peak_memory=_memory_reader(device), traffic=traffic,
         watch=MemoryWatch(is_on=_is_watched(job, device), device=device),
     )  # fmt: skip
-    saved = checkpoints(trainer.saver.root)
+    saved = list_checkpoints(trainer.saver.root)
     if saved:
         trainer.resume(saved[-1][1])
     elif job.training.init_from is not None:

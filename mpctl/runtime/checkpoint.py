@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpctl.kernels.parameters import Shard, shard_of
-from mpctl.rundir.shards import Manifest, damaged, read_manifest, read_shard_record, shard_path
+from mpctl.rundir.checkpoints import Manifest, damaged, read_manifest, read_shard_record, shard_path
 from mpctl.runtime.optimizer import Optimizer
 
 

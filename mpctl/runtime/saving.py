@@ -21,12 +21,12 @@ from torch import Tensor
 
 from mpctl.durable import remove, sync_folder
 from mpctl.kernels.parameters import shard_of
-from mpctl.rundir.shards import (
+from mpctl.rundir.checkpoints import (
     MANIFEST,
     PRUNED,
     REPLACED,
     SCHEMA,
-    checkpoints,
+    list_checkpoints,
     partial_path,
     prunable,
     shard_path,
@@ -147,7 +147,7 @@ class Saver:
 
     def _prune(self) -> None:
         """Remove what need not be kept, each first renamed so that half of it is no checkpoint."""
-        saved = checkpoints(self.root)
+        saved = list_checkpoints(self.root)
         steps = [step for step, _ in saved]
         for step in prunable(steps, last=self.keep_last, every=self.keep_every):
             path = dict(saved)[step]
@@ -195,7 +195,7 @@ def _why(root: Path, path: Path, error: OSError, needed: int) -> str:
             f": of {bytes_text(needed)} the first {bytes_text(done)} could be written, "
             f"{bytes_text(max(0, needed - done))} more are needed"
         )
-    saved = checkpoints(root)
+    saved = list_checkpoints(root)
     good = f"the last good checkpoint is step {saved[-1][0]}" if saved else "none was saved before"
     return f"the checkpoint could not be saved: {words}; {good}"
 

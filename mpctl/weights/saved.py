@@ -12,7 +12,7 @@ from typing import Any
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
-from mpctl.rundir.shards import (
+from mpctl.rundir.checkpoints import (
     damaged,
     newest_checkpoint,
     read_manifest,

@@ -21,7 +21,13 @@ from torch import Tensor
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
-from mpctl.rundir.shards import MANIFEST, SCHEMA, checkpoint_bytes, read_shard_record, shard_path
+from mpctl.rundir.checkpoints import (
+    MANIFEST,
+    SCHEMA,
+    checkpoint_bytes,
+    read_shard_record,
+    shard_path,
+)
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file

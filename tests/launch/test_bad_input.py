@@ -14,8 +14,8 @@ from mpctl.cli.app import run as mpctl
 from mpctl.cli.launch import _name_of
 from mpctl.errors import InputError
 from mpctl.launch import supervise
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import write_marker
-from mpctl.rundir.rundir import RunDir
 from tests.launch.command import arguments, start
 from tests.runtime.tiny import settings
 

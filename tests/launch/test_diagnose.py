@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mpctl.launch.cgroup import memory_headroom, memory_kills
-from mpctl.launch.diagnose import Evidence, Failure, find_failure
-from mpctl.launch.watch import Trouble
+from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
+from mpctl.launch.watch import HangReport
 from mpctl.rundir.breadcrumb import Breadcrumb
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure
 from mpctl.spec.load import load_job
 
@@ -43,7 +43,7 @@ class Attempt:
         self.run.log(rank).write_text(text)
 
     def failure(self, **seen: Any) -> Failure:
-        return find_failure(self.run, self.job, 4, Evidence(**{"code": 1, **seen}))
+        return find_failure(self.run, self.job, 4, AttemptEvidence(**{"code": 1, **seen}))
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_where_all_waited_too_long_the_first_says_so(attempt: Attempt) -> None:
 
 
 def test_what_the_supervisor_saw_comes_after_errors_and_before_silence(attempt: Attempt) -> None:
-    seen = {"code": None, "trouble": Trouble(1, "its process is stopped")}
+    seen = {"code": None, "trouble": HangReport(1, "its process is stopped")}
     assert (attempt.failure(**seen).rank, attempt.failure(**seen).doing) == (1, "step 1")
-    nobody = attempt.failure(code=None, trouble=Trouble(None, "torchrun is stopped"))
+    nobody = attempt.failure(code=None, trouble=HangReport(None, "torchrun is stopped"))
     assert (nobody.rank, str(nobody)) == (None, f"torchrun is stopped ({nobody.log})")
     assert attempt.failure(stopped=(2, 3)).error.endswith("so is rank 3")
     attempt.raised(3, ValueError("token 60000"))

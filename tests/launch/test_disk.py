@@ -13,9 +13,9 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.estimate.checkpoint import most_at_once
-from mpctl.launch.saves import Saves
-from mpctl.rundir.rundir import RunDir
-from mpctl.rundir.shards import prunable
+from mpctl.launch.save_monitor import SaveMonitor
+from mpctl.rundir.checkpoints import prunable
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.training import TrainingSpec
 from mpctl.units import bytes_text
 from tests.launch.command import arguments, launch
@@ -162,7 +162,9 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
         def doing(self, rank: int) -> str:
             return said[rank]
 
-    saves = Saves(Run(run.path), 2, lambda words: told.append((now, words)), clock=lambda: now)
+    saves = SaveMonitor(
+        Run(run.path), 2, lambda words: told.append((now, words)), clock=lambda: now
+    )
     moved = {}
     for second in range(40):
         now = float(second)

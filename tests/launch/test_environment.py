@@ -13,7 +13,7 @@ import mpctl
 from mpctl.cli.app import run
 from mpctl.launch import supervise
 from mpctl.launch.environment import environment_issues
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.load import load_job
 from tests.launch.command import arguments
 

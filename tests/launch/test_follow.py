@@ -13,9 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from mpctl.cli.app import run as mpctl
-from mpctl.launch.events import missing_tensorboard
-from mpctl.launch.follow import Follower, follow
-from mpctl.rundir.rundir import FILES, FOLDERS, RunDir
+from mpctl.launch.follow import MetricsFollower, follow
+from mpctl.rundir.directory import FILES, FOLDERS, RunDir
+from mpctl.rundir.event_files import missing_tensorboard
 from mpctl.spec.load import load_job
 
 BOTH = {"launch.csv": True, "launch.tensorboard": True, "data.validation": {"old": "somewhere"}}
@@ -37,11 +37,11 @@ class Run:
         self.events: list[str] = []
         self.seen: list[int] = []
 
-    def follower(self, **settings: Any) -> Follower:
+    def follower(self, **settings: Any) -> MetricsFollower:
         job = load_job(None, {**BOTH, **settings})
         return follow(self.dir, job, self.events.append, lambda r: self.seen.append(r["step"]))
 
-    def train(self, follower: Follower, *records: dict[str, Any]) -> None:
+    def train(self, follower: MetricsFollower, *records: dict[str, Any]) -> None:
         for one in records:
             with self.dir.metrics.open("a") as stream:
                 stream.write(json.dumps(one) + "\n")

@@ -15,9 +15,9 @@ from mpctl.launch.preflight import check_launch
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
 from mpctl.launch.supervise import RecordReader
 from mpctl.planning.plan import make_plan
-from mpctl.rundir import shards
-from mpctl.rundir.records import parse_record
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir import checkpoints as shards
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.metrics import parse_record
 from mpctl.spec.job import DataSpec, JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.training import TrainingSpec

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
-from mpctl.launch.account import summarise
+from mpctl.launch.launch_plan import plan_launch
 from mpctl.launch.machine import Machine
-from mpctl.launch.plan import plan_launch
-from mpctl.launch.supervise import Outcome
-from mpctl.rundir.rundir import RunDir
+from mpctl.launch.summary import summarise
+from mpctl.launch.supervise import RunOutcome
+from mpctl.rundir.directory import RunDir
 from tests.launch.command import Launched, arguments, launch, start
 from tests.runtime.tiny import column, tiny_job, tiny_plan, train
 
@@ -87,7 +87,7 @@ def test_a_run_that_differs_from_its_plan_is_noticed(
     path.write_text(json.dumps(account))
     plan = tiny_plan(tiny_job(data, 2))
     prepared = plan_launch(plan, RunDir(tmp_path), Machine(2, 0, 2**40))
-    compared = summarise(plan, prepared, Outcome("finished", 1))["plan_beside_run"]
+    compared = summarise(plan, prepared, RunOutcome("finished", 1))["plan_beside_run"]
     assert [rank["agrees"] for rank in compared] == [True, False]
 
 

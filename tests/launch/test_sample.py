@@ -20,8 +20,8 @@ from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
 from mpctl.launch.evaluate import plan_evaluation
 from mpctl.launch.machine import Machine
-from mpctl.launch.model import open_trained
-from mpctl.launch.sample import Settings, plan_sampling
+from mpctl.launch.sample import SamplingSettings, plan_sampling
+from mpctl.launch.trained_model import open_trained
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.loading import load_chunks
@@ -228,7 +228,7 @@ def test_a_checkpoint_with_a_changed_byte_is_not_used(finished: Launched, tmp_pa
     (newest / "shard-0.safetensors").write_bytes(changed)
     seen: list[tuple[str, int, int]] = []
     sampling = plan_sampling(
-        run, ["w"], Settings(), MACHINE, on_verify=lambda *said: seen.append(said)
+        run, ["w"], SamplingSettings(), MACHINE, on_verify=lambda *said: seen.append(said)
     )
     evaluation = plan_evaluation(run, [], MACHINE)
     for trained in (sampling.trained, evaluation.trained):
@@ -260,7 +260,7 @@ def test_a_run_and_its_export_write_the_same(finished: Launched, tmp_path: Path)
     """The exported directory names its own end token, and its tokenizer is the run's."""
     export_weights(finished.run_dir, tmp_path / "hf")
     own, hub = (
-        plan_sampling(path, ["w7 counts", ""], Settings(), MACHINE)
+        plan_sampling(path, ["w7 counts", ""], SamplingSettings(), MACHINE)
         for path in (finished.run_dir, tmp_path / "hf")
     )
     assert hub.encoder.ends == own.encoder.ends
@@ -271,7 +271,7 @@ def test_a_run_and_its_export_write_the_same(finished: Launched, tmp_path: Path)
 
 
 def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: Launched) -> None:
-    sampling = plan_sampling(finished.run_dir, ["w7 counts", ""], Settings(), MACHINE)
+    sampling = plan_sampling(finished.run_dir, ["w7 counts", ""], SamplingSettings(), MACHINE)
     first, empty = sampling.samples
     assert first.encoded.limit + len(first.encoded.tokens) == 32
     assert empty.encoded.tokens == sampling.encoder.ends
@@ -282,7 +282,7 @@ def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: L
 
 def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> None:
     """`counts` comes in several tokens; what may begin it waits."""
-    settings = Settings(stop=("counts",))
+    settings = SamplingSettings(stop=("counts",))
     (sample,) = plan_sampling(finished.run_dir, ["w"], settings, MACHINE).samples
     ids = sample.stream.tokenizer.encode("1 w7 counts 5").ids
     shown = ""
@@ -293,7 +293,9 @@ def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> Non
 
 
 def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
-    tokenizer = plan_sampling(finished.run_dir, ["w"], Settings(), MACHINE).encoder.tokenizer
+    tokenizer = plan_sampling(
+        finished.run_dir, ["w"], SamplingSettings(), MACHINE
+    ).encoder.tokenizer
     text = "é漢w7"
     stream = TextStream(tokenizer, tokenizer.encode("w").ids)
     pieces = [stream.push(token) for token in tokenizer.encode(text).ids]
@@ -305,7 +307,9 @@ def test_characters_of_several_tokens_come_whole(finished: Launched) -> None:
 def test_a_long_text_comes_as_a_short_one_without_its_beginning_being_kept(
     finished: Launched,
 ) -> None:
-    tokenizer = plan_sampling(finished.run_dir, ["w"], Settings(), MACHINE).encoder.tokenizer
+    tokenizer = plan_sampling(
+        finished.run_dir, ["w"], SamplingSettings(), MACHINE
+    ).encoder.tokenizer
     text = " ".join(f"é漢w{number}\n" for number in range(200))
     stream = TextStream(tokenizer)
     pieces = [stream.push(token) for token in tokenizer.encode(text).ids]
@@ -320,7 +324,7 @@ def test_text_of_a_model_steers_no_terminal(
     """The prompt too, streamed or not; line breaks and tabs stay."""
     hostile = "a\x1b[31m\nb\x9b2J\tc\x07"
     for prompts in ([hostile], [hostile, "w"]):
-        sampling = plan_sampling(finished.run_dir, prompts, Settings(), MACHINE)
+        sampling = plan_sampling(finished.run_dir, prompts, SamplingSettings(), MACHINE)
         for sample in sampling.samples:
             sample.text, sample.finish = hostile, "length"
         with SampleView(sampling, is_silent=False) as view:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from tests.launch.command import Launched, endless, launch, poison
 
 INSIDE = re.compile(r"step \d+, stage (\d), (forward|backward)[ a-z]* of micro batch \d+")

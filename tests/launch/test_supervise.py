@@ -13,19 +13,19 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.launch import supervise
+from mpctl.launch.launch_plan import plan_launch
 from mpctl.launch.machine import Machine
-from mpctl.launch.plan import plan_launch
-from mpctl.launch.saves import Saves
-from mpctl.launch.start import start as write_run
+from mpctl.launch.save_monitor import SaveMonitor
+from mpctl.launch.set_up import set_up_run as write_run
 from mpctl.rundir.breadcrumb import Breadcrumb
-from mpctl.rundir.rundir import RunDir
-from mpctl.rundir.shards import checkpoints, damage
+from mpctl.rundir.checkpoints import damage, list_checkpoints
+from mpctl.rundir.directory import RunDir
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
 
 def _saved(run: Launched) -> list[int]:
-    found = checkpoints(run.run_dir / "checkpoints")
+    found = list_checkpoints(run.run_dir / "checkpoints")
     assert all(damage(folder) == [] for _, folder in found)
     return [step for step, _ in found]
 
@@ -33,7 +33,7 @@ def _saved(run: Launched) -> list[int]:
 def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path) -> None:
     """A step that is validated is saved before its record is written."""
     plan = plan_launch(tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path), Machine(2, 0, 2**34))
-    saves = Saves(plan.run, 1, on_event=print)
+    saves = SaveMonitor(plan.run, 1, on_event=print)
     reader, stops = supervise.RecordReader(plan.run.metrics), supervise.StopRequests([15])
     may_go_on = supervise._may_go_on
     assert not may_go_on(plan, stops, reader, saves, print) and not plan.run.stop.exists()
@@ -203,7 +203,7 @@ def test_a_stopped_worker_is_named_and_the_run_ends(data: Path, tmp_path: Path) 
 def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_path: Path) -> None:
     run = launch(data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1",
                  "--set", "training.checkpoint_interval=3")  # fmt: skip
-    wait_for(lambda: checkpoints(run.run_dir / "checkpoints"))
+    wait_for(lambda: list_checkpoints(run.run_dir / "checkpoints"))
     run.remember()
     run.worker(0).kill()
     run.ended()

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.rundir.shards import checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
 from tests.launch.command import Launched, arguments, wait_for
 
 CONTROL_C = b"\x03"
@@ -115,5 +115,7 @@ def test_closing_a_narrow_terminal_still_saves(terminal: Terminal) -> None:
     run.ended()
     assert not run.left_behind()
     assert (run.summary["status"], run.summary["signal"]) == ("stopped", signal.SIGHUP)
-    assert [step for step, _ in checkpoints(run.run_dir / "checkpoints")] == [run.summary["steps"]]
+    assert [step for step, _ in list_checkpoints(run.run_dir / "checkpoints")] == [
+        run.summary["steps"]
+    ]
     assert not psutil.pid_exists(run.process.pid) or run.process.returncode is not None

@@ -17,8 +17,8 @@ from mpctl.errors import RunFailed
 from mpctl.launch import port, watch
 from mpctl.launch.processes import ProcessTree
 from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
-from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_trail
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import LaunchSpec
 from tests.launch.command import endless, wait_for
 
@@ -74,15 +74,15 @@ def scene(tmp_path: Path) -> Scene:
 
 def test_a_trail_tells_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "doing" / "rank-0"
-    assert read_trail(path).start == 0
+    assert read_breadcrumb(path).start == 0
     trail = Breadcrumb(path)
     trail.reach(JOINING, "joining ö" + "x" * 500)
     trail.beat()
-    found = read_trail(path)
+    found = read_breadcrumb(path)
     assert (found.start, found.beats) == (JOINING, 1)
     assert found.doing.startswith("joining öx") and path.stat().st_size == FILE_BYTES
     path.write_bytes(b"half a fi")
-    assert read_trail(path).doing == "half a fi" and read_trail(path).start == 0
+    assert read_breadcrumb(path).doing == "half a fi" and read_breadcrumb(path).start == 0
 
 
 def test_healthy_ranks_are_left_alone(scene: Scene) -> None:

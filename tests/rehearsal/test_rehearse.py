@@ -15,7 +15,7 @@ import torch
 
 from mpctl.estimate.memory import StageMemory
 from mpctl.families.gpt.module import GPT
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.rehearsal import rehearse as module
 from mpctl.rehearsal.fake_backend import _fused, imagined
 from mpctl.rehearsal.rehearse import ByMicroBatch, micro_batches_run, rehearse

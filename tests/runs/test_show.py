@@ -16,7 +16,7 @@ from rich.text import Text
 from mpctl.launch.follow import follow
 from mpctl.render.curves import axis_of, mean, ticks
 from mpctl.render.plot_text import plot_text
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.runs.series import find_series
 from mpctl.runs.show import open_runs
 from mpctl.spec.load import load_job

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from tests.runtime.tiny import column, tiny_job, tiny_plan, train, whole_weights
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mpctl.errors import InputError
-from mpctl.rundir.shards import checkpoints, damage
+from mpctl.rundir.checkpoints import damage, list_checkpoints
 from mpctl.runtime import saving
 from mpctl.spec.job import JobSpec
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
@@ -139,10 +139,10 @@ def test_dying_while_saving_costs_nothing_saved_before(
     with monkeypatch.context() as patched, pytest.raises(Killed):
         patched.setattr(saving, where, _die)
         trainer.save()
-    assert [step for step, _ in checkpoints(tmp_path / "checkpoints")] == [2]
+    assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2]
     assert damage(tmp_path / "checkpoints/step-2") == []
     trainer.save()  # over what was left behind
-    assert [step for step, _ in checkpoints(tmp_path / "checkpoints")] == [2, 3]
+    assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2, 3]
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert sorted(names) == ["step-2", "step-3"]
 

@@ -12,9 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.rundir.shards import damage, read_shard_record
+from mpctl.rundir.checkpoints import damage, read_shard_record
 from mpctl.runtime.train import Trainer
 from tests.runtime.test_axes import MODES, same_gradients, small_job
 from tests.runtime.tiny import (

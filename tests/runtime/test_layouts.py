@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from tests.runtime.tiny import STEPS, column, tiny_job, tiny_plan, train, whole_weights
 
 LAYOUTS = [(2, 1), (1, 2), (2, 2), (4, 1)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.account import STATES, memory_beside
+from mpctl.launch.summary import STATES, memory_beside
 from mpctl.rehearsal.rehearse import rehearse
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job

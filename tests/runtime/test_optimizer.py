@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.parameters import Init, Shard, shard_parameter
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.layout.buckets import Bucket
 from mpctl.runtime.nonfinite import NotFinite
 from mpctl.runtime.optimizer import Optimizer

@@ -17,9 +17,9 @@ import torch
 
 from mpctl.families.batch import Batch, State
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.pipeline.schedule.orders import Action, peak_in_flight
-from mpctl.rundir.shards import damage, read_manifest, read_shard_record
+from mpctl.rundir.checkpoints import damage, read_manifest, read_shard_record
 from mpctl.runtime.pipeline import _Run
 from mpctl.spec.load import parse
 from tests.launch.command import end_all, launch

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch._C._distributed_c10d import HashStore
 
-from mpctl.rundir.shards import checkpoints, damage, prunable, recover
+from mpctl.rundir.checkpoints import damage, list_checkpoints, prunable, recover
 from mpctl.runtime import saving
 from mpctl.runtime.saving import publish
 from mpctl.runtime.store_barrier import SaveFailed, StoreBarrier
@@ -251,7 +251,7 @@ def test_replacing_a_checkpoint_never_leaves_none(
                 publish(partial, final)
         else:
             publish(partial, final)
-    ((step, found),) = checkpoints(tmp_path)
+    ((step, found),) = list_checkpoints(tmp_path)
     assert (step, (found / "manifest.json").read_text()) == (3, "old" if renames < 2 else "new")
     recover(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
@@ -272,10 +272,10 @@ def test_older_checkpoints_are_removed_after_a_new_one(data: Path, tmp_path: Pat
     (tmp_path / "job.json").write_text('{"its": "job"}')
     trainer, kept = make_trainer(job, tmp_path), []
     for _ in trainer.run():
-        kept.append([step for step, _ in checkpoints(tmp_path / "checkpoints")])
+        kept.append([step for step, _ in list_checkpoints(tmp_path / "checkpoints")])
     assert kept[:-1] == [[], [1], [1, 2], [2, 3], [3, 4], [3, 4, 5]]
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-3", "step-6", "step-7"}
-    assert all(damage(folder) == [] for _, folder in checkpoints(tmp_path / "checkpoints"))
+    assert all(damage(folder) == [] for _, folder in list_checkpoints(tmp_path / "checkpoints"))
     copy = tmp_path / "checkpoints/step-7/job.json"
     assert json.loads(copy.read_text()) == {"its": "job"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.runtime.train import Trainer
 from mpctl.spec.load import load_job
 from tests.runtime.test_axes import SHAPES

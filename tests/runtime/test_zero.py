@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from mpctl.launch.account import planned_traffic
+from mpctl.launch.summary import planned_traffic
 from mpctl.rehearsal.rehearse import rehearse
 from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology

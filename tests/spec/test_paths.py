@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpctl.errors import InputError
+from mpctl.launch.launch_plan import resolved
 from mpctl.launch.machine import Machine
-from mpctl.launch.plan import resolved
 from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job
 

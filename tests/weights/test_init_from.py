@@ -18,7 +18,7 @@ from mpctl.launch.machine import this_machine
 from mpctl.launch.preflight import check_launch, check_replaced, launch_warnings
 from mpctl.launch.resume import find_resumption
 from mpctl.planning.plan import make_plan
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.weights.origin import open_origin

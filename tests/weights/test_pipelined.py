@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mpctl.errors import InputError
-from mpctl.rundir.shards import MANIFEST, Manifest, damage, read_manifest, sha256, shard_path
+from mpctl.rundir.checkpoints import MANIFEST, Manifest, damage, read_manifest, sha256, shard_path
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.weights.extend import row_reader, vocabulary_tables

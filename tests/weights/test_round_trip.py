@@ -16,7 +16,7 @@ from mpctl.errors import InputError
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import Shard, assemble, shard_of
-from mpctl.rundir.shards import checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -126,7 +126,7 @@ def test_import_then_export_gives_the_same_tensors(
 ) -> None:
     truth = truths(kind)
     import_weights(truth.folder, tmp_path / "ours")
-    assert [step for step, _ in checkpoints(tmp_path / "ours" / "checkpoints")] == [0]
+    assert [step for step, _ in list_checkpoints(tmp_path / "ours" / "checkpoints")] == [0]
     written = export_weights(tmp_path / "ours", tmp_path / "theirs", shard_bytes=30_000)
     assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
     before, after = open_hub(truth.folder), open_hub(tmp_path / "theirs")

@@ -85,7 +85,7 @@ class ShardRecord(BaseModel):
     frozen: list[str] = []
 
 
-def checkpoints(root: Path) -> list[tuple[int, Path]]:
+def list_checkpoints(root: Path) -> list[tuple[int, Path]]:
     """Every checkpoint by its step, oldest first."""
     found = {path.name: path for path in root.glob(f".step-*.{REPLACED}")}
     found = {name[1 : -len(f".{REPLACED}")]: path for name, path in found.items()}
@@ -96,7 +96,7 @@ def checkpoints(root: Path) -> list[tuple[int, Path]]:
 
 def newest_checkpoint(run: Path) -> Path | None:
     """The last one of RUN/checkpoints; None without any."""
-    saved = checkpoints(run / "checkpoints")
+    saved = list_checkpoints(run / "checkpoints")
     return saved[-1][1] if saved else None
 
 

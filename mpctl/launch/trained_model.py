@@ -11,14 +11,14 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.launch.verify import Progress, newest_verified, unseen
-from mpctl.rundir.shards import checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """origin: what the workers read the values from, one checkpoint of a run or import; run: its
     directory where it is a run; job: the run's own, else one of the model alone; step: of the
     checkpoint; own_ends: tokens that end a text
@@ -34,7 +34,9 @@ class Trained:
     warnings: tuple[str, ...] = ()
 
 
-def open_trained(path: Path, *, step: int | None = None, on_progress: Progress = unseen) -> Trained:
+def open_trained(
+    path: Path, *, step: int | None = None, on_progress: Progress = unseen
+) -> TrainedModel:
     """The newest whole checkpoint of a run, or that of a step. Raises InputError where there is no
     model, or no such checkpoint. The sha256 of all its files is compared, about a second a GB;
     on_progress is told of the stage `verify`, in bytes."""
@@ -44,14 +46,14 @@ def open_trained(path: Path, *, step: int | None = None, on_progress: Progress =
     chosen, warnings = _newest(path, _candidates(path, step), on_progress)
     found = open_origin(chosen)
     if isinstance(found, Hub):
-        return Trained(
+        return TrainedModel(
             path, JobSpec(model=found.model), found.model, found.tokenizer,
             own_ends=tuple(_ends(path)),
         )  # fmt: skip
     own = found.folder / "job.json"
     job = load_job(str(own)) if own.is_file() else JobSpec(model=found.model)
     run = found.folder if own.is_file() else None
-    return Trained(
+    return TrainedModel(
         found.checkpoint, job, found.model, found.tokenizer, run, found.step, warnings=warnings
     )
 
@@ -62,8 +64,8 @@ def _candidates(path: Path, step: int | None) -> list[tuple[int, Path]]:
     if step is not None:
         return [(step, _of_step(path, step))]
     if path.parent.name == "checkpoints":
-        return [(number, path) for number, each in checkpoints(path.parent) if each == path]
-    return checkpoints(path / "checkpoints")
+        return [(number, path) for number, each in list_checkpoints(path.parent) if each == path]
+    return list_checkpoints(path / "checkpoints")
 
 
 def _newest(
@@ -81,7 +83,7 @@ def _newest(
 
 
 def _of_step(path: Path, step: int) -> Path:
-    saved = dict(checkpoints(path / "checkpoints"))
+    saved = dict(list_checkpoints(path / "checkpoints"))
     if step in saved:
         return saved[step]
     held = ", ".join(map(str, sorted(saved))) or "none"

@@ -21,12 +21,12 @@ from typing import Any
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
-from mpctl.rundir.breadcrumb import BreadcrumbState, read_trail
+from mpctl.rundir.breadcrumb import BreadcrumbState, read_breadcrumb
+from mpctl.rundir.checkpoints import list_checkpoints, newest_whole, recover, set_aside
 from mpctl.rundir.marker import COMMAND, is_launched, is_resumable, write_marker
-from mpctl.rundir.marker import NAME as MARKER
-from mpctl.rundir.records import read_lines
+from mpctl.rundir.marker import MARKER as MARKER
+from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.scalars import Record
-from mpctl.rundir.shards import checkpoints, newest_whole, recover, set_aside
 
 FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
          "torchrun.pid")  # fmt: skip
@@ -104,7 +104,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise unusable(self.path, error) from None
+            raise cannot_write(self.path, error) from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -148,7 +148,7 @@ class RunDir:
             path.unlink(missing_ok=True)
         root = self.path / "checkpoints"
         recover(root)
-        found, damaged = newest_whole(checkpoints(root), hashed=False)
+        found, damaged = newest_whole(list_checkpoints(root), hashed=False)
         said = []
         for folder, issues in damaged if found else ():
             words = f"{issues[0].where}: {issues[0].message}"
@@ -177,7 +177,7 @@ class RunDir:
 
     def document(self, name: str) -> Path:
         """job.json or plan.json; the newest copy in a checkpoint where the run's own is damaged."""
-        saved = reversed(checkpoints(self.path / "checkpoints"))
+        saved = reversed(list_checkpoints(self.path / "checkpoints"))
         paths = [self.path / name, *(folder / name for _, folder in saved)]
         return next((path for path in paths if _read_object(path)), paths[0])
 
@@ -187,11 +187,11 @@ class RunDir:
 
     def trail(self, rank: int) -> BreadcrumbState:
         """What a rank wrote of itself in this attempt: what it does, its heartbeat."""
-        return read_trail(self.path / "doing" / f"rank-{rank}")
+        return read_breadcrumb(self.path / "doing" / f"rank-{rank}")
 
     def last_checkpoint(self) -> int:
         """Steps held by the newest checkpoint, 0 without one."""
-        saved = checkpoints(self.path / "checkpoints")
+        saved = list_checkpoints(self.path / "checkpoints")
         return saved[-1][0] if saved else 0
 
     def documents(self, folder: str) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def unusable(path: Path, error: OSError) -> InputError:
+def cannot_write(path: Path, error: OSError) -> InputError:
     why = f"{path} cannot be written: {error.strerror or error}"
     hint = "use a directory that can be written"
     return InputError.of("run-dir-unusable", "--run-dir", why, hint)
@@ -221,4 +221,4 @@ def free_run_dir(name: str) -> RunDir:
     try:
         return next(run for path in numbered if not (run := RunDir(path)).is_occupied)
     except OSError as error:
-        raise unusable(Path("runs") / name, error) from None
+        raise cannot_write(Path("runs") / name, error) from None

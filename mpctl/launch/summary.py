@@ -12,10 +12,10 @@ from typing import Any
 from mpctl.durable import write_whole
 from mpctl.estimate.memory import StageMemory
 from mpctl.estimate.messages import Message
-from mpctl.launch.plan import LaunchPlan
-from mpctl.launch.supervise import Outcome
+from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 from mpctl.topology import Topology
 
 WARM_UP_STEPS = 2
@@ -23,7 +23,7 @@ STATES = {"parameters": "parameter_bytes", "gradients": "gradient_bytes",
           "optimizer": "optimizer_bytes"}  # fmt: skip
 
 
-def summarise(plan: Plan, launch: LaunchPlan, outcome: Outcome) -> dict[str, Any]:
+def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome) -> dict[str, Any]:
     """Schema mpctl.run/1."""
     return {
         "schema": "mpctl.run/1",
@@ -78,7 +78,7 @@ def write_summary(run: RunDir, summary: dict[str, Any]) -> None:
     write_whole(path, json.dumps(summary, indent=1) + "\n")
 
 
-def _failure(outcome: Outcome) -> dict[str, Any]:
+def _failure(outcome: RunOutcome) -> dict[str, Any]:
     failure = outcome.failure
     assert failure is not None
     return {"rank": failure.rank, "coords": failure.coords, "error": failure.error,
@@ -88,7 +88,7 @@ def _failure(outcome: Outcome) -> dict[str, Any]:
 
 def _comparison(plan: Plan, launch: LaunchPlan) -> list[dict[str, Any]]:
     """For every rank that finished: parameters and bytes of a step, planned and measured."""
-    plan = ours(plan)
+    plan = plan_as_launched(plan)
     topology, estimate = plan.topology, plan.estimate
     if topology is None or estimate is None:
         return []
@@ -128,7 +128,7 @@ def _validation(account: dict[str, Any], topology: Topology, plan: Plan) -> dict
     return {"planned": planned_traffic(planned), "measured": measured["traffic"]}
 
 
-def ours(plan: Plan) -> Plan:
+def plan_as_launched(plan: Plan) -> Plan:
     """The plan of what runs here, whatever software the job was planned for."""
     job = plan.job
     if job.training.runtime == "mpctl":

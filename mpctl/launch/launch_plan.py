@@ -18,8 +18,8 @@ from mpctl.launch.port import HOST
 from mpctl.launch.preflight import chosen_device
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan
-from mpctl.rundir.rundir import RunDir
-from mpctl.rundir.shards import newest_checkpoint
+from mpctl.rundir.checkpoints import newest_checkpoint
+from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from mpctl.durable import write_whole
 from mpctl.families import special_tokens
-from mpctl.launch.plan import LaunchPlan
+from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
-from mpctl.rundir.rundir import unusable
-from mpctl.rundir.shards import set_aside
+from mpctl.rundir.checkpoints import set_aside
+from mpctl.rundir.directory import cannot_write
 
 if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 
-def start(
+def set_up_run(
     plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress
 ) -> Prepared | None:
     """Write what the workers read; returns the data that were prepared for it, if any.
@@ -42,7 +42,7 @@ def start(
         if not resume:
             run.abandon()
         if isinstance(error, OSError):
-            raise unusable(run.path, error) from None
+            raise cannot_write(run.path, error) from None
         raise
 
 

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mpctl.rundir.rundir import RunDir
+from mpctl.rundir.directory import RunDir
 
 SAVING = "saving step"
 LOOK_SECONDS, TELL_AFTER, TELL_EVERY = 0.5, 2.0, 15.0
 
 
 @dataclass
-class Saves:
+class SaveMonitor:
     """The saves of one attempt. moved: when a rank last said that it got on with one, by clock."""
 
     run: RunDir
