@@ -1,3 +1,41 @@
-"""Plan a parallel layout of transformer training and launch it: what is planned is what runs."""
+"""Plan a parallel transformer layout, then launch exactly that layout.
+
+These names are the library: `from mpctl import load_plan, Topology`. Everything else may move
+between versions. A name is imported when it is first used, so that `import mpctl` imports neither
+torch nor pydantic, and the planning names never import torch. `__init__.pyi` tells type checkers
+the same.
+"""
+
+from importlib import import_module
 
 __version__ = "0.1.0"
+
+PUBLIC = {
+    "mpctl.errors": ("InputError", "Issue"),
+    "mpctl.topology": ("Topology",),
+    "mpctl.spec.job": ("JobSpec",),
+    "mpctl.spec.cluster": ("ClusterSpec", "DeviceSpec", "LinkSpec"),
+    "mpctl.spec.model": ("ModelSpec",),
+    "mpctl.spec.parallel": ("ParallelSpec",),
+    "mpctl.spec.training": ("TrainingSpec",),
+    "mpctl.spec.load": ("load_job",),
+    "mpctl.planning.plan": ("Plan", "load_plan", "make_plan"),
+    "mpctl.transport.group": ("Group",),
+    "mpctl.kernels.linear": ("ColumnParallelLinear", "RowParallelLinear"),
+    "mpctl.kernels.layer": ("ParallelTransformerLayer",),
+    "mpctl.kernels.embedding": ("VocabParallelEmbedding",),
+}
+_MODULE_OF = {name: module for module, names in PUBLIC.items() for name in names}
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
+
+def __getattr__(name: str) -> object:
+    """The public name, imported from its module on first use (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'mpctl' has no public name {name!r}; mpctl.__all__ lists all")
+    found: object = getattr(import_module(_MODULE_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -69,6 +69,7 @@ def load_plan(source: str | None, overrides: Mapping[str, Any] | None = None) ->
 
 
 def make_plan(job: JobSpec) -> Plan:
+    """The plan of a complete job: its checks and, where they allow it, topology and estimates."""
     checks = check_job(job)
     legal = all(check.status != "error" for check in checks)
     topology = find_topology(job)

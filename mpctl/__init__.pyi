@@ -1,0 +1,25 @@
+"""What type checkers see of `mpctl`: the names of __init__.py; tests/test_public.py compares."""
+
+from mpctl.errors import InputError as InputError
+from mpctl.errors import Issue as Issue
+from mpctl.kernels.embedding import VocabParallelEmbedding as VocabParallelEmbedding
+from mpctl.kernels.layer import ParallelTransformerLayer as ParallelTransformerLayer
+from mpctl.kernels.linear import ColumnParallelLinear as ColumnParallelLinear
+from mpctl.kernels.linear import RowParallelLinear as RowParallelLinear
+from mpctl.planning.plan import Plan as Plan
+from mpctl.planning.plan import load_plan as load_plan
+from mpctl.planning.plan import make_plan as make_plan
+from mpctl.spec.cluster import ClusterSpec as ClusterSpec
+from mpctl.spec.cluster import DeviceSpec as DeviceSpec
+from mpctl.spec.cluster import LinkSpec as LinkSpec
+from mpctl.spec.job import JobSpec as JobSpec
+from mpctl.spec.load import load_job as load_job
+from mpctl.spec.model import ModelSpec as ModelSpec
+from mpctl.spec.parallel import ParallelSpec as ParallelSpec
+from mpctl.spec.training import TrainingSpec as TrainingSpec
+from mpctl.topology import Topology as Topology
+from mpctl.transport.group import Group as Group
+
+__version__: str
+__all__: list[str]
+PUBLIC: dict[str, tuple[str, ...]]

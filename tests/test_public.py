@@ -1,0 +1,53 @@
+"""The public names of `mpctl`: all there, the same for type checkers, imported when first used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mpctl
+
+STUB = Path(mpctl.__file__).with_suffix(".pyi")
+HEAVY = ("torch", "numpy", "pydantic", "rich", "typer")
+
+
+def heavy_after(code: str) -> list[str]:
+    """Which heavy packages a fresh interpreter has imported after running `code`."""
+    probe = f"import sys\n{code}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("name", mpctl.__all__)
+def test_every_public_name_is_there_and_explained(name: str) -> None:
+    value = getattr(mpctl, name)
+    assert name == "__version__" or value.__doc__
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(STUB.read_text("utf-8"))
+    imported = {
+        (node.module, alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == {(module, name) for module, names in mpctl.PUBLIC.items() for name in names}
+
+
+def test_importing_mpctl_imports_nothing_heavy() -> None:
+    assert heavy_after("import mpctl") == []
+
+
+def test_planning_by_the_public_names_imports_no_torch() -> None:
+    code = "from mpctl import Topology, load_plan; load_plan('two-nodes-16-gpus')"
+    assert heavy_after(code) == ["pydantic"]
+
+
+def test_another_name_is_refused_with_a_way_out() -> None:
+    with pytest.raises(AttributeError, match=r"no public name 'Topologie'; mpctl.__all__"):
+        _ = mpctl.Topologie  # type: ignore[attr-defined]
