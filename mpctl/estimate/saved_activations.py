@@ -154,9 +154,8 @@ def _core(
     form: ActivationShapes, family: str, core: AttentionOp
 ) -> tuple[list[SavedTensor], list[SavedTensor]]:
     """(kept, made again by selective recomputation) of one attention."""
-    is_self = core.queries == core.keys
-    is_causal = family == "gpt" or (is_self and core.queries == "decoder_seq")
-    is_biased, is_masked = family == "t5" and is_self, family == "glm"
+    is_self = not core.is_cross
+    is_causal, is_biased, is_masked = core.is_causal, core.has_bias, core.has_sample_mask
     rows, keys = ("batch", core.queries), ("batch", core.keys)
     split = [
         SavedTensor("queries", (*rows, "inner")),

@@ -242,7 +242,7 @@ class OperatorTimer:
         queries, keys = self.sizes[core.queries], self.sizes[core.keys] * p.cp
         batch, heads = self.sizes["batch"], model.heads / p.tp
         if model.attention == "flash" and not self.job.training.attention_dropout:
-            pairs = batch * queries * keys * (0.5 if _is_causal(model, core) else 1.0)
+            pairs = batch * queries * keys * (0.5 if core.is_causal else 1.0)
             columns = int(heads * model.head_size)
             own = self.profile.operators
             work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
@@ -279,9 +279,3 @@ class OperatorTimer:
         if self.tp > 1:
             sums = LOSS_ALL_REDUCES * self.network.seconds("tp", "all_reduce", 4 * rows)
             work.tp_forward += sums
-
-
-def _is_causal(model: ModelSpec, core: AttentionOp) -> bool:
-    if model.family == "t5":
-        return core.queries == core.keys == "decoder_seq"
-    return model.family == "gpt"

@@ -131,14 +131,29 @@ class MatMul:
 
 @dataclass(frozen=True, slots=True)
 class AttentionOp:
-    """softmax(Q K^T) V of one attention: the sequences of its queries and of its keys, and the
-    products that write them."""
+    """softmax(Q K^T + bias) V of one attention of a layer.
+
+    part: name of the attention, as its matrix products have it. queries, keys: the sequence
+    dimensions of the two sides, equal for self-attention. query_product, key_product: names of the
+    matrix products that write queries, and keys with values. is_causal: a query sees no later key.
+    has_bias: a learned bias per head is added to the scores (T5's relative positions).
+    has_sample_mask: each sample has a mask [s, s] of its own (GLM), so that masks have a batch
+    dimension.
+    """
 
     part: str
     queries: str = "seq"
     keys: str = "seq"
     query_product: str = "attention.qkv"
     key_product: str = "attention.qkv"
+    is_causal: bool = False
+    has_bias: bool = False
+    has_sample_mask: bool = False
+
+    @property
+    def is_cross(self) -> bool:
+        """Whether the keys come from another stack than the queries."""
+        return self.queries != self.keys
 
 
 @dataclass(frozen=True, slots=True)

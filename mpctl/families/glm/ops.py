@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpctl.families.gpt import ops as gpt
-from mpctl.operators.matmul import OperatorGroup, ParameterSpec
+from mpctl.operators.matmul import AttentionOp, OperatorGroup, ParameterSpec
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
@@ -21,4 +21,5 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     shape = (model.max_positions, model.hidden)
     blocks = ParameterSpec("embedding.block.weight", shape, ("positions", "hidden"))
     entry = OperatorGroup(stack.entry.products, (*stack.entry.weights, blocks))
-    return OperatorTable((replace(stack, entry=entry),))
+    attention = AttentionOp("attention", has_sample_mask=True)
+    return OperatorTable((replace(stack, entry=entry, cores=(attention,)),))

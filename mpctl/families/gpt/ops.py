@@ -32,7 +32,7 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
         "layers",
         model.layers,
         OperatorGroup(BLOCK, (*attention_weights(model), *mlp_weights(model))),
-        (AttentionOp("attention"),),
+        (AttentionOp("attention", is_causal=True),),
         entry=OperatorGroup((lookup(HIDDEN),), (word, *_positions(model))),
         exit=OperatorGroup(
             (head(HIDDEN, tied=model.tied_embeddings),),

@@ -55,7 +55,7 @@ def _encoder(model: ModelSpec, word: ParameterSpec) -> LayerStack:
             (*self_attention(SOURCE), *mlp(SOURCE)),
             (*attention_weights(model), *mlp_weights(model)),
         ),
-        (AttentionOp("attention"),),
+        (AttentionOp("attention", has_bias=True),),
         entry=OperatorGroup((lookup(SOURCE),), (word,)),
         exit=OperatorGroup((), norm_weights("encoder.final_norm", model)),
         shared=(_bias("encoder", model),),
@@ -71,7 +71,7 @@ def _decoder(model: ModelSpec, word: ParameterSpec, *, tp: int) -> LayerStack:
             (*self_attention(TARGET), *CROSS, *mlp(TARGET)),
             (*attention_weights(model), *_cross_weights(model), *mlp_weights(model)),
         ),
-        (AttentionOp("attention", "decoder_seq", "decoder_seq"),
+        (AttentionOp("attention", "decoder_seq", "decoder_seq", is_causal=True, has_bias=True),
          AttentionOp("cross attention", "decoder_seq", "seq", "cross.query", "cross.key_value")),
         entry=OperatorGroup((lookup(TARGET),), (word,)),
         exit=OperatorGroup(
