@@ -42,10 +42,10 @@ from mpctl.families.batch import Batch
 from mpctl.kernels.parameters import initialise
 from mpctl.pipeline.schedule.orders import Action, actions
 from mpctl.pipeline.schedule.replay import replay
-from mpctl.runtime.build import _build_chunks
+from mpctl.runtime.build import build_chunks
 from mpctl.runtime.mesh import build_mesh
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.passes import Listener
+from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
@@ -67,7 +67,7 @@ class TorchStage(nn.Module):
         return self.part(x)
 
 
-class Clock(Listener):
+class Clock(PassListener):
     """Seconds of each action, between what it waited for and what it sends."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ def our_pipeline(
                       launch=job.launch)  # fmt: skip
     cut = PipelinePartition.of(job, mesh.pp.rank)
     assert cut.spans[0] == [(0, CUTS[how])], cut.spans
-    (chunk,) = _build_chunks(cut, mesh)
+    (chunk,) = build_chunks(cut, mesh)
     initialise(chunk, 1)
     pipeline = PipelineRunner(cut, [chunk], mesh.pp, dtype=torch.float32, device=CPU)
     batches = [

@@ -2,8 +2,9 @@
 
 A checkpoint holds of every trained parameter its value and AdamW's two moments, in the dtype that
 is stepped (float32, the masters of 16-bit parameters; float64 under fp64), and of a frozen one its
-value in its own dtype (runtime/checkpoint.py). Every rank of tp writes what it has, so parameters
-that are not split over tp are written tp times; what several stages hold is written once.
+value in its own dtype (runtime/checkpointing/loader.py). Every rank of tp writes what it has, so
+parameters that are not split over tp are written tp times; what several stages hold is written
+once.
 
 By hand, 10 trained bf16 parameters and 5 frozen ones, none split, tp 2: 2 (10 x 12 + 5 x 2) = 260
 bytes.

@@ -116,7 +116,8 @@ def changed_settings(now: JobSpec, then: JobSpec, resumption: Resumption) -> Ite
 
 
 def _rates_are_free_of_steps(training: TrainingSpec) -> bool:
-    """Whether a run that is resumed with more steps keeps its learning rates (runtime/rates.py)."""
+    """Whether a run that is resumed with more steps keeps its learning rates
+    (runtime/lr_schedule.py)."""
     return training.lr_schedule == "constant" or training.lr_decay_steps is not None
 
 

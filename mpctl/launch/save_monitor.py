@@ -1,7 +1,7 @@
 """Saves as the launcher sees them: told when they take long, and never cut short while they go on.
 
-A rank that saves writes into its trail what it has written so far (runtime/saving.py). While these
-words change, a checkpoint is coming, and a stop waits for it however long it takes.
+A rank that saves writes into its trail what it has written so far (runtime/checkpointing/saver.py).
+While these words change, a checkpoint is coming, and a stop waits for it however long it takes.
 """
 
 from __future__ import annotations

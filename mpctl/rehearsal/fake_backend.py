@@ -38,7 +38,7 @@ from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.modules import OBJECTIVES
 from mpctl.kernels.norm import _RMSNorm as RootMeanSquare
-from mpctl.runtime.batches import Batches
+from mpctl.runtime.batches import DatasetBatches
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 
@@ -50,7 +50,7 @@ _PRODUCTS = F.scaled_dot_product_attention
 
 
 @contextmanager
-def imagined(device: torch.device) -> Iterator[None]:
+def fake_tensors(device: torch.device) -> Iterator[None]:
     """Tensors made inside have no values; backward runs in this thread."""
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -62,7 +62,7 @@ def imagined(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def imagined_world(rank: int, world_size: int) -> Iterator[None]:
+def fake_world(rank: int, world_size: int) -> Iterator[None]:
     """The default process group, as `join` makes it, of peers that are not there. The store is a
     real one: the save that waits at it counts its trainings there."""
     if world_size == 1:
@@ -131,7 +131,7 @@ class _Text:
         return np.broadcast_to(np.uint16(0), self.tokens)[start:stop]
 
 
-class FakeBatches(Batches):
+class FakeBatches(DatasetBatches):
     """Micro batches of the job's own objective, made of text that is not there."""
 
     def __init__(self, job: JobSpec, *, dp: Group, cp: Group, device: torch.device) -> None:

@@ -32,14 +32,14 @@ import torch
 
 from mpctl.layout.buckets import zero_stage
 from mpctl.pipeline.schedule.orders import peak_in_flight
-from mpctl.rehearsal.fake_backend import DEVICES, FakeBatches, imagined, imagined_world
+from mpctl.rehearsal.fake_backend import DEVICES, FakeBatches, fake_tensors, fake_world
 from mpctl.runtime import build
 from mpctl.runtime.memory_tracker import KINDS, MemoryTracker
+from mpctl.runtime.memory_watch import current_action, state_tensors, storage_bytes
 from mpctl.runtime.optimizer import MOMENTS
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.watch import bytes_of, doing_of, states_of
 from mpctl.runtime.zero import gradients
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
@@ -108,7 +108,7 @@ def micro_batches_run(job: JobSpec, stage: int) -> int:
 
 
 @dataclass
-class ByMicroBatch(TrafficCounter):
+class MicroBatchTraffic(TrafficCounter):
     """Traffic that knows whose it was; None: sent once a step, as gradients are that a step's last
     micro batch starts to sum."""
 
@@ -157,21 +157,23 @@ class Rehearsal:
     def run(self, micro_batches: int) -> dict[str, Any]:
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
-        device, traffic = DEVICES[kind], ByMicroBatch()
-        with imagined_world(self.rank, self.topology.world_size), imagined(device):
+        device, traffic = DEVICES[kind], MicroBatchTraffic()
+        with fake_world(self.rank, self.topology.world_size), fake_tensors(device):
             with patch.object(gradients, "NORM_BLOCK", NORM_BLOCK), MemoryTracker(device) as ledger:
                 trainer = self._build(device, traffic, ledger)
                 trainer.one_step()
             trainer.step_traffic = traffic.of_step(micro_batches, self.job.num_microbatches)
             return {**_account(trainer, ledger), "building_bytes": self.building_bytes}
 
-    def _build(self, device: torch.device, traffic: ByMicroBatch, ledger: MemoryTracker) -> Trainer:
+    def _build(
+        self, device: torch.device, traffic: MicroBatchTraffic, ledger: MemoryTracker
+    ) -> Trainer:
         with ExitStack() as stack:
             for name, stand_in in (
                 ("TrafficCounter", lambda: traffic),
-                ("Batches", _batches),
+                ("DatasetBatches", _batches),
                 ("draw", lambda *_: None),
-                ("device_of", lambda *_: device),
+                ("select_device", lambda *_: device),
                 ("_memory_reader", lambda _: lambda: ledger.peak),
             ):
                 stack.enter_context(patch.object(build, name, stand_in))
@@ -181,9 +183,9 @@ class Rehearsal:
             )  # fmt: skip
         traffic.trainer, self.building_bytes = trainer, ledger.peak
         _take_a_step_before(trainer)
-        for kind, tensors in states_of(trainer).items():
+        for kind, tensors in state_tensors(trainer).items():
             ledger.name(kind, tensors)
-        ledger.doing = lambda: doing_of(trainer)
+        ledger.doing = lambda: current_action(trainer)
         ledger.restart()
         return trainer
 
@@ -200,11 +202,11 @@ def _take_a_step_before(trainer: Trainer) -> None:
 
 
 def _account(trainer: Trainer, ledger: MemoryTracker) -> dict[str, Any]:
-    states = states_of(trainer)
+    states = state_tensors(trainer)
     return {
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "step_traffic": trainer.step_traffic,
-        "state_bytes": {kind: bytes_of(states[kind]) for kind in states},
+        "state_bytes": {kind: storage_bytes(states[kind]) for kind in states},
         "activation_bytes": ledger.kept,
         "peak_bytes": ledger.peak,
         "at_peak": {kind: ledger.at_peak.get(kind, 0) for kind in KINDS},

@@ -1,4 +1,4 @@
-"""Rules about the learning rate's schedule (runtime/rates.py)."""
+"""Rules about the learning rate's schedule (runtime/lr_schedule.py)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 RUN/checkpoints/step-N/ appears by a rename of a finished directory. What lies beside it under other
 names is never taken for a checkpoint, but for one case: a save that replaces a checkpoint of the
 same step renames the old one to `.step-N.replaced` first, and if it dies before the second rename,
-the old one is what there is. What the tensors mean is runtime/checkpoint.py's.
+the old one is what there is. What the tensors mean is runtime/checkpointing/loader.py's.
 """
 
 from __future__ import annotations

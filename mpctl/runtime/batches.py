@@ -26,7 +26,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 
 
-class Batches:
+class DatasetBatches:
     """Micro batches of training steps, and those of a validation."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Batches:
         return min(self.job.training.eval_samples, held.samples_per_epoch)
 
     def _objective(self, prepared: Prepared, split: Split, *, shuffle: bool) -> Objective:
-        return objective_of(
+        return make_objective(
             split.open(), self.job, self.added, words=prepared.tokenizer_vocab_size,
             shuffle=shuffle,
         )  # fmt: skip
@@ -93,7 +93,7 @@ class Batches:
         return read_batch(samples, numbers, vocab=self.vocab, cp=self.cp, device=self.device)
 
 
-def objective_of(
+def make_objective(
     dataset: IndexedDataset, job: JobSpec, added: Mapping[str, int], *, words: int, shuffle: bool
 ) -> Objective:
     """Samples of a dataset as the job's family takes them.

@@ -24,22 +24,28 @@ from mpctl.kernels.parameters import draw
 from mpctl.layout.buckets import layer_units, stage_buckets, zero_stage
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
-from mpctl.runtime.batches import Batches
+from mpctl.runtime.batches import DatasetBatches
+from mpctl.runtime.checkpointing.saver import Saver
+from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
 from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.mesh import Mesh, build_mesh, saving_store, stage_groups
+from mpctl.runtime.memory_watch import MemoryWatch
+from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import Chunks, PipelinePartition
-from mpctl.runtime.passes import PassListeners
+from mpctl.runtime.pass_listener import PassListeners
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.saving import Saver
-from mpctl.runtime.store_barrier import PATIENCE, StoreBarrier
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.watch import MemoryWatch
-from mpctl.runtime.zero.gather import Gathering
+from mpctl.runtime.zero.gather import ParameterGatherer
 from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap
-from mpctl.runtime.zero.param_store import ParamStore, Zero3ParamStore, bare, give_memory, values_of
+from mpctl.runtime.zero.param_store import (
+    ParamStore,
+    Zero3ParamStore,
+    allocate,
+    make_param_store,
+    without_memory,
+)
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -50,14 +56,15 @@ def build_trainer(
     run_dir: Path, job: JobSpec, topology: Topology, *, rank: int, local_rank: int,
     stop_asked: Callable[[], bool],
 ) -> Trainer:  # fmt: skip
-    """Called by every rank after `join`; resumes from the newest checkpoint where there is one."""
+    """Called by every rank after `init_process_group`; resumes from the newest checkpoint where
+    there is one."""
     assert job.model is not None
     torch.set_num_threads(job.launch.threads_per_rank or 1)
-    device = device_of(job.launch.device, local_rank)
+    device = select_device(job.launch.device, local_rank)
     traffic = TrafficCounter()
     mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
     cut = PipelinePartition.of(job, mesh.pp.rank)
-    with bare():
+    with without_memory():
         chunks = build_chunks(cut, mesh)
     model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
     is_frozen = frozen_by(job.training.freeze)
@@ -83,7 +90,7 @@ def build_trainer(
             frozen=[store for store in values if isinstance(store, Zero3ParamStore)
                     and not store.block.bucket.is_trained],
         ),
-        batches=Batches(
+        batches=DatasetBatches(
             job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, cp=mesh.cp, device=device
         ),
         saver=_saver(run_dir, job, mesh), stop_asked=stop_asked,
@@ -101,7 +108,7 @@ def build_trainer(
 def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
     """What saves: rank 0 keeps the run's own documents as they are now, to copy them."""
     barrier = StoreBarrier(
-        saving_store(mesh.rank, mesh.world.size),
+        checkpoint_store(mesh.rank, mesh.world.size),
         patience=max(PATIENCE, job.launch.timeout_seconds),
     )
     paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
@@ -157,13 +164,13 @@ def _drawn(
 
     def fill(names: Iterable[str]) -> None:
         for name in names:
-            give_memory(named[name])
+            allocate(named[name])
             draw(named[name], name, seed)
 
     fill(named.keys() - {name for block in blocks for name in block.bucket.names})
     for block in blocks:
         fill(block.bucket.names)
-        yield values_of(block, zero)
+        yield make_param_store(block, zero)
 
 
 def _overlap(
@@ -180,7 +187,7 @@ def _overlap(
         buffer.stores, actions, each=zero >= 2, early=cut.job.parallel.overlap_gradients
     )
     gathered = [store for store in values if isinstance(store, Zero3ParamStore)]
-    passes = PassListeners([overlap, *([Gathering(gathered)] if gathered else [])])
+    passes = PassListeners([overlap, *([ParameterGatherer(gathered)] if gathered else [])])
     ends = {"is_first": cut.stage == 0, "is_last": cut.is_last}
     for chunk, span in zip(chunks, cut.spans[cut.stage], strict=True):
         passes.watch(chunk, layer_units(cut.table, span, **ends))
@@ -188,7 +195,7 @@ def _overlap(
     return overlap
 
 
-def device_of(kind: str, local_rank: int) -> torch.device:
+def select_device(kind: str, local_rank: int) -> torch.device:
     """The device of a rank of this host, made the current one on CUDA."""
     if kind == "cuda":
         torch.cuda.set_device(local_rank)
@@ -196,11 +203,11 @@ def device_of(kind: str, local_rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def join(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
+def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
     """The default process group; a world of one rank needs none."""
     if world_size == 1:
         return
-    device = device_of(job.launch.device, local_rank)
+    device = select_device(job.launch.device, local_rank)
     # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
     patience = timedelta(seconds=2 * job.launch.start_seconds)
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
@@ -221,7 +228,7 @@ def _memory_reader(device: torch.device) -> Callable[[], int]:
     return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def stop_watch(run_dir: Path) -> Callable[[], bool]:
+def stop_file_exists(run_dir: Path) -> Callable[[], bool]:
     """Whether the supervisor asked for a stop: one look at a file a step."""
     path = run_dir / "stop"
     return path.exists

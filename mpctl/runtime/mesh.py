@@ -138,7 +138,7 @@ def _sharing(
     return replace(group, shared=Exchange(segment, timeout=launch.timeout_seconds))
 
 
-def saving_store(rank: int, world_size: int) -> Store:
+def checkpoint_store(rank: int, world_size: int) -> Store:
     """The key-value store at which the ranks of the default group meet; of one rank, its own.
 
     Each call has keys of its own, so that a second training in the same processes does not find

@@ -37,7 +37,7 @@ class NotFinite(RunFailed):
 
 
 @dataclass
-class Inspector:
+class GradientInspector:
     """One rank's look at its own gradients; names: of all parameters of this rank."""
 
     names: Mapping[Tensor, str]
@@ -61,7 +61,7 @@ class Inspector:
         return (GRADIENT, gradient) if gradient else (NOTHING, "")
 
 
-def blame(what: str, mesh: Mesh, evidence: tuple[int, str]) -> NotFinite:
+def locate_nonfinite(what: str, mesh: Mesh, evidence: tuple[int, str]) -> NotFinite:
     """The failure that this rank raises; every rank calls it together.
 
     what: `the gradient norm of step 3 is nan`.

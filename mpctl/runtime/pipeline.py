@@ -37,10 +37,10 @@ from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
 from mpctl.runtime.partition import PipelinePartition, StageBoundary
-from mpctl.runtime.passes import Listener
+from mpctl.runtime.pass_listener import PassListener
 from mpctl.transport.group import Collective, Group, Work
 
-UNDER_WAY = 2  # messages that are kept until they have left
+MAX_SENDS_IN_FLIGHT = 2  # messages that are kept until they have left
 
 
 class PipelineRunner:
@@ -63,7 +63,7 @@ class PipelineRunner:
         self.dtype, self.device = dtype, device
         self.at: Step | None = None
         self.on_move: Callable[[], None] = lambda: None
-        self.listener = Listener()
+        self.listener = PassListener()
         p, micro_batches = cut.job.parallel, cut.job.num_microbatches
         # Alone, nothing is gained by holding more than one micro batch.
         schedule = p.schedule if cut.stages > 1 else "1f1b"
@@ -95,13 +95,13 @@ class PipelineRunner:
         which only the last stage knows."""
         training = self.cut.job.training
         samples = training.global_batch_size or 1
-        run = _Run(self, batches, samples, seed=training.seed, step=step, scale=scale)
+        run = _ProgramRun(self, batches, samples, seed=training.seed, step=step, scale=scale)
         return run.through(self.program)
 
     def evaluate(self, batches: Sequence[Batch], *, counted: int) -> float:
         """The sum of this rank's losses without dropout, on the last stage, over the first
         `counted` of the micro batches; the others are computed and left out of the sum."""
-        run = _Run(self, iter(batches), 1, counted=counted)
+        run = _ProgramRun(self, iter(batches), 1, counted=counted)
         return run.through(self._forwards(len(batches)))
 
     def _forwards(self, count: int) -> Program:
@@ -120,7 +120,7 @@ class PipelineRunner:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _SavedGraph:
     """inputs: states whose gradients are handed on; edges: where backward enters the graph, which
     keeps of an output's values only what it needs; ends: the gradient of a loss."""
 
@@ -130,7 +130,7 @@ class _Kept:
 
 
 @dataclass
-class _Run:
+class _ProgramRun:
     """One way through a program. kept: what a backward starts from; deferred: weights' gradients by
     micro batch; read: micro batches taken from the source, of which `batches` are still needed;
     step None: no noise; counted: how many micro batches' losses are summed, None for all."""
@@ -145,7 +145,7 @@ class _Run:
     loss: float = 0.0
     read: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
-    kept: dict[tuple[int, int], _Kept] = field(default_factory=dict)
+    kept: dict[tuple[int, int], _SavedGraph] = field(default_factory=dict)
     deferred: dict[int, list[Deferred]] = field(default_factory=dict)
     arriving: dict[Action, list[tuple[Tensor, Work]]] = field(default_factory=dict)
     made: dict[Action, list[Tensor]] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class _Run:
             assert not lost, f"{action}: a state needs a gradient that is not sent"
             needed = [state for state, need in _paired(outputs, behind) if need]
             ends = [] if behind.shapes else [torch.full_like(s, self.scale) for s in needed]
-            self.kept[action.microbatch, action.chunk] = _Kept(
+            self.kept[action.microbatch, action.chunk] = _SavedGraph(
                 inputs, [get_gradient_edge(s) if s.requires_grad else None for s in needed], ends
             )
         elif action.chunk == len(self.line.chunks) - 1:
@@ -245,7 +245,7 @@ class _Run:
             work = dist.isend(tensor, group=group.process_group, group_dst=peer.stage)
             assert work is not None, "this rank is in its pipeline's group"
             self.leaving.append((tensor, work))
-        self._land(UNDER_WAY)
+        self._land(MAX_SENDS_IN_FLIGHT)
 
     def _land(self, most: int) -> None:
         """Wait for the oldest messages sent until at most so many are under way."""

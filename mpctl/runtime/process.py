@@ -37,10 +37,10 @@ def die_with_parent(recorded: Path) -> None:
     recorded: where the launcher wrote who the parent is; one that ended while we were starting has
     left us to another, whose end would tell nothing.
     """
-    end_with(int(recorded.read_text()) if recorded.exists() else os.getppid())
+    die_with_process(int(recorded.read_text()) if recorded.exists() else os.getppid())
 
 
-def end_with(parent: int) -> None:
+def die_with_process(parent: int) -> None:
     """End this process when `parent`, which started it, ends; at once when it has ended already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -13,12 +13,12 @@ import torch
 
 from mpctl.runtime.mesh import Mesh
 
-FIXED = 2
+STATUS_FIELDS = 2
 
 
 @dataclass(frozen=True)
-class Status:
-    """loss: this rank's share before, the sum after `share`; memory: bytes by rank after."""
+class StepStatus:
+    """loss: this rank's share before `reduce_status`, the sum after it; memory: bytes by rank."""
 
     loss: float
     stop: bool = False
@@ -26,11 +26,13 @@ class Status:
     memory: list[int] = field(default_factory=list)
 
 
-def share(own: Status, mesh: Mesh) -> Status:
+def reduce_status(own: StepStatus, mesh: Mesh) -> StepStatus:
     """The sum over all replicas, equal on every rank."""
-    vector = torch.zeros(FIXED + mesh.world.size, dtype=torch.float64)
+    vector = torch.zeros(STATUS_FIELDS + mesh.world.size, dtype=torch.float64)
     vector[0] = own.loss if mesh.tells_loss else 0.0
     vector[1] = float(own.stop)
-    vector[FIXED + mesh.rank] = float(own.peak_memory)
+    vector[STATUS_FIELDS + mesh.rank] = float(own.peak_memory)
     summed = mesh.world.all_reduce(vector.to(mesh.device)).tolist()
-    return Status(summed[0], summed[1] > 0, own.peak_memory, [int(b) for b in summed[FIXED:]])
+    return StepStatus(
+        summed[0], summed[1] > 0, own.peak_memory, [int(b) for b in summed[STATUS_FIELDS:]]
+    )

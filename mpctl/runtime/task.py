@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
-from mpctl.runtime.process import end_with, record_failure, redirect_output, write_json
+from mpctl.runtime.process import die_with_process, record_failure, redirect_output, write_json
 from mpctl.runtime.worker import RankEnv
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Answers = Iterator[dict[str, Any]]
 
 
 def main(folder: Path, parent: int) -> None:
-    end_with(parent)
+    die_with_process(parent)
     place = RankEnv.from_environment()
     redirect_output(folder / "logs" / f"rank-{place.rank}.log")
     try:
@@ -58,7 +58,7 @@ def _work(folder: Path, place: RankEnv) -> None:
 
 
 def _answers(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
-    from mpctl.runtime.evaluating import evaluate
+    from mpctl.runtime.evaluation import evaluate
     from mpctl.runtime.sampling.task import sample
 
     return {"sample": sample, "evaluate": evaluate}[request["task"]](request, job, mesh)
@@ -67,16 +67,18 @@ def _answers(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
 def _mesh(job: JobSpec, place: RankEnv) -> Mesh:
     import torch
 
-    from mpctl.runtime.build import device_of, join
+    from mpctl.runtime.build import init_process_group, select_device
     from mpctl.runtime.mesh import build_mesh
     from mpctl.topology import Topology
 
     torch.set_num_threads(job.launch.threads_per_rank or 1)
-    join(job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size)
+    init_process_group(
+        job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size
+    )
     topology = Topology.of(
         job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
     )
-    device = device_of(job.launch.device, place.local_rank)
+    device = select_device(job.launch.device, place.local_rank)
     return build_mesh(topology, place.rank, device, launch=job.launch)
 
 

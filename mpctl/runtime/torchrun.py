@@ -13,14 +13,14 @@ import os
 import signal
 import sys
 
-from mpctl.runtime.process import end_with
+from mpctl.runtime.process import die_with_process
 
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     launcher = os.environ.pop("MPCTL_LAUNCHER", None)
     if launcher is not None:
-        end_with(int(launcher))
+        die_with_process(int(launcher))
     from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[1:])

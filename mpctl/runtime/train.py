@@ -19,20 +19,20 @@ from torch import Tensor, nn
 
 from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
-from mpctl.runtime import checkpoint
-from mpctl.runtime.batches import Batches
-from mpctl.runtime.loading import padding_rows, read_values
+from mpctl.runtime.batches import DatasetBatches
+from mpctl.runtime.checkpointing import loader as checkpoint
+from mpctl.runtime.checkpointing.model_weights import padding_rows, read_values
+from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.loss_scale import LossScale
+from mpctl.runtime.lr_schedule import learning_rate
+from mpctl.runtime.memory_watch import MemoryWatch
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.nonfinite import Inspector, blame
+from mpctl.runtime.nonfinite import GradientInspector, locate_nonfinite
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.rates import learning_rate
-from mpctl.runtime.saving import Saver
-from mpctl.runtime.status import Status, share
+from mpctl.runtime.status import StepStatus, reduce_status
 from mpctl.runtime.traffic import TrafficCounter
-from mpctl.runtime.watch import MemoryWatch
 from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
@@ -55,7 +55,7 @@ class Trainer:
     overlap: GradientOverlap
     scale: LossScale | None
     optimizer: Optimizer
-    batches: Batches
+    batches: DatasetBatches
     saver: Saver
     stop_asked: Callable[[], bool]
     peak_memory: Callable[[], int]
@@ -110,13 +110,13 @@ class Trainer:
         with self.watch.step(self):
             loss = self._find_gradients()
             norm, update = self._update(loss)
-        status = share(Status(loss, self.stop_asked(), self.peak_memory()), self.mesh)
+        status = reduce_status(StepStatus(loss, self.stop_asked(), self.peak_memory()), self.mesh)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         self.step += 1
         self.step_traffic = self.traffic.snapshot()
         if not math.isfinite(status.loss):
             what = f"the loss of step {self.step} is {status.loss}"
-            raise blame(what, self.mesh, Inspector(self.names).evidence(loss))
+            raise locate_nonfinite(what, self.mesh, GradientInspector(self.names).evidence(loss))
         tokens = self._tokens_per_step()
         return {
             "step": self.step,
@@ -162,10 +162,10 @@ class Trainer:
 
     def _blame(self, what: str, loss: float) -> NoReturn:
         """Compute the step once more, each rank looking at its own gradients, and end the run."""
-        inspector = Inspector(self.names)
+        inspector = GradientInspector(self.names)
         self.overlap.before_sum = inspector.look
         self._find_gradients()
-        raise blame(what, self.mesh, inspector.evidence(loss))
+        raise locate_nonfinite(what, self.mesh, inspector.evidence(loss))
 
     def _tokens_per_step(self) -> int:
         assert self.job.model is not None
@@ -191,7 +191,7 @@ class Trainer:
         """Over its validation samples, each counted once whatever the number of replicas."""
         batches, counted = self.batches.evaluation(held)
         total = self.pipeline.evaluate(batches, counted=counted)
-        return share(Status(total / self.batches.eval_samples(held)), self.mesh).loss
+        return reduce_status(StepStatus(total / self.batches.eval_samples(held)), self.mesh).loss
 
     @property
     def names(self) -> dict[Tensor, str]:

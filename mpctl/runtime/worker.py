@@ -98,15 +98,17 @@ class Worker:
         return self.trainer.doing if self.trainer else self.phase
 
     def run(self) -> None:
-        from mpctl.runtime.build import build_trainer, join, stop_watch
+        from mpctl.runtime.build import build_trainer, init_process_group, stop_file_exists
 
         place = self.place
         self._reach(JOINING, f"joining the other ranks at {place.address}")
-        join(self.job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size)
+        init_process_group(
+            self.job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size
+        )
         self._reach(JOINED, "building the model")
         self.trainer = trainer = build_trainer(
             self.run_dir, self.job, self.topology, rank=place.rank, local_rank=place.local_rank,
-            stop_asked=stop_watch(self.run_dir),
+            stop_asked=stop_file_exists(self.run_dir),
         )  # fmt: skip
         trainer.pipeline.on_move = lambda: self.trail.write(trainer.doing)
         print(trainer.model)

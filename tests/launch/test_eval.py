@@ -17,7 +17,7 @@ from mpctl.data.tokenizer import end_of_text_id, load_tokenizer
 from mpctl.errors import InputError
 from mpctl.launch.evaluate import Evaluation, _tokenized, plan_evaluation
 from mpctl.launch.machine import Machine
-from mpctl.runtime.evaluating import evaluate
+from mpctl.runtime.evaluation import evaluate
 from mpctl.runtime.mesh import build_mesh
 from mpctl.spec.load import parse
 from mpctl.topology import Topology

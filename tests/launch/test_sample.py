@@ -24,11 +24,11 @@ from mpctl.launch.sample import SamplingSettings, plan_sampling
 from mpctl.launch.trained_model import open_trained
 from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.loading import load_chunks
+from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.sampling.draw import Draw
-from mpctl.runtime.sampling.loop import filled, written
-from mpctl.runtime.sampling.texts import texts_of
+from mpctl.runtime.sampling.draw import SamplingSettings
+from mpctl.runtime.sampling.loop import fill_masks, generate
+from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec, complete
 from mpctl.transport.group import Group
 from mpctl.weights.origin import open_origin
@@ -126,9 +126,9 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
         {"number": i, "tokens": prompt, "limit": limit, "ends": [], "special": special, "masks": []}
         for i, prompt in enumerate(prompts)
     ]
-    texts = texts_of(model.family, asked)
+    texts = make_text_states(model.family, asked)
     found: list[list[int]] = [[] for _ in prompts]
-    for chosen in written(module, model, Group(), texts, Draw(), device=Alone.device):
+    for chosen in generate(module, model, Group(), texts, SamplingSettings(), device=Alone.device):
         for one in chosen:
             found[one.text].append(one.token)
     return found
@@ -163,8 +163,8 @@ def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = load(folder)(torch.tensor([prompt])).prediction_logits[0]
     asked = {"number": 0, "tokens": prompt, "limit": 1, "ends": [], "special": {}, "masks": masks}
-    texts = texts_of("bert", [asked])
-    steps = list(filled(module, model, Group(), texts, Draw(), device=Alone.device))
+    texts = make_text_states("bert", [asked])
+    steps = list(fill_masks(module, model, Group(), texts, SamplingSettings(), device=Alone.device))
     assert [one.token for step in steps for one in step] == logits[masks].argmax(-1).tolist()
 
 

@@ -17,10 +17,10 @@ from mpctl.estimate.memory import StageMemory
 from mpctl.families.gpt.module import GPT
 from mpctl.launch.summary import planned_traffic
 from mpctl.rehearsal import rehearse as module
-from mpctl.rehearsal.fake_backend import _fused, imagined
-from mpctl.rehearsal.rehearse import ByMicroBatch, micro_batches_run, rehearse
+from mpctl.rehearsal.fake_backend import _fused, fake_tensors
+from mpctl.rehearsal.rehearse import MicroBatchTraffic, micro_batches_run, rehearse
 from mpctl.runtime.memory_tracker import MemoryTracker
-from mpctl.runtime.watch import doing_of, states_of
+from mpctl.runtime.memory_watch import current_action, state_tensors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
@@ -139,9 +139,9 @@ def test_real_tensors_take_the_same_bytes(
         trainer = make_trainer(job, tmp_path)
         steps = trainer.run()
         next(steps)
-        for kind, tensors in states_of(trainer).items():
+        for kind, tensors in state_tensors(trainer).items():
             ledger.name(kind, tensors)
-        ledger.doing = lambda: doing_of(trainer)
+        ledger.doing = lambda: current_action(trainer)
         ledger.restart()
         next(steps)
     account = rehearsed(job, 0)
@@ -214,7 +214,7 @@ def test_fused_attention_keeps_no_scores() -> None:
     """The example of imagined.py; in 32 bit with a mask, the mask as numbers besides."""
     device = torch.device("meta")
     for dtype, causal, most in ((torch.bfloat16, True, 5 << 20), (torch.float32, False, 26 << 20)):
-        with imagined(device), MemoryTracker(device) as ledger:
+        with fake_tensors(device), MemoryTracker(device) as ledger:
             q = torch.empty(1, 8, 2048, 128, dtype=dtype, device=device, requires_grad=True)
             mask = None if causal else torch.ones(1, 1, 2048, 2048, dtype=bool, device=device)
             before = ledger.total
@@ -227,7 +227,7 @@ def test_a_bias_of_other_strides_has_no_fused_kernel_on_cuda() -> None:
     """fp32, a bias of 8 heads over 512 keys: fused keeps no scores of 8 MiB, products do."""
     device, kept = torch.device("meta"), []
     for is_permuted in (False, True):
-        with imagined(device), MemoryTracker(device) as ledger:
+        with fake_tensors(device), MemoryTracker(device) as ledger:
             q = torch.empty(1, 8, 512, 64, device=device, requires_grad=True)
             shape = (1, 512, 512, 8) if is_permuted else (1, 8, 512, 512)
             bias = torch.empty(shape, device=device)
@@ -263,7 +263,7 @@ def test_a_failure_says_where(monkeypatch) -> None:
 
 def test_micro_batches_that_differ_are_not_multiplied() -> None:
     step = {("tp", "all_reduce", 8): 2}
-    traffic = ByMicroBatch(sent={0: Counter(step), 1: Counter(step), None: Counter(step)})
+    traffic = MicroBatchTraffic(sent={0: Counter(step), 1: Counter(step), None: Counter(step)})
     assert traffic.of_step(5, 2) == {"tp all_reduce": {"count": 12, "bytes": 96}}
     traffic.record(Collective("all_reduce", "tp", 8, "float32"))  # outside of micro batches
     assert traffic.of_step(5, 2) == {"tp all_reduce": {"count": 13, "bytes": 104}}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from mpctl.kernels.parameters import Init, Shard, shard_parameter
 from mpctl.launch.summary import planned_traffic
 from mpctl.layout.buckets import Bucket
+from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.nonfinite import NotFinite
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.rates import learning_rate
 from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, clip_factor
 from mpctl.runtime.zero.param_store import ParamStore
 from mpctl.spec.training import TrainingSpec

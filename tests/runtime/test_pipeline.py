@@ -20,7 +20,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.launch.summary import planned_traffic
 from mpctl.pipeline.schedule.orders import Action, peak_in_flight
 from mpctl.rundir.checkpoints import damage, read_manifest, read_shard_record
-from mpctl.runtime.pipeline import _Run
+from mpctl.runtime.pipeline import _ProgramRun
 from mpctl.spec.load import parse
 from tests.launch.command import end_all, launch
 from tests.ranks import run_ranks
@@ -234,13 +234,13 @@ def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(data, tmp_path
 
 def _most_held(rank: int, size: int, jobs: list[dict[str, Any]], run_dir: str) -> list[int]:
     """Of each job, the most whose gradients are not all there."""
-    compute, found = _Run._compute, []
+    compute, found = _ProgramRun._compute, []
 
-    def watched(run: _Run, action: Action) -> None:
+    def watched(run: _ProgramRun, action: Action) -> None:
         compute(run, action)
         held.append(len(run.kept) + sum(map(bool, run.put_off.values())))
 
-    _Run._compute = watched  # type: ignore[method-assign]
+    _ProgramRun._compute = watched  # type: ignore[method-assign]
     for number, raw in enumerate(jobs):
         held: list[int] = []
         list(make_trainer(parse(raw), Path(run_dir) / str(number), rank).run())

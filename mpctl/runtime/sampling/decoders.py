@@ -22,7 +22,7 @@ from mpctl.families.batch import Batch
 from mpctl.families.parts import SingleStackModule
 from mpctl.families.t5.module import T5
 from mpctl.kernels.cache import ContextCache, KeyValueCache
-from mpctl.runtime.sampling.texts import Fields, Text
+from mpctl.runtime.sampling.texts import Fields, TextState
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Decoder(Protocol):
     """One batch of texts, from its prompts on."""
 
-    def begin(self, texts: Sequence[Text]) -> Tensor:
+    def begin(self, texts: Sequence[TextState]) -> Tensor:
         """Feed what the texts start with -> logits [b, v_local] of the next token."""
 
     def go_on(self, fields: Sequence[Fields]) -> Tensor:
@@ -45,7 +45,7 @@ class StackDecoder:
         self.caches: list[KeyValueCache] = []
         self.real: Tensor | None = None  # [b, positions so far], False at padding; None: all True
 
-    def begin(self, texts: Sequence[Text]) -> Tensor:
+    def begin(self, texts: Sequence[TextState]) -> Tensor:
         fields = [text.first() for text in texts]
         longest = max(len(each["tokens"]) for each in fields)
         room = longest + max(_positions(text) for text in texts)
@@ -75,7 +75,7 @@ class EncoderDecoder:
         self.module, self.device = module, device
         self.caches: list[tuple[KeyValueCache, ContextCache]] = []
 
-    def begin(self, texts: Sequence[Text]) -> Tensor:
+    def begin(self, texts: Sequence[TextState]) -> Tensor:
         inputs = [{"tokens": text.tokens} for text in texts]
         real = torch.tensor(_is_real(inputs, "tokens", "right"), device=self.device)
         self.mask = None if bool(real.all()) else real[:, None, None]
@@ -93,14 +93,14 @@ class EncoderDecoder:
         return self.module.continued(batch, self.source, self.caches, mask=self.mask)
 
 
-def decoder_of(module: torch.nn.Module, device: torch.device) -> Decoder:
+def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:
     if isinstance(module, T5):
         return EncoderDecoder(module, device)
     assert isinstance(module, SingleStackModule)
     return StackDecoder(module, device, is_causal=module.model.family == "gpt")
 
 
-def _positions(text: Text) -> int:
+def _positions(text: TextState) -> int:
     """Positions that a text may be fed after its first ones."""
     return max(1, len(text.masks)) * (text.limit + 1)
 

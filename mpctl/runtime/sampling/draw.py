@@ -24,7 +24,7 @@ from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
-class Draw:
+class SamplingSettings:
     """temperature 0 takes the likeliest word. top_k and top_p narrow the choice, in this order,
     after the division by the temperature (Holtzman et al., arXiv 1904.09751, section 3)."""
 
@@ -75,7 +75,7 @@ class Draw:
         return -uniform(key, (numbers, places, words), torch.float64)[:, 0].log().neg().log()
 
 
-def whole_logits(local: Tensor, group: Group, *, vocab: int, padded: int) -> Tensor:
+def gather_logits(local: Tensor, group: Group, *, vocab: int, padded: int) -> Tensor:
     """This rank's words [b, v_local] -> [b, v], equal on every rank of the group.
 
     padded: rows of the word table over all ranks; those above `vocab` give no logit.

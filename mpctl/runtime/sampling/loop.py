@@ -14,15 +14,15 @@ from torch import Tensor
 
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.parts import padded
-from mpctl.runtime.sampling.decoders import decoder_of
-from mpctl.runtime.sampling.draw import Draw, whole_logits
-from mpctl.runtime.sampling.texts import Text
+from mpctl.runtime.sampling.decoders import make_decoder
+from mpctl.runtime.sampling.draw import SamplingSettings, gather_logits
+from mpctl.runtime.sampling.texts import TextState
 from mpctl.spec.model import ModelSpec
 from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SampledToken:
     """One token of one text, or of its blank number `blank`; is_end: it ended that and is no part
     of it. finish: why the text has ended, None where it goes on."""
 
@@ -35,12 +35,17 @@ class Chosen:
 
 
 @torch.inference_mode()
-def written(
-    module: FamilyModule, model: ModelSpec, group: Group, texts: Sequence[Text], draw: Draw, *,
+def generate(
+    module: FamilyModule,
+    model: ModelSpec,
+    group: Group,
+    texts: Sequence[TextState],
+    draw: SamplingSettings,
+    *,
     device: torch.device,
-) -> Iterator[list[Chosen]]:  # fmt: skip
+) -> Iterator[list[SampledToken]]:
     """What is chosen for the texts that have not ended, place by place."""
-    decoder, place = decoder_of(module, device), 0
+    decoder, place = make_decoder(module, device), 0
     logits = decoder.begin(texts)
     while True:
         tokens, shares = draw(_whole(logits, model, group), [t.number for t in texts], place)
@@ -55,10 +60,15 @@ def written(
 
 
 @torch.inference_mode()
-def filled(
-    module: FamilyModule, model: ModelSpec, group: Group, texts: Sequence[Text], draw: Draw, *,
+def fill_masks(
+    module: FamilyModule,
+    model: ModelSpec,
+    group: Group,
+    texts: Sequence[TextState],
+    draw: SamplingSettings,
+    *,
     device: torch.device,
-) -> Iterator[list[Chosen]]:  # fmt: skip
+) -> Iterator[list[SampledToken]]:
     """BERT: for each text the words of its `masks`, each drawn from the same forward pass."""
     for text in texts:
         tokens = torch.tensor([text.tokens], device=device)
@@ -68,14 +78,14 @@ def filled(
             whole = _whole(logits[:, mask], model, group)
             (token,), (share,) = draw(whole, [text.number], place)
             finish = "filled" if place == len(text.masks) - 1 else None
-            yield [Chosen(text.number, place, int(token), float(share), False, finish)]
+            yield [SampledToken(text.number, place, int(token), float(share), False, finish)]
 
 
 def _whole(local: Tensor, model: ModelSpec, group: Group) -> Tensor:
-    return whole_logits(local, group, vocab=model.vocab, padded=padded(model, group))
+    return gather_logits(local, group, vocab=model.vocab, padded=padded(model, group))
 
 
-def _taken(text: Text, token: int, share: float) -> Chosen:
+def _taken(text: TextState, token: int, share: float) -> SampledToken:
     blank = text.blank
     text.take(token)
-    return Chosen(text.number, blank, token, share, token in text.ends, text.finish)
+    return SampledToken(text.number, blank, token, share, token in text.ends, text.finish)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.loading import load_chunks
+from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.sampling.draw import Draw
-from mpctl.runtime.sampling.loop import filled, written
-from mpctl.runtime.sampling.texts import texts_of
+from mpctl.runtime.sampling.draw import SamplingSettings
+from mpctl.runtime.sampling.loop import fill_masks, generate
+from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec
 
 
@@ -30,10 +30,10 @@ def sample(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Iterator[dict[s
     (module,) = chunks = build_chunks(cut, mesh)
     load_chunks(chunks, cut.model, Path(request["origin"]))
     yield {"event": "loaded", "seconds": time.perf_counter() - began}
-    work = filled if cut.model.family == "bert" else written
-    draw, size, asked = Draw(**request["draw"]), request["batch_size"], request["texts"]
+    work = fill_masks if cut.model.family == "bert" else generate
+    draw, size, asked = SamplingSettings(**request["draw"]), request["batch_size"], request["texts"]
     for start in range(0, len(asked), size):
-        texts = texts_of(cut.model.family, asked[start : start + size])
+        texts = make_text_states(cut.model.family, asked[start : start + size])
         yield {"event": "begin", "texts": [text.number for text in texts]}
         began = time.perf_counter()
         for chosen in work(module, cut.model, mesh.tp, texts, draw, device=mesh.device):

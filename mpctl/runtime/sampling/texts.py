@@ -23,7 +23,7 @@ Fields = Mapping[str, Sequence[int]]
 
 
 @dataclass
-class Text:
+class TextState:
     """One text: `number` names it to the draws, `limit` bounds the tokens that are written, a
     token in `ends` ends it and is not written.
 
@@ -63,7 +63,7 @@ class Text:
 
 
 @dataclass
-class BlankText(Text):
+class BlankTextState(TextState):
     """GLM: the blanks of `masks`, their positions in part A; `limit` bounds each of them."""
 
     block: int = 1
@@ -92,7 +92,7 @@ class BlankText(Text):
 
 
 @dataclass
-class DecoderText(Text):
+class DecoderTextState(TextState):
     """T5: `tokens` are the encoder's."""
 
     def first(self) -> Fields:
@@ -102,12 +102,12 @@ class DecoderText(Text):
         return {"decoder_tokens": [self.latest]}
 
 
-TEXTS: dict[FamilyName, type[Text]] = {
-    "gpt": Text, "bert": Text, "glm": BlankText, "t5": DecoderText
+TEXTS: dict[FamilyName, type[TextState]] = {
+    "gpt": TextState, "bert": TextState, "glm": BlankTextState, "t5": DecoderTextState
 }  # fmt: skip
 
 
-def texts_of(family: FamilyName, asked: Sequence[Mapping[str, Any]]) -> list[Text]:
+def make_text_states(family: FamilyName, asked: Sequence[Mapping[str, Any]]) -> list[TextState]:
     """The texts of a request."""
     return [
         TEXTS[family](

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 from mpctl.layout.buckets import Bucket
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.runtime.passes import Listener
+from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.zero.param_store import Zero3ParamStore
 
 
-class Gathering(Listener):
+class ParameterGatherer(PassListener):
     """Of one stage, whose chunks take turns."""
 
     def __init__(self, stores: Sequence[Zero3ParamStore]) -> None:

@@ -168,7 +168,7 @@ def _adder(view: Tensor) -> Any:
     return add
 
 
-STORES: tuple[type[BucketGradients], ...] = (
+GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
     BucketGradients, Zero1Gradients, ShardedGradients, ShardedGradients,
 )  # fmt: skip
 
@@ -188,7 +188,7 @@ class GradientBuffer:
         replicas: Group | None = None,
     ) -> None:
         self.zero_stage = zero
-        self.stores = [STORES[zero](block, dtype, device) for block in blocks]
+        self.stores = [GRADIENT_STORES[zero](block, dtype, device) for block in blocks]
         self.tp, self.pp = tp or Group(), pp or Group()
         self.replicas = replicas or Group()
         self.device = device
@@ -226,7 +226,7 @@ class GradientBuffer:
             for parameter, _, gradient in store.pieces
             if parameter is not None and is_sharded(parameter) is is_split
         ]  # fmt: skip
-        return squares(parts, self.device)
+        return squared_norm(parts, self.device)
 
     def scale(self, factor: float) -> None:
         if factor != 1.0:
@@ -239,7 +239,7 @@ def clip_factor(norm: float, bound: float) -> float:
     return bound / norm if 0 < bound < norm else 1.0
 
 
-def squares(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+def squared_norm(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """Sum of squares, float64: exact enough in blocks without a wide copy of the whole."""
     blocks = [block for part in parts for block in part.reshape(-1).split(NORM_BLOCK)]
     if not blocks:

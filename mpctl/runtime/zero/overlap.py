@@ -19,14 +19,14 @@ from torch import Tensor
 
 from mpctl.kernels.deferred_wgrad import later_of
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.runtime.passes import Listener
+from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.zero.gradients import BucketGradients
 from mpctl.transport.group import Pending
 
-UNDER_WAY = 1  # of those that are whole for a moment, besides the one that fills
+MAX_IN_FLIGHT = 1  # of those that are whole for a moment, besides the one that fills
 
 
-class GradientOverlap(Listener):
+class GradientOverlap(PassListener):
     """each: reduce in every backward; early: as soon as complete, else when all are."""
 
     def __init__(
@@ -102,7 +102,7 @@ class GradientOverlap(Listener):
             self.under_way.append((self.stores[i], self.stores[i].start()))
             self.left.discard(i)
             if self.each:
-                self._land(UNDER_WAY)
+                self._land(MAX_IN_FLIGHT)
         self.due = [i for i in self.due if i not in numbers]
 
     def _land(self, most: int) -> None:

@@ -141,8 +141,8 @@ class Zero3ParamStore(SlicedParamStore):
 
 
 @contextmanager
-def bare() -> Iterator[None]:
-    """Parameters of the modules made meanwhile have no memory until `give_memory`."""
+def without_memory() -> Iterator[None]:
+    """Parameters of the modules made meanwhile have no memory until `allocate`."""
 
     def strip(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
@@ -157,12 +157,12 @@ def bare() -> Iterator[None]:
 
 
 @torch.no_grad()
-def give_memory(parameter: nn.Parameter) -> None:
+def allocate(parameter: nn.Parameter) -> None:
     """To a bare one; what is in it is anything."""
     _resize(parameter, parameter.nbytes)
 
 
-def values_of(block: BucketShard, zero: int) -> ParamStore:
+def make_param_store(block: BucketShard, zero: int) -> ParamStore:
     """The store of a ZeRO stage."""
     return (ParamStore, SlicedParamStore, SlicedParamStore, Zero3ParamStore)[zero](block)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.runtime.passes import Listener, PassListeners
+from mpctl.runtime.pass_listener import PassListener, PassListeners
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.load import parse
@@ -20,7 +20,7 @@ SMALL = {"parallel__bucket_bytes": 40_000, "training__steps": 2, "training__eval
 Event = tuple[Any, ...]
 
 
-class Log(Listener):
+class Log(PassListener):
     """What the passes tell, and between it each reduction that starts, by its place in line."""
 
     def __init__(self, trainer: Trainer) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mpctl.pipeline.schedule.orders import Action
 
 
-class Listener:
+class PassListener:
     """Hears nothing; units are numbered in forward order (layout/buckets.py)."""
 
     def begin(self, action: Action) -> None: ...
@@ -35,10 +35,10 @@ class Listener:
     def end(self, action: Action) -> None: ...
 
 
-class PassListeners(Listener):
+class PassListeners(PassListener):
     """Tells every listener, in their order."""
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
+    def __init__(self, listeners: Sequence[PassListener]) -> None:
         self.listeners = listeners
 
     def watch(self, chunk: nn.Module, layers: Mapping[str, int]) -> None:

@@ -11,7 +11,7 @@ import torch
 from mpctl.families import get_table
 from mpctl.families.batch import FamilyModule
 from mpctl.kernels.parameters import shard_of
-from mpctl.runtime.checkpoint import load_values
+from mpctl.runtime.checkpointing.loader import load_values
 from mpctl.runtime.partition import Chunks
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub

@@ -25,7 +25,7 @@ from mpctl.spec.job import JobSpec
 KEEPS = ("forward", "backward_input")
 
 
-class Watched(Protocol):
+class WatchedTrainer(Protocol):
     """What of a rank's training is looked at: train.py's Trainer."""
 
     job: JobSpec
@@ -36,7 +36,7 @@ class Watched(Protocol):
     step: int
 
 
-def states_of(trainer: Watched) -> dict[Kind, list[Tensor]]:
+def state_tensors(trainer: WatchedTrainer) -> dict[Kind, list[Tensor]]:
     """What lasts from step to step, by kind."""
     optimizer = trainer.optimizer
     moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
@@ -47,13 +47,13 @@ def states_of(trainer: Watched) -> dict[Kind, list[Tensor]]:
             "parameters": [*trainer.model.parameters(), *held["parameters"]]}  # fmt: skip
 
 
-def doing_of(trainer: Watched) -> tuple[object, bool]:
+def current_action(trainer: WatchedTrainer) -> tuple[object, bool]:
     """The pipeline's step, and whether a later one needs what it leaves."""
     at = trainer.pipeline.at
     return at, at is not None and at.action.kind in KEEPS
 
 
-def bytes_of(tensors: list[Tensor]) -> int:
+def storage_bytes(tensors: list[Tensor]) -> int:
     """Of the storages of these tensors, each once."""
     storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
@@ -68,7 +68,7 @@ class MemoryWatch:
         self.found: dict[str, int | None] = {}
 
     @contextmanager
-    def step(self, trainer: Watched) -> Iterator[None]:
+    def step(self, trainer: WatchedTrainer) -> Iterator[None]:
         """Around a step's gradients and update."""
         is_last = trainer.step + 1 == trainer.job.training.steps
         if not self.is_on or self.found or not (trainer.optimizer.adam.state or is_last):
@@ -79,16 +79,18 @@ class MemoryWatch:
             self._note(trainer, torch.cuda.max_memory_allocated(self.device), None)
         else:
             ledger = MemoryTracker(self.device, own_only=True)
-            for kind, tensors in states_of(trainer).items():
+            for kind, tensors in state_tensors(trainer).items():
                 ledger.know(kind, tensors)
-            ledger.doing = lambda: doing_of(trainer)
+            ledger.doing = lambda: current_action(trainer)
             ledger.restart()
             with ledger:
                 yield
             self._note(trainer, ledger.peak, ledger.kept)
 
-    def _note(self, trainer: Watched, peak: int, activations: int | None) -> None:
+    def _note(self, trainer: WatchedTrainer, peak: int, activations: int | None) -> None:
         if not trainer.optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
             return
         self.found = {"activations": activations, "peak": peak}
-        self.found |= {kind: bytes_of(tensors) for kind, tensors in states_of(trainer).items()}
+        self.found |= {
+            kind: storage_bytes(tensors) for kind, tensors in state_tensors(trainer).items()
+        }

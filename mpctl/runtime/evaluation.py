@@ -22,14 +22,14 @@ import torch
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.special import added_tokens
 from mpctl.families.batch import Batch, Objective
-from mpctl.runtime.batches import objective_of, read_batch
+from mpctl.runtime.batches import make_objective, read_batch
 from mpctl.runtime.build import build_chunks
-from mpctl.runtime.loading import load_chunks
+from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.status import Status, share
+from mpctl.runtime.status import StepStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
 
@@ -53,7 +53,7 @@ def evaluate(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
             IndexedDataset(Path(corpus["prefix"])),
             added_tokens(Path(corpus["tokenizer"])),
         )
-        held = objective_of(dataset, job, added, words=corpus["words"], shuffle=False)
+        held = make_objective(dataset, job, added, words=corpus["words"], shuffle=False)
         for answer in evaluation.of(held):
             yield {"corpus": number, **answer}
 
@@ -84,8 +84,8 @@ class _Evaluation:
             tokens += sum(map(_tokens, batches[:counted]))
             yield {"event": "progress", "done": start + len(group), "total": len(numbers)}
         yield {
-            "event": "corpus", "loss": share(Status(loss / samples), mesh).loss,
-            "samples": samples, "tokens": int(share(Status(float(tokens)), mesh).loss),
+            "event": "corpus", "loss": reduce_status(StepStatus(loss / samples), mesh).loss,
+            "samples": samples, "tokens": int(reduce_status(StepStatus(float(tokens)), mesh).loss),
             "seconds": time.perf_counter() - began,
         }  # fmt: skip
 

@@ -19,9 +19,9 @@ from safetensors import safe_open
 from torch._C._distributed_c10d import HashStore
 
 from mpctl.rundir.checkpoints import damage, list_checkpoints, prunable, recover
-from mpctl.runtime import saving
-from mpctl.runtime.saving import publish
-from mpctl.runtime.store_barrier import SaveFailed, StoreBarrier
+from mpctl.runtime.checkpointing import saver as saving
+from mpctl.runtime.checkpointing.saver import publish
+from mpctl.runtime.checkpointing.store_barrier import SaveFailed, StoreBarrier
 from mpctl.spec.load import parse
 from mpctl.transport.group import Group, Pending
 from mpctl.weights.files import Entry, write_file

@@ -18,10 +18,10 @@ from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.families.parts import padded
 from mpctl.kernels.parameters import initialise
-from mpctl.runtime.sampling.decoders import decoder_of
-from mpctl.runtime.sampling.draw import Draw, whole_logits
-from mpctl.runtime.sampling.loop import filled, written
-from mpctl.runtime.sampling.texts import Text, texts_of
+from mpctl.runtime.sampling.decoders import make_decoder
+from mpctl.runtime.sampling.draw import SamplingSettings, gather_logits
+from mpctl.runtime.sampling.loop import fill_masks, generate
+from mpctl.runtime.sampling.texts import TextState, make_text_states
 from mpctl.spec.model import FamilyName, ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -79,7 +79,7 @@ def family_of(kind: str) -> FamilyName:
 
 
 def full_logits(
-    module: FamilyModule, model: ModelSpec, group: Group, text: Text, fed: list[Any]
+    module: FamilyModule, model: ModelSpec, group: Group, text: TextState, fed: list[Any]
 ) -> Tensor:
     """Logits [v] behind the last of all positions fed so far, from one forward pass."""
     rows = {name: [value for fields in fed for value in fields[name]] for name in fed[0]}
@@ -88,20 +88,20 @@ def full_logits(
         held["tokens"] = torch.tensor([text.tokens])
     held["context"] = torch.tensor([len(text.tokens)])
     local = module(Batch(torch.zeros(1), held))[:, -1]
-    return whole_logits(local, group, vocab=model.vocab, padded=padded(model, group))[0]
+    return gather_logits(local, group, vocab=model.vocab, padded=padded(model, group))[0]
 
 
 def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps: int) -> float:
     """Between cached and full logits, over all texts and places; tokens are drawn on the way."""
     module, model = build(kind, group)
-    texts = texts_of(family_of(kind), asked(kind, lengths, steps))
-    decoder, draw = decoder_of(module, CPU), Draw(temperature=1.0, seed=11)
+    texts = make_text_states(family_of(kind), asked(kind, lengths, steps))
+    decoder, draw = make_decoder(module, CPU), SamplingSettings(temperature=1.0, seed=11)
     fed = [[text.first()] for text in texts]
     worst = 0.0
     with torch.inference_mode():
         local = decoder.begin(texts)
         for place in range(steps):
-            whole = whole_logits(local, group, vocab=model.vocab, padded=padded(model, group))
+            whole = gather_logits(local, group, vocab=model.vocab, padded=padded(model, group))
             for row, text in enumerate(texts):
                 full = full_logits(module, model, group, text, fed[row])
                 worst = max(worst, float((whole[row] - full).abs().max()))
@@ -136,11 +136,13 @@ def drawn(
 ) -> list[list[int]]:
     """Tokens by text: text `first + i` is the i-th of these."""
     module, model = build(kind, group, torch.float32)
-    texts = texts_of(family_of(kind), asked(kind, lengths))
+    texts = make_text_states(family_of(kind), asked(kind, lengths))
     for text in texts:
         text.number += first
-    work = filled if kind == "bert" else written
-    draw = Draw(**{"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5, **settings})
+    work = fill_masks if kind == "bert" else generate
+    draw = SamplingSettings(
+        **{"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5, **settings}
+    )
     found: list[list[int]] = [[] for _ in texts]
     for chosen in work(module, model, group, texts, draw, device=CPU):
         for one in chosen:
@@ -160,10 +162,10 @@ def test_two_ranks_decode_and_draw_as_one() -> None:
 def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
     together = drawn(kind, Group())
     module, model = build(kind, Group(), torch.float32)
-    work = filled if kind == "bert" else written
-    draw = Draw(temperature=0.8, top_k=30, top_p=0.95, seed=5)
+    work = fill_masks if kind == "bert" else generate
+    draw = SamplingSettings(temperature=0.8, top_k=30, top_p=0.95, seed=5)
     for number, text in enumerate(asked(kind, (9, 4, 13))):
-        (only,) = texts_of(family_of(kind), [text])
+        (only,) = make_text_states(family_of(kind), [text])
         chosen = [
             one.token for step in work(module, model, Group(), [only], draw, device=CPU)
             for one in step
@@ -176,12 +178,12 @@ def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
 
 
 def test_a_text_ends_at_its_limit_or_at_an_end_token() -> None:
-    (text,) = texts_of("gpt", asked("gpt", (3,), limit=2))
+    (text,) = make_text_states("gpt", asked("gpt", (3,), limit=2))
     text.take(5)
     assert (text.finish, text.following()) == (None, {"tokens": [5], "positions": [3]})
     text.take(6)
     assert (text.finish, text.written) == ("length", 2)
-    (text,) = texts_of("gpt", asked("gpt", (3,)))
+    (text,) = make_text_states("gpt", asked("gpt", (3,)))
     text.take(END)
     assert (text.finish, text.written) == ("end-of-text", 0)
 
@@ -190,7 +192,7 @@ def test_blanks_are_filled_in_order_as_the_module_docstring_says() -> None:
     """A = x1 M x4 M; the first blank gets x2 x3, the second runs into its limit of 2."""
     told = {"number": 0, "tokens": [1, 59, 4, 59], "limit": 3, "ends": [END], "special": SPECIAL,
             "masks": [1, 3]}  # fmt: skip
-    (text,) = texts_of("glm", [told])
+    (text,) = make_text_states("glm", [told])
     assert text.first() == {"tokens": [1, 59, 4, 59, 58], "positions": [0, 1, 2, 3, 1],
                             "blocks": [0, 0, 0, 0, 1]}  # fmt: skip
     fed = []
@@ -210,7 +212,7 @@ SHARES = [0.5, 0.3, 0.15, 0.05]
 
 def counts(n: int = 4000, **settings: Any) -> Counter[int]:
     logits = torch.tensor([SHARES]).log().expand(n, 4)
-    tokens, _ = Draw(**{"temperature": 1.0, "seed": 1, **settings})(logits, range(n), 3)
+    tokens, _ = SamplingSettings(**{"temperature": 1.0, "seed": 1, **settings})(logits, range(n), 3)
     return Counter(tokens.tolist())
 
 
@@ -239,16 +241,16 @@ def test_words_are_drawn_with_the_probabilities_by_hand(
 @pytest.mark.parametrize("settings", [{"top_p": 0.0}, {"temperature": 1e-320}])
 def test_the_narrowest_choice_is_the_likeliest_word(settings: dict[str, Any]) -> None:
     logits = torch.tensor([[0.0, 1.0, 5.0, 2.0]]).expand(50, 4)
-    tokens, _ = Draw(**{"temperature": 1.0, **settings})(logits, range(50), 0)
+    tokens, _ = SamplingSettings(**{"temperature": 1.0, **settings})(logits, range(50), 0)
     assert tokens.tolist() == [2] * 50
 
 
 def test_log_probabilities_are_those_of_the_model() -> None:
     logits = torch.tensor([SHARES]).log() * 1.0 + 7
-    token, share = Draw(temperature=0.3, top_k=1)(logits, [0], 0)
+    token, share = SamplingSettings(temperature=0.3, top_k=1)(logits, [0], 0)
     assert float(share) == pytest.approx(math.log(SHARES[int(token)]), abs=1e-6)
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(FloatingPointError, match="NaN"):
-        Draw()(torch.tensor([[1.0, math.nan]]), [0], 0)
+        SamplingSettings()(torch.tensor([[1.0, math.nan]]), [0], 0)

@@ -32,11 +32,11 @@ from mpctl.rundir.checkpoints import (
     shard_path,
     sibling,
 )
+from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed, StoreBarrier
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.process import write_json
-from mpctl.runtime.store_barrier import FAILED, SaveFailed, StoreBarrier
 from mpctl.units import bytes_text
 from mpctl.weights.files import DTYPES, Entry, write_file
 

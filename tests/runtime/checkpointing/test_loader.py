@@ -13,7 +13,7 @@ import torch
 
 from mpctl.errors import InputError
 from mpctl.rundir.checkpoints import damage, list_checkpoints
-from mpctl.runtime import saving
+from mpctl.runtime.checkpointing import saver as saving
 from mpctl.spec.job import JobSpec
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 
