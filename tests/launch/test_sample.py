@@ -26,7 +26,7 @@ from mpctl.render.sample import SampleView
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.sampling.draw import SamplingSettings
+from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import fill_masks, generate
 from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec, complete
@@ -128,7 +128,7 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
     ]
     texts = make_text_states(model.family, asked)
     found: list[list[int]] = [[] for _ in prompts]
-    for chosen in generate(module, model, Group(), texts, SamplingSettings(), device=Alone.device):
+    for chosen in generate(module, model, Group(), texts, TokenSampler(), device=Alone.device):
         for one in chosen:
             found[one.text].append(one.token)
     return found
@@ -164,7 +164,7 @@ def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
         logits = load(folder)(torch.tensor([prompt])).prediction_logits[0]
     asked = {"number": 0, "tokens": prompt, "limit": 1, "ends": [], "special": {}, "masks": masks}
     texts = make_text_states("bert", [asked])
-    steps = list(fill_masks(module, model, Group(), texts, SamplingSettings(), device=Alone.device))
+    steps = list(fill_masks(module, model, Group(), texts, TokenSampler(), device=Alone.device))
     assert [one.token for step in steps for one in step] == logits[masks].argmax(-1).tolist()
 
 

@@ -24,7 +24,7 @@ from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
+class TokenSampler:
     """temperature 0 takes the likeliest word. top_k and top_p narrow the choice, in this order,
     after the division by the temperature (Holtzman et al., arXiv 1904.09751, section 3)."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.parts import padded
 from mpctl.runtime.sampling.decoders import make_decoder
-from mpctl.runtime.sampling.draw import SamplingSettings, gather_logits
+from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
 from mpctl.runtime.sampling.texts import TextState
 from mpctl.spec.model import ModelSpec
 from mpctl.transport.group import Group
@@ -40,7 +40,7 @@ def generate(
     model: ModelSpec,
     group: Group,
     texts: Sequence[TextState],
-    draw: SamplingSettings,
+    draw: TokenSampler,
     *,
     device: torch.device,
 ) -> Iterator[list[SampledToken]]:
@@ -65,7 +65,7 @@ def fill_masks(
     model: ModelSpec,
     group: Group,
     texts: Sequence[TextState],
-    draw: SamplingSettings,
+    draw: TokenSampler,
     *,
     device: torch.device,
 ) -> Iterator[list[SampledToken]]:

@@ -17,7 +17,7 @@ from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.partition import PipelinePartition
-from mpctl.runtime.sampling.draw import SamplingSettings
+from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import fill_masks, generate
 from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec
@@ -31,7 +31,7 @@ def sample(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Iterator[dict[s
     load_chunks(chunks, cut.model, Path(request["origin"]))
     yield {"event": "loaded", "seconds": time.perf_counter() - began}
     work = fill_masks if cut.model.family == "bert" else generate
-    draw, size, asked = SamplingSettings(**request["draw"]), request["batch_size"], request["texts"]
+    draw, size, asked = TokenSampler(**request["draw"]), request["batch_size"], request["texts"]
     for start in range(0, len(asked), size):
         texts = make_text_states(cut.model.family, asked[start : start + size])
         yield {"event": "begin", "texts": [text.number for text in texts]}

@@ -19,7 +19,7 @@ from mpctl.families.modules import build_module
 from mpctl.families.parts import padded
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.sampling.decoders import make_decoder
-from mpctl.runtime.sampling.draw import SamplingSettings, gather_logits
+from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
 from mpctl.runtime.sampling.loop import fill_masks, generate
 from mpctl.runtime.sampling.texts import TextState, make_text_states
 from mpctl.spec.model import FamilyName, ModelSpec
@@ -95,7 +95,7 @@ def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps:
     """Between cached and full logits, over all texts and places; tokens are drawn on the way."""
     module, model = build(kind, group)
     texts = make_text_states(family_of(kind), asked(kind, lengths, steps))
-    decoder, draw = make_decoder(module, CPU), SamplingSettings(temperature=1.0, seed=11)
+    decoder, draw = make_decoder(module, CPU), TokenSampler(temperature=1.0, seed=11)
     fed = [[text.first()] for text in texts]
     worst = 0.0
     with torch.inference_mode():
@@ -140,9 +140,7 @@ def drawn(
     for text in texts:
         text.number += first
     work = fill_masks if kind == "bert" else generate
-    draw = SamplingSettings(
-        **{"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5, **settings}
-    )
+    draw = TokenSampler(**{"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5, **settings})
     found: list[list[int]] = [[] for _ in texts]
     for chosen in work(module, model, group, texts, draw, device=CPU):
         for one in chosen:
@@ -163,7 +161,7 @@ def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
     together = drawn(kind, Group())
     module, model = build(kind, Group(), torch.float32)
     work = fill_masks if kind == "bert" else generate
-    draw = SamplingSettings(temperature=0.8, top_k=30, top_p=0.95, seed=5)
+    draw = TokenSampler(temperature=0.8, top_k=30, top_p=0.95, seed=5)
     for number, text in enumerate(asked(kind, (9, 4, 13))):
         (only,) = make_text_states(family_of(kind), [text])
         chosen = [
@@ -212,7 +210,7 @@ SHARES = [0.5, 0.3, 0.15, 0.05]
 
 def counts(n: int = 4000, **settings: Any) -> Counter[int]:
     logits = torch.tensor([SHARES]).log().expand(n, 4)
-    tokens, _ = SamplingSettings(**{"temperature": 1.0, "seed": 1, **settings})(logits, range(n), 3)
+    tokens, _ = TokenSampler(**{"temperature": 1.0, "seed": 1, **settings})(logits, range(n), 3)
     return Counter(tokens.tolist())
 
 
@@ -241,16 +239,16 @@ def test_words_are_drawn_with_the_probabilities_by_hand(
 @pytest.mark.parametrize("settings", [{"top_p": 0.0}, {"temperature": 1e-320}])
 def test_the_narrowest_choice_is_the_likeliest_word(settings: dict[str, Any]) -> None:
     logits = torch.tensor([[0.0, 1.0, 5.0, 2.0]]).expand(50, 4)
-    tokens, _ = SamplingSettings(**{"temperature": 1.0, **settings})(logits, range(50), 0)
+    tokens, _ = TokenSampler(**{"temperature": 1.0, **settings})(logits, range(50), 0)
     assert tokens.tolist() == [2] * 50
 
 
 def test_log_probabilities_are_those_of_the_model() -> None:
     logits = torch.tensor([SHARES]).log() * 1.0 + 7
-    token, share = SamplingSettings(temperature=0.3, top_k=1)(logits, [0], 0)
+    token, share = TokenSampler(temperature=0.3, top_k=1)(logits, [0], 0)
     assert float(share) == pytest.approx(math.log(SHARES[int(token)]), abs=1e-6)
 
 
 def test_logits_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(FloatingPointError, match="NaN"):
-        SamplingSettings()(torch.tensor([[1.0, math.nan]]), [0], 0)
+        TokenSampler()(torch.tensor([[1.0, math.nan]]), [0], 0)
