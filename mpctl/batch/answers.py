@@ -13,9 +13,10 @@ from typing import Any
 from mpctl.batch.lines import Raw, parse_line
 from mpctl.batch.rows import as_others_run, load_row, require_countable
 from mpctl.errors import InputError, Issue, Status
+from mpctl.estimate.memory import peak_bytes
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rules.validate import with_tried_hints
-from mpctl.search.evaluate import peak_bytes
+from mpctl.search.nearest import with_nearest
 
 Found = tuple[Status, Issue]
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
@@ -89,7 +90,7 @@ def _estimated(name: Any, raw: Raw, issues: list[Found]) -> Raw:
         return _answer(name, [*issues, *found])
     job, assumed = as_others_run(loaded.job)
     require_countable(job)
-    plan = make_plan(job)
+    plan = with_nearest(make_plan(job))
     issues += [("warning", check.issue) for check in assumed]
     checks = with_tried_hints(job, list(plan.checks), loaded.blanks)
     issues += [(c.status, c.issue) for c in checks if c.status != "ok"]

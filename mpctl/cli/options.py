@@ -91,10 +91,18 @@ class JobSource:
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
-        """The legal plan; the settings of `more` win over everything typed."""
+        """The legal plan; where it does not fit its devices, with the nearest layouts that do.
+
+        more: settings that win over everything typed. Raises InputError with every issue.
+        """
         from mpctl.planning.plan import load_plan
 
-        return load_plan(self.source, {**self.overrides, **(more or {})})
+        plan = load_plan(self.source, {**self.overrides, **(more or {})})
+        if plan.fits is not False:
+            return plan
+        from mpctl.search.nearest import with_nearest
+
+        return with_nearest(plan)
 
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same, with a setting that was not typed set to `value`."""

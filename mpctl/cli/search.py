@@ -117,12 +117,11 @@ def _again(
 
 def _line(job: JobSource, asked: SearchRequest, choice: Choice) -> str:
     """What runs the layout, where mpctl runs it, or plans it."""
-    from mpctl.search.nearest import changed
-    from mpctl.search.space import layout_of
+    from mpctl.planning.layout_settings import changed_settings, layout_of
 
     verb = "launch" if choice.job.training.runtime == "mpctl" else "plan"
     settings = dict(asked.typed)
-    settings |= changed(layout_of(asked.job), choice.layout)
+    settings |= changed_settings(layout_of(asked.job), choice.layout)
     settings["parallel.dp"] = choice.layout.dp
     cluster = choice.job.cluster
     if choice.job.world_size != asked.job.world_size:

@@ -13,7 +13,7 @@ as the model; 3 wait, the 4th goes backward.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -186,3 +186,13 @@ def _held(
         most, peak = max(most, held), max(peak, held + chunks[chunk].work)
         held -= kept if kind != "forward" else 0.0
     return most, peak, count
+
+
+def fullest_stage(memory: Iterable[StageMemory]) -> StageMemory:
+    """The stage whose ranks need most memory on their device."""
+    return max(memory, key=lambda stage: stage.device_bytes)
+
+
+def peak_bytes(memory: Iterable[StageMemory]) -> int:
+    """Bytes on the device of the fullest rank: what has to fit there."""
+    return fullest_stage(memory).device_bytes

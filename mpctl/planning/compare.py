@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpctl.errors import InputError, Issue
+from mpctl.estimate.memory import peak_bytes
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.planning.summary import training_settings
-from mpctl.search.evaluate import peak_bytes
 from mpctl.spec.load import parse_settings
 
 PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")

@@ -7,11 +7,12 @@ cannot be known without a legal layout is None.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
 from mpctl.pipeline.stages import Span, job_stages
+from mpctl.planning.layout_settings import NearbyLayout
 from mpctl.rules.check import Check
 from mpctl.rules.layout import find_topology
 from mpctl.rules.model import memory_check
@@ -22,7 +23,6 @@ from mpctl.topology import Topology
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
-    from mpctl.search.nearest import NearbyLayout
 
 
 @dataclass(frozen=True)
@@ -75,28 +75,13 @@ def make_plan(job: JobSpec) -> Plan:
     topology = find_topology(job)
     stages = job_stages(job, job.model.all_layers) if job.model and legal else None
     estimate: Estimate | None = None
-    nearest: tuple[NearbyLayout, ...] = ()
     if legal and topology and stages:  # a plan without a model never pays for the import
         from mpctl.estimate.job import estimate_job
 
         estimate = estimate_job(job, topology, stages)
     if estimate:
-        heaviest = max(estimate.memory, key=lambda stage: stage.device_bytes)
-        fits = memory_check(job, heaviest.device_bytes, heaviest.stage)
-        nearest = _nearest(job) if fits and fits.status != "ok" else ()
-        checks += [_with_ways_out(fits, nearest)] if fits else []
+        fullest = max(estimate.memory, key=lambda stage: stage.device_bytes)
+        fits = memory_check(job, fullest.device_bytes, fullest.stage)
+        checks += [fits] if fits else []
     frozen = tuple(tuple(spans) for spans in stages) if stages else None
-    return Plan(job, tuple(checks), topology, frozen, estimate, nearest)
-
-
-def _nearest(job: JobSpec) -> tuple[NearbyLayout, ...]:
-    """Layouts that fit, for one that does not: only then is anything searched."""
-    from mpctl.search.nearest import nearest_that_fit
-
-    return tuple(nearest_that_fit(job))
-
-
-def _with_ways_out(fits: Check, nearest: tuple[NearbyLayout, ...]) -> Check:
-    if not nearest:
-        return fits
-    return replace(fits, hint=f"nearest that fit: {'; '.join(near.text for near in nearest)}")
+    return Plan(job, tuple(checks), topology, frozen, estimate)

@@ -10,13 +10,13 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.planning.layout_settings import layout_text
 from mpctl.planning.plan import make_plan
 from mpctl.render.console import get_console, plain_table
 from mpctl.render.html.front import FrontPoint
 from mpctl.render.html.page import plan_page
 from mpctl.render.markup import Progress, unseen, write_text
 from mpctl.render.search_words import asked_text, entry_cells, header_lines, notes, why_lines
-from mpctl.search.report import layout_text
 from mpctl.search.result import SearchResult
 
 

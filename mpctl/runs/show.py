@@ -11,12 +11,11 @@ from pydantic import ValidationError
 
 from mpctl.errors import InputError
 from mpctl.launch.summary import reached
+from mpctl.planning.layout_settings import layout_of, layout_text
 from mpctl.runs.documents import FailureSummary, read_json
 from mpctl.runs.listing import iso
 from mpctl.runs.records import read_records
 from mpctl.runs.saved import SavedRun, looks_like_run, read_run
-from mpctl.search.report import layout_text
-from mpctl.search.space import layout_of
 
 Progress = Callable[[str, int, int], None]
 

@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.work import OpTimes
+from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator, group_of
-from mpctl.search.space import AxesKey, LayerKey, LayoutFamily, LayoutSettings
+from mpctl.search.space import AxesKey, LayerKey, LayoutFamily
 
 
 class PassBound(NamedTuple):

@@ -7,14 +7,14 @@ all layouts that have it. An Engine is made for one search and forgotten with it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd
 from typing import Any, TypeVar
 
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
-from mpctl.estimate.memory import StageMemory, stage_memory
+from mpctl.estimate.memory import StageMemory, peak_bytes, stage_memory
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.time import StepTime, StepTimeModel
 from mpctl.estimate.work import OperatorTimer, OpTimes
@@ -24,7 +24,8 @@ from mpctl.operators.matmul import LayerStack
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
-from mpctl.search.space import LayerKey, LayoutSettings, SearchSpace
+from mpctl.planning.layout_settings import LayoutSettings
+from mpctl.search.space import LayerKey, SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.topology import Topology
@@ -189,11 +190,6 @@ def unknown_link(engine: LayoutEvaluator) -> str | None:
         return None  # not even the states fit, however they are shared
     fitting = (one for one in engine.space.layouts() if engine.reserved(one) <= limit)
     return level if any(engine.time(one) is None for one in fitting) else None
-
-
-def peak_bytes(memory: Iterable[StageMemory]) -> int:
-    """On the fullest rank, as its device shows it: all that has to fit."""
-    return max(stage.device_bytes for stage in memory)
 
 
 def group_of(layout: LayoutSettings) -> LayerKey:

@@ -20,10 +20,11 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Literal, NamedTuple
 
+from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.rules.validate import check_job
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
-from mpctl.search.space import AxesKey, LayoutFamily, LayoutSettings, SearchSpace
+from mpctl.search.space import AxesKey, LayoutFamily, SearchSpace
 
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]

@@ -9,44 +9,41 @@ evenly stay so, and with several chunks are not cut by cost.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import combinations
 from math import inf
-from typing import Any, NamedTuple
 
 from mpctl.estimate.kernels import MissingFigure
+from mpctl.planning.layout_settings import (
+    LayoutSettings,
+    NearbyLayout,
+    changed_settings,
+    layout_of,
+)
+from mpctl.planning.plan import Plan
 from mpctl.rules.validate import check_job
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout
-from mpctl.search.space import LayoutSettings, SearchSpace, layout_of
+from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text, seconds_text
 
 SETTINGS = tuple(name for name in LayoutSettings._fields if name != "dp")
 MOST_CHANGES = 2
 MOST_TRIED = 300  # layouts of each number of changes whose memory is asked for
 
 
-class NearbyLayout(NamedTuple):
-    """A layout that fits; changes: its settings that differ, by their names in a job."""
-
-    changes: dict[str, Any]
-    seconds: float
-    bytes: int
-
-    @property
-    def text(self) -> str:
-        settings = ", ".join(setting_text(name, v) for name, v in self.changes.items())
-        return f"{settings} ({seconds_text(self.seconds)} a step, {bytes_text(self.bytes)})"
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"changes": self.changes, "step_seconds": self.seconds, "peak_bytes": self.bytes}
-
-
-def setting_text(name: str, value: Any) -> str:
-    """`training.micro_batch_size` and 2 -> `micro batch size 2`; true and false as on and off."""
-    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-    return f"{name.split('.')[-1].replace('_', ' ')} {shown}"
+def with_nearest(plan: Plan) -> Plan:
+    """The plan; where it does not fit its devices, with the nearest layouts that do, as a field and
+    as the hint of its check `memory-fits`. Nothing is searched for a plan that fits."""
+    if plan.fits is not False:
+        return plan
+    nearest = tuple(nearest_that_fit(plan.job))
+    if not nearest:
+        return plan
+    hint = f"nearest that fit: {'; '.join(near.text for near in nearest)}"
+    checks = (replace(c, hint=hint) if c.rule == "memory-fits" else c for c in plan.checks)
+    return replace(plan, checks=tuple(checks), nearest=nearest)
 
 
 def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
@@ -65,22 +62,7 @@ def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
         if len(found) < count:
             near = set(_changed(job, here, changes))
             found += _fastest(floor, near, count - len(found))
-    return [NearbyLayout(changed(here, p.layout), p.seconds, p.bytes) for p in found]
-
-
-def changed(here: LayoutSettings, there: LayoutSettings) -> dict[str, Any]:
-    """Settings of a job that lead from one layout to another."""
-    values = there._asdict()
-    return {
-        setting(name): value for name, value in values.items()
-        if name in SETTINGS and value != getattr(here, name)
-    }  # fmt: skip
-
-
-def setting(name: str) -> str:
-    """`tp` -> `parallel.tp`."""
-    table = "training" if name in ("micro_batch_size", "recompute") else "parallel"
-    return f"{table}.{name}"
+    return [NearbyLayout(changed_settings(here, p.layout), p.seconds, p.bytes) for p in found]
 
 
 def _changed(job: JobSpec, here: LayoutSettings, count: int) -> Iterator[LayoutSettings]:

@@ -11,12 +11,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mpctl.estimate.memory import peak_bytes
 from mpctl.estimate.time import StepTime
+from mpctl.planning.layout_settings import (
+    LayoutSettings,
+    changed_settings,
+    layout_of,
+    setting_text,
+)
 from mpctl.planning.plan import make_plan
-from mpctl.search.evaluate import LayoutEvaluator, peak_bytes
+from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout
-from mpctl.search.nearest import changed, setting_text
-from mpctl.search.space import LayoutSettings, layout_of
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
 
@@ -87,22 +92,6 @@ def own_choice(engine: LayoutEvaluator) -> Choice | None:
     return Choice(plan.job, layout_of(plan.job), plan.estimate.time, size)
 
 
-def layout_text(layout: LayoutSettings) -> str:
-    """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
-    axes = ((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp"))
-    more = [
-        (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
-        (layout.stage_balance != "even", "stages by cost"),
-        (True, f"micro batch {layout.micro_batch_size}"),
-        (layout.recompute != "none", f"recompute {layout.recompute}"),
-        (layout.sequence_parallel, "sequence parallel"),
-        (layout.zero > 0, f"zero {layout.zero}"),
-        (layout.order != "tp-cp-dp-pp", f"order {layout.order}"),
-    ]
-    sizes = " ".join(f"{axis} {size}" for axis, size in axes if size > 1)
-    return ", ".join([sizes or "one rank", *(text for said, text in more if said)])
-
-
 def reasons(best: Choice, others: Iterable[Choice]) -> Iterator[str]:
     """A sentence for each other layout: how much slower, by which parts, and what it saves."""
     for other in others:
@@ -123,7 +112,7 @@ def own_reason(best: Choice, own: Choice) -> str:
 
 def _settings(best: Choice, other: Choice) -> str:
     """In which settings another layout differs, in words."""
-    settings = changed(best.layout, other.layout)
+    settings = changed_settings(best.layout, other.layout)
     return ", ".join(setting_text(name, value) for name, value in settings.items())
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.launch.preflight import NOT_RUN_YET
-from mpctl.search.nearest import setting
+from mpctl.planning.layout_settings import setting_name
 from mpctl.search.space import AXES, RUNS, AxesKey, LayerKey, RuntimeSupport, SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job, parse_settings
 
-SETTINGS = {setting(name): name for name in AXES}
+SETTINGS = {setting_name(name): name for name in AXES}
 CUTS = ("first_stage_layers", "last_stage_layers")
 
 

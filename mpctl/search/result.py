@@ -8,6 +8,7 @@ from typing import Any
 
 from mpctl.errors import DoesNotFit, InputError
 from mpctl.estimate.kernels import MissingFigure
+from mpctl.planning.layout_settings import layout_text
 from mpctl.rules.model import slow_dtype
 from mpctl.search.evaluate import LayoutEvaluator, unknown_link
 from mpctl.search.find import (
@@ -18,7 +19,7 @@ from mpctl.search.find import (
     Progress,
     find_layouts,
 )
-from mpctl.search.report import Choice, choices, layout_text, own_choice, own_reason, reasons
+from mpctl.search.report import Choice, choices, own_choice, own_reason, reasons
 from mpctl.search.request import SearchRequest, varied
 from mpctl.units import plural
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any, NamedTuple
 
+from mpctl.planning.layout_settings import TRAINING, LayoutSettings
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
@@ -26,25 +27,7 @@ Recompute = str
 ORDER = ("tp", "cp", "dp", "pp")
 
 
-class LayoutSettings(NamedTuple):
-    """Settings of a job by their own names; dp follows from the others."""
-
-    tp: int
-    cp: int
-    dp: int
-    pp: int
-    vpp: int
-    schedule: ScheduleName
-    stage_balance: str
-    micro_batch_size: int
-    recompute: Recompute
-    sequence_parallel: bool
-    zero: int
-    order: str
-
-
 AXES = LayoutSettings._fields
-TRAINING = ("micro_batch_size", "recompute")
 
 
 @dataclass(frozen=True)
@@ -294,10 +277,3 @@ class SearchSpace:
                 "training": old.model_copy(update=training),
             }
         )
-
-
-def layout_of(job: JobSpec) -> LayoutSettings:
-    """That of a complete job."""
-    tables = {**job.parallel.model_dump(include=set(AXES)), "dp": job.sizes["dp"]}
-    tables |= {key: getattr(job.training, key) for key in TRAINING}
-    return LayoutSettings(**tables)

@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
+from mpctl.estimate.memory import peak_bytes
 from mpctl.launch.preflight import NOT_RUN_YET
+from mpctl.planning.layout_settings import (
+    LayoutSettings,
+    changed_settings,
+    layout_of,
+    layout_text,
+)
 from mpctl.planning.plan import make_plan
 from mpctl.rules.validate import check_job
 from mpctl.search.bound import StepTimeBound
-from mpctl.search.evaluate import LayoutEvaluator, peak_bytes
+from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import FoundLayouts, find_layouts
-from mpctl.search.nearest import SETTINGS, changed, nearest_that_fit
-from mpctl.search.report import Choice, choices, layout_text, reasons
-from mpctl.search.space import RUNS, LayoutSettings, SearchSpace, layout_of
+from mpctl.search.nearest import SETTINGS, nearest_that_fit, with_nearest
+from mpctl.search.report import Choice, choices, reasons
+from mpctl.search.space import RUNS, SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 
@@ -242,12 +249,14 @@ def unfit() -> JobSpec:
 
 def test_nearest_changes_least_and_fits() -> None:
     job = unfit()
-    plan = make_plan(job)
+    plan = with_nearest(make_plan(job))
     (check,) = [c for c in plan.checks if c.rule == "memory-fits"]
     assert check.status == "warning" and "above" in check.message
     assert len(plan.nearest) == 3 and all(near.text in check.hint for near in plan.nearest)
     for near in plan.nearest:
-        there = make_plan(load_job(None, {**named(job), **near.changes, "parallel.dp": None}))
+        there = with_nearest(
+            make_plan(load_job(None, {**named(job), **near.changes, "parallel.dp": None}))
+        )
         assert there.nearest == () and there.errors == []
         assert there.estimate is not None and there.estimate.step_seconds == near.seconds
     assert [len(near.changes) for near in plan.nearest] == sorted(
@@ -267,7 +276,7 @@ def test_nearest_is_the_oracle_s() -> None:
     engine, here = LayoutEvaluator(space), layout_of(job)
     fitting = []
     for layout in space.layouts():
-        if len(changed(here, layout)) == 1 and engine.reserved(layout) <= 24 * 2**30:
+        if len(changed_settings(here, layout)) == 1 and engine.reserved(layout) <= 24 * 2**30:
             time = engine.time(layout)
             assert time is not None
             fitting.append(time.total)
@@ -276,8 +285,16 @@ def test_nearest_is_the_oracle_s() -> None:
 
 
 def test_what_fits_searches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpctl.planning.plan._nearest", lambda job: pytest.fail("searched"))
-    assert make_plan(job_of()).nearest == ()
+    monkeypatch.setattr(
+        "mpctl.search.nearest.nearest_that_fit", lambda job: pytest.fail("searched")
+    )
+    plan = make_plan(job_of())
+    assert plan.fits and with_nearest(plan) is plan
+
+
+def test_a_plan_searches_nothing_by_itself() -> None:
+    plan = make_plan(unfit())
+    assert plan.fits is False and plan.nearest == ()
 
 
 def test_reasons_name_the_parts_that_differ() -> None:
@@ -294,7 +311,7 @@ def test_reasons_name_the_parts_that_differ() -> None:
 def test_every_setting_of_a_layout_is_one_of_a_job() -> None:
     here = layout_of(job_of())
     there = here._replace(tp=4, recompute="full", order="tp-pp-cp-dp")
-    assert changed(here, there) == {
+    assert changed_settings(here, there) == {
         "parallel.tp": 4, "training.recompute": "full", "parallel.order": "tp-pp-cp-dp",
     }  # fmt: skip
     assert set(SETTINGS) == set(LayoutSettings._fields) - {"dp"}

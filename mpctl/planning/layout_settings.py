@@ -1,0 +1,118 @@
+"""The settings of a job that make up its layout, as one value, and in words.
+
+A layout is what may differ between two ways to run one job: axis sizes, their order, how the
+pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO. A search compares
+layouts by these values; a plan that does not fit names changes of them.
+
+>>> layout = LayoutSettings(8, 1, 32, 16, 6, "1f1b", "even", 1, "full", False, 0, "tp-cp-dp-pp")
+>>> layout_text(layout)
+'tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full'
+>>> changed_settings(layout, layout._replace(tp=4, dp=64, recompute="none"))
+{'parallel.tp': 4, 'training.recompute': 'none'}
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypedDict
+
+from mpctl.spec.job import JobSpec
+from mpctl.spec.parallel import ScheduleName
+from mpctl.units import bytes_text, seconds_text
+
+TRAINING = ("micro_batch_size", "recompute")  # settings of [training]; the others: [parallel]
+
+
+class LayoutSettings(NamedTuple):
+    """The settings of a layout under their names in a job file; dp is what the other axes leave."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    vpp: int
+    schedule: ScheduleName
+    stage_balance: str
+    micro_batch_size: int
+    recompute: str
+    sequence_parallel: bool
+    zero: int
+    order: str
+
+
+class NearbyEntry(TypedDict):
+    """A nearby layout as JSON: an entry of `nearest_that_fit`."""
+
+    changes: dict[str, Any]
+    step_seconds: float
+    peak_bytes: int
+
+
+class NearbyLayout(NamedTuple):
+    """A layout that fits the devices, close to one that does not.
+
+    changes: the settings in which it differs, `{"parallel.tp": 4}`; seconds: of a step;
+    bytes: peak memory on the device of the fullest rank.
+    """
+
+    changes: dict[str, Any]
+    seconds: float
+    bytes: int
+
+    @property
+    def text(self) -> str:
+        """`tp 4, recompute full (2.10 s a step, 71.3 GiB)`."""
+        settings = ", ".join(setting_text(name, v) for name, v in self.changes.items())
+        return f"{settings} ({seconds_text(self.seconds)} a step, {bytes_text(self.bytes)})"
+
+    def as_dict(self) -> NearbyEntry:
+        """The entry of `nearest_that_fit` in mpctl.plan/1 and in a batch's answers."""
+        return {"changes": self.changes, "step_seconds": self.seconds, "peak_bytes": self.bytes}
+
+
+def layout_of(job: JobSpec) -> LayoutSettings:
+    """The layout of a complete job."""
+    parallel = set(LayoutSettings._fields) - set(TRAINING)
+    tables = {**job.parallel.model_dump(include=parallel), "dp": job.sizes["dp"]}
+    tables |= {key: getattr(job.training, key) for key in TRAINING}
+    return LayoutSettings(**tables)
+
+
+def layout_text(layout: LayoutSettings) -> str:
+    """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
+    axes = ((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp"))
+    settings = [
+        (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
+        (layout.stage_balance != "even", "stages by cost"),
+        (True, f"micro batch {layout.micro_batch_size}"),
+        (layout.recompute != "none", f"recompute {layout.recompute}"),
+        (layout.sequence_parallel, "sequence parallel"),
+        (layout.zero > 0, f"zero {layout.zero}"),
+        (layout.order != "tp-cp-dp-pp", f"order {layout.order}"),
+    ]
+    sizes = " ".join(f"{axis} {size}" for axis, size in axes if size > 1)
+    return ", ".join([sizes or "one rank", *(text for is_shown, text in settings if is_shown)])
+
+
+def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, Any]:
+    """The settings of a job that lead from one layout to another: `{"parallel.tp": 4}`.
+
+    dp is not among them: it follows from the other axes.
+    """
+    values = there._asdict()
+    return {
+        setting_name(name): value
+        for name, value in values.items()
+        if name != "dp" and value != getattr(here, name)
+    }
+
+
+def setting_name(name: str) -> str:
+    """The full name of a layout's field in a job: `tp` -> `parallel.tp`."""
+    table = "training" if name in TRAINING else "parallel"
+    return f"{table}.{name}"
+
+
+def setting_text(name: str, value: Any) -> str:
+    """`training.micro_batch_size` and 2 -> `micro batch size 2`; true and false as on and off."""
+    shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+    return f"{name.split('.')[-1].replace('_', ' ')} {shown}"
