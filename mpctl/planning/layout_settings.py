@@ -13,12 +13,13 @@ layouts by these values; a plan that does not fit names changes of them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
 from mpctl.units import bytes_text, seconds_text
 
+SettingValue = int | str | bool
 TRAINING = ("micro_batch_size", "recompute")  # settings of [training]; the others: [parallel]
 
 
@@ -42,7 +43,7 @@ class LayoutSettings(NamedTuple):
 class NearbyEntry(TypedDict):
     """A nearby layout as JSON: an entry of `nearest_that_fit`."""
 
-    changes: dict[str, Any]
+    changes: dict[str, SettingValue]
     step_seconds: float
     peak_bytes: int
 
@@ -54,7 +55,7 @@ class NearbyLayout(NamedTuple):
     bytes: peak memory on the device of the fullest rank.
     """
 
-    changes: dict[str, Any]
+    changes: dict[str, SettingValue]
     seconds: float
     bytes: int
 
@@ -93,7 +94,7 @@ def layout_text(layout: LayoutSettings) -> str:
     return ", ".join([sizes or "one rank", *(text for is_shown, text in settings if is_shown)])
 
 
-def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, Any]:
+def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, SettingValue]:
     """The settings of a job that lead from one layout to another: `{"parallel.tp": 4}`.
 
     dp is not among them: it follows from the other axes.
@@ -112,7 +113,7 @@ def setting_name(name: str) -> str:
     return f"{table}.{name}"
 
 
-def setting_text(name: str, value: Any) -> str:
+def setting_text(name: str, value: SettingValue) -> str:
     """`training.micro_batch_size` and 2 -> `micro batch size 2`; true and false as on and off."""
     shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
     return f"{name.split('.')[-1].replace('_', ' ')} {shown}"
