@@ -26,9 +26,9 @@ from mpctl.spec.job import JobSpec, blanks_of, complete
 from mpctl.spec.load import LoadedJob, partial_from_raw
 from mpctl.spec.merge import lay
 from mpctl.spec.names import TABLES, with_full_names
+from mpctl.spec.runtime import is_launched
 from mpctl.units import plural
 
-OURS = "mpctl"
 CONFIG_BYTES = 2**20
 # What a plan counts one by one: a line beyond would hold up all that come after it.
 LARGEST = (
@@ -76,7 +76,7 @@ def _require_small_config(raw: Raw) -> None:
 
 def as_others_run(job: JobSpec) -> tuple[JobSpec, list[Check]]:
     """A foreign runtime's job as it can be planned, and what had to be assumed for that."""
-    if job.training.runtime == OURS or job.model is None or not is_countable(job.model):
+    if job.model is None or is_launched(job.training.runtime) or not is_countable(job.model):
         return job, []
     layers, job = job.model.all_layers, _with(job, allow_tp_across_nodes=True)
     try:

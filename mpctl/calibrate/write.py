@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mpctl.calibrate.cross import Residuals, spread
 from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
-from mpctl.spec.presets import presets_root
+from mpctl.spec.presets import get_file
 
 DIGITS = 4
 FITTED = "# Fitted by `mpctl calibrate` to "
@@ -98,7 +98,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Sequence[Run]) -> Path:
-    text = (presets_root() / kind / f"{name}.toml").read_text("utf-8")
+    text = get_file(kind, name, where=kind).path.read_text("utf-8")
     text = "\n".join(line for line in text.split("\n") if not line.startswith(FITTED))
     groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
     told = f"{len(runs)} runs" + (f" ({groups})" if groups else "")

@@ -118,8 +118,9 @@ def _again(
 def _line(job: JobSource, asked: SearchRequest, choice: Choice) -> str:
     """What runs the layout, where mpctl runs it, or plans it."""
     from mpctl.planning.layout_settings import changed_settings, layout_of
+    from mpctl.spec.runtime import is_launched
 
-    verb = "launch" if choice.job.training.runtime == "mpctl" else "plan"
+    verb = "launch" if is_launched(choice.job.training.runtime) else "plan"
     settings = dict(asked.typed)
     settings |= changed_settings(layout_of(asked.job), choice.layout)
     settings["parallel.dp"] = choice.layout.dp

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mpctl.estimate.communication import held_by
+from mpctl.estimate.kernel_sets import kernel_set
 from mpctl.estimate.saved_activations import (
     ActivationShapes,
     SavedTensor,
@@ -78,7 +79,8 @@ def form_of(job: JobSpec, model: ModelSpec) -> ActivationShapes:
     rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
-        kernels=memory.kernels, is_cuda=is_cuda(job), value=max(2, DTYPE_BYTES[t.dtype]),
+        kernels=kernel_set(memory.kernels, t.runtime), is_cuda=is_cuda(job),
+        value=max(2, DTYPE_BYTES[t.dtype]),
         batch=t.micro_batch_size, seq=model.seq_length // cp,
         decoder_seq=(model.decoder_seq_length or 0) // cp, hidden=model.hidden,
         inner=model.heads * model.head_size // tp,

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, NamedTuple
 
+from mpctl.estimate.kernel_sets import KernelSet
 from mpctl.operators.matmul import AttentionOp, Dims
 
 Width = Literal["value", "float", "mask", "index"]
-KernelSet = Literal["mpctl", "megatron", "half"]
 
 
 @dataclass(frozen=True, slots=True)

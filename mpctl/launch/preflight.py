@@ -22,6 +22,7 @@ from mpctl.launch.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan
+from mpctl.rules.check import listed
 from mpctl.rundir.checkpoints import (
     MANIFEST,
     checkpoint_bytes,
@@ -33,11 +34,8 @@ from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.event_files import missing_tensorboard
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
 from mpctl.units import bytes_text, plural
-
-RUNNABLE_DTYPES = ("fp32", "bf16", "fp16", "fp64")
-# What the planner knows and the runtime does not run yet: setting, its value that runs.
-NOT_RUN_YET = (("parallel.tensor_mode", "1d"),)
 
 
 def chosen_device(job: JobSpec, machine: Machine) -> Device:
@@ -132,17 +130,16 @@ def _compile_warnings(job: JobSpec) -> Iterator[str]:
 
 
 def _unsupported(job: JobSpec) -> Iterator[Issue]:
-    for where, runs in NOT_RUN_YET:
-        table, key = where.split(".")
-        value = getattr(getattr(job, table), key)
-        if value != runs:
-            yield Issue("not-run-yet", where, f"{value!r} is planned but not run by this version",
-                        f"use {runs!r}; `mpctl plan` takes it as it stands")  # fmt: skip
-    training = job.training
+    runs, training, mode = get_profile(OWN_RUNTIME).runs, job.training, job.parallel.tensor_mode
+    if mode not in runs.tensor_modes:
+        yield Issue("not-run-yet", "parallel.tensor_mode",
+                    f"{mode!r} is planned but not run by this version",
+                    f"use {listed([repr(known) for known in runs.tensor_modes])}; "
+                    "`mpctl plan` takes it as it stands")  # fmt: skip
     for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
-        if dtype not in RUNNABLE_DTYPES:
+        if dtype not in runs.dtypes:
             yield Issue("not-run-yet", f"training.{key}", f"{dtype} is planned but not run by this "
-                        "version", f"use {', '.join(RUNNABLE_DTYPES)}")  # fmt: skip
+                        "version", f"use {', '.join(runs.dtypes)}")  # fmt: skip
 
 
 def _targets(model: ModelSpec) -> Iterator[Issue]:
@@ -156,7 +153,7 @@ def _targets(model: ModelSpec) -> Iterator[Issue]:
 
 def _disk(plan: Plan, run: RunDir, done: int, *, replaced: bool) -> Iterator[Issue]:
     """The checkpoints that will lie on the disk at the same time must fit there."""
-    if plan.estimate is None or plan.job.training.runtime != "mpctl":
+    if plan.estimate is None or not is_launched(plan.job.training.runtime):
         return
     training, each = plan.job.training, plan.estimate.checkpoint_bytes
     copies = most_at_once(training, done=done)

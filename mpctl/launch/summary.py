@@ -16,6 +16,7 @@ from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.directory import RunDir
+from mpctl.spec.runtime import OWN_RUNTIME, is_launched
 from mpctl.topology import Topology
 
 WARM_UP_STEPS = 2
@@ -131,9 +132,9 @@ def _validation(account: dict[str, Any], topology: Topology, plan: Plan) -> dict
 def plan_as_launched(plan: Plan) -> Plan:
     """The plan of what runs here, whatever software the job was planned for."""
     job = plan.job
-    if job.training.runtime == "mpctl":
+    if is_launched(job.training.runtime):
         return plan
-    training = job.training.model_copy(update={"runtime": "mpctl"})
+    training = job.training.model_copy(update={"runtime": OWN_RUNTIME})
     return make_plan(job.model_copy(update={"training": training}))
 
 

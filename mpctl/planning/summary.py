@@ -144,7 +144,9 @@ def figures(plan: Plan) -> Iterator[tuple[str, str]]:
     room = f", which has {bytes_text(have)}" if have else ""
     tensors = bytes_text(found.allocated_bytes or 0)
     yield "memory", f"{need} on the device{room}; {tensors} allocated by tensors"
-    if plan.job.training.runtime == "mpctl":
+    from mpctl.spec.runtime import is_launched  # a plan without a model does not pay for it
+
+    if is_launched(plan.job.training.runtime):
         yield "checkpoint", f"{bytes_text(plan.estimate.checkpoint_bytes)} on the disk"
 
 

@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.syntax import Syntax
 from rich.table import Table
 
 from mpctl.render.console import Console
-from mpctl.spec.presets import KINDS, Kind, presets_root
+from mpctl.spec.presets import Kind, PresetFile
 
 
-def print_presets(kinds: dict[Kind, dict[str, dict[str, Any]]]) -> None:
+def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
+    """A table for each kind; what comes from a folder of MPCTL_PRESETS is shown with its file."""
     console = Console()
-    for kind, tables in kinds.items():
+    for kind, files in kinds.items():
         grid = Table(title=kind, title_justify="left", box=None, pad_edge=False)
         grid.add_column("name", style="bold", no_wrap=True)
         grid.add_column("what", overflow="fold")
-        for name, table in tables.items():
-            grid.add_row(name, _summary(kind, table))
+        for name, file in files.items():
+            grid.add_row(name, _summary(kind, file.read()) + _origin(file))
         console.print(grid, "")
 
 
-def print_preset(name: str, kinds: list[Kind]) -> None:
-    """The file itself: its comments carry sources that the keys cannot.
+def _origin(file: PresetFile) -> str:
+    """Where a user's preset comes from: nothing for a bundled one."""
+    if file.is_bundled:
+        return ""
+    return f" (from {file.path}{', hides another of this name' if file.hides else ''})"
+
+
+def print_preset(paths: Sequence[Path]) -> None:
+    """The files themselves: their comments carry sources that the keys cannot.
 
     Coloured on a terminal; elsewhere byte for byte: `mpctl presets NAME > x.toml` is a copy.
     """
-    paths = [presets_root() / kind / f"{name}.toml" for kind in KINDS if kind in kinds]
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(b"\n".join(path.read_bytes() for path in paths))
         return

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.launch.preflight import NOT_RUN_YET
 from mpctl.planning.layout_settings import setting_name
-from mpctl.search.space import AXES, RUNS, AxesKey, LayerKey, RuntimeSupport, SearchSpace
+from mpctl.search.space import AXES, AxesKey, LayerKey, SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job, parse_settings
 
@@ -29,7 +28,7 @@ class SearchRequest:
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         job = self.job if gpus is None else with_gpus(self.job, gpus)
-        return SearchSpace(job, self.fixed, self.most, runs_of(job))
+        return SearchSpace(job, self.fixed, self.most)
 
 
 def read_asked(
@@ -59,15 +58,6 @@ def _require_searchable(job: JobSpec) -> None:
         if getattr(job.parallel, key) is not None:
             raise InputError.of("cut-is-searched", f"parallel.{key}", "is given, and the search "
                                 "cuts the layers itself", "leave it out")  # fmt: skip
-
-
-def runs_of(job: JobSpec) -> RuntimeSupport:
-    """What the job's runtime runs; of ours, what `mpctl launch` does not refuse."""
-    runs = RUNS[job.training.runtime]
-    refused = dict(NOT_RUN_YET) if job.training.runtime == "mpctl" else {}
-    if "parallel.zero" in refused:
-        runs = RuntimeSupport(**{**vars(runs), "zero": (refused["parallel.zero"],)})
-    return runs
 
 
 def varied(space: SearchSpace) -> list[str]:

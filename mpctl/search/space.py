@@ -2,9 +2,9 @@
 
 A layout is what may differ between two ways to run one job: axis sizes, their order, how the
 pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO. Everything else of
-the job stays. By default only what the job's runtime runs is asked for (`RUNS`): of ours what
-`mpctl launch` accepts, of others what their papers and sources say. GPipe is left out unless it is
-fixed: it takes as long as 1F1B and holds more.
+the job stays. By default only what the job's runtime runs is searched ([runs] of its preset): of
+ours what `mpctl launch` accepts, of others what their papers and sources say. GPipe is left out
+unless it is fixed: it takes as long as 1F1B and holds more.
 
 By hand, 24 layers, 16 heads, 4 GPUs in a node, a batch of 8: tp 1, 2 or 4; tp 2 leaves pp 1 or 2;
 tp 2, pp 1, dp 2 leaves micro batches of 1, 2 and 4.
@@ -20,46 +20,16 @@ from typing import Any, NamedTuple
 
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings
 from mpctl.sharding import divisors
-from mpctl.spec.job import JobSpec
+from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.runtime import get_profile
+from mpctl.spec.runtime_support import RuntimeSupport
 
 Recompute = str
 ORDER = ("tp", "cp", "dp", "pp")
 
 
 AXES = LayoutSettings._fields
-
-
-@dataclass(frozen=True)
-class RuntimeSupport:
-    """What a runtime runs."""
-
-    schedules: tuple[ScheduleName, ...] = ("1f1b",)
-    chunks: bool = False
-    recompute: tuple[Recompute, ...] = ("none", "full")
-    sequence: bool = False
-    context: bool = False
-    zero: tuple[int, ...] = (0,)
-    tensor: bool = True
-    pipeline: bool = True
-    by_cost: bool = False
-
-
-EVERY = ("none", "selective", "full")
-RUNS = {
-    "mpctl": RuntimeSupport(
-        ("1f1b", "zero-bubble"), True, EVERY, True, True, (0, 1, 2, 3), by_cost=True
-    ),
-    "megatron-2020": RuntimeSupport(),
-    "megatron-2021": RuntimeSupport(chunks=True),
-    "megatron-2022": RuntimeSupport(chunks=True, recompute=EVERY, sequence=True),
-    "megatron-core": RuntimeSupport(
-        chunks=True, recompute=EVERY, sequence=True, context=True, zero=(0, 1)
-    ),
-    "megatron-deepspeed": RuntimeSupport(zero=(0, 1)),
-    "fsdp": RuntimeSupport(zero=(2, 3), tensor=False, pipeline=False),
-    "torchtitan": RuntimeSupport(("1f1b", "zero-bubble"), True, EVERY, True, True, (2, 3)),
-}
 
 
 class LayerKey(NamedTuple):
@@ -119,7 +89,7 @@ class SearchSpace:
 
     @cached_property
     def runs(self) -> RuntimeSupport:
-        return self.chosen or RUNS[self.job.training.runtime]
+        return self.chosen or get_profile(self.job.training.runtime).runs
 
     def layouts(self) -> Iterator[LayoutSettings]:
         """All of them, in a fixed order."""
@@ -208,7 +178,7 @@ class SearchSpace:
             return (name,) if goes else ()
         if pp > 1 and vpp > 1:
             return ("interleaved" if self.job.parallel.schedule == "interleaved" else "1f1b",)
-        return ("1f1b",) if pp == 1 else self.runs.schedules
+        return ("1f1b",) if pp == 1 else tuple(self.runs.schedules)
 
     def _balances(self, pp: int, vpp: int) -> Iterator[str]:
         even = self.layers % (pp * vpp) == 0 or self.counts_ends(pp * vpp)
@@ -218,9 +188,10 @@ class SearchSpace:
             yield from self._only("stage_balance", legal)
 
     def counts_ends(self, blocks: int) -> bool:
-        """Whether embedding and loss are counted as layers, as others do where that divides."""
-        divides = self.layers % blocks == 0 or (self.layers + 2) % blocks
-        return not divides and self.job.training.runtime != "mpctl" and self.layers + 2 > 2 * blocks
+        """Whether embedding and loss are counted as layers; with so few layers in a block that the
+        first one would hold one at most, the layout is not searched."""
+        is_deep = self.layers + 2 > 2 * blocks
+        return is_deep and ends_count_as_layers(self.layers, blocks, self.job.training.runtime)
 
     def sequence(self, tp: int, cp: int) -> Iterator[bool]:
         model = self.job.model

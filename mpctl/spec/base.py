@@ -6,7 +6,7 @@ finite: no accepted figure makes an estimate overflow, divide by zero or fill th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,3 +46,15 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+
+def fields_at(model: type[BaseModel], path: list[str]) -> list[str]:
+    """Keys of the table at `path` below a model; [] where there is no such table."""
+    for key in path:
+        field = model.model_fields.get(key)
+        candidates = [field.annotation, *get_args(field.annotation)] if field else []
+        tables = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
+        if not tables:
+            return []
+        model = tables[0]
+    return list(model.model_fields)

@@ -175,13 +175,24 @@ def changed_job(
 
 
 def _ends_as_layers(job: JobSpec) -> dict[str, bool]:
-    """Of what others ran, 22 layers on 8 stages are 24 with embedding and loss, as Megatron cuts
-    where layers alone do not divide; a layout of ours must say so itself."""
-    p, blocks = job.parallel, job.parallel.pp * job.parallel.vpp
+    """The settings that count embedding and loss as a layer each, where the job leaves them open
+    and its runtime cuts so; empty where the layers are cut otherwise."""
+    p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
-    if job.model is None or given or job.training.runtime == "mpctl" or p.stage_balance != "even":
+    if job.model is None or given or p.stage_balance != "even":
         return {}
-    layers = job.model.all_layers
-    if layers % blocks == 0 or (layers + 2) % blocks:
+    if not ends_count_as_layers(job.model.all_layers, p.pp * p.vpp, job.training.runtime):
         return {}
     return {"embedding_is_layer": True, "loss_is_layer": True}
+
+
+def ends_count_as_layers(layers: int, blocks: int, runtime: str) -> bool:
+    """Whether a runtime counts embedding and loss as a layer each when it cuts so many layers into
+    equal blocks (stages times chunks): Megatron does where layers alone do not divide and with
+    both they do, so that 22 layers on 8 stages are cut as 24. A layout of mpctl's own says so
+    itself."""
+    if layers % blocks == 0 or (layers + 2) % blocks:
+        return False
+    from mpctl.spec.runtime import get_profile  # few jobs get here, and it takes time to import
+
+    return get_profile(runtime).runs.ends_as_layers

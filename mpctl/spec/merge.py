@@ -8,23 +8,43 @@ above `cluster = "selene"` keeps all of selene, and of its A100 all but the memo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpctl.errors import InputError, Issue
+from mpctl.spec.base import StrictModel
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.hf import shape_from_hf
-from mpctl.spec.model import chosen
-from mpctl.spec.presets import PRESET_TABLES, get_preset
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec, chosen
+from mpctl.spec.preset_check import require_valid
+from mpctl.spec.presets import PRESET_TABLES, PresetFile, get_file
 
 Raw = dict[str, Any]
 Where = tuple[str, ...]
 MODEL = ("model",)
+MODELS: dict[Where, type[StrictModel]] = {
+    (): JobSpec,
+    ("cluster",): ClusterSpec,
+    ("cluster", "device"): DeviceSpec,
+    MODEL: ModelSpec,
+}
 
 
-def lay(under: Any, over: Any, issues: list[Issue], where: Where = ()) -> Any:
+class Base(NamedTuple):
+    """What a table starts from; file: the preset's, None for the shape of a config.json."""
+
+    table: Raw
+    file: PresetFile | None = None
+
+
+def lay(
+    under: Any, over: Any, issues: list[Issue], where: Where = (), trail: tuple[str, ...] = ()
+) -> Any:
     """`over` upon `under`, both at the path `where` of a job; neither is edited.
 
-    What names something that cannot be found is left out and added to `issues`, so that the rest
-    is still checked; InputError when that is `over` itself.
+    trail: names of the presets that led to `over`, each starting from the next. What names
+    something that cannot be found is left out and added to `issues`, so that the rest is still
+    checked; InputError when that is `over` itself.
     """
     if isinstance(over, str) and where in PRESET_TABLES:
         over = {"preset": over}
@@ -32,7 +52,7 @@ def lay(under: Any, over: Any, issues: list[Issue], where: Where = ()) -> Any:
         return over
     base, own = _split(over, where)
     if base is not None:
-        under = lay({}, base, issues, where)
+        under = _expanded(base, issues, where, trail)
     table = dict(under) if isinstance(under, dict) else {}
     if where == MODEL:
         table = chosen(table)
@@ -45,6 +65,20 @@ def lay(under: Any, over: Any, issues: list[Issue], where: Where = ()) -> Any:
     return table
 
 
+def _expanded(base: Base, issues: list[Issue], where: Where, trail: tuple[str, ...]) -> Any:
+    """The table that a base stands for, with what it starts from itself. Raises InputError where
+    presets start from each other in a circle, or a user's preset holds what no job may."""
+    if base.file is None:
+        return lay({}, base.table, issues, where)
+    if base.file.name in trail:
+        message = f"presets start from each other: {' -> '.join([*trail, base.file.name])}"
+        raise InputError.of("preset-circle", str(base.file.path), message, "rename one of them")
+    table = lay({}, base.table, issues, where, (*trail, base.file.name))
+    if not base.file.is_bundled:
+        require_valid(base.file, table, MODELS[where])
+    return table
+
+
 def without(table: Raw, path: list[Any]) -> Raw:
     """The table less what lies at `path`, or less its nearest part that can be left out."""
     key, *rest = path
@@ -53,7 +87,7 @@ def without(table: Raw, path: list[Any]) -> Raw:
     return {k: v for k, v in table.items() if k != key}
 
 
-def _split(over: Raw, where: Where) -> tuple[Raw | None, Raw]:
+def _split(over: Raw, where: Where) -> tuple[Base | None, Raw]:
     """What a table names as its base, if anything, and its own keys."""
     if where not in PRESET_TABLES:
         return None, over
@@ -66,8 +100,8 @@ def _split(over: Raw, where: Where) -> tuple[Raw | None, Raw]:
     return base, {key: value for key, value in over.items() if key not in starts}
 
 
-def _base(where: Where, key: str, name: Any) -> Raw:
+def _base(where: Where, key: str, name: Any) -> Base:
     if key == "hf_config":
-        return shape_from_hf(name)
-    found = get_preset(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
-    return {"name": name, **found} if where else found
+        return Base(shape_from_hf(name))
+    file = get_file(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
+    return Base({"name": name, **file.read()} if where else file.read(), file)

@@ -7,11 +7,10 @@ the key is enough on a command line and in a line of a batch: `tp`, `dtype`, `mi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
-
-from pydantic import BaseModel
+from typing import Any
 
 from mpctl.errors import InputError
+from mpctl.spec.base import fields_at
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import PRESET_TABLES, preset_names
 from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
@@ -53,17 +52,10 @@ def with_full_names(raw: Mapping[str, Any]) -> Raw:
 
 def keys_at(path: list[str]) -> list[str]:
     """Keys that a file may hold in the table at `path`; [] where there is no such table."""
-    model: Any = JobSpec
-    for key in path:
-        field = model.model_fields.get(key)
-        candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        models = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-        if not models:
-            return []
-        model = models[0]
-    starts = ["preset"] if tuple(path) in PRESET_TABLES else []
+    fields = fields_at(JobSpec, path)
+    starts = ["preset"] if fields and tuple(path) in PRESET_TABLES else []
     starts += ["hf_config"] if path == ["model"] else []
-    return [*model.model_fields, *starts]
+    return [*fields, *starts]
 
 
 def nearest(path: list[str], value: Any = None) -> str:

@@ -9,6 +9,7 @@ from pydantic import Field
 from mpctl.spec.base import Bytes, Count, Layers, StrictModel
 
 ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
+TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 
 
 class ParallelSpec(StrictModel):
@@ -38,7 +39,7 @@ class ParallelSpec(StrictModel):
         True, description="reduce gradients while backward computes the rest"
     )
     schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
-    tensor_mode: Literal["1d", "2d", "2.5d", "3d"] = Field(
+    tensor_mode: TensorMode = Field(
         "1d", description="how tp splits matrices: 1d runs, the others are only planned"
     )
     first_stage_layers: Layers | None = Field(

@@ -15,8 +15,12 @@ from pydantic import Field, ValidationError
 
 from mpctl.errors import InputError
 from mpctl.spec.base import Amount, Count, DType, Part, Seconds, Share, StrictModel
-from mpctl.spec.presets import get_preset
+from mpctl.spec.preset_check import preset_issues
+from mpctl.spec.presets import get_file, search_path
 from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.spec.runtime_support import RuntimeSupport
+
+OWN_RUNTIME = "mpctl"  # the profile of the software that `mpctl launch` starts
 
 
 class MemoryPasses(StrictModel):
@@ -126,6 +130,9 @@ class RuntimeProfile(StrictModel):
     """What an estimate assumes of a training software."""
 
     name: str = Field(description="the software")
+    runs: RuntimeSupport = Field(
+        default_factory=RuntimeSupport, description="the layouts that it runs"
+    )
     gradient_dtype: DType | None = Field(
         None, description="data type in which gradients are reduced; the job's when absent"
     )
@@ -147,11 +154,24 @@ class RuntimeProfile(StrictModel):
     source: str = Field(description="where the figures come from")
 
 
-@cache
 def get_profile(name: str) -> RuntimeProfile:
-    """The preset of `training.runtime`; raises InputError where a file of it is wrong."""
+    """The runtime preset that `training.runtime` names.
+
+    Raises InputError where there is none of this name, or its file is wrong: then with the file,
+    and an issue for each key of it that is."""
+    return _read_profile(name, search_path())
+
+
+@cache
+def _read_profile(name: str, folders: str) -> RuntimeProfile:
+    """Read once for each value of MPCTL_PRESETS."""
+    file = get_file("runtimes", name, where="training.runtime")
     try:
-        return RuntimeProfile.model_validate(get_preset("runtimes", name, where="training.runtime"))
+        return RuntimeProfile.model_validate(file.read())
     except ValidationError as error:
-        where = f"presets/runtimes/{name}.toml"
-        raise InputError.of("bad-profile", where, str(error)) from None
+        raise InputError(preset_issues(error, file, RuntimeProfile)) from None
+
+
+def is_launched(runtime: str) -> bool:
+    """Whether `mpctl launch` runs what is planned under this runtime, whose name a job gives."""
+    return get_profile(runtime).runs.launched

@@ -17,9 +17,10 @@ from mpctl.spec.base import Amount, DType, Part, StrictModel
 class RuntimeMemory(StrictModel):
     """Memory beyond the states and activations that every software holds."""
 
-    kernels: Literal["mpctl", "megatron", "half"] = Field(
+    kernels: str = Field(
         "mpctl",
-        description="software whose saved activations are counted (estimate/saved_activations.py)",
+        description="kernels whose saved activations are counted: mpctl, megatron, or half "
+        "(torchtitan's, which recompute every second matrix product)",
     )
     parameter_dtype: DType | None = Field(
         None,

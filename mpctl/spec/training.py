@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
     Count,
@@ -15,17 +16,26 @@ from mpctl.spec.base import (
     Probability,
     StrictModel,
 )
+from mpctl.spec.presets import preset_names
 
-RuntimeName = Literal[
-    "mpctl",
-    "megatron-2020",
-    "megatron-2021",
-    "megatron-2022",
-    "megatron-core",
-    "megatron-deepspeed",
-    "fsdp",
-    "torchtitan",
-]
+RecomputeMode = Literal["none", "selective", "full"]
+
+
+def _known_runtime(name: str) -> str:
+    """The name of a runtime preset; the error lists all, as pydantic does for a Literal."""
+    names = preset_names("runtimes")
+    if name not in names:
+        *others, last = (f"'{known}'" for known in names)
+        expected = f"{', '.join(others)} or {last}" if others else last
+        raise PydanticCustomError(
+            "literal_error", "Input should be {expected}", {"expected": expected}
+        )
+    return name
+
+
+def _list_runtimes(schema: dict[str, Any]) -> None:
+    """The JSON schema of `runtime` with the names of the presets that there are."""
+    schema["enum"] = preset_names("runtimes")
 
 
 class TrainingSpec(StrictModel):
@@ -41,7 +51,7 @@ class TrainingSpec(StrictModel):
         description="data type in which gradients are summed; fp32 when absent (fp64 with dtype "
         "fp64)",
     )
-    recompute: Literal["none", "selective", "full"] = Field(
+    recompute: RecomputeMode = Field(
         "none",
         description="activations computed again in backward: none, attention's scores (selective) "
         "or everything but each layer's input (full)",
@@ -131,8 +141,11 @@ class TrainingSpec(StrictModel):
         description="parameters that are not trained, by patterns over their names such as "
         '"embedding.*" or "layers.[0-5].*"',
     )
-    runtime: RuntimeName = Field(
-        "mpctl", description="software whose kernels, overlaps and memory a plan assumes"
+    runtime: Annotated[str, AfterValidator(_known_runtime)] = Field(
+        "mpctl",
+        description="software whose kernels, overlaps and memory a plan assumes: a preset of "
+        "runtimes (`mpctl presets` lists them)",
+        json_schema_extra=_list_runtimes,
     )
 
     @property

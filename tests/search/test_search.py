@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mpctl.estimate.memory import peak_bytes
-from mpctl.launch.preflight import NOT_RUN_YET
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,
@@ -24,9 +23,11 @@ from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import FoundLayouts, find_layouts
 from mpctl.search.nearest import SETTINGS, nearest_that_fit, with_nearest
 from mpctl.search.report import Choice, choices, reasons
-from mpctl.search.space import RUNS, SearchSpace
+from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
+from mpctl.spec.presets import preset_names
+from mpctl.spec.runtime import get_profile
 
 SMALL = {
     "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 4,
@@ -82,9 +83,9 @@ def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> Non
         assert layout_of(job) == layout
 
 
-@pytest.mark.parametrize("runtime", RUNS)
+@pytest.mark.parametrize("runtime", preset_names("runtimes"))
 def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
-    runs = RUNS[runtime]
+    runs = get_profile(runtime).runs
     layouts = list(SearchSpace(job_of(training__runtime=runtime)).layouts())
     assert layouts
     assert {layout.zero for layout in layouts} <= {*runs.zero}
@@ -107,16 +108,6 @@ def test_what_is_fixed_stays_and_bounds_hold() -> None:
     layouts = list(SearchSpace(job_of(), {"pp": 2, "recompute": "full"}, {"tp": 2}).layouts())
     assert {(layout.pp, layout.recompute) for layout in layouts} == {(2, "full")}
     assert {layout.tp for layout in layouts} == {1, 2}
-
-
-def test_what_launch_refuses_is_not_searched() -> None:
-    """The table of preflight.py, if it still names one of the settings that are searched."""
-    searched = {"parallel.zero": "zero"}
-    from mpctl.search.request import runs_of
-
-    for where, value in NOT_RUN_YET:
-        if where in searched:
-            assert runs_of(job_of()).zero == (value,)
 
 
 # ---------------------------------------------------------------- exactness

@@ -1,0 +1,57 @@
+"""Which layouts a training software runs: a runtime profile's [runs].
+
+A search of a job tries what its runtime runs and nothing else; `mpctl launch` refuses what its own
+runtime does not run. From the software's papers and sources.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from mpctl.spec.base import DType, StrictModel
+from mpctl.spec.parallel import ScheduleName, TensorMode
+from mpctl.spec.training import RecomputeMode
+
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
+
+
+class RuntimeSupport(StrictModel):
+    """Layouts that a training software runs; the default is what every pipeline of 1F1B runs."""
+
+    launched: bool = Field(
+        False,
+        description="whether `mpctl launch` runs what is planned under this profile; false for "
+        "other software, which is only planned",
+    )
+    schedules: Annotated[list[ScheduleName], Field(min_length=1)] = Field(
+        ["1f1b"],
+        description="pipeline schedules that a search tries, each with one chunk a stage",
+    )
+    chunks: bool = Field(False, description="several chunks a stage, interleaved (parallel.vpp)")
+    recompute: Annotated[list[RecomputeMode], Field(min_length=1)] = Field(
+        ["none", "full"], description="values of training.recompute"
+    )
+    sequence: bool = Field(False, description="sequence parallelism")
+    context: bool = Field(False, description="context parallelism (parallel.cp above 1)")
+    zero: Annotated[list[ZeroStage], Field(min_length=1)] = Field(
+        [0], description="ZeRO stages; the first where dp x cp is 1"
+    )
+    tensor_modes: list[TensorMode] = Field(
+        ["1d"],
+        description="values of parallel.tensor_mode; empty where tp is always 1",
+    )
+    pipeline: bool = Field(True, description="pipeline parallelism (parallel.pp above 1)")
+    by_cost: bool = Field(False, description="stages of equal compute (parallel.stage_balance)")
+    ends_as_layers: bool = Field(
+        False,
+        description="where layers do not divide over the stages, embedding and loss count as a "
+        "layer each, if that divides",
+    )
+    dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
+
+    @property
+    def tensor(self) -> bool:
+        """Whether it runs tensor parallelism (parallel.tp above 1)."""
+        return bool(self.tensor_modes)

@@ -1,0 +1,214 @@
+"""A runtime is one TOML file: named by MPCTL_PRESETS it is planned with, searched with and listed.
+
+A preset of a user's is untrusted: whatever is wrong with it is an InputError that names its file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.planning.plan import make_plan
+from mpctl.search.find import find_layouts
+from mpctl.search.space import SearchSpace
+from mpctl.spec.load import load_job
+from mpctl.spec.presets import VARIABLE, find_file, preset_names
+from mpctl.spec.runtime import get_profile
+from mpctl.spec.schema import job_schema
+
+TOY = """
+name = "Toy trainer"
+spread = 0.1
+spread_apart = 0.2
+source = "made up for a test"
+
+[runs]
+recompute = ["full"]
+zero = [1]
+pipeline = false
+
+[operators]
+hidden = { forward = 6.0, backward = 10.0 }
+width = { forward = 2.0, backward = 2.0 }
+inner = { forward = 1.2, backward = 2.0 }
+scores = { forward = 4.5, backward = 5.5 }
+logits = { forward = 20.0, backward = 16.0 }
+gradient_bytes = 6.0
+optimizer_bytes = 48.0
+
+[overlap]
+tp = 0.0
+pp = 0.0
+dp = 0.0
+
+[host]
+layer = 8e-4
+
+[memory]
+kernels = "megatron"
+"""
+JOB: dict[str, Any] = {
+    "cluster": "selene", "cluster.nodes": 2, "cluster.gpus_per_node": 4, "model": "gpt2",
+    "training.global_batch_size": 16, "training.dtype": "bf16", "training.runtime": "toy",
+}  # fmt: skip
+
+
+def place(folder: Path, kind: str, name: str, text: str) -> Path:
+    path = folder / kind / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place(tmp_path, "runtimes", "toy", TOY)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def issues_of(overrides: dict[str, Any]) -> list[Any]:
+    with pytest.raises(InputError) as caught:
+        make_plan(load_job(None, overrides))
+    return list(caught.value.issues)
+
+
+@pytest.mark.usefixtures("folder")
+def test_it_is_planned_with() -> None:
+    estimate = make_plan(load_job(None, JOB)).estimate
+    assert estimate is not None and not isinstance(estimate.time, str)
+    megatron = make_plan(load_job(None, {**JOB, "training.runtime": "megatron-2022"})).estimate
+    assert megatron is not None and not isinstance(megatron.time, str)
+    assert estimate.time.total != megatron.time.total
+    assert estimate.time.extrapolates  # it was fitted to nothing
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_search_tries_what_it_runs() -> None:
+    space = SearchSpace(load_job(None, {**JOB, "training.recompute": "full"}))
+    layouts = list(space.layouts())
+    assert {layout.tp for layout in layouts} == {1, 2, 4}
+    assert {(n.pp, n.recompute) for n in layouts} == {(1, "full")}
+    assert {layout.zero for layout in layouts} == {1}
+    assert find_layouts(space, top=1).points[0].layout in layouts
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_schema_and_an_error_name_it() -> None:
+    schema = job_schema()["$defs"]["TrainingSpec"]["properties"]["runtime"]
+    assert schema["enum"] == preset_names("runtimes") and "toy" in schema["enum"]
+    (issue,) = issues_of({**JOB, "training.runtime": "toyy"})
+    assert issue.where == "training.runtime"
+    assert "'toy'" in issue.message and issue.hint == "use toy"
+
+
+def test_without_its_folder_it_is_unknown() -> None:
+    (issue,) = issues_of(JOB)
+    assert "'toy'" in issue.message and "'torchtitan'" in issue.message
+
+
+def test_the_command_lists_it_with_its_file(folder: Path) -> None:
+    place(folder, "clusters", "selene", 'nodes = 2\ngpus_per_node = 4\ndevice = "a100-80gb"\n')
+    environment = {**os.environ, VARIABLE: str(folder)}
+    call = [sys.executable, "-m", "mpctl", "presets", "--json"]
+    done = subprocess.run(call, env=environment, capture_output=True, check=True, text=True)
+    listing = json.loads(done.stdout)
+    assert "toy" in listing["runtimes"] and listing["clusters"] == preset_names("clusters")
+    assert listing["user"] == {
+        "clusters": {
+            "selene": {"file": str(folder / "clusters/selene.toml"), "hides_another": True}
+        },
+        "runtimes": {"toy": {"file": str(folder / "runtimes/toy.toml"), "hides_another": False}},
+    }
+
+
+def test_a_users_preset_hides_the_bundled_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'name = "Mine"\nnodes = 2\ngpus_per_node = 4\ndevice = "a100-80gb"\n'
+    mine = place(folder, "clusters", "selene", text)
+    assert load_job(None, {"cluster": "selene"}).cluster.name == "Mine"
+    file = find_file("clusters", "selene")
+    assert file is not None and file.path == mine and file.hides
+    first = tmp_path / "first"
+    place(first, "clusters", "selene", text.replace("Mine", "First"))
+    monkeypatch.setenv(VARIABLE, os.pathsep.join([str(first), str(folder)]))
+    assert load_job(None, {"cluster": "selene"}).cluster.name == "First"
+
+
+def test_each_profile_is_read_once_for_each_search_path(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert get_profile("toy") is get_profile("toy")
+    other = folder / "other"
+    place(other, "runtimes", "toy", TOY.replace("Toy trainer", "Other"))
+    monkeypatch.setenv(VARIABLE, str(other))
+    assert get_profile("toy").name == "Other"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[host]", "[hots]"), "hots: there is no such key"),
+        (("layer = 8e-4", 'layer = "slow"'), "host.layer: input should be a valid number"),
+        (("spread = 0.1\n", ""), "spread is required"),
+        (('kernels = "megatron"', 'kernels = "triton"'), "kernels 'triton' are not known"),
+        (("zero = [1]", "zero = [4]"), "runs.zero.0: input should be less than or equal to 3"),
+        (("zero = [1]", "zero = []"), "runs.zero: list should have at least 1 item"),
+        (("[runs]", "[runs"), "is not TOML"),
+    ],
+)
+def test_a_wrong_profile_names_its_file(
+    folder: Path, change: tuple[str, str], message: str
+) -> None:
+    path = place(folder, "runtimes", "toy", TOY.replace(*change))
+    issues = issues_of(JOB)
+    assert any(message in issue.message for issue in issues)
+    assert all(issue.where == str(path) for issue in issues)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "message"),
+    [
+        ("clusters", "nodes = 0\n", "nodes: input should be greater than or equal to 1"),
+        ("clusters", "gpus = 8\n", "gpus: there is no such key"),
+        ("clusters", 'device = "mine"\n', "no device preset is called 'mine'"),
+        ("clusters", 'preset = "mine"\n', "presets start from each other: mine -> mine"),
+        ("clusters", "nodes = \xff", "is not TOML"),
+        ("models", "layers = true\n", "layers: input should be a valid integer"),
+    ],
+)
+def test_a_wrong_preset_names_its_file(folder: Path, kind: str, text: str, message: str) -> None:
+    path = folder / kind / "mine.toml"
+    path.parent.mkdir()
+    path.write_bytes(text.encode("latin-1"))
+    (issue,) = issues_of({kind[:-1]: "mine"})
+    assert message in issue.message
+    assert issue.where == ("cluster.device" if "device" in text else str(path))
+
+
+def test_a_folder_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "none"))
+    (issue,) = issues_of({"model": "gpt2"})
+    assert issue.where == VARIABLE and "none is not a folder" in issue.message
+
+
+def test_paths_in_a_users_presets_are_relative_to_their_files(folder: Path) -> None:
+    place(folder, "jobs", "mine", 'model = "gpt2"\n[data]\npath = "texts"\n')
+    assert load_job("mine").data.path == str(folder / "jobs" / "texts")
+    place(folder, "models", "mine", 'hf_config = "hf"\n')
+    (issue,) = issues_of({"model": "mine"})
+    assert str(folder / "models" / "hf") in issue.message
+
+
+def test_an_oversized_file_is_not_read(folder: Path) -> None:
+    path = place(folder, "clusters", "mine", "# " + "x" * 2**20)
+    (issue,) = issues_of({"cluster": "mine"})
+    assert issue.where == str(path) and "more than" in issue.message
