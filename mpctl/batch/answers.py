@@ -20,7 +20,6 @@ from mpctl.search.nearest import with_nearest
 
 Found = tuple[Status, Issue]
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
-PARTS = ("compute", "tp", "pp", "dp", "bubble", "optimizer")
 FIGURES = (
     "step_seconds", "step_seconds_low", "step_seconds_high", "model_tflops_per_gpu", "mfu", "hfu",
     "tokens_per_second", "peak_memory_bytes", "stage_memory_bytes", "breakdown", "fits",
@@ -139,13 +138,14 @@ def time_figures(plan: Plan) -> Raw:
     time, job, model = plan.estimate.time, plan.job, plan.job.model
     if isinstance(time, str):
         return {}
-    parts = {key: getattr(time, key) for key in PARTS}
+    parts = time.parts()
+    parts["other"] += parts.pop("cp")
     tokens = (job.training.global_batch_size or 1) * model.tokens_per_sample
     return {
         "step_seconds": time.total, "step_seconds_low": time.low, "step_seconds_high": time.high,
         "model_tflops_per_gpu": time.model_flops / time.total / 1e12,
         "mfu": time.mfu, "hfu": time.hfu, "tokens_per_second": tokens / time.total,
-        "breakdown": {**parts, "other": time.other + time.cp},
+        "breakdown": parts,
     }  # fmt: skip
 
 

@@ -51,9 +51,9 @@ class PartTraffic:
 
 @dataclass(frozen=True, slots=True)
 class BlockTraffic:
-    """One transformer block, one micro batch. title: of its stack."""
+    """Collectives over tp of one block of a stack, for one micro batch, by parallel layer."""
 
-    title: str
+    stack: LayerStack
     phi_bytes: int
     tp: int
     parts: dict[str, PartTraffic]
@@ -122,7 +122,7 @@ def block_traffic(
         message = message_bytes(job, model, product.message)
         volumes[product.part] += message * (sent.total() + sent["all_reduce"])
     parts = {part: PartTraffic(found, volumes[part], phi) for part, found in kinds.items()}
-    return BlockTraffic(stack.title, phi, tp, parts)
+    return BlockTraffic(stack, phi, tp, parts)
 
 
 def held_by(

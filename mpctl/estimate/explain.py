@@ -11,24 +11,14 @@ from mpctl.estimate.figure import Figure, Unit
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.p2p import Stages
-from mpctl.estimate.time import StepTime, StepTimeModel, get_clock
+from mpctl.estimate.step import PARTS, StepTime
+from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.estimate.work import OpTimes
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
-
-PARTS = {
-    "compute": "micro batches x (matrix products, attention, other kernels) of the busiest stage",
-    "tp": "micro batches x messages over tp that no computation hides",
-    "cp": "micro batches x keys and values sent over cp",
-    "pp": "what messages between stages add to the step, and sums of shared parameters",
-    "dp": "gradients (with ZeRO also parameters) sent over dp that no computation hides",
-    "bubble": "time that the busiest stage waits for other stages, their messages aside",
-    "optimizer": "parameters x bytes moved / (ranks that share them x memory bandwidth)",
-    "other": "host time that kernels do not hide, and work of once a step",
-}
 
 
 def explain_time(
@@ -43,19 +33,20 @@ def explain_time(
 
 
 def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
-    parts = " + ".join(seconds_text(getattr(time, name)) for name in PARTS)
-    yield _seconds("time.step", time.total, " + ".join(PARTS), parts)
+    parts = time.parts()
+    numbers = " + ".join(map(seconds_text, parts.values()))
+    yield _seconds("time.step", time.total, " + ".join(parts), numbers)
     m = clock.job.num_microbatches
-    for name, formula in PARTS.items():
-        value = getattr(time, name)
-        per = f"{m} x {seconds_text(value / m)}" if formula.startswith("micro") else ""
-        yield _seconds(f"time.{name}", value, formula, per or seconds_text(value))
+    for part in PARTS:
+        value = parts[part.name]
+        each = f"{m} x {seconds_text(value / m)}" if part.is_per_microbatch else seconds_text(value)
+        yield _seconds(f"time.{part.name}", value, part.formula, each)
     yield from _band(clock, time)
     yield from _rates(clock, time)
     for stack, flow in zip(clock.table.stacks, clock.table.flows, strict=True):
         if flow.last is not None:
             work = clock.operators.block(stack, flow.last)
-            yield from _layer(f"time.{stack.title.replace(' ', '-')}", work)
+            yield from _layer(f"time.{stack.figure_name}", work)
     for stage, row in enumerate(clock.passes):
         for chunk, found in enumerate(row):
             prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")

@@ -32,7 +32,7 @@ def _figures(
 ) -> Iterator[Figure]:
     form = form_of(job, model)
     for stack in table.stacks:
-        prefix = f"memory.{stack.title.replace(' ', '-')}"
+        prefix = f"memory.{stack.figure_name}"
         layer = layer_kept(form, model.family, stack.cores)
         yield from _layer(form, prefix, layer.always)
         yield from _layer(form, f"{prefix}.again", layer.again)

@@ -181,9 +181,19 @@ class LayerStack:
     shared: tuple[ParameterSpec, ...] = ()
 
     @property
+    def name(self) -> str:
+        """`encoder` for the prefix `encoder.layers`; empty where a model has one stack."""
+        return self.prefix.removesuffix("layers").rstrip(".")
+
+    @property
     def title(self) -> str:
-        """`encoder.layers` -> `encoder blocks`."""
-        return self.prefix.replace("layers", "blocks").replace(".", " ")
+        """`encoder blocks`; `blocks` where a model has one stack."""
+        return f"{self.name} blocks".lstrip()
+
+    @property
+    def figure_name(self) -> str:
+        """The stack in the name of a figure: `encoder-blocks`."""
+        return self.title.replace(" ", "-")
 
     @property
     def seq(self) -> str:

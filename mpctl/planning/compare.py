@@ -15,7 +15,6 @@ from mpctl.planning.plan import Plan, load_plan
 from mpctl.planning.summary import training_settings
 from mpctl.spec.load import parse_settings
 
-PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")
 SAID_ELSEWHERE = ("name", "description", "source")
 
 
@@ -85,7 +84,8 @@ def _figures(plan: Plan) -> dict[str, float | None]:
     if not isinstance(time, str):
         tokens = (job.training.global_batch_size or 1) * model.tokens_per_sample
         found |= {"step_seconds": time.total, "tokens_per_second": tokens / time.total}
-        found |= {"mfu": time.mfu, **{f"seconds.{part}": getattr(time, part) for part in PARTS}}
+        found["mfu"] = time.mfu
+        found |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
     for axis in ("tp", "cp", "dp", "pp"):
         own = (m for stage in estimate.messages for m in stage if m.axis == axis)
         found[f"bytes.{axis}"] = sum(m.bytes * m.count for m in own)

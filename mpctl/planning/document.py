@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mpctl.estimate.time import StepTime
 
 LISTED_RANKS = 4096
-TIME_PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")
 
 
 def wanted_kinds(groups: str | None) -> tuple[str, ...] | None:
@@ -161,7 +160,7 @@ def communication_entry(estimate: Estimate) -> dict[str, Any]:
     `step_by_stage`: messages of a step of one rank of each stage; `validation_by_stage`: of one
     validation of `training.eval_samples`, of the first replica."""
     first, *others = estimate.blocks
-    entries = {f"{block.title.split()[0]}_layer": _block_entry(block) for block in others}
+    entries = {f"{block.stack.name}_layer": _block_entry(block) for block in others}
     step = [[_message_entry(m) for m in stage] for stage in estimate.messages]
     samples = estimate.job.training.eval_samples
     validation = [
@@ -217,14 +216,13 @@ def _memory_entry(stage: Any) -> dict[str, Any]:
 def _time_entry(time: StepTime | str) -> dict[str, Any]:
     if isinstance(time, str):
         return {"step_seconds": None, "reason": time}
-    parts = {key: getattr(time, key) for key in TIME_PARTS}
     return {
         "step_seconds": time.total,
         "low_seconds": time.low,
         "high_seconds": time.high,
         "extrapolates": list(time.extrapolates),
         "is_lower_bound": False,
-        "breakdown": parts,
+        "breakdown": time.parts(),
         "flops_per_rank": time.hardware_flops,
         "model_flops_per_rank": time.model_flops,
         "mfu": time.mfu,

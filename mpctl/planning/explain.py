@@ -19,7 +19,6 @@ from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.messages import Message
-from mpctl.operators.matmul import LayerStack
 from mpctl.planning.plan import Plan
 from mpctl.units import DTYPE_BYTES, bytes_text
 
@@ -62,22 +61,18 @@ def _require_known(name: str, figures: Sequence[Figure]) -> None:
 
 
 def communication_figures(estimate: Estimate) -> Iterator[Figure]:
-    for block, stack in zip(estimate.blocks, estimate.table.stacks, strict=True):
-        own = f".{_slug(block.title)}" if len(estimate.blocks) > 1 else ""
-        prefix = f"communication{own}"
-        yield _phi(estimate, block, stack, prefix)
+    for block in estimate.blocks:
+        has_others = len(estimate.blocks) > 1
+        prefix = "communication" + (f".{block.stack.figure_name}" if has_others else "")
+        yield _phi(estimate, block, prefix)
         yield from _block(block, prefix)
     for stage, messages in enumerate(estimate.messages):
         yield from _stage(estimate, f"communication.stage-{stage}", messages)
 
 
-def _slug(title: str) -> str:
-    return title.replace(" ", "-")
-
-
-def _phi(estimate: Estimate, block: BlockTraffic, stack: LayerStack, prefix: str) -> Figure:
+def _phi(estimate: Estimate, block: BlockTraffic, prefix: str) -> Figure:
     sizes, dtype = local_sizes(estimate.job, estimate.model), estimate.job.training.dtype
-    parts = (sizes["batch"], sizes[stack.seq], sizes["hidden"], DTYPE_BYTES[dtype])
+    parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], DTYPE_BYTES[dtype])
     return Figure(
         f"{prefix}.phi", block.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
         " x ".join(map(str, parts)), "one phase of an all-reduce of the hidden states",
@@ -112,9 +107,10 @@ def _stage(estimate: Estimate, prefix: str, messages: Sequence[Message]) -> Iter
 def _message(prefix: str, message: Message, ranks: int) -> Figure:
     phases = {"all_reduce": 2, "send": 0}.get(message.kind, 1)
     sent = message.bytes if not phases else ring_bytes(message.bytes, ranks, phases=phases)
+    what = message.what.replace(" ", "-")
     share = f" x {phases} x {ranks - 1} / {ranks}" if phases else ""
     return Figure(
-        f"{prefix}.{message.kind}.{_slug(message.what)}.{message.bytes}", sent * message.count, "B",
+        f"{prefix}.{message.kind}.{what}.{message.bytes}", sent * message.count, "B",
         "count x bytes" + (" x phases x (ranks - 1) / ranks" if phases else ""),
         f"{message.count} x {message.bytes}{share}", "sent by each rank in a step",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.document import TIME_PARTS, axis_sizes
+from mpctl.planning.document import axis_sizes
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
     figures,
@@ -110,7 +110,7 @@ def _time(time: StepTime | str) -> Iterator[Text]:
     """What the step's seconds go to; why they may be wrong."""
     if isinstance(time, str):
         return
-    parts = ((name, getattr(time, name)) for name in TIME_PARTS)
+    parts = time.parts().items()
     shown = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
     yield Text.assemble(("\nStep time ", "bold"), (seconds_text(time.total), "bold"), f": {shown}")
     if time.extrapolates:

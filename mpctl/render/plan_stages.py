@@ -36,8 +36,8 @@ def stages_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[Rende
 
 
 def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
-    stack = block.title.removesuffix("blocks")
-    title = f"\nTensor-parallel traffic of one {stack}block"
+    one_block = f"{block.stack.name} block".lstrip()
+    title = f"\nTensor-parallel traffic of one {one_block}"
     columns = ("parallel layer", "all-reduces", "volume", "bytes")
     table = plain_table(title, columns, left=columns[:1])
     for name, part in block.parts.items():

@@ -25,9 +25,8 @@ from mpctl.search.find import EvaluatedLayout
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
 
-PARTS = ("compute", "tp", "cp", "pp", "dp", "bubble", "optimizer", "other")
-TOLD_PARTS = 3
-WORTH_TELLING = 0.002  # of a step
+SHOWN_PARTS = 3
+SHOWN_SHARE = 0.002  # of a step: a part that differs by less is not named
 BILLION = 1e9
 
 
@@ -69,7 +68,7 @@ class Choice:
             "tokens_per_second": self.tokens_per_second, "mfu": time.mfu,
             "peak_bytes": self.bytes, "fits": self.fits,
             "gpu_hours_per_billion_tokens": hours, **cost,
-            "breakdown": {part: getattr(time, part) for part in PARTS},
+            "breakdown": time.parts(),
         }  # fmt: skip
 
 
@@ -127,11 +126,13 @@ def _difference(best: Choice, other: Choice) -> str:
 
 def _parts(best: StepTime, other: StepTime) -> str:
     """The parts that differ most, signed."""
-    moved = [(getattr(other, part) - getattr(best, part), part) for part in PARTS]
-    moved.sort(key=lambda pair: -abs(pair[0]))
-    told = [pair for pair in moved[:TOLD_PARTS] if abs(pair[0]) > WORTH_TELLING * best.total]
-    words = (f"{part} {'+' if d > 0 else '−'}{seconds_text(abs(d))}" for d, part in told)
-    return f" ({', '.join(words)})" if told else ""
+    theirs = other.parts()
+    differences = [(theirs[name] - seconds, name) for name, seconds in best.parts().items()]
+    differences.sort(key=lambda pair: -abs(pair[0]))
+    least = SHOWN_SHARE * best.total
+    shown = [(d, name) for d, name in differences[:SHOWN_PARTS] if abs(d) > least]
+    words = (f"{name} {'+' if d > 0 else '−'}{seconds_text(abs(d))}" for d, name in shown)
+    return f" ({', '.join(words)})" if shown else ""
 
 
 def _memory(best: int, other: int) -> str:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from mpctl.estimate.explain import explain_time
 from mpctl.estimate.flops import step_flops
+from mpctl.estimate.step import PARTS
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.families import get_table
 from mpctl.families.gpt.ops import operator_table
 from mpctl.pipeline.stages import job_stages
-from mpctl.planning.document import TIME_PARTS
 from mpctl.planning.plan import load_plan, make_plan
 from mpctl.rules.layout import find_topology
 from mpctl.spec.presets import preset_names
@@ -424,7 +424,7 @@ def test_every_cluster_and_runtime_is_estimated_or_refused_in_words(cluster: str
             if isinstance(time, str):
                 assert "no bf16 rate" in time or "has no bandwidth" in time
             else:
-                parts = [getattr(time, name) for name in TIME_PARTS]
+                parts = list(time.parts().values())
                 assert all(isfinite(part) and part >= 0 for part in parts), (runtime, parts)
                 assert time.total == pytest.approx(sum(parts))
                 assert 0 < time.low < time.total < time.high < 100
@@ -440,7 +440,8 @@ def test_figures_explain_the_step() -> None:
     time = find_step_time(*args)
     assert isinstance(time, StepTime)
     assert figures["time.step"].value == time.total
-    assert sum(figures[f"time.{name}"].value for name in TIME_PARTS) == pytest.approx(time.total)
+    parts = [figures[f"time.{part.name}"].value for part in PARTS]
+    assert parts == list(time.parts().values()) and sum(parts) == pytest.approx(time.total)
     assert figures["time.high"].value == time.high
     block = [f.value for name, f in figures.items() if name.startswith("time.blocks.")]
     assert 0 < sum(block) < time.total

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from mpctl.planning.document import TIME_PARTS, plan_document, rank_document
+from mpctl.estimate.step import PARTS
+from mpctl.planning.document import plan_document, rank_document
 from mpctl.planning.plan import make_plan
 from mpctl.render.plan import print_plan
 from tests.jobs import job_of
@@ -57,7 +58,7 @@ def test_messages_over_pp_and_their_time_are_in_the_document() -> None:
     ]
     assert [stage[0]["count"] for stage in over_pp] == [4, 8, 4]
     parts = found["time"]["breakdown"]
-    assert tuple(parts) == TIME_PARTS
+    assert tuple(parts) == tuple(part.name for part in PARTS)
     assert sum(parts.values()) == pytest.approx(found["time"]["step_seconds"])
     assert parts["pp"] > 0 and parts["bubble"] > 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpctl.planning.document import TIME_PARTS
+from mpctl.estimate.step import PARTS
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import plan_summary, rates
 from mpctl.render.html.parts import Share, bar, legend, note, section, table
@@ -14,24 +14,16 @@ from mpctl.units import seconds_text
 if TYPE_CHECKING:
     from mpctl.estimate.time import StepTime
 
-MEANS = {
-    "compute": "matrix products, attention and element-wise kernels",
-    "bubble": "waiting for other stages",
-    "tp": "messages of tensor parallelism", "cp": "messages of context parallelism",
-    "dp": "gradients over the replicas that no computation hides",
-    "pp": "messages between stages", "optimizer": "reading and writing the optimizer's states",
-    "other": "launching kernels, where it takes longer than they do",
-}  # fmt: skip
-
 
 def time_section(plan: Plan, time: StepTime | str) -> Raw:
     if isinstance(time, str):
         return section("time", "Step time", note(f"Not estimated: {time}."))
-    parts = [(name, value) for name in TIME_PARTS if (value := float(getattr(time, name)))]
-    shares = [Share(name, value, seconds_text(value)) for name, value in parts]
+    seconds = time.parts()
+    parts = [part for part in PARTS if seconds[part.name]]
+    shares = [Share(p.name, seconds[p.name], seconds_text(seconds[p.name])) for p in parts]
     rows = [
-        (name, MEANS.get(name, ""), seconds_text(value), f"{value / time.total:.1%}")
-        for name, value in parts
+        (part.name, part.meaning, share.text, f"{share.size / time.total:.1%}")
+        for part, share in zip(parts, shares, strict=True)
     ]
     between = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
     rate = "; ".join(f"{name} {text}" for name, text in rates(plan_summary(plan)))
@@ -40,7 +32,7 @@ def time_section(plan: Plan, time: StepTime | str) -> Raw:
         el("p", el("strong", seconds_text(time.total)), 
            f" a step (9 of 10 runs: {between}). {rate}."),
         note(f"Extrapolated: {'; '.join(time.extrapolates)}.") if time.extrapolates else "",
-        legend(name for name, _ in parts),
+        legend(part.name for part in parts),
         el("div", bar(shares, time.total), class_="one"),
         table("Step time by part", ("part", "what", "seconds", "share"), rows, left=2),
     )  # fmt: skip
