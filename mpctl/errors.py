@@ -10,12 +10,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, TypedDict
 
 MOST_OF_A_RULE = 10
 DOES_NOT_FIT = 3  # the exit code
 Status = Literal["ok", "warning", "error"]
+
+
+class IssueEntry(TypedDict):
+    """An issue in a JSON document."""
+
+    rule: str
+    where: str
+    message: str
+    hint: str
+
+
+class ErrorDocument(TypedDict):
+    """Schema mpctl.error/1: why a command given `--json` did nothing."""
+
+    schema: str
+    issues: list[IssueEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +51,14 @@ class Issue:
         way_out = f" ({self.hint})" if self.hint else ""
         return f"{self.where}: {self.message}{way_out}"
 
-    def as_dict(self) -> dict[str, str]:
-        return asdict(self)
+    def as_dict(self) -> IssueEntry:
+        """The issue as an entry of a JSON document."""
+        return {
+            "rule": self.rule,
+            "where": self.where,
+            "message": self.message,
+            "hint": self.hint,
+        }
 
 
 @dataclass(frozen=True, slots=True)

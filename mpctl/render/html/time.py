@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mpctl.estimate.step import PARTS
+from mpctl.estimate.step import PARTS, StepPart
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import plan_summary, rates
 from mpctl.render.html.parts import Share, bar, legend, note, section, table
@@ -16,23 +17,32 @@ if TYPE_CHECKING:
 
 
 def time_section(plan: Plan, time: StepTime | str) -> Raw:
+    """The section "Step time": a bar of the step's parts, and each in words and seconds."""
     if isinstance(time, str):
         return section("time", "Step time", note(f"Not estimated: {time}."))
     seconds = time.parts()
     parts = [part for part in PARTS if seconds[part.name]]
     shares = [Share(p.name, seconds[p.name], seconds_text(seconds[p.name])) for p in parts]
-    rows = [
-        (part.name, part.meaning, share.text, f"{share.size / time.total:.1%}")
-        for part, share in zip(parts, shares, strict=True)
-    ]
-    between = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
-    rate = "; ".join(f"{name} {text}" for name, text in rates(plan_summary(plan)))
+    extrapolated = f"Extrapolated: {'; '.join(time.extrapolates)}." if time.extrapolates else ""
     return section(
-        "time", "Step time",
-        el("p", el("strong", seconds_text(time.total)), 
-           f" a step (9 of 10 runs: {between}). {rate}."),
-        note(f"Extrapolated: {'; '.join(time.extrapolates)}.") if time.extrapolates else "",
+        "time", "Step time", _headline(plan, time), note(extrapolated) if extrapolated else "",
         legend(part.name for part in parts),
         el("div", bar(shares, time.total), class_="one"),
-        table("Step time by part", ("part", "what", "seconds", "share"), rows, left=2),
+        _table(parts, shares, time.total),
     )  # fmt: skip
+
+
+def _headline(plan: Plan, time: StepTime) -> Raw:
+    band = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
+    rate = "; ".join(f"{name} {text}" for name, text in rates(plan_summary(plan)))
+    return el(
+        "p", el("strong", seconds_text(time.total)), f" a step (9 of 10 runs: {band}). {rate}."
+    )
+
+
+def _table(parts: Sequence[StepPart], shares: Sequence[Share], total: float) -> Raw:
+    rows = [
+        (part.name, part.meaning, share.text, f"{share.size / total:.1%}")
+        for part, share in zip(parts, shares, strict=True)
+    ]
+    return table("Step time by part", ("part", "what", "seconds", "share"), rows, left=2)
