@@ -106,11 +106,10 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
 def memory_errors() -> Iterator[tuple[str, str, float]]:
     """Table, what was measured, and the estimate's error."""
     for run in published_runs():
-        assert run.job.model is not None
         for key, value in run.measured.items():
             if not key.startswith("peak_mem"):
                 continue
-            estimate = Estimate(run.job, run.job.model, run.table, run.topology, run.stages)
+            estimate = Estimate(run.layout)
             peak = max(getattr(stage, MEASURES[key]) for stage in estimate.memory)
             unit = GIB["gib" if "gib" in key else "gb"]
             yield TABLES[run.group], key, peak / (value * unit) - 1
@@ -120,8 +119,7 @@ def milliseconds() -> float:
     """Of one estimate, the first of its job."""
     started = time.perf_counter()
     for run in published_runs():
-        assert run.job.model is not None
-        find_step_time(run.job, run.job.model, run.table, run.stages, run.topology)
+        find_step_time(run.layout)
     return 1e3 * (time.perf_counter() - started) / len(published_runs())
 
 

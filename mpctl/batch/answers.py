@@ -134,13 +134,12 @@ def figures(plan: Plan) -> Raw:
 
 def time_figures(plan: Plan) -> Raw:
     """Of the step; gathering keys and values over cp is under `other`."""
-    assert plan.estimate is not None and plan.job.model is not None
-    time, job, model = plan.estimate.time, plan.job, plan.job.model
+    assert plan.estimate is not None
+    time, tokens = plan.estimate.time, plan.estimate.layout.tokens_per_step
     if isinstance(time, str):
         return {}
     parts = time.parts()
     parts["other"] += parts.pop("cp")
-    tokens = (job.training.global_batch_size or 1) * model.tokens_per_sample
     return {
         "step_seconds": time.total, "step_seconds_low": time.low, "step_seconds_high": time.high,
         "model_tflops_per_gpu": time.model_flops / time.total / 1e12,

@@ -9,7 +9,7 @@ gives way to the evidence of about one run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any, Literal
 
@@ -17,15 +17,11 @@ from pydantic import BaseModel
 
 from mpctl.errors import InputError
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
-from mpctl.families import get_table
-from mpctl.operators.table import OperatorTable
-from mpctl.pipeline.stages import Span, job_stages
-from mpctl.rules.layout import find_topology
+from mpctl.layout.job_layout import JobLayout, find_topology
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.presets import find_preset
 from mpctl.spec.runtime import RuntimeProfile, get_profile
-from mpctl.topology import Topology
 
 Priors = Mapping[str, float]  # by a constant's key; of operators.passes, hidden's forward
 Kind = Literal["devices", "clusters", "runtimes"]
@@ -78,13 +74,15 @@ class Run:
 
     id: str
     group: str
-    job: JobSpec
-    table: OperatorTable
-    stages: list[list[Span]]
-    topology: Topology
+    layout: JobLayout
     profile: RuntimeProfile
     parts: Mapping[Kind, str]
     measured: Mapping[str, float]
+
+    @property
+    def job(self) -> JobSpec:
+        """The job that was run."""
+        return self.layout.job
 
     def has(self, constant: Constant) -> bool:
         return self.parts[constant.kind] in constant.names
@@ -92,10 +90,8 @@ class Run:
     def estimate(
         self, job: JobSpec | None = None, profile: RuntimeProfile | None = None
     ) -> StepTime:
-        own = job or self.job
-        assert own.model is not None, "read_runs asks for one"
-        args = (own, own.model, self.table, self.stages, self.topology)
-        time = find_step_time(*args, profile or self.profile)
+        layout = replace(self.layout, job=job) if job else self.layout
+        time = find_step_time(layout, profile or self.profile)
         if isinstance(time, str):
             raise InputError.of("not-estimated", self.id, time)
         return time
@@ -119,11 +115,9 @@ class Run:
         return self._compare(self.job.model_copy(update={"cluster": cluster}), profile)
 
     def _compare(self, job: JobSpec, profile: RuntimeProfile) -> list[float]:
-        assert job.model is not None, "read_runs asks for one"
-        args = (job, job.model, self.table, self.stages, self.topology, profile)
         if "step_seconds" in self.measured:
             return [log(self.estimate(job, profile).total / self.measured["step_seconds"])]
-        chunk = get_clock(*args).layer()
+        chunk = get_clock(replace(self.layout, job=job), profile).layer()
         measured = (self.measured[f"layer_{way}_ms"] / 1e3 for way in ("forward", "backward"))
         return [log(a / b) for a, b in zip((chunk.forward, chunk.backward), measured, strict=True)]
 
@@ -143,13 +137,11 @@ def _read(row: Mapping[str, Any], number: int) -> Run:
             "not-a-run", name, "a run has job.cluster.preset and measured.step_seconds"
         ) from None
     job = job_from_raw(row["job"], {})
-    topology = find_topology(job)
-    if job.model is None or topology is None:
+    if job.model is None or find_topology(job) is None:
         raise InputError.of("not-a-run", name, "it has no model, or no layout")
     device, runtime = (find_preset("clusters", cluster) or {}).get("device"), job.training.runtime
     return Run(
-        name, str(row.get("group", "")), job, get_table(job.model, tp=job.parallel.tp),
-        job_stages(job, job.model.all_layers), topology, get_profile(runtime),
+        name, str(row.get("group", "")), JobLayout.of(job), get_profile(runtime),
         {"devices": str(device), "clusters": cluster, "runtimes": runtime}, measured,
     )  # fmt: skip
 

@@ -82,7 +82,7 @@ def _profile(runs: Sequence[Run], near: Residuals, apart: Residuals) -> Changes:
         "seen.clusters": _listed([*seen.clusters, *(r.job.cluster.name or "" for r in runs)]),
         "seen.dtypes": _listed([*seen.dtypes, *(r.job.training.dtype for r in runs)]),
         "seen.gpus": str(max(seen.gpus, *(run.job.world_size for run in runs))),
-        "seen.parameters": float(max(seen.parameters, *(run.table.numel for run in runs))),
+        "seen.parameters": float(max(seen.parameters, *(run.layout.table.numel for run in runs))),
     }
     for key, residuals, least in (
         ("spread", near, LEAST_SPREAD), ("spread_apart", apart, APART * LEAST_SPREAD)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from mpctl.estimate.communication import held_by
 from mpctl.estimate.kernel_sets import kernel_set
 from mpctl.estimate.saved_activations import (
     ActivationShapes,
@@ -29,12 +28,11 @@ from mpctl.estimate.saved_activations import (
     exit_kept,
     layer_kept,
 )
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.matmul import AttentionOp
-from mpctl.operators.table import OperatorTable, StageSlice
-from mpctl.pipeline.stages import Span
+from mpctl.operators.table import StageSlice
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.units import DTYPE_BYTES
@@ -72,8 +70,9 @@ class LayerBytes(NamedTuple):
     split_work: float
 
 
-def form_of(job: JobSpec, model: ModelSpec) -> ActivationShapes:
+def form_of(layout: JobLayout) -> ActivationShapes:
     """The rank's own sizes; of the ranks of tp the first, which has the most words."""
+    job, model = layout.job, layout.model
     t, p, memory = job.training, job.parallel, memory_of(job)
     tp, cp = p.tp, p.cp
     rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
@@ -107,14 +106,12 @@ def is_cuda(job: JobSpec) -> bool:
     return device is None or device.kind == "cuda"
 
 
-def chunk_bytes(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, span: Span, *, stage: int
-) -> ChunkBytes:
-    """Of one micro batch in the layers of a span."""
-    form = form_of(job, model)
+def chunk_bytes(layout: JobLayout, stage: int, chunk: int) -> ChunkBytes:
+    """Of one micro batch in one chunk of a stage."""
+    form, model = form_of(layout), layout.model
     shape = ModelTraits(model.family, model.norm_order == "post", model.tied_embeddings)
-    parts = tuple(map(_StackPart.of, held_by(job, table, [span], stage=stage)))
-    return _chunk(form, shape, parts, memory_of(job).logit_bytes)
+    parts = tuple(map(_StackPart.of, layout.chunk_slices(stage, chunk)))
+    return _chunk(form, shape, parts, memory_of(layout.job).logit_bytes)
 
 
 class ModelTraits(NamedTuple):

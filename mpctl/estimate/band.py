@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import exp
 
 from mpctl.estimate.kernels import Speed
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
@@ -31,12 +32,12 @@ class Band:
     extrapolates: tuple[str, ...]
 
 
-def find_band(job: JobSpec, table: OperatorTable, profile: RuntimeProfile, speed: Speed) -> Band:
-    device = job.cluster.device
-    assert device is not None, "the clock asked for it"
+def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
+    """The band of a step's time, and each way in which the job lies outside the measured runs."""
+    job = layout.job
     is_known = job.cluster.name in profile.seen.clusters
     spread = profile.spread if is_known else profile.spread_apart
-    told = (*speed.notes, *_beyond(job, table, profile))
+    told = (*speed.notes, *_beyond(job, layout.table, profile))
     here = () if is_known else (_where(job, profile),)
     return Band(exp(QUANTILE * spread * (1 + WIDER * len(told))), (*here, *told))
 
@@ -47,8 +48,7 @@ def _where(job: JobSpec, profile: RuntimeProfile) -> str:
 
 def _beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
     device, seen, dtype = job.cluster.device, profile.seen, job.training.dtype
-    assert device is not None, "the clock asked for it"
-    if device.name not in seen.devices:
+    if device is not None and device.name not in seen.devices:
         yield f"{profile.name} was never measured on {device.name}"
     if dtype not in seen.dtypes:
         yield f"{profile.name} was never measured at {dtype}"

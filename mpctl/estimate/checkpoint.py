@@ -12,26 +12,22 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import lcm
 
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.operators.table import OperatorTable
-from mpctl.pipeline.stages import Span
-from mpctl.spec.job import JobSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.units import DTYPE_BYTES
 
 
-def checkpoint_bytes(job: JobSpec, table: OperatorTable, stages: Sequence[Sequence[Span]]) -> int:
+def checkpoint_bytes(layout: JobLayout) -> int:
     """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
     hundred bytes a parameter, come on top."""
-    tp, last = job.parallel.tp, len(stages) - 1
-    is_frozen, width = frozen_by(table.freeze), DTYPE_BYTES[job.training.dtype]
+    tp, width = layout.job.parallel.tp, DTYPE_BYTES[layout.job.training.dtype]
+    is_frozen = frozen_by(layout.table.freeze)
     trained, seen, total = 3 * max(4, width), set[str](), 0
-    for stage, spans in enumerate(stages):
-        held = table.stage_weights(spans, is_first=stage == 0, is_last=stage == last)
-        for weight in held:
+    for stage in range(len(layout.stages)):
+        for weight in layout.stage_parameters(stage):
             if weight.name not in seen:
                 seen.add(weight.name)
                 each = width if is_frozen(weight.name) else trained

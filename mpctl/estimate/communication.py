@@ -14,16 +14,13 @@ are gathered once more in backward: 5Φ and 10Φ. Frozen parameters take some of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import Dims, GradNeeds, LayerStack, ParameterSpec
-from mpctl.operators.table import OperatorTable, StageSlice
-from mpctl.pipeline.stages import Span
-from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.units import DTYPE_BYTES
 
 Sizes = Mapping[str, int]
@@ -86,69 +83,64 @@ def ring_bytes(message: int, ranks: int, *, phases: int = 2) -> int | float:
     return exact // ranks if exact % ranks == 0 else exact / ranks
 
 
-def local_sizes(job: JobSpec, model: ModelSpec) -> Sizes:
-    """Elements of one micro batch on a rank of cp, by dimension: what messages are made of."""
-    cp, decoder = job.parallel.cp, model.decoder_seq_length or 0
-    return {"batch": job.training.micro_batch_size, "seq": model.seq_length // cp,
-            "decoder_seq": decoder // cp, "hidden": model.hidden}  # fmt: skip
+def local_sizes(layout: JobLayout) -> Sizes:
+    """Elements of one micro batch on one rank of cp, by dimension; hidden states are whole over
+    tp."""
+    model, cp = layout.model, layout.job.parallel.cp
+    return {
+        "batch": layout.job.training.micro_batch_size,
+        "seq": model.seq_length // cp,
+        "decoder_seq": (model.decoder_seq_length or 0) // cp,
+        "hidden": model.hidden,
+    }
 
 
-def message_bytes(job: JobSpec, model: ModelSpec, dims: Dims) -> int:
-    """A tensor of these dimensions in the training dtype, whole over tp."""
-    sizes = local_sizes(job, model)
-    return prod(sizes[dim] for dim in dims) * DTYPE_BYTES[job.training.dtype]
+def message_bytes(layout: JobLayout, dims: Dims) -> int:
+    """Bytes of a tensor of these dimensions in the training dtype, whole over tp."""
+    sizes = local_sizes(layout)
+    return prod(sizes[dim] for dim in dims) * DTYPE_BYTES[layout.job.training.dtype]
 
 
-def phi_bytes(job: JobSpec, model: ModelSpec, stack: LayerStack) -> int:
-    """One phase of one all-reduce of the stack's hidden states, bytes."""
-    return message_bytes(job, model, ("batch", stack.seq, "hidden"))
+def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
+    """Bytes of one phase of one all-reduce of the stack's hidden states."""
+    return message_bytes(layout, ("batch", stack.seq, "hidden"))
 
 
 def block_traffic(
-    job: JobSpec, model: ModelSpec, stack: LayerStack, flow: GradFlow | None = None
+    layout: JobLayout, stack: LayerStack, flow: GradFlow | None = None
 ) -> BlockTraffic:
-    """Collectives over tp of one block, counted product by product, recomputation left out.
+    """Collectives over tp of one block and micro batch, product by product, without recomputation.
 
-    flow: which gradients it computes; None is all.
+    flow: which gradients the block computes; None is all.
     """
-    tp, phi = job.parallel.tp, phi_bytes(job, model, stack)
+    parallel, phi = layout.job.parallel, phi_bytes(layout, stack)
     kinds: dict[str, Counter[str]] = {}
     volumes: Counter[str] = Counter()
     for product in stack.block.products:
         needs = flow.needs[product.name] if flow else GradNeeds()
-        phases = product.collectives(sequence_parallel=job.parallel.sequence_parallel, needs=needs)
-        sent = Counter((*phases.forward, *phases.backward) if tp > 1 else ())
+        phases = product.collectives(sequence_parallel=parallel.sequence_parallel, needs=needs)
+        sent = Counter((*phases.forward, *phases.backward) if parallel.tp > 1 else ())
         kinds.setdefault(product.part, Counter()).update(sent)
-        message = message_bytes(job, model, product.message)
+        message = message_bytes(layout, product.message)
         volumes[product.part] += message * (sent.total() + sent["all_reduce"])
     parts = {part: PartTraffic(found, volumes[part], phi) for part, found in kinds.items()}
-    return BlockTraffic(stack, phi, tp, parts)
+    return BlockTraffic(stack, phi, parallel.tp, parts)
 
 
-def held_by(
-    job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int
-) -> list[StageSlice]:
-    """What a pipeline stage has of each stack."""
-    return table.held(spans, is_first=stage == 0, is_last=stage == job.parallel.pp - 1)
+def local_parameters(layout: JobLayout, stage: int, *, trained_only: bool = False) -> int:
+    """Number of parameters that one rank of a stage holds, before ZeRO shares them.
 
-
-def local_parameters(
-    job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int,
-    replicated_only: bool = False, trained_only: bool = False,
-) -> int:  # fmt: skip
-    """Parameters that one rank of a stage holds: those of its equal blocks and of its ends.
-
-    replicated_only: just those that every rank of tp holds whole; trained_only: not the frozen.
+    trained_only: leave frozen parameters out.
     """
 
     def count(weights: Iterable[ParameterSpec]) -> int:
-        kept = (w for w in weights if not (replicated_only and w.is_split))
-        return sum(weight.local_numel(job.parallel.tp) for weight in kept)
+        return sum(weight.local_numel(layout.job.parallel.tp) for weight in weights)
 
-    found = held_by(job, table, spans, stage=stage)
-    ends = {w.name: w for held in found for w in held.end_weights(trained_only=trained_only)}
+    slices = layout.stage_slices(stage)
+    ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
     blocks = sum(
         layers * count(flow.trained if trained_only else flow.part.weights)
-        for held in found for layers, flow in held.blocks
-    )  # fmt: skip
+        for part in slices
+        for layers, flow in part.blocks
+    )
     return blocks + count(ends.values())

@@ -10,23 +10,17 @@ from collections.abc import Iterator
 from mpctl.estimate.figure import Figure, Unit
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.p2p import Stages
 from mpctl.estimate.step import PARTS, StepTime
 from mpctl.estimate.time import StepTimeModel, get_clock
 from mpctl.estimate.work import OpTimes
-from mpctl.operators.table import OperatorTable
-from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
-from mpctl.topology import Topology
+from mpctl.layout.job_layout import JobLayout
 from mpctl.units import seconds_text
 
 
-def explain_time(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, topology: Topology
-) -> list[Figure]:
-    """None where no time can be stated."""
+def explain_time(layout: JobLayout) -> list[Figure]:
+    """Figures of the step's time; none where no time can be stated."""
     try:
-        clock = get_clock(job, model, table, stages, topology)
+        clock = get_clock(layout)
         return list(_figures(clock, clock.step()))
     except (MissingFigure, MissingLink):
         return []
@@ -36,14 +30,14 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     parts = time.parts()
     numbers = " + ".join(map(seconds_text, parts.values()))
     yield _seconds("time.step", time.total, " + ".join(parts), numbers)
-    m = clock.job.num_microbatches
+    layout, m = clock.layout, clock.layout.num_microbatches
     for part in PARTS:
         value = parts[part.name]
         each = f"{m} x {seconds_text(value / m)}" if part.is_per_microbatch else seconds_text(value)
         yield _seconds(f"time.{part.name}", value, part.formula, each)
     yield from _band(clock, time)
     yield from _rates(clock, time)
-    for stack, flow in zip(clock.table.stacks, clock.table.flows, strict=True):
+    for stack, flow in zip(layout.table.stacks, layout.table.flows, strict=True):
         if flow.last is not None:
             work = clock.operators.block(stack, flow.last)
             yield from _layer(f"time.{stack.figure_name}", work)
@@ -68,7 +62,7 @@ def _band(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
 
 
 def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
-    device = clock.job.cluster.device
+    device = clock.layout.job.cluster.device
     source = device.source if device else ""
     for name, what, flops in (
         ("mfu", "the model's", time.model_flops), ("hfu", "the hardware's", time.hardware_flops)

@@ -9,37 +9,26 @@ from collections.abc import Iterator
 
 from mpctl.estimate.activations import ChunkBytes, chunk_bytes, form_of, memory_of
 from mpctl.estimate.figure import Figure
-from mpctl.estimate.memory import StageMemory, stage_memory
+from mpctl.estimate.memory import StageMemory, layout_memory
 from mpctl.estimate.saved_activations import ActivationShapes, SavedTensor, layer_kept
-from mpctl.operators.table import OperatorTable
-from mpctl.pipeline.stages import Span
-from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
+from mpctl.layout.job_layout import JobLayout
 from mpctl.units import bytes_text, count_text
 
 PAPER = "arXiv 2205.05198"
 
 
-def explain_memory(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
-) -> list[Figure]:
-    """Of a layer of each stack, tensor by tensor, and of every stage."""
-    return list(_figures(job, model, table, stages))
-
-
-def _figures(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
-) -> Iterator[Figure]:
-    form = form_of(job, model)
-    for stack in table.stacks:
+def explain_memory(layout: JobLayout) -> Iterator[Figure]:
+    """Figures of one layer of each stack, tensor by tensor, and of every stage."""
+    form = form_of(layout)
+    for stack in layout.table.stacks:
         prefix = f"memory.{stack.figure_name}"
-        layer = layer_kept(form, model.family, stack.cores)
+        layer = layer_kept(form, layout.model.family, stack.cores)
         yield from _layer(form, prefix, layer.always)
         yield from _layer(form, f"{prefix}.again", layer.again)
-    for memory in stage_memory(job, model, table, stages):
-        spans = stages[memory.stage]
-        chunks = [chunk_bytes(job, model, table, span, stage=memory.stage) for span in spans]
-        yield from _stage(job, memory, chunks)
+    for memory in layout_memory(layout):
+        count = len(layout.stages[memory.stage])
+        chunks = [chunk_bytes(layout, memory.stage, chunk) for chunk in range(count)]
+        yield from _stage(layout, memory, chunks)
 
 
 def _layer(form: ActivationShapes, prefix: str, kept: tuple[SavedTensor, ...]) -> Iterator[Figure]:
@@ -65,9 +54,10 @@ def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
 
 
 # fmt: off
-def _stage(job: JobSpec, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterator[Figure]:
-    prefix, memory = f"memory.stage-{stage.stage}", memory_of(job)
-    zero = f", ZeRO {job.parallel.zero} over {job.sizes['dp'] * job.sizes['cp']}"
+def _stage(layout: JobLayout, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterator[Figure]:
+    parallel = layout.job.parallel
+    prefix, memory = f"memory.stage-{stage.stage}", memory_of(layout.job)
+    zero = f", ZeRO {parallel.zero} over {layout.replicas}"
     for name, value in (("parameters", stage.parameter_bytes), ("gradients", stage.gradient_bytes),
                         ("optimizer", stage.optimizer_bytes)):
         each = value / stage.parameters if stage.parameters else 0.0
@@ -75,7 +65,7 @@ def _stage(job: JobSpec, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterat
                      f"{count_text(stage.parameters)} x {each:.4g} B", "arXiv 1910.02054")
     kept = " and ".join(bytes_text(chunk.kept) for chunk in chunks)
     yield _bytes(f"{prefix}.activations", stage.activation_bytes,
-                 f"{job.parallel.schedule}: micro batches in flight x what one keeps for backward",
+                 f"{parallel.schedule}: micro batches in flight x what one keeps for backward",
                  f"{stage.in_flight} x {kept}", PAPER)
     most = bytes_text(max(chunk.work for chunk in chunks))
     yield _bytes(f"{prefix}.temporary", stage.working_bytes,

@@ -13,7 +13,7 @@ as the model; 3 wait, the 4th goes backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,12 +27,9 @@ from mpctl.estimate.activations import (
 )
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
-from mpctl.layout.buckets import shared_names, zero_stage
-from mpctl.operators.table import OperatorTable
+from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
-from mpctl.pipeline.stages import Span
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
 
 
@@ -77,31 +74,12 @@ class StageMemory:
         return self.allocated_bytes
 
 
-def stage_memory(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
-) -> list[StageMemory]:
-    """One entry a stage; the heaviest decides whether the job fits."""
-    memory, shared = memory_of(job), frozenset[str]()
-    if memory.kernels == "mpctl" and zero_stage(job):
-        shared = shared_names(table, stages)
-    t, p = job.training, job.parallel
-    settings = (form_of(job, model), t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
-                job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
-    scale = (memory.slack - 1, round(memory.context_bytes)) if is_cuda(job) else (0.0, 0)
-    found = []
-    for stage, spans in enumerate(stages):
-        key = ("memory", *map(tuple, spans), stage == 0, stage == p.pp - 1, settings)
-        held = table.known.get(key)
-        if held is None:
-            held = _Stage.of(job, model, table, spans, stage=stage, shared=shared)
-            table.known[key] = held
-        found.append(_at_peak(job, held, stage, *scale))
-    return found
-
-
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """Of a stage, whatever its number: work: of weights and messages, beside a chunk's own."""
+class StageContents:
+    """Bytes on one rank of a stage that do not depend on how many micro batches are in flight.
+
+    work: beside a chunk's own, of weights and messages, for a moment of a backward.
+    """
 
     states: StateBytes
     chunks: tuple[ChunkBytes, ...]
@@ -109,33 +87,86 @@ class _Stage:
     work: float
 
     @classmethod
-    def of(
-        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, spans: Sequence[Span], *,
-        stage: int, shared: frozenset[str],
-    ) -> _Stage:  # fmt: skip
-        states = find_states(job, table, spans, stage=stage, shared=shared)
-        chunks = tuple(chunk_bytes(job, model, table, span, stage=stage) for span in spans)
-        lasting, gathered = weights_besides(job, model, table, spans, stage=stage)
+    def of(cls, layout: JobLayout, stage: int) -> StageContents:
+        spans, states = layout.stages[stage], find_states(layout, stage)
+        chunks = tuple(chunk_bytes(layout, stage, chunk) for chunk in range(len(spans)))
+        lasting, gathered = weights_besides(layout, stage)
         work = gathered + states.passing
-        if job.parallel.pp > 1:
+        if layout.job.parallel.pp > 1:
             ends = {layer for span in spans for layer in span}
-            message = max(message_bytes(job, model, dims)
-                          for layer in ends for dims in table.boundary(layer))  # fmt: skip
-            work += (SENT + 1) * message / _split(job)
+            dims = (dims for layer in ends for dims in layout.table.boundary(layer))
+            message = max(message_bytes(layout, own) for own in dims)
+            work += (SENT + 1) * message / _split(layout.job)
         return cls(states, chunks, round(lasting), work)
 
 
-def _at_peak(job: JobSpec, held: _Stage, stage: int, slack: float, context: int) -> StageMemory:
-    states = held.states
-    kept, peak, in_flight = held_at_most(job, held.chunks, stage=stage)
+# Contents of stages by all that they follow from: owned by who compares many layouts of one model.
+MemoryCache = dict[Hashable, StageContents]
+
+
+def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[StageMemory]:
+    """The memory of one rank of each stage; the heaviest decides whether the job fits.
+
+    cache: contents of stages that other layouts of the same model and device had, and where those
+    of this layout are added. Stages that hold as much share theirs even without one.
+    """
+    known = {} if cache is None else cache
+    settings = _settings(layout)
+    return [
+        _at_peak(layout, _contents(layout, stage, settings, known), stage)
+        for stage in range(len(layout.stages))
+    ]
+
+
+def first_stage_memory(layout: JobLayout) -> StageMemory:
+    """The memory of one rank of the first stage alone."""
+    return _at_peak(layout, StageContents.of(layout, 0), 0)
+
+
+def _settings(layout: JobLayout) -> Hashable:
+    """What the contents of a stage follow from, besides its layers and whether it is an end."""
+    job, shared = layout.job, frozenset[str]()
+    if memory_of(job).kernels == "mpctl" and layout.zero_stage:
+        shared = frozenset(layout.shared_parameters)
+    t, p = job.training, job.parallel
+    return (form_of(layout), t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
+            job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
+
+
+def _contents(
+    layout: JobLayout, stage: int, settings: Hashable, known: MemoryCache
+) -> StageContents:
+    key = (layout.stages[stage], stage == 0, stage == layout.last_stage, settings)
+    contents = known.get(key)
+    if contents is None:
+        contents = known[key] = StageContents.of(layout, stage)
+    return contents
+
+
+def _at_peak(layout: JobLayout, contents: StageContents, stage: int) -> StageMemory:
+    """The stage with as many micro batches in flight as its schedule has at most."""
+    job, states, software = layout.job, contents.states, memory_of(layout.job)
+    slack, context = software.slack - 1, round(software.context_bytes)
+    if not is_cuda(job):
+        slack, context = 0.0, 0
+    kept, peak, in_flight = held_at_most(job, contents.chunks, stage=stage)
     activations = round(kept)
-    work = round(max(peak - kept + held.work, states.stepping - kept))
+    work = round(max(peak - kept + contents.work, states.stepping - kept))
     bare = states.parameters + states.gradients + states.optimizer
-    allocated = bare + activations + work + held.lasting
+    allocated = bare + activations + work + contents.lasting
     return StageMemory(
-        stage, states.count, states.parameters, states.gradients, states.optimizer, activations,
-        work, held.lasting, round(allocated * slack), context, in_flight,
-    )  # fmt: skip
+        stage=stage,
+        parameters=states.count,
+        parameter_bytes=states.parameters,
+        gradient_bytes=states.gradients,
+        optimizer_bytes=states.optimizer,
+        activation_bytes=activations,
+        working_bytes=work,
+        lasting_bytes=contents.lasting,
+        slack_bytes=round(allocated * slack),
+        context_bytes=context,
+        in_flight=in_flight,
+    )
 
 
 def _split(job: JobSpec) -> int:

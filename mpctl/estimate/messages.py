@@ -27,14 +27,14 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import prod
 
-from mpctl.estimate.communication import held_by, local_sizes, message_bytes
-from mpctl.estimate.p2p import Stages, hand_overs
-from mpctl.layout.buckets import Bucket, replicas, shared_names, stage_buckets, zero_stage
+from mpctl.estimate.communication import local_sizes, message_bytes
+from mpctl.estimate.p2p import hand_overs
+from mpctl.layout.buckets import Bucket
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp, GradNeeds, LayerStack, MatMul
-from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.units import DTYPE_BYTES
 
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
@@ -55,43 +55,46 @@ class Message:
     count: int
 
 
-def step_messages(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages
-) -> list[tuple[Message, ...]]:
-    """Those of one rank of each stage; a group of one sends nothing."""
-    between, shared = _between_stages(job, model, table, stages), shared_names(table, stages)
+def step_messages(layout: JobLayout) -> list[tuple[Message, ...]]:
+    """Messages of one rank of each stage in one step; a group of one rank sends nothing."""
+    between = _between_stages(layout)
     return [
-        tuple(sent(job, chain(
-            *(_all_passes(job, model, held) for held in held_by(job, table, spans, stage=stage)),
-            between[stage],
-            _of_buckets(job, stage_buckets(job, table, spans, stage=stage, shared=shared)),
-            _once_a_step(job),
-        )))
-        for stage, spans in enumerate(stages)
-    ]  # fmt: skip
+        tuple(
+            sent(
+                layout,
+                chain(
+                    *(_all_passes(layout, part) for part in layout.stage_slices(stage)),
+                    between[stage],
+                    _of_buckets(layout, layout.buckets(stage)),
+                    _once_a_step(layout),
+                ),
+            )
+        )
+        for stage in range(len(layout.stages))
+    ]
 
 
-def sent(job: JobSpec, messages: Iterable[Message]) -> Iterator[Message]:
-    """Those of groups of more than one rank."""
-    sizes = {**job.sizes, "dp": job.sizes["dp"] * job.sizes["cp"], "world": job.world_size}
+def sent(layout: JobLayout, messages: Iterable[Message]) -> Iterator[Message]:
+    """Those of the messages whose group has more than one rank."""
+    sizes = layout.group_sizes
     return (message for message in messages if message.count and sizes[message.axis] > 1)
 
 
-def _all_passes(job: JobSpec, model: ModelSpec, held: StageSlice) -> Iterator[Message]:
-    """Of all micro batches of a step."""
-    return _times(pass_messages(job, model, held), job.num_microbatches)
+def _all_passes(layout: JobLayout, part: StageSlice) -> Iterator[Message]:
+    """Messages of all micro batches of a step within a part of a stage."""
+    return _times(pass_messages(layout, part), layout.num_microbatches)
 
 
 def pass_messages(
-    job: JobSpec, model: ModelSpec, held: StageSlice, *, forward_only: bool = False
+    layout: JobLayout, part: StageSlice, *, forward_only: bool = False
 ) -> Iterator[Message]:
-    """One micro batch through what a stage holds, within the stage. A forward is a pass of which
+    """Messages of one micro batch within a part of a stage. A forward alone is a pass in which
     nothing is trained."""
     chosen = _forward if forward_only else _whole
-    for layers, flow in held.blocks:
-        yield from _times(_block(job, model, held.stack, chosen(flow)), layers)
-    for end in held.ends:
-        yield from _end(job, model, chosen(end))
+    for layers, flow in part.blocks:
+        yield from _times(_block(layout, part.stack, chosen(flow)), layers)
+    for end in part.ends:
+        yield from _end(layout, chosen(end))
 
 
 def _whole(flow: GradFlow) -> GradFlow:
@@ -102,14 +105,12 @@ def _forward(flow: GradFlow) -> GradFlow:
     return GradFlow(flow.part, dict.fromkeys(flow.needs, NOTHING), (), after=False)
 
 
-def _between_stages(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages
-) -> list[list[Message]]:
-    """Of each stage: sends to its neighbours."""
-    sends: list[Counter[int]] = [Counter() for _ in stages]
-    for hand_over in hand_overs(job, model, table, stages):
+def _between_stages(layout: JobLayout) -> list[list[Message]]:
+    """What each stage sends to its neighbours in a step."""
+    sends: list[Counter[int]] = [Counter() for _ in layout.stages]
+    for hand_over in hand_overs(layout):
         sends[hand_over.sender.stage].update(hand_over.sizes)
-    m = job.num_microbatches
+    m = layout.num_microbatches
     return [
         [Message("pp", "send", "stages", size, m * count) for size, count in sorted(sizes.items())]
         for sizes in sends
@@ -120,47 +121,47 @@ def _times(messages: Iterable[Message], count: int) -> Iterator[Message]:
     return (replace(message, count=message.count * count) for message in messages)
 
 
-def _block(job: JobSpec, model: ModelSpec, stack: LayerStack, flow: GradFlow) -> Iterator[Message]:
-    """One block and micro batch."""
-    training = job.training
+def _block(layout: JobLayout, stack: LayerStack, flow: GradFlow) -> Iterator[Message]:
+    """Messages of one block and micro batch."""
+    training = layout.job.training
     forward, backward = [], []
     for product in stack.block.products:
-        ahead, back = _phases(job, model, product, flow.needs[product.name])
+        ahead, back = _phases(layout, product, flow.needs[product.name])
         forward += ahead
         backward += back
-    again = runs_again(job, model, flow)
+    again = runs_again(layout, flow)
     sent = forward + backward
     if again:
-        sent += forward if _runs_to_its_end(job, model) else forward[:-1]
-        kept = message_bytes(job, model, ("batch", stack.seq, "hidden"))
+        sent += forward if _runs_to_its_end(layout) else forward[:-1]
+        kept = message_bytes(layout, ("batch", stack.seq, "hidden"))
         sent += [("all_gather", kept)] * training.partition_activations
     yield from _counted(sent, stack.title)
     for core in stack.cores:
         is_trained = flow.needs[core.key_product].y
-        yield from _keys_and_values(job, model, core, 1 + again, backwards=int(is_trained))
+        yield from _keys_and_values(layout, core, 1 + again, backwards=int(is_trained))
 
 
-def runs_again(job: JobSpec, model: ModelSpec, flow: GradFlow) -> bool:
+def runs_again(layout: JobLayout, flow: GradFlow) -> bool:
     """Whether backward runs the forward of a block again: where it asks for a tensor of it. The
     last product's own bias asks for none, the mask or the norm after it does."""
-    if job.training.recompute != "full":
+    if layout.job.training.recompute != "full":
         return False
     last = flow.needs[flow.part.products[-1].name]
-    return flow.after if _runs_to_its_end(job, model) else last.x or last.w
+    return flow.after if _runs_to_its_end(layout) else last.x or last.w
 
 
-def _runs_to_its_end(job: JobSpec, model: ModelSpec) -> bool:
+def _runs_to_its_end(layout: JobLayout) -> bool:
     """Whether backward asks for the last tensor of a block's forward: a mask, a norm's input."""
-    return job.training.dropout > 0 or model.norm_order == "post"
+    return layout.job.training.dropout > 0 or layout.model.norm_order == "post"
 
 
-def _phases(job: JobSpec, model: ModelSpec, product: MatMul, needs: GradNeeds) -> tuple[Sent, Sent]:
+def _phases(layout: JobLayout, product: MatMul, needs: GradNeeds) -> tuple[Sent, Sent]:
     """(kind, bytes) of what it sends over tp, forward and backward."""
-    split = job.parallel.sequence_parallel
+    split = layout.job.parallel.sequence_parallel
     phases = product.collectives(sequence_parallel=split, needs=needs)
     if not (phases.forward or phases.backward):
         return [], []
-    size = message_bytes(job, model, product.message)
+    size = message_bytes(layout, product.message)
     return [(kind, size) for kind in phases.forward], [(kind, size) for kind in phases.backward]
 
 
@@ -170,12 +171,12 @@ def _counted(sent: Sent, what: str) -> Iterator[Message]:
 
 
 def _keys_and_values(
-    job: JobSpec, model: ModelSpec, core: AttentionOp, forwards: int, *, backwards: int
+    layout: JobLayout, core: AttentionOp, forwards: int, *, backwards: int
 ) -> Iterator[Message]:
     """Gathered forward, summed and scattered backward: over tp where it has more ranks than there
     are kv heads, over cp always."""
+    job, model, sizes = layout.job, layout.model, local_sizes(layout)
     tp, cp, width = job.parallel.tp, job.parallel.cp, DTYPE_BYTES[job.training.dtype]
-    sizes = local_sizes(job, model)
     head = 2 * sizes["batch"] * sizes[core.keys] * cp * model.head_size * width
     if tp > model.kv_heads:
         whole = head * model.kv_heads // cp
@@ -186,30 +187,31 @@ def _keys_and_values(
     yield Message("cp", "reduce_scatter", "keys and values", local, backwards)
 
 
-def _end(job: JobSpec, model: ModelSpec, flow: GradFlow) -> Iterator[Message]:
+def _end(layout: JobLayout, flow: GradFlow) -> Iterator[Message]:
     """One end of a stack and micro batch; logits bring their loss."""
     for product in flow.part.products:
-        forward, backward = _phases(job, model, product, flow.needs[product.name])
+        forward, backward = _phases(layout, product, flow.needs[product.name])
         yield from _counted(forward + backward, product.name)
         if "vocab" in product.writes:
-            sizes = local_sizes(job, model)
-            width = max(4, DTYPE_BYTES[job.training.dtype])  # float32 even for 16-bit logits
+            sizes = local_sizes(layout)
+            width = max(4, DTYPE_BYTES[layout.job.training.dtype])  # float32 even for 16-bit logits
             rows = prod(sizes[dim] for dim in product.rows)
             yield Message("tp", "all_reduce", "loss", rows * width, LOSS_ALL_REDUCES)
 
 
-def _of_buckets(job: JobSpec, buckets: Iterable[Bucket]) -> Iterator[Message]:
+def _of_buckets(layout: JobLayout, buckets: Iterable[Bucket]) -> Iterator[Message]:
     """What a step sends of a stage's gradients and, in slices, of its parameters; equal ones
     together."""
-    found = Counter(part for bucket in buckets for part in _of_bucket(job, bucket))
+    found = Counter(part for bucket in buckets for part in _of_bucket(layout, bucket))
     for (axis, kind, what, size), count in found.items():
         yield Message(axis, kind, what, size, count)
 
 
-def _of_bucket(job: JobSpec, bucket: Bucket) -> Iterator[tuple[str, str, str, int]]:
+def _of_bucket(layout: JobLayout, bucket: Bucket) -> Iterator[tuple[str, str, str, int]]:
     """(axis, kind, what, bytes) of each of its messages."""
-    training, zero, parts = job.training, zero_stage(job), replicas(job)
-    width, passes = DTYPE_BYTES[training.reduced_dtype], job.num_microbatches * len(bucket.chunks)
+    training, zero, parts = layout.job.training, layout.zero_stage, layout.replicas
+    width = DTYPE_BYTES[training.reduced_dtype]
+    passes = layout.num_microbatches * len(bucket.chunks)
     own = bucket.part(parts) if zero else bucket.numel
     if bucket.is_trained:
         kind, whole = ("reduce_scatter", own * parts) if zero else ("all_reduce", own)
@@ -223,18 +225,18 @@ def _of_bucket(job: JobSpec, bucket: Bucket) -> Iterator[tuple[str, str, str, in
     yield from [("dp", "all_gather", "parameters", size)] * gathers
 
 
-def forward_bucket(job: JobSpec, bucket: Bucket) -> Iterator[Message]:
+def forward_bucket(layout: JobLayout, bucket: Bucket) -> Iterator[Message]:
     """What one micro batch's forward gathers of a bucket's parameters: at ZeRO 3 all of it, once in
     each chunk that uses it, else nothing."""
-    if zero_stage(job) == 3:
-        size = bucket.padded(replicas(job)) * DTYPE_BYTES[job.training.dtype]
+    if layout.zero_stage == 3:
+        size = bucket.padded(layout.replicas) * DTYPE_BYTES[layout.job.training.dtype]
         yield Message("dp", "all_gather", "parameters", size, len(bucket.chunks))
 
 
-def _once_a_step(job: JobSpec) -> Iterator[Message]:
-    for axis in ("dp", "tp", "pp") if zero_stage(job) else ("tp", "pp"):
+def _once_a_step(layout: JobLayout) -> Iterator[Message]:
+    for axis in ("dp", "tp", "pp") if layout.zero_stage else ("tp", "pp"):
         yield Message(axis, "all_reduce", "gradient norm", STATUS_BYTES, 1)
-    yield status_message(job)
+    yield status_message(layout.job)
 
 
 def status_message(job: JobSpec) -> Message:

@@ -13,19 +13,15 @@ and m gradients, stage 1 m and 2m.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from mpctl.estimate.communication import held_by, message_bytes
+from mpctl.estimate.communication import message_bytes
+from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
-from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.schedule.orders import StageChunk
-from mpctl.pipeline.stages import Span
-from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
-
-Stages = Sequence[Sequence[Span]]  # [stage][chunk]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +42,18 @@ class SharedParameter:
     stages: tuple[int, ...]
 
 
-def hand_overs(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages
-) -> Iterator[P2PTransfer]:
-    """Of one micro batch, at every boundary of virtual stages: activations, then gradients."""
+def hand_overs(layout: JobLayout) -> Iterator[P2PTransfer]:
+    """Transfers of one micro batch at every boundary of virtual stages: activations, then
+    gradients."""
+    table, parallel = layout.table, layout.job.parallel
     virtual = [
         (StageChunk(stage, chunk), span)
-        for chunk, row in enumerate(zip(*stages, strict=True))
+        for chunk, row in enumerate(zip(*layout.stages, strict=True))
         for stage, span in enumerate(row)
     ]
-    split = job.parallel.tp if job.parallel.sequence_parallel else 1
+    split = parallel.tp if parallel.sequence_parallel else 1
     for (before, (_, layer)), (behind, _) in pairwise(virtual):
-        sizes = [message_bytes(job, model, dims) // split for dims in table.boundary(layer)]
+        sizes = [message_bytes(layout, dims) // split for dims in table.boundary(layer)]
         trained = zip(sizes, table.boundary_needs(layer), strict=True)
         yield P2PTransfer(before, behind, tuple(sizes))
         yield P2PTransfer(
@@ -65,14 +61,13 @@ def hand_overs(
         )
 
 
-def shared_parameters(job: JobSpec, table: OperatorTable, stages: Stages) -> list[SharedParameter]:
-    """In the order in which the stages meet them; layers' own parameters are never shared."""
+def shared_parameters(layout: JobLayout) -> list[SharedParameter]:
+    """Trained parameters that several stages hold, in the order in which the stages have them."""
+    is_frozen, stages = frozen_by(layout.table.freeze), layout.shared_parameters
     weights: dict[str, ParameterSpec] = {}
-    holders: dict[str, list[int]] = {}
-    for stage, spans in enumerate(stages):
-        held = held_by(job, table, spans, stage=stage)
-        own = {w.name: w for part in held for w in part.end_weights(trained_only=True)}
-        weights |= own
-        for name in own:
-            holders.setdefault(name, []).append(stage)
-    return [SharedParameter(weights[name], tuple(s)) for name, s in holders.items() if len(s) > 1]
+    for stage in range(len(layout.stages) if stages else 0):
+        for part in layout.stage_slices(stage):
+            weights |= {w.name: w for w in part.end_weights() if w.name in stages}
+    return [
+        SharedParameter(weights[name], held) for name, held in stages.items() if not is_frozen(name)
+    ]

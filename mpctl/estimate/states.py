@@ -10,17 +10,14 @@ By hand, 10 bf16 parameters: 20 + 40 + 120 bytes; ZeRO 1 over 4 ranks pads to 12
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mpctl.estimate.activations import memory_of
-from mpctl.estimate.communication import held_by, local_parameters
-from mpctl.layout.buckets import Bucket, stage_buckets, zero_stage
+from mpctl.estimate.communication import local_parameters
+from mpctl.layout.buckets import Bucket
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.matmul import ParameterSpec
-from mpctl.operators.table import OperatorTable
-from mpctl.pipeline.stages import Span
-from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.units import DTYPE_BYTES
 
@@ -38,20 +35,17 @@ class StateBytes:
     stepping: int = 0
 
 
-def find_states(
-    job: JobSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int,
-    shared: Collection[str],
-) -> StateBytes:  # fmt: skip
-    """Of one rank of a stage. shared: parameters that other stages hold too, for ZeRO's buckets."""
-    count = trained = local_parameters(job, table, spans, stage=stage)
-    if job.training.freeze:
-        trained = local_parameters(job, table, spans, stage=stage, trained_only=True)
+def find_states(layout: JobLayout, stage: int) -> StateBytes:
+    """What one rank of a stage holds from step to step."""
+    job = layout.job
+    count = trained = local_parameters(layout, stage)
+    if layout.table.freeze:
+        trained = local_parameters(layout, stage, trained_only=True)
     memory = memory_of(job)
     if memory.kernels != "mpctl":
-        return _others_states(job, memory, count, trained)
-    if zero_stage(job):
-        buckets = stage_buckets(job, table, spans, stage=stage, shared=shared)
-        return _sliced_states(job, count, buckets)
+        return _others_states(layout, memory, count, trained)
+    if layout.zero_stage:
+        return _sliced_states(layout, count, layout.buckets(stage))
     width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
     optimizer = trained * _optimizer_width(width)
@@ -63,10 +57,10 @@ def _optimizer_width(width: int) -> int:
     return 2 * max(4, width) + (4 if width < 4 else 0)
 
 
-def _sliced_states(job: JobSpec, count: int, buckets: Sequence[Bucket]) -> StateBytes:
-    """Of ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
-    runtime/zero/gradients.py)."""
-    zero, n = zero_stage(job), job.sizes["dp"] * job.sizes["cp"]
+def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> StateBytes:
+    """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
+    runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
+    job, zero, n = layout.job, layout.zero_stage, layout.replicas
     width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
     trained = [bucket for bucket in buckets if bucket.is_trained]
     whole = sum(bucket.padded(n) for bucket in trained)
@@ -86,9 +80,11 @@ def _sliced_states(job: JobSpec, count: int, buckets: Sequence[Bucket]) -> State
     )  # fmt: skip
 
 
-def _others_states(job: JobSpec, memory: RuntimeMemory, count: int, trained: int) -> StateBytes:
-    """By the runtime's dtypes, shared evenly."""
-    t, zero, n = job.training, job.parallel.zero, job.sizes["dp"] * job.sizes["cp"]
+def _others_states(
+    layout: JobLayout, memory: RuntimeMemory, count: int, trained: int
+) -> StateBytes:
+    """Under another runtime: its dtypes, shared evenly."""
+    t, zero, n = layout.job.training, layout.job.parallel.zero, layout.replicas
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
     reduced = memory.gradient_bytes.get(t.dtype, DTYPE_BYTES[t.reduced_dtype])
     return StateBytes(
@@ -101,24 +97,22 @@ def _shared(amount: float, n: int, is_shared: bool) -> int:
     return -(-round(amount) // n) if is_shared else round(amount)
 
 
-def weights_besides(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, spans: Sequence[Span], *, stage: int
-) -> tuple[float, float]:
+def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
     is added, stand-ins for the dW of a layer, and under ZeRO 3 what is gathered."""
-    memory = memory_of(job)
+    job, memory = layout.job, memory_of(layout.job)
     if memory.kernels == "mpctl":
         return 0.0, 0.0
     width, tp = DTYPE_BYTES[job.training.dtype], job.parallel.tp
-    held = held_by(job, table, spans, stage=stage)
-    layer = max((_numel(part.stack.block.weights, tp) for part in held), default=0)
-    ends = _numel({w.name: w for part in held for w in part.end_weights()}.values(), tp)
-    heads = [w.local_numel(tp) for part in held if part.has_exit for w in part.stack.exit.weights]
+    slices = layout.stage_slices(stage)
+    layer = max((_numel(part.stack.block.weights, tp) for part in slices), default=0)
+    ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), tp)
+    heads = [w.local_numel(tp) for part in slices if part.has_exit for w in part.stack.exit.weights]
     head = max(heads, default=0)
-    largest = max([head, *(w.local_numel(tp) for part in held for w in part.stack.block.weights)])
+    largest = max([head, *(w.local_numel(tp) for part in slices for w in part.stack.block.weights)])
     if job.parallel.zero >= 3:
         return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
-    if memory.weight_gradients == "layer" and model.attention == "flash":
+    if memory.weight_gradients == "layer" and layout.model.attention == "flash":
         return float((layer + head) * width), 0.0
     return 0.0, float(largest * width)
 

@@ -21,46 +21,43 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mpctl.estimate.band import find_band
-from mpctl.estimate.communication import held_by, local_parameters
+from mpctl.estimate.communication import local_parameters
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.kernels import MissingFigure, device_speed
 from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.p2p import Stages, hand_overs, shared_parameters
+from mpctl.estimate.p2p import hand_overs, shared_parameters
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
 from mpctl.estimate.work import OperatorTimer, OpTimes
+from mpctl.layout.job_layout import JobLayout, Stages
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
-from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
-from mpctl.topology import Topology
 
 SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
 
-def find_step_time(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, topology: Topology,
-    profile: RuntimeProfile | None = None,
-) -> StepTime | str:  # fmt: skip
-    """The step's time, or in words what is missing to state one. profile: in place of the one that
-    training.runtime names."""
+def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTime | str:
+    """The step's time, or in words what is missing to state one.
+
+    profile: used in place of the one that `training.runtime` names.
+    """
     try:
-        return get_clock(job, model, table, stages, topology, profile).step()
+        return get_clock(layout, profile).step()
     except (MissingFigure, MissingLink) as missing:
         return str(missing)
 
 
-def get_clock(
-    job: JobSpec, model: ModelSpec, table: OperatorTable, stages: Stages, topology: Topology,
-    profile: RuntimeProfile | None = None,
-) -> StepTimeModel:  # fmt: skip
-    """What knows the seconds of each piece of a step; raises MissingFigure and MissingLink."""
+def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTimeModel:
+    """The model that times each piece of a step. Raises MissingFigure where the device has no
+    rate; timing a message raises MissingLink where a link has no bandwidth."""
+    job = layout.job
     chosen = profile or get_profile(job.training.runtime)
     speed = device_speed(job.cluster, job.training.dtype)
-    operators = OperatorTimer(job, model, speed, Network(job.cluster, topology), chosen)
-    return StepTimeModel(job, model, table, stages, operators)
+    network = Network(job.cluster, layout.topology)
+    return StepTimeModel(layout, OperatorTimer(layout, speed, network, chosen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +74,20 @@ class _ChunkPass:
 
 @dataclass(frozen=True)
 class StepTimeModel:
-    job: JobSpec
-    model: ModelSpec
-    table: OperatorTable
-    stages: Stages
+    """Seconds of one step of a layout, piece by piece."""
+
+    layout: JobLayout
     operators: OperatorTimer
+
+    @property
+    def job(self) -> JobSpec:
+        """The job that is timed."""
+        return self.layout.job
+
+    @property
+    def stages(self) -> Stages:
+        """Spans of layers by [stage][chunk]."""
+        return self.layout.stages
 
     def step(self) -> StepTime:
         own, ends = self.passes, self.pipeline.ends()
@@ -98,18 +104,19 @@ class StepTimeModel:
         )
         waits = late - works[busiest] - after[busiest]
         bubble = min(waits, self._bubble(busiest, works, after)) if len(own) > 1 else 0.0
-        model_flops, hardware = model_and_hardware_flops(self.job, self.model, self.table)
+        model_flops, hardware = model_and_hardware_flops(self.layout)
         speed = self.operators.speed
         return StepTime(
             compute=compute, tp=tp, cp=cp, pp=waits - bubble if len(own) > 1 else 0.0,
             dp=dp + self._gradients[busiest], bubble=bubble, optimizer=self._optimizer[busiest],
             other=other + self._host_step, model_flops=model_flops, hardware_flops=hardware,
-            peak=speed.peak, band=find_band(self.job, self.table, self.operators.profile, speed),
+            peak=speed.peak, band=find_band(self.layout, self.operators.profile, speed),
         )  # fmt: skip
 
     def layer(self) -> ChunkTimes:
         """One layer of the first stack alone, as kernels take it: single layers are timed so."""
-        stack, flow = self.table.stacks[0], self.table.flows[0].runs[0][1]
+        table = self.layout.table
+        stack, flow = table.stacks[0], table.flows[0].runs[0][1]
         work = self._block(stack, flow)
         forward = work.forward + work.tp_forward + work.cp_forward
         return ChunkTimes(forward, work.inputs + work.tp_backward + work.cp_backward, work.weights)
@@ -131,8 +138,8 @@ class StepTimeModel:
         found = []
         for stage, spans in enumerate(self.stages):
             row = []
-            for span in spans:
-                held = held_by(self.job, self.table, [span], stage=stage)
+            for chunk in range(len(spans)):
+                held = self.layout.chunk_slices(stage, chunk)
                 ends = [id(end) for part in held for end in part.ends]
                 layers = [
                     n for part in held for count, flow in part.blocks for n in (count, id(flow))
@@ -225,7 +232,7 @@ class StepTimeModel:
             share = 1 - self.operators.profile.overlap.pp
             scatters = self.operators.profile.overlap.scatters and self.operators.split == 1
             network = self.operators.network
-            for hand_over in hand_overs(self.job, self.model, self.table, self.stages):
+            for hand_over in hand_overs(self.layout):
                 seconds = share * network.transfer(hand_over, scatters=scatters)
                 (ahead if hand_over.is_forward else back).append(seconds)
         chunks = [[found.chunk for found in row] for row in self.passes]
@@ -237,8 +244,8 @@ class StepTimeModel:
     def _trained(self) -> list[int]:
         """Parameters that one rank of each stage trains."""
         return [
-            local_parameters(self.job, self.table, spans, stage=stage, trained_only=True)
-            for stage, spans in enumerate(self.stages)
+            local_parameters(self.layout, stage, trained_only=True)
+            for stage in range(len(self.stages))
         ]
 
     @cached_property
@@ -266,7 +273,7 @@ class StepTimeModel:
         """Seconds of each stage in sums over the pipeline: a table that two stages hold."""
         seconds = [0.0] * len(self.stages)
         if len(seconds) > 1:
-            for shared in shared_parameters(self.job, self.table, self.stages):
+            for shared in shared_parameters(self.layout):
                 size = shared.weight.local_numel(self.job.parallel.tp) * self.operators.gradient
                 taken = self.operators.network.sum_over(shared.stages, size)
                 for stage in shared.stages:
@@ -276,8 +283,8 @@ class StepTimeModel:
     @cached_property
     def _optimizer(self) -> list[float]:
         """Of each stage: bytes of gradients, moments and masters, and the host's once a step."""
-        sizes, operators = self.job.sizes, self.operators
-        parts = sizes["dp"] * sizes["cp"] if self.job.parallel.zero else 1
+        operators = self.operators
+        parts = self.layout.replicas if self.job.parallel.zero else 1
         moved = operators.profile.operators.optimizer_bytes / operators.speed.bandwidth / parts
         return [count * moved for count in self._trained]
 

@@ -12,19 +12,16 @@ By hand, 1F1B on 2 stages, F = 1, B = 2, m = 3, no messages: 12 s, each stage id
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.makespan import PipelineTiming
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.p2p import Stages, hand_overs
+from mpctl.estimate.p2p import hand_overs
 from mpctl.estimate.time import get_clock
-from mpctl.families import get_table
-from mpctl.operators.table import OperatorTable
+from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import StageChunk, actions
 from mpctl.pipeline.schedule.replay import Timeline, replay
-from mpctl.spec.job import JobSpec
-from mpctl.topology import Topology
 
 PLAYED = 200_000
 Pair = tuple[StageChunk, StageChunk]
@@ -47,26 +44,18 @@ class StepLine:
         return self.microbatches - self.played
 
 
-def find_step_line(job: JobSpec, topology: Topology, stages: Stages) -> StepLine | str:
-    """Of a legal job with a model; in words what is missing to time it."""
-    assert job.model is not None
+def find_step_line(layout: JobLayout) -> StepLine | str:
+    """The played step, or in words what is missing to time it."""
     try:
-        pipeline = get_clock(job, job.model, _table(job), stages, topology).pipeline
+        pipeline = get_clock(layout).pipeline
     except (MissingFigure, MissingLink) as missing:
         return str(missing)
-    return play(pipeline, handed_over(job, stages))
+    return play(pipeline, handed_over(layout))
 
 
-def handed_over(job: JobSpec, stages: Stages) -> dict[Pair, int]:
+def handed_over(layout: JobLayout) -> dict[Pair, int]:
     """Bytes of one micro batch that each chunk sends to its neighbours."""
-    assert job.model is not None
-    found = hand_overs(job, job.model, _table(job), stages)
-    return {(h.sender, h.receiver): sum(h.sizes) for h in found}
-
-
-def _table(job: JobSpec) -> OperatorTable:
-    assert job.model is not None
-    return replace(get_table(job.model, tp=job.parallel.tp), freeze=tuple(job.training.freeze))
+    return {(h.sender, h.receiver): sum(h.sizes) for h in hand_overs(layout)}
 
 
 def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PLAYED) -> StepLine:

@@ -21,12 +21,14 @@ from mpctl.estimate.communication import Sizes, local_sizes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.messages import LOSS_ALL_REDUCES, runs_again
 from mpctl.estimate.network import Network
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
+from mpctl.spec.training import TrainingSpec
 from mpctl.units import DTYPE_BYTES
 
 SYNCED = 8  # ranks of tp for which host.sync is stated
@@ -65,31 +67,50 @@ class OpTimes:
 NAMES = tuple(field.name for field in fields(OpTimes))
 
 
+def value_bytes(training: TrainingSpec) -> int:
+    """Bytes of an element of activations and parameters; only operands of products are fp8."""
+    return max(2, DTYPE_BYTES[training.dtype])
+
+
+def gradient_bytes(training: TrainingSpec, profile: RuntimeProfile) -> int:
+    """Bytes of a gradient's element where it is accumulated and reduced."""
+    dtype = training.gradient_dtype or profile.gradient_dtype or training.dtype
+    return max(value_bytes(training), DTYPE_BYTES[dtype])
+
+
 @dataclass(frozen=True)
 class OperatorTimer:
     """Seconds of a model's operators under one layout."""
 
-    job: JobSpec
-    model: ModelSpec
+    layout: JobLayout
     speed: Speed
     network: Network
     profile: RuntimeProfile
 
+    @property
+    def job(self) -> JobSpec:
+        """The job that is timed."""
+        return self.layout.job
+
+    @property
+    def model(self) -> ModelSpec:
+        """The job's model."""
+        return self.layout.model
+
     @cached_property
     def sizes(self) -> Sizes:
-        return local_sizes(self.job, self.model)
+        """Elements of one micro batch on one rank, by dimension."""
+        return local_sizes(self.layout)
 
     @cached_property
     def width(self) -> int:
-        """Bytes of an element of activations and parameters: fp8 is a product's alone."""
-        return max(2, DTYPE_BYTES[self.job.training.dtype])
+        """Bytes of an element of activations and parameters."""
+        return value_bytes(self.job.training)
 
     @cached_property
     def gradient(self) -> int:
-        """Bytes of a gradient that is accumulated and reduced."""
-        training = self.job.training
-        dtype = training.gradient_dtype or self.profile.gradient_dtype or training.dtype
-        return max(self.width, DTYPE_BYTES[dtype])
+        """Bytes of a gradient's element where it is accumulated and reduced."""
+        return gradient_bytes(self.job.training, self.profile)
 
     @cached_property
     def tp(self) -> int:
@@ -137,7 +158,7 @@ class OperatorTimer:
 
     def _repeat(self, work: OpTimes, scores: OpTimes, products: float, flow: GradFlow) -> None:
         training = self.job.training
-        if training.recompute == "full" and runs_again(self.job, self.model, flow):
+        if training.recompute == "full" and runs_again(self.layout, flow):
             last = self._last(flow)
             work.again(work)
             work.inputs -= last.forward

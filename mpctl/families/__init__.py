@@ -5,8 +5,8 @@ To add a family: its folder, its lines here and in modules.py, a preset.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from mpctl.families.bert import ops as bert
 from mpctl.families.bert import special as bert_text
@@ -37,9 +37,14 @@ FAMILIES: dict[FamilyName, ModelFamily] = {
 }
 
 
-def get_table(model: ModelSpec, *, tp: int) -> OperatorTable:
-    """The operator table of the model's family; tp only matters to how far tables are padded."""
-    return FAMILIES[model.family].operator_table(model, tp=tp)
+def get_table(model: ModelSpec, *, tp: int, freeze: Sequence[str] = ()) -> OperatorTable:
+    """The operator table of the model's family.
+
+    tp: tensor-parallel size, to a multiple of which vocabularies are padded. freeze: patterns of
+    the parameters that are not trained (`training.freeze`).
+    """
+    table = FAMILIES[model.family].operator_table(model, tp=tp)
+    return replace(table, freeze=tuple(freeze)) if freeze else table
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:

@@ -1,2 +1,1 @@
-"""One job with all that follows from it before anything is estimated or run: stages, replicas,
-buckets."""
+"""A job's layout as one value: operator table, stages, replicas, ZeRO stage, gradient buckets."""

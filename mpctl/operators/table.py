@@ -7,10 +7,9 @@ knows which gradients each layer and end still computes (gradients.py).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
 from mpctl.operators.matmul import Dims, LayerStack
@@ -61,12 +60,6 @@ class OperatorTable:
     def flows(self) -> tuple[StackGradFlow, ...]:
         """Which gradients each stack computes."""
         return find_flows(self.stacks, self.freeze)
-
-    @cached_property
-    def known(self) -> dict[Hashable, Any]:
-        """What others have worked out from this table, by keys that hold all else it follows from:
-        a search asks the same of thousands of layouts."""
-        return {}
 
     @property
     def layers(self) -> int:

@@ -13,7 +13,6 @@ By hand, GPT, h 512, s 256, v 32000: a layer 6 (12 h^2 + 2 s h) = 20.4e6 a token
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 from mpctl.families import get_table
@@ -28,8 +27,8 @@ from mpctl.spec.model import ModelSpec
 def job_costs(job: JobSpec) -> LayerCosts:
     """Of a job whose model can be counted."""
     assert job.model is not None
-    table = get_table(job.model, tp=job.parallel.tp)
-    return layer_costs(job, job.model, replace(table, freeze=tuple(job.training.freeze)))
+    table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze)
+    return layer_costs(job, job.model, table)
 
 
 def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCosts:

@@ -79,10 +79,10 @@ def _figures(plan: Plan) -> dict[str, float | None]:
     found: dict[str, float | None] = {"ranks": job.world_size}
     if estimate is None:
         return found
-    time, model = estimate.time, estimate.model
+    time = estimate.time
     found |= {"parameters": estimate.parameters, "peak_bytes": peak_bytes(estimate.memory)}
     if not isinstance(time, str):
-        tokens = (job.training.global_batch_size or 1) * model.tokens_per_sample
+        tokens = estimate.layout.tokens_per_step
         found |= {"step_seconds": time.total, "tokens_per_second": tokens / time.total}
         found["mfu"] = time.mfu
         found |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}

@@ -162,10 +162,10 @@ def communication_entry(estimate: Estimate) -> dict[str, Any]:
     first, *others = estimate.blocks
     entries = {f"{block.stack.name}_layer": _block_entry(block) for block in others}
     step = [[_message_entry(m) for m in stage] for stage in estimate.messages]
-    samples = estimate.job.training.eval_samples
+    samples = estimate.layout.job.training.eval_samples
     validation = [
         [_message_entry(m) for m in estimate.validation(stage, replica=0, samples=[samples])]
-        for stage in range(len(estimate.stages)) if samples
+        for stage in range(len(estimate.layout.stages)) if samples
     ]  # fmt: skip
     return {"phi_bytes": first.phi_bytes, "layer": _block_entry(first), **entries,
             "step_by_stage": step, "validation_by_stage": validation}  # fmt: skip

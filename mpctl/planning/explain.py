@@ -39,9 +39,8 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
 
 
 def all_figures(estimate: Estimate) -> Iterator[Figure]:
-    job, model, table = estimate.job, estimate.model, estimate.table
-    yield from explain_time(job, model, table, estimate.stages, estimate.topology)
-    yield from explain_memory(job, model, table, estimate.stages)
+    yield from explain_time(estimate.layout)
+    yield from explain_memory(estimate.layout)
     yield from communication_figures(estimate)
 
 
@@ -71,7 +70,7 @@ def communication_figures(estimate: Estimate) -> Iterator[Figure]:
 
 
 def _phi(estimate: Estimate, block: BlockTraffic, prefix: str) -> Figure:
-    sizes, dtype = local_sizes(estimate.job, estimate.model), estimate.job.training.dtype
+    sizes, dtype = local_sizes(estimate.layout), estimate.layout.job.training.dtype
     parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], DTYPE_BYTES[dtype])
     return Figure(
         f"{prefix}.phi", block.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
@@ -93,8 +92,7 @@ def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
 
 
 def _stage(estimate: Estimate, prefix: str, messages: Sequence[Message]) -> Iterator[Figure]:
-    sizes = estimate.job.sizes
-    ranks = {**sizes, "dp": sizes["dp"] * sizes["cp"], "world": estimate.job.world_size}
+    ranks = estimate.layout.group_sizes
     for axis in dict.fromkeys(message.axis for message in messages):
         own = [message for message in messages if message.axis == axis]
         whole = sum(message.bytes * message.count for message in own)

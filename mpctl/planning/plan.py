@@ -6,15 +6,14 @@ cannot be known without a legal layout is None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
-from mpctl.pipeline.stages import Span, job_stages
+from mpctl.layout.job_layout import JobLayout, Stages, find_topology
 from mpctl.planning.layout_settings import NearbyLayout
 from mpctl.rules.check import Check
-from mpctl.rules.layout import find_topology
 from mpctl.rules.model import memory_check
 from mpctl.rules.validate import check_job, with_tried_hints
 from mpctl.spec.job import JobSpec
@@ -30,7 +29,7 @@ class Plan:
     job: JobSpec
     checks: tuple[Check, ...]
     topology: Topology | None
-    stages: tuple[tuple[Span, ...], ...] | None
+    stages: Stages | None
     estimate: Estimate | None
     nearest: tuple[NearbyLayout, ...] = ()
 
@@ -65,23 +64,26 @@ def load_plan(source: str | None, overrides: Mapping[str, Any] | None = None) ->
     if loaded.issues or errors or job is None:
         told = with_tried_hints(job, errors, loaded.blanks) if job else []
         raise InputError([*loaded.issues, *(check.issue for check in told)])
-    return make_plan(job)
+    return make_plan(job, checks)
 
 
-def make_plan(job: JobSpec) -> Plan:
-    """The plan of a complete job: its checks and, where they allow it, topology and estimates."""
-    checks = check_job(job)
+def make_plan(job: JobSpec, checked: Sequence[Check] | None = None) -> Plan:
+    """The plan of a complete job: its checks and, where they allow it, topology and estimates.
+
+    checked: what `check_job` answered, where it was asked before.
+    """
+    checks = check_job(job) if checked is None else list(checked)
     legal = all(check.status != "error" for check in checks)
     topology = find_topology(job)
-    stages = job_stages(job, job.model.all_layers) if job.model and legal else None
+    layout = JobLayout.of(job) if job.model and legal else None
     estimate: Estimate | None = None
-    if legal and topology and stages:  # a plan without a model never pays for the import
-        from mpctl.estimate.job import estimate_job
+    if layout and topology:  # a plan without a model never pays for the import
+        from mpctl.estimate.job import Estimate
 
-        estimate = estimate_job(job, topology, stages)
+        estimate = Estimate(layout)
     if estimate:
         fullest = max(estimate.memory, key=lambda stage: stage.device_bytes)
         fits = memory_check(job, fullest.device_bytes, fullest.stage)
         checks += [fits] if fits else []
-    frozen = tuple(tuple(spans) for spans in stages) if stages else None
-    return Plan(job, tuple(checks), topology, frozen, estimate)
+    stages = layout.stages if layout else None
+    return Plan(job, tuple(checks), topology, stages, estimate)

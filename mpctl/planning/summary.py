@@ -60,10 +60,10 @@ def plan_summary(plan: Plan) -> PlanSummary:
 
 def _speeds(plan: Plan) -> dict[str, float]:
     assert plan.estimate is not None
-    time, job = plan.estimate.time, plan.job
+    time = plan.estimate.time
     if isinstance(time, str):
         return {}
-    tokens = (job.training.global_batch_size or 1) * plan.estimate.model.tokens_per_sample
+    tokens = plan.estimate.layout.tokens_per_step
     return {
         "step_seconds": time.total, "step_seconds_low": time.low, "step_seconds_high": time.high,
         "tokens_per_second": tokens / time.total, "mfu": time.mfu, "hfu": time.hfu,

@@ -30,7 +30,7 @@ from unittest.mock import patch
 
 import torch
 
-from mpctl.layout.buckets import zero_stage
+from mpctl.layout.job_layout import job_topology, zero_stage
 from mpctl.pipeline.schedule.orders import peak_in_flight
 from mpctl.rehearsal.fake_backend import DEVICES, FakeBatches, fake_tensors, fake_world
 from mpctl.runtime import build
@@ -55,9 +55,7 @@ Sent = tuple[str, str, int]  # axis, kind, bytes
 def main(path: Path, ranks: list[int]) -> None:
     die_with_parent(path.with_name("no-launcher.pid"))
     job = parse(json.loads(path.read_text("utf-8")))
-    topology = Topology.of(
-        job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
-    )
+    topology = job_topology(job)
     for rank in ranks:
         print(json.dumps(rehearse(job, topology, rank)), flush=True)
 

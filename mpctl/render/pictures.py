@@ -38,11 +38,11 @@ def _trace(plan: Plan, topology: Topology) -> str:
     from mpctl.estimate.timeline import find_step_line
     from mpctl.render.trace import trace_text
 
-    if plan.estimate is None or plan.stages is None:
+    if plan.estimate is None:
         raise InputError.of(
             "no-timeline", "--trace", "a layout without a model has no step", "name one by --model"
         )
-    step = find_step_line(plan.job, topology, plan.stages)
+    step = find_step_line(plan.estimate.layout)
     if isinstance(step, str):
         raise InputError.of(
             "no-timeline", "--trace", f"the step has no times: {step}", "name a cluster preset"

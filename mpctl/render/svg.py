@@ -94,9 +94,9 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
     what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
     note = f"a cell: {what}; below it its dp (d), pp (p) and cp (c) place"
     yield el("text", note, y=12, class_="dim"), 30
-    if plan.stages is None:
+    if plan.estimate is None:
         return
-    step = find_step_line(plan.job, topology, plan.stages)
+    step = find_step_line(plan.estimate.layout)
     if isinstance(step, str):
         yield el("text", f"No timeline: {step}", y=12, class_="dim"), 20
         return

@@ -8,6 +8,7 @@ from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.errors import Offer
+from mpctl.layout.job_layout import find_topology, replicas
 from mpctl.pipeline.balance import balanced_counts
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
@@ -20,17 +21,6 @@ from mpctl.units import plural
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
 WORTH_BALANCING = 1.1  # times the time of the best cut
-
-
-def find_topology(job: JobSpec) -> Topology | None:
-    """The job's topology, or None when the world or the order is not legal."""
-    sizes = job.sizes
-    if sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"] != job.world_size:
-        return None
-    try:
-        return Topology.of(sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node)
-    except ValueError:
-        return None
 
 
 def world_rules(job: JobSpec) -> Iterator[Check]:
@@ -235,7 +225,7 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:
-    if job.parallel.zero and job.sizes["dp"] * job.sizes["cp"] == 1:
+    if job.parallel.zero and replicas(job) == 1:
         yield Check(
             "zero-needs-dp",
             "warning",

@@ -21,7 +21,6 @@ from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.layer import ResidualLayer
 from mpctl.kernels.parameters import draw
-from mpctl.layout.buckets import layer_units, stage_buckets, zero_stage
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
 from mpctl.runtime.batches import DatasetBatches
@@ -58,7 +57,6 @@ def build_trainer(
 ) -> Trainer:  # fmt: skip
     """Called by every rank after `init_process_group`; resumes from the newest checkpoint where
     there is one."""
-    assert job.model is not None
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device = select_device(job.launch.device, local_rank)
     traffic = TrafficCounter()
@@ -72,7 +70,7 @@ def build_trainer(
     for name, parameter in named.items():
         parameter.requires_grad_(not is_frozen(name))
     blocks = _blocks(cut, mesh, named)
-    zero, reduced = zero_stage(job), TORCH_DTYPES[job.training.reduced_dtype]
+    zero, reduced = cut.layout.zero_stage, TORCH_DTYPES[job.training.reduced_dtype]
     values = list(_drawn(named, blocks, zero, job.training.seed))
     trained = [block for block in blocks if block.bucket.is_trained]
     buffer = GradientBuffer(
@@ -146,13 +144,10 @@ def _blocks(
     """The plan's buckets of this stage, with the parameters that they name."""
     groups = stage_groups(mesh, cut.holders.values())
     copies = {name: groups[stages] for name, stages in cut.holders.items() if cut.stage in stages}
-    buckets = stage_buckets(
-        cut.job, cut.table, cut.spans[cut.stage], stage=cut.stage, shared=cut.holders
-    )
     return [
         BucketShard(bucket, tuple(parameters[name] for name in bucket.names), mesh.replicas,
               copies.get(bucket.names[0]))
-        for bucket in buckets
+        for bucket in cut.layout.buckets(cut.stage)
     ]  # fmt: skip
 
 
@@ -181,16 +176,15 @@ def _overlap(
     values: Sequence[ParamStore],
 ) -> GradientOverlap:
     """Tie reductions, and at ZeRO 3 the gathering of parameters, to the pipeline's actions."""
-    zero = zero_stage(cut.job)
+    zero = cut.layout.zero_stage
     actions = [step.action for step in pipeline.program if step.peer is None]
     overlap = GradientOverlap(
         buffer.stores, actions, each=zero >= 2, early=cut.job.parallel.overlap_gradients
     )
     gathered = [store for store in values if isinstance(store, Zero3ParamStore)]
     passes = PassListeners([overlap, *([ParameterGatherer(gathered)] if gathered else [])])
-    ends = {"is_first": cut.stage == 0, "is_last": cut.is_last}
-    for chunk, span in zip(chunks, cut.spans[cut.stage], strict=True):
-        passes.watch(chunk, layer_units(cut.table, span, **ends))
+    for number, chunk in enumerate(chunks):
+        passes.watch(chunk, cut.layout.layer_units(cut.stage, number))
     pipeline.listener = passes
     return overlap
 

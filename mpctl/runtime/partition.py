@@ -12,16 +12,15 @@ stage 1, of layers 1 and 3, has too: holders are (0, 1), owner 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
 
-from mpctl.families import get_table
 from mpctl.families.batch import FamilyModule
-from mpctl.operators.table import OperatorTable, StageSlice
-from mpctl.pipeline.stages import Span, job_stages
+from mpctl.layout.job_layout import JobLayout, Stages
+from mpctl.operators.table import StageSlice
 from mpctl.sharding import local_size
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -38,67 +37,72 @@ class StageBoundary:
 
 @dataclass(frozen=True)
 class PipelinePartition:
-    """A model cut into stages, as stage `stage` sees it. spans: layers by [stage][chunk]."""
+    """A job's layout as pipeline stage `stage` sees it."""
 
-    job: JobSpec
-    model: ModelSpec
-    table: OperatorTable
-    spans: list[list[Span]]
+    layout: JobLayout
     stage: int
 
     @classmethod
     def of(cls, job: JobSpec, stage: int) -> PipelinePartition:
-        model = job.model
-        assert model is not None
-        table = get_table(model, tp=job.parallel.tp)
-        table = replace(table, freeze=tuple(job.training.freeze))
-        return cls(job, model, table, job_stages(job, table.layers), stage)
+        """The partition of a stage of a complete job with a model."""
+        return cls(JobLayout.of(job), stage)
+
+    @property
+    def job(self) -> JobSpec:
+        """The job that is run."""
+        return self.layout.job
+
+    @property
+    def model(self) -> ModelSpec:
+        """The job's model."""
+        return self.layout.model
+
+    @property
+    def spans(self) -> Stages:
+        """Half-open spans of layers by [stage][chunk]."""
+        return self.layout.stages
 
     @property
     def stages(self) -> int:
-        return len(self.spans)
+        """Number of pipeline stages."""
+        return len(self.layout.stages)
 
     @property
     def is_last(self) -> bool:
-        """Whether the loss is known here."""
-        return self.stage == self.stages - 1
+        """Whether this stage computes the loss."""
+        return self.stage == self.layout.last_stage
 
     @property
     def chunks(self) -> list[list[StageSlice]]:
-        """What each chunk holds of each stack."""
-        ends = {"is_first": self.stage == 0, "is_last": self.is_last}
-        return [self.table.held([span], **ends) for span in self.spans[self.stage]]
+        """What each chunk of this stage holds of each layer stack."""
+        count = len(self.spans[self.stage])
+        return [self.layout.chunk_slices(self.stage, chunk) for chunk in range(count)]
 
     @cached_property
     def borders(self) -> list[tuple[StageBoundary, StageBoundary]]:
-        """Before and behind each chunk."""
-        spans = self.spans[self.stage]
-        found = [(self._border(start), self._border(stop)) for start, stop in spans]
+        """The boundaries before and after each chunk."""
+        borders = [
+            (self._border(start), self._border(stop)) for start, stop in self.spans[self.stage]
+        ]
         if self.stage == 0:
-            found[0] = StageBoundary(), found[0][1]
+            borders[0] = StageBoundary(), borders[0][1]
         if self.is_last:
-            found[-1] = found[-1][0], StageBoundary()
-        return found
+            borders[-1] = borders[-1][0], StageBoundary()
+        return borders
 
-    @cached_property
-    def holders(self) -> dict[str, tuple[int, ...]]:
-        """The stages of each parameter that several have."""
-        found: dict[str, tuple[int, ...]] = {}
-        for stage, spans in enumerate(self.spans):
-            is_last = stage == self.stages - 1
-            held = self.table.stage_weights(spans, is_first=stage == 0, is_last=is_last)
-            for weight in held:
-                found[weight.name] = (*found.get(weight.name, ()), stage)
-        return {name: stages for name, stages in found.items() if len(stages) > 1}
+    @property
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        """The stages of each parameter that several stages hold, by name."""
+        return self.layout.shared_parameters
 
     def owns(self, name: str) -> bool:
-        """Of a parameter of this stage, whether no stage before has it."""
+        """Whether no earlier stage holds this parameter of the stage too."""
         return self.holders.get(name, (self.stage,))[0] == self.stage
 
     @property
     def names(self) -> set[str]:
-        """Every parameter of the model."""
-        return {weight.name for weight in self.table.weights()}
+        """Names of every parameter of the model."""
+        return {weight.name for weight in self.layout.table.weights()}
 
     def _border(self, layer: int) -> StageBoundary:
         p, model = self.job.parallel, self.model
@@ -107,8 +111,9 @@ class PipelinePartition:
         local = {dim: local_size(size, parts=parts) for dim, size in whole.items()}
         sizes = {**local, "hidden": model.hidden}
         # [b, s, h] -> [s/c, h], or [s/(ct), h] under sequence parallelism
-        shapes = (tuple(sizes[dim] for dim in dims[1:]) for dims in self.table.boundary(layer))
-        return StageBoundary(tuple(shapes), self.table.boundary_needs(layer))
+        table = self.layout.table
+        shapes = (tuple(sizes[dim] for dim in dims[1:]) for dims in table.boundary(layer))
+        return StageBoundary(tuple(shapes), table.boundary_needs(layer))
 
 
 class Chunks(nn.Module):

@@ -97,7 +97,7 @@ class StepTimeBound:
     def _costs(self, group: LayerKey) -> CostBounds | None:
         """None where a link that the group needs is not known."""
         layout = self._any(group)
-        operators = self.engine.operators(self.space.job_of(layout), group, layout)
+        operators = self.engine.operators(layout, self.engine.job_layout(layout))
         table, slow = self.engine.table(group.tp), self.engine.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []

@@ -8,17 +8,24 @@ all layouts that have it. An Engine is made for one search and forgotten with it
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
 from typing import Any, TypeVar
 
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
-from mpctl.estimate.memory import StageMemory, peak_bytes, stage_memory
+from mpctl.estimate.memory import (
+    MemoryCache,
+    StageMemory,
+    first_stage_memory,
+    layout_memory,
+    peak_bytes,
+)
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.time import StepTime, StepTimeModel
-from mpctl.estimate.work import OperatorTimer, OpTimes
+from mpctl.estimate.work import OperatorTimer, OpTimes, gradient_bytes, value_bytes
 from mpctl.families import get_table
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
 from mpctl.operators.table import OperatorTable
@@ -55,7 +62,8 @@ class _Remembering(OperatorTimer):
 
 
 class LayoutEvaluator:
-    """What the layouts of one space share. Raises MissingFigure where no time can be stated."""
+    """Tables, networks, cuts, layer costs and stage contents that the layouts of one space share.
+    Raises MissingFigure where no time can be stated."""
 
     def __init__(self, space: SearchSpace) -> None:
         job = space.job
@@ -66,6 +74,7 @@ class LayoutEvaluator:
         self.profile: RuntimeProfile = get_profile(job.training.runtime)
         self.speed: Speed = device_speed(job.cluster, job.training.dtype)
         self.known: dict[Hashable, Any] = {}
+        self.contents: MemoryCache = {}
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
         found = self.known.get(key)
@@ -74,8 +83,8 @@ class LayoutEvaluator:
         return found
 
     def table(self, tp: int) -> OperatorTable:
-        freeze = tuple(self.space.job.training.freeze)
-        return self.once(tp, lambda: replace(get_table(self.model, tp=tp), freeze=freeze))
+        freeze = self.space.job.training.freeze
+        return self.once(tp, lambda: get_table(self.model, tp=tp, freeze=freeze))
 
     def network(self, layout: LayoutSettings) -> Network:
         sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
@@ -87,20 +96,26 @@ class LayoutEvaluator:
         topology = Topology.of(named, order=order, gpus_per_node=cluster.gpus_per_node)
         return Network(cluster, topology)
 
-    def operators(self, job: JobSpec, group: LayerKey, layout: LayoutSettings) -> OperatorTimer:
-        place = layout.order if layout.cp > 1 else ""
-        memo: dict[int, OpTimes] = self.once((group, place, "works"), dict)
-        return _Remembering(
-            job, self.model, self.speed, self.network(layout), self.profile, memo=memo
-        )
+    def job_layout(self, layout: LayoutSettings) -> JobLayout:
+        """The space's job under this layout, with the table and the stages that others share."""
+        job = self.space.job_of(layout)
+        return self._laid_out(job, layout)
+
+    def _laid_out(self, job: JobSpec, layout: LayoutSettings) -> JobLayout:
+        stages = self.stages(job, layout)
+        return JobLayout.assemble(job, self.model, self.table(layout.tp), stages)
+
+    def operators(self, layout: LayoutSettings, laid_out: JobLayout) -> OperatorTimer:
+        """What times the layers and ends of the layout; layouts of one group share the times."""
+        order = layout.order if layout.cp > 1 else ""
+        memo: dict[int, OpTimes] = self.once((group_of(layout), order, "works"), dict)
+        return _Remembering(laid_out, self.speed, self.network(layout), self.profile, memo=memo)
 
     @cached_property
     def widths(self) -> tuple[int, int]:
         """Bytes of a parameter and of its gradient as messages have them."""
-        job = self.space.job
-        network = Network(job.cluster, Topology.of({}))
-        found = OperatorTimer(job, self.model, self.speed, network, self.profile)
-        return found.width, found.gradient
+        training = self.space.job.training
+        return value_bytes(training), gradient_bytes(training, self.profile)
 
     def cut_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
         """What the cut of the layers follows from: by cost, from what a layer costs in units of
@@ -122,10 +137,8 @@ class LayoutEvaluator:
         return self.once(("cut", *key), lambda: job_stages(job, self.model.all_layers))
 
     def clock(self, layout: LayoutSettings) -> StepTimeModel:
-        job = self.space.job_of(layout)
-        operators = self.operators(job, group_of(layout), layout)
-        table, stages = self.table(layout.tp), self.stages(job, layout)
-        return StepTimeModel(job, self.model, table, stages, operators)
+        laid_out = self.job_layout(layout)
+        return StepTimeModel(laid_out, self.operators(layout, laid_out))
 
     def time(self, layout: LayoutSettings) -> StepTime | None:
         """None where a link that this layout needs is not known."""
@@ -135,8 +148,7 @@ class LayoutEvaluator:
             return None
 
     def memory(self, layout: LayoutSettings) -> list[StageMemory]:
-        job = self.space.job_of(layout)
-        return stage_memory(job, self.model, self.table(layout.tp), self.stages(job, layout))
+        return layout_memory(self.job_layout(layout), self.contents)
 
     def least_bytes(self, layout: LayoutSettings, zero: int) -> float:
         """No more than any rank needs under this ZeRO stage: what the first stage does, of its
@@ -160,7 +172,7 @@ class LayoutEvaluator:
         """Of the first stage: optimizer, gradients and parameters whole; what else is allocated;
         the allocator's slack as a factor; context."""
         job = self._shortened(self.space.job_of(layout))
-        (m,) = stage_memory(job, self.model, self.table(layout.tp), self.stages(job, layout)[:1])
+        m = first_stage_memory(self._laid_out(job, layout))
         states = (m.optimizer_bytes, m.gradient_bytes, m.parameter_bytes)
         slack = m.reserved_bytes / m.allocated_bytes
         return states, m.allocated_bytes - sum(states), slack, m.context_bytes

@@ -101,7 +101,7 @@ def test_estimates_know_nothing_of_names(off: Residuals) -> None:
 def test_others_layouts_are_cut_as_they_ran() -> None:
     """Zero bubble's 22 layers on 8 stages: embedding and loss count as layers, 24 are 3 a stage."""
     run = next(run for run in published_runs() if run.id == "zb_1.5B_1F1B_m24")
-    assert [stop - start for ((start, stop),) in run.stages] == [2, 3, 3, 3, 3, 3, 3, 2]
+    assert [stop - start for ((start, stop),) in run.layout.stages] == [2, 3, 3, 3, 3, 3, 3, 2]
     ours = run.job.training.model_copy(update={"runtime": "mpctl"})
     plain = {"embedding_is_layer": False, "loss_is_layer": False}
     parallel = run.job.parallel.model_copy(update=plain)

@@ -11,21 +11,14 @@ from hypothesis import strategies as st
 from mpctl.estimate.communication import block_traffic, local_parameters, phi_bytes
 from mpctl.estimate.messages import Message, pass_messages, sent
 from mpctl.estimate.p2p import shared_parameters
-from mpctl.families import get_table
-from mpctl.families.gpt.ops import BLOCK, HIDDEN, operator_table
+from mpctl.families.gpt.ops import BLOCK, HIDDEN
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.blocks import head, lookup
-from mpctl.operators.table import OperatorTable
-from mpctl.pipeline.stages import job_stages
 from mpctl.planning.document import communication_entry
 from mpctl.planning.plan import Plan, load_plan, make_plan
-from mpctl.spec.job import JobSpec
-from tests.jobs import job_of, shape_of
+from tests.jobs import job_of
 
 MIB = 2**20
-
-
-def table_of(job: JobSpec) -> OperatorTable:
-    return operator_table(shape_of(job), tp=job.parallel.tp)
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +49,9 @@ def test_a_block_all_reduces_four_times(
         }
     )
     phi = micro * (1024 // cp) * 768 * dtype[1]
-    block = block_traffic(job, shape_of(job), table_of(job).stacks[0])
-    assert block.phi_bytes == phi_bytes(job, shape_of(job), table_of(job).stacks[0]) == phi
+    layout = JobLayout.of(job)
+    block = block_traffic(layout, layout.table.stacks[0])
+    assert block.phi_bytes == phi_bytes(layout, layout.table.stacks[0]) == phi
     assert set(block.parts) == {"attention", "mlp"}
     for part in block.parts.values():
         assert (part.all_reduces, part.volume_phi, part.volume_bytes) == (2, 4, 4 * phi)
@@ -67,7 +61,8 @@ def test_a_block_all_reduces_four_times(
 
 def test_one_rank_of_tp_sends_nothing() -> None:
     job = job_of({"parallel.dp": 4})
-    block = block_traffic(job, shape_of(job), table_of(job).stacks[0])
+    layout = JobLayout.of(job)
+    block = block_traffic(layout, layout.table.stacks[0])
     totals = (block.all_reduces, block.volume_phi, block.volume_bytes, block.ring_bytes_per_rank)
     assert totals == (0, 0, 0, 0)
     assert block.phi_bytes == 1024 * 768 * 4
@@ -150,9 +145,8 @@ def test_one_rank_alone_sends_nothing_at_all(settings: dict[str, int]) -> None:
 @given(tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 3, 4, 6]))
 def test_ranks_hold_every_split_weight_once_and_every_whole_one_tp_times(tp: int, pp: int) -> None:
     job = job_of({"parallel.tp": tp, "parallel.pp": pp})
-    table = table_of(job)
-    stages = [[(k * 12 // pp, (k + 1) * 12 // pp)] for k in range(pp)]
-    held = sum(tp * local_parameters(job, table, s, stage=k) for k, s in enumerate(stages))
+    layout, table = JobLayout.of(job), JobLayout.of(job).table
+    held = sum(tp * local_parameters(layout, stage) for stage in range(pp))
     whole = sum(w.numel for w in table.weights() if not w.is_split)
     word = next(table.weights())
     copies = word.numel if pp > 1 else 0  # the last stage's word table
@@ -164,10 +158,9 @@ def test_parameters_of_a_rank_are_those_of_its_named_weights(tp: int, pp: int, s
     """What local_parameters multiplies out, stage_weights names one by one."""
     job = job_of({"parallel.tp": tp, "parallel.pp": pp})
     stage = min(stage, pp - 1)
-    spans = [(stage * 12 // pp, (stage + 1) * 12 // pp)]
-    named = table_of(job).stage_weights(spans, is_first=stage == 0, is_last=stage == pp - 1)
-    expected = sum(weight.local_numel(tp) for weight in named)
-    assert local_parameters(job, table_of(job), spans, stage=stage) == expected
+    layout = JobLayout.of(job)
+    expected = sum(weight.local_numel(tp) for weight in layout.stage_parameters(stage))
+    assert local_parameters(layout, stage) == expected
 
 
 def test_messages_of_a_forward_alone() -> None:
@@ -176,9 +169,10 @@ def test_messages_of_a_forward_alone() -> None:
     for split, kind in ((False, "all_reduce"), (True, "reduce_scatter")):
         job = job_of({"parallel.tp": 2, "parallel.sequence_parallel": split,
                       "training.recompute": "full"})  # fmt: skip
-        (held,) = table_of(job).held([(0, 12)])
-        forward = pass_messages(job, shape_of(job), held, forward_only=True)
-        counts = {(m.what, m.kind): m.count for m in sent(job, forward)}
+        layout = JobLayout.of(job)
+        (part,) = layout.stage_slices(0)
+        forward = pass_messages(layout, part, forward_only=True)
+        counts = {(m.what, m.kind): m.count for m in sent(layout, forward)}
         gathers = {("blocks", "all_gather"): 24, ("head", "all_gather"): 1} if split else {}
         assert counts == {
             ("blocks", kind): 24, ("embedding.word", kind): 1, ("loss", "all_reduce"): 3, **gathers,
@@ -284,12 +278,11 @@ def test_what_is_shared_is_what_several_stages_name(pp: int, vpp: int, t5: bool)
         "model.decoder_layers": 24 if t5 else None,
         "training.global_batch_size": 12,
     })  # fmt: skip
-    table = get_table(shape_of(job), tp=1)
-    stages = job_stages(job, shape_of(job).all_layers)
+    layout = JobLayout.of(job)
     names: dict[str, list[int]] = {}
-    for stage, spans in enumerate(stages):
-        ends = {"is_first": stage == 0, "is_last": stage == pp - 1}
-        for weight in table.stage_weights(spans, **ends):
+    for stage in range(pp):
+        for weight in layout.stage_parameters(stage):
             names.setdefault(weight.name, []).append(stage)
-    shared = {s.weight.name: list(s.stages) for s in shared_parameters(job, table, stages)}
+    shared = {s.weight.name: list(s.stages) for s in shared_parameters(layout)}
     assert shared == {name: held for name, held in names.items() if len(held) > 1}
+    assert shared == {name: list(held) for name, held in layout.shared_parameters.items()}

@@ -10,12 +10,11 @@ from mpctl.estimate.activations import ChunkBytes, form_of
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.memory import StageMemory, held_at_most
 from mpctl.estimate.saved_activations import layer_kept
-from mpctl.families import get_table
+from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions
-from mpctl.pipeline.stages import job_stages
 from mpctl.planning.plan import load_plan, make_plan
 from mpctl.spec.job import JobSpec
-from tests.jobs import job_of, shape_of
+from tests.jobs import job_of
 
 # arXiv 2205.05198, table 3, the 22B row: h 6144, a 64, L 48, tp 8, s 2048, micro batch 4, v 51200.
 GPT_22B: dict[str, Any] = {
@@ -39,10 +38,9 @@ OURS = {"training.runtime": "mpctl", "model.attention": "flash", "launch.device"
 
 def layer_bytes(job: JobSpec, stack: int = 0) -> float:
     """Of one layer, statistics of norms left out, which the paper does not count."""
-    model = shape_of(job)
-    form = form_of(job, model)
-    cores = get_table(model, tp=job.parallel.tp).stacks[stack].cores
-    kept = layer_kept(form, model.family, cores).always
+    layout = JobLayout.of(job)
+    form = form_of(layout)
+    kept = layer_kept(form, layout.model.family, layout.table.stacks[stack].cores).always
     return form.bytes_of(k for k in kept if "statistics" not in k.name and k.name != "sums")
 
 
@@ -256,9 +254,7 @@ def test_published_peaks(settings: dict[str, Any], measured: float) -> None:
 
 def test_every_figure_is_the_sum_of_those_below() -> None:
     job = load_plan("two-nodes-16-gpus").job
-    model = shape_of(job)
-    table = get_table(model, tp=job.parallel.tp)
-    found = {f.name: f for f in explain_memory(job, model, table, job_stages(job, model.layers))}
+    found = {f.name: f for f in explain_memory(JobLayout.of(job))}
     parts = [f.value for name, f in found.items() if name.startswith("memory.blocks.")]
     assert found["memory.blocks"].value == sum(parts) > 0
     states = ("parameters", "gradients", "optimizer", "activations", "temporary", "software")

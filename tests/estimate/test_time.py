@@ -13,11 +13,8 @@ from mpctl.estimate.explain import explain_time
 from mpctl.estimate.flops import step_flops
 from mpctl.estimate.step import PARTS
 from mpctl.estimate.time import StepTime, find_step_time
-from mpctl.families import get_table
-from mpctl.families.gpt.ops import operator_table
-from mpctl.pipeline.stages import job_stages
+from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.plan import load_plan, make_plan
-from mpctl.rules.layout import find_topology
 from mpctl.spec.presets import preset_names
 from mpctl.spec.runtime import (
     FittedRuns,
@@ -27,7 +24,7 @@ from mpctl.spec.runtime import (
     OverlapShares,
     RuntimeProfile,
 )
-from tests.jobs import GPT, job_of, shape_of
+from tests.jobs import GPT, job_of
 
 DEVICE = {
     "name": "a device",
@@ -64,11 +61,8 @@ IDEAL = RuntimeProfile(
 
 def flops_of_all_ranks(settings: dict[str, Any]) -> float:
     job = job_of(settings)
-    model = shape_of(job)
-    table = operator_table(model, tp=job.parallel.tp)
-    ranks = job.sizes["tp"] * job.sizes["cp"] * job.sizes["dp"]
-    stages = enumerate(job_stages(job, model.layers))
-    return sum(ranks * step_flops(job, model, table, spans, stage=k) for k, spans in stages)
+    layout, ranks = JobLayout.of(job), job.world_size // job.parallel.pp
+    return sum(ranks * step_flops(layout, stage) for stage in range(len(layout.stages)))
 
 
 @given(
@@ -106,10 +100,8 @@ def test_flops_of_gpt3() -> None:
     """arXiv 2104.04473, section 5.1: 1024 A100, batch 1536, 140 TFLOP/s a GPU, 300B tokens in 34
     days, by eq. 4, 8 T P / (n X): it leaves out scores and logits, 3 % of eq. 3 for this shape."""
     job = load_plan("gpt3-175b-1024").job
-    model = shape_of(job)
-    table = operator_table(model, tp=8)
-    stages = enumerate(job_stages(job, model.layers))
-    flops = 64 * sum(step_flops(job, model, table, s, stage=k) for k, s in stages)
+    layout = JobLayout.of(job)
+    flops = 64 * sum(step_flops(layout, stage) for stage in range(len(layout.stages)))
     steps = 300e9 / (1536 * 2048)
     days = steps * flops / (1024 * 140e12) / 86400
     assert days == pytest.approx(34, rel=0.03)
@@ -117,10 +109,7 @@ def test_flops_of_gpt3() -> None:
 
 def step_time(settings: dict[str, Any], profile: RuntimeProfile = IDEAL) -> StepTime | str:
     job = job_of({**TINY, **settings})
-    model, topology = shape_of(job), find_topology(job)
-    assert topology is not None
-    table = get_table(model, tp=job.parallel.tp)
-    return find_step_time(job, model, table, job_stages(job, model.layers), topology, profile)
+    return find_step_time(JobLayout.of(job), profile)
 
 
 def timed(settings: dict[str, Any], profile: RuntimeProfile = IDEAL) -> StepTime:
@@ -433,11 +422,9 @@ def test_every_cluster_and_runtime_is_estimated_or_refused_in_words(cluster: str
 
 def test_figures_explain_the_step() -> None:
     job = job_of({**TINY, "parallel.tp": 2, "parallel.pp": 2, "training.global_batch_size": 4})
-    model, topology = shape_of(job), find_topology(job)
-    assert topology is not None
-    args = (job, model, get_table(model, tp=2), job_stages(job, model.layers), topology)
-    figures = {figure.name: figure for figure in explain_time(*args)}
-    time = find_step_time(*args)
+    layout = JobLayout.of(job)
+    figures = {figure.name: figure for figure in explain_time(layout)}
+    time = find_step_time(layout)
     assert isinstance(time, StepTime)
     assert figures["time.step"].value == time.total
     parts = [figures[f"time.{part.name}"].value for part in PARTS]
@@ -446,4 +433,4 @@ def test_figures_explain_the_step() -> None:
     block = [f.value for name, f in figures.items() if name.startswith("time.blocks.")]
     assert 0 < sum(block) < time.total
     assert figures["time.stage-1.forward"].value > figures["time.stage-0.forward"].value
-    assert explain_time(job_of({**GPT}), *args[1:]) == []
+    assert explain_time(JobLayout.of(job_of({**GPT}))) == []

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.families import get_table
-from mpctl.layout.buckets import Bucket, shared_names, stage_buckets
-from mpctl.operators.table import OperatorTable
-from mpctl.pipeline.stages import stage_layers
-from mpctl.spec.job import JobSpec
+from mpctl.layout.buckets import Bucket
+from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
 
 GPT = {
@@ -22,20 +18,10 @@ GPT = {
 }  # fmt: skip
 
 
-def table_of(job: JobSpec, freeze: tuple[str, ...] = ()) -> OperatorTable:
-    assert job.model is not None
-    return replace(get_table(job.model, tp=job.parallel.tp), freeze=freeze)
-
-
 def buckets_of(freeze: tuple[str, ...] = (), pp: int = 1, vpp: int = 1, **parallel: Any):
     settings = {f"parallel.{k}": v for k, v in {"dp": 2, "pp": pp, "vpp": vpp, **parallel}.items()}
-    job = load_job(None, {**GPT, **settings})
-    table, spans = table_of(job, freeze), stage_layers(4, pp=pp, vpp=vpp)
-    shared = shared_names(table, spans)
-    return table, spans, [
-        stage_buckets(job, table, own, stage=stage, shared=shared)
-        for stage, own in enumerate(spans)
-    ]  # fmt: skip
+    layout = JobLayout.of(load_job(None, {**GPT, **settings, "training.freeze": list(freeze)}))
+    return layout, [layout.buckets(stage) for stage in range(pp)]
 
 
 def bucket(*sizes: int) -> Bucket:
@@ -70,21 +56,20 @@ def test_slices_cover_every_element_once(sizes: list[int], parts: int) -> None:
 @pytest.mark.parametrize("how", LAYOUTS, ids=str)
 @pytest.mark.parametrize("freeze", [(), ("layers.0.*", "embedding.position.*")])
 def test_every_parameter_is_in_one(zero: int, how: dict[str, Any], freeze: tuple[str, ...]) -> None:
-    table, spans, found = buckets_of(freeze, zero=zero, bucket_bytes=1000, **how)
+    layout, found = buckets_of(freeze, zero=zero, bucket_bytes=1000, **how)
     for stage, buckets in enumerate(found):
         names = [name for held in buckets for name in held.names]
-        ends = {"is_first": stage == 0, "is_last": stage == len(spans) - 1}
-        weights = {w.name for w in table.stage_weights(spans[stage], **ends)}
+        weights = {w.name for w in layout.stage_parameters(stage)}
         frozen = {n for n in weights if n.startswith(("layers.0.", "embedding.position."))}
         assert sorted(names) == sorted(weights - frozen if freeze and zero < 3 else weights)
         units = [held.unit for held in buckets if len(held.chunks) == 1 and not held.is_partial
-                 and not held.is_shared and len(spans[stage]) == 1]  # fmt: skip
+                 and not held.is_shared and len(layout.stages[stage]) == 1]  # fmt: skip
         assert units == sorted(units, reverse=True)  # the order in which backward ends them
 
 
 def test_a_bucket_is_filled_to_its_size_from_the_last_layer_on() -> None:
     """A layer: norms 4 x 8, qkv 216, output 72, up 288, down 264 elements; 4 bytes each."""
-    _, _, (buckets,) = buckets_of(bucket_bytes=4 * 600)
+    _, (buckets,) = buckets_of(bucket_bytes=4 * 600)
     assert buckets[0].names == (
         "final_norm.bias", "final_norm.weight", "layers.3.mlp.down.bias",
         "layers.3.mlp.down.weight", "layers.3.mlp.up.bias", "layers.3.mlp.up.weight",
@@ -95,14 +80,14 @@ def test_a_bucket_is_filled_to_its_size_from_the_last_layer_on() -> None:
 
 
 def test_what_others_hold_too_and_what_is_partial_stand_alone() -> None:
-    _, _, found = buckets_of(pp=2, tp=2, sequence_parallel=True)
+    _, found = buckets_of(pp=2, tp=2, sequence_parallel=True)
     for buckets in found:
         assert [held.names for held in buckets if held.is_shared] == [("embedding.word.weight",)]
         assert [held.is_partial for held in buckets] == [False, True, False]
 
 
 def test_zero_3_has_a_bucket_a_layer_and_kind() -> None:
-    _, _, (buckets,) = buckets_of(("layers.0.*",), zero=3)
+    _, (buckets,) = buckets_of(("layers.0.*",), zero=3)
     told = [(held.layer, held.is_trained, held.goes_back) for held in buckets]
     ends, layer = ("", True, True), "layers.{}".format
     trained = [(layer(n), True, True) for n in (3, 2, 1)]

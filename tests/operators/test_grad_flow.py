@@ -4,7 +4,6 @@ FLOP and bytes, against counts by hand."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from mpctl.estimate.communication import local_parameters
 from mpctl.estimate.flops import step_flops
 from mpctl.families import get_table
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows, frozen_by
 from mpctl.operators.matmul import GradNeeds
 from mpctl.planning.plan import make_plan
@@ -294,9 +294,7 @@ def test_freezing_more_never_sends_more(
 
 def flops(freeze: list[str], settings: dict[str, Any]) -> float:
     job = job_of({**SMALL, **settings, "training.freeze": freeze})
-    model = shape_of(job)
-    table = replace(get_table(model, tp=1), freeze=tuple(freeze))
-    return step_flops(job, model, table, [(0, model.layers)], stage=0)
+    return step_flops(JobLayout.of(job), 0)
 
 
 def test_flops_by_passes() -> None:
@@ -318,8 +316,7 @@ def test_flops_by_passes() -> None:
 
 @given(freeze=st.sets(st.sampled_from(PIECES)), tp=st.sampled_from([1, 2, 4]))
 def test_trained_parameters_are_those_that_no_pattern_names(freeze: set[str], tp: int) -> None:
-    job = job_of({**SMALL, "parallel.tp": tp})
-    table = replace(get_table(shape_of(job), tp=tp), freeze=tuple(freeze))
+    layout = JobLayout.of(job_of({**SMALL, "parallel.tp": tp, "training.freeze": sorted(freeze)}))
     is_frozen = frozen_by(sorted(freeze))
-    expected = sum(w.local_numel(tp) for w in table.weights() if not is_frozen(w.name))
-    assert local_parameters(job, table, [(0, LAYERS)], stage=0, trained_only=True) == expected
+    expected = sum(w.local_numel(tp) for w in layout.table.weights() if not is_frozen(w.name))
+    assert local_parameters(layout, 0, trained_only=True) == expected

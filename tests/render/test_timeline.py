@@ -30,8 +30,8 @@ VARIANTS: list[dict[str, Any]] = [
 
 def planned(settings: dict[str, Any]) -> tuple[Plan, StepLine]:
     plan = load_plan("two-nodes-16-gpus", settings)
-    assert plan.stages is not None
-    step = find_step_line(plan.job, plan.require_legal(), plan.stages)
+    assert plan.estimate is not None
+    step = find_step_line(plan.estimate.layout)
     assert isinstance(step, StepLine)
     return plan, step
 
@@ -168,10 +168,8 @@ def test_the_trace_says_what_the_plan_says(settings: dict[str, Any]) -> None:
 def test_the_trace_sends_the_bytes_of_the_plan(settings: dict[str, Any]) -> None:
     plan, step = planned(settings)
     assert plan.estimate is not None
-    assert plan.stages is not None
-    assert {pair: size for pair, (size, _) in step.sent.items()} == handed_over(
-        plan.job, plan.stages
-    )
+    sizes = {pair: size for pair, (size, _) in step.sent.items()}
+    assert sizes == handed_over(plan.estimate.layout)
     sent: dict[int, int] = defaultdict(int)
     for event in trace_document(step)["traceEvents"]:
         if event.get("cat") == "send":

@@ -61,9 +61,9 @@ def plan_page(
 
 def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
     yield "Layout", layout_section(plan, topology)
-    if plan.estimate is not None and plan.stages is not None:
+    if plan.estimate is not None:
         estimate = plan.estimate
-        step = find_step_line(plan.job, topology, plan.stages)
+        step = find_step_line(estimate.layout)
         yield "Schedule", schedule_section(plan, step, estimate.step_seconds)
         yield "Memory", memory_section(plan, estimate.memory)
         yield "Time", time_section(plan, estimate.time)

@@ -42,7 +42,6 @@ def traffic_section(plan: Plan, topology: Topology, estimate: Estimate) -> Raw:
 
 
 def rank_pairs(plan: Plan, topology: Topology, estimate: Estimate) -> Pairs:
-    assert plan.stages is not None
     found: Pairs = defaultdict(lambda: defaultdict(float))
     for rank in range(topology.world_size):
         stage = topology.coords(rank)["pp"]
@@ -51,7 +50,7 @@ def rank_pairs(plan: Plan, topology: Topology, estimate: Estimate) -> Pairs:
                 peer, sent = _ring(topology, estimate, rank, message)
                 found[rank, peer][message.axis] += sent
     m = plan.job.num_microbatches
-    for (sender, receiver), size in handed_over(plan.job, plan.stages).items():
+    for (sender, receiver), size in handed_over(estimate.layout).items():
         for rank in topology.group(0, *(axis for axis in AXIS_NAMES if axis != "pp")):
             at = [rank + stage * topology.strides["pp"] for stage in (sender.stage, receiver.stage)]
             if size:

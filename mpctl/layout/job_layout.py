@@ -1,0 +1,184 @@
+"""A job with everything that its layout determines, as one frozen value.
+
+The planner and the workers read the same `JobLayout`: the operator table with frozen parameters
+marked, which layers each pipeline stage and chunk holds, how many ranks hold the same parameters,
+which ZeRO stage is in effect, and which gradients are reduced together. It is built once from a
+complete job and passed on; what is costly is computed when it is first used.
+
+By hand, GPT of 4 layers with a tied head, tp 2, pp 2 and dp 4 on 16 ranks: stages [[(0, 2)],
+[(2, 4)]], 4 replicas, and `embedding.word.weight` is held by stages 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from mpctl.errors import InputError
+from mpctl.families import get_table
+from mpctl.layout.buckets import Bucket, BucketRules, chunk_buckets, layer_units
+from mpctl.operators.grad_flow import frozen_by
+from mpctl.operators.matmul import ParameterSpec
+from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.pipeline.stages import Span, job_stages
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+from mpctl.topology import Topology
+from mpctl.units import DTYPE_BYTES
+
+Stages = tuple[tuple[Span, ...], ...]
+
+
+@dataclass(frozen=True)
+class JobLayout:
+    """A complete job, its model, and what follows from both.
+
+    job: with every blank filled in (`spec.job.complete`). table: the model's operators, with the
+    patterns of `training.freeze` applied. stages: half-open spans of layers by [stage][chunk].
+    """
+
+    job: JobSpec
+    model: ModelSpec
+    table: OperatorTable
+    stages: Stages
+
+    @classmethod
+    def of(cls, job: JobSpec) -> JobLayout:
+        """The layout of a complete job. Raises InputError without a model and UnevenLayersError
+        where the layers cannot be divided over the stages."""
+        if job.model is None:
+            raise InputError.of("no-model", "model", "a layout needs a model", "name one: model")
+        table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze)
+        return cls.assemble(job, job.model, table, job_stages(job, table.layers))
+
+    @classmethod
+    def assemble(
+        cls, job: JobSpec, model: ModelSpec, table: OperatorTable, stages: list[list[Span]]
+    ) -> JobLayout:
+        """A layout from parts that are known already, as a search shares them between layouts."""
+        return cls(job, model, table, tuple(map(tuple, stages)))
+
+    def with_micro_batch_size(self, size: int) -> JobLayout:
+        """The same layout for micro batches of another number of samples."""
+        training = self.job.training.model_copy(update={"micro_batch_size": size})
+        return replace(self, job=self.job.model_copy(update={"training": training}))
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Which rank sits where."""
+        return job_topology(self.job)
+
+    @property
+    def last_stage(self) -> int:
+        """Number of the pipeline's last stage, which computes the loss."""
+        return len(self.stages) - 1
+
+    @cached_property
+    def replicas(self) -> int:
+        """Ranks that hold the same parameters, dp x cp: they reduce their gradients together."""
+        return replicas(self.job)
+
+    @cached_property
+    def zero_stage(self) -> int:
+        """The ZeRO stage in effect: 0 where a single replica has nothing to share."""
+        return zero_stage(self.job)
+
+    @cached_property
+    def num_microbatches(self) -> int:
+        """Micro batches of one step, on each pipeline."""
+        return self.job.num_microbatches
+
+    @cached_property
+    def global_batch_size(self) -> int:
+        """Samples of one step, over all replicas."""
+        training = self.job.training
+        return training.global_batch_size or training.micro_batch_size * self.job.sizes["dp"]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step, over all replicas; of an encoder-decoder those of both sequences."""
+        return self.global_batch_size * self.model.tokens_per_sample
+
+    @cached_property
+    def group_sizes(self) -> Mapping[str, int]:
+        """Ranks of each group that messages go over, by the names that plans print: `dp` is the
+        group over which gradients are reduced, dp x cp."""
+        return {**self.job.sizes, "dp": self.replicas, "world": self.job.world_size}
+
+    def chunk_slices(self, stage: int, chunk: int) -> list[StageSlice]:
+        """What one chunk of a stage holds of each layer stack."""
+        return self._slices(stage, [self.stages[stage][chunk]])
+
+    def stage_slices(self, stage: int) -> list[StageSlice]:
+        """What a stage holds of each layer stack, chunk by chunk."""
+        return self._slices(stage, self.stages[stage])
+
+    def _slices(self, stage: int, spans: tuple[Span, ...] | list[Span]) -> list[StageSlice]:
+        return self.table.held(spans, is_first=stage == 0, is_last=stage == self.last_stage)
+
+    def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
+        """Every parameter of a stage under its global name, once each."""
+        return self.table.stage_weights(
+            self.stages[stage], is_first=stage == 0, is_last=stage == self.last_stage
+        )
+
+    @cached_property
+    def shared_parameters(self) -> Mapping[str, tuple[int, ...]]:
+        """Stages of each parameter that several stages hold (a tied word table, a bias that all
+        layers of a stack add), by name. A layer's own parameters are never among them."""
+        stages: dict[str, tuple[int, ...]] = {}
+        for stage in range(len(self.stages)):
+            weights = (w for part in self.stage_slices(stage) for w in part.end_weights())
+            for name in dict.fromkeys(weight.name for weight in weights):
+                stages[name] = (*stages.get(name, ()), stage)
+        return {name: stages for name, stages in stages.items() if len(stages) > 1}
+
+    def buckets(self, stage: int) -> tuple[Bucket, ...]:
+        """The gradients of a stage that are reduced together, in the order of their reduction."""
+        chunks = [self.chunk_slices(stage, chunk) for chunk in range(len(self.stages[stage]))]
+        return chunk_buckets(chunks, self._bucket_rules, self.shared_parameters)
+
+    @cached_property
+    def _bucket_rules(self) -> BucketRules:
+        parallel, training = self.job.parallel, self.job.training
+        return BucketRules(
+            tp=parallel.tp,
+            sequence_parallel=parallel.sequence_parallel,
+            zero_stage=self.zero_stage,
+            max_elements=parallel.bucket_bytes // DTYPE_BYTES[training.reduced_dtype],
+            is_frozen=frozen_by(self.table.freeze),
+        )
+
+    def layer_units(self, stage: int, chunk: int) -> dict[str, int]:
+        """The number of each layer module among its chunk's units (layout/buckets.py), by module
+        name, in forward order."""
+        return layer_units(self.chunk_slices(stage, chunk))
+
+
+def replicas(job: JobSpec) -> int:
+    """Ranks that hold the same parameters, dp x cp, each for other samples or other positions."""
+    return job.sizes["dp"] * job.sizes["cp"]
+
+
+def zero_stage(job: JobSpec) -> int:
+    """The ZeRO stage in effect: 0 where a single replica has nothing to share."""
+    return job.parallel.zero if replicas(job) > 1 else 0
+
+
+def job_topology(job: JobSpec) -> Topology:
+    """Which rank of a complete job sits where. Raises ValueError where the order names other axes
+    than there are."""
+    cluster, parallel = job.cluster, job.parallel
+    return Topology.of(job.sizes, order=parallel.order, gpus_per_node=cluster.gpus_per_node)
+
+
+def find_topology(job: JobSpec) -> Topology | None:
+    """The job's topology, or None where the axes do not fill the world or their order is none."""
+    sizes = job.sizes
+    if sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"] != job.world_size:
+        return None
+    try:
+        return job_topology(job)
+    except ValueError:
+        return None

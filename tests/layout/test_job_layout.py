@@ -1,0 +1,62 @@
+"""One layout by hand, and what follows from the job alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.layout.job_layout import JobLayout, find_topology
+from tests.jobs import job_of
+
+GPT: dict[str, Any] = {
+    "model.layers": 4, "model.hidden": 8, "model.heads": 2, "model.seq_length": 4,
+    "model.vocab": 64, "parallel.tp": 2, "parallel.pp": 2, "parallel.dp": 4,
+    "training.micro_batch_size": 3,
+}  # fmt: skip
+
+
+def test_a_layout_by_hand() -> None:
+    layout = JobLayout.of(job_of(GPT))
+    assert layout.stages == (((0, 2),), ((2, 4),))
+    assert (layout.replicas, layout.zero_stage, layout.last_stage) == (4, 0, 1)
+    assert layout.shared_parameters == {"embedding.word.weight": (0, 1)}
+    assert layout.group_sizes == {"tp": 2, "cp": 1, "dp": 4, "pp": 2, "world": 16}
+    assert (layout.global_batch_size, layout.tokens_per_step) == (12, 48)
+    (first,), (last,) = layout.stage_slices(0), layout.stage_slices(1)
+    assert (first.layers, first.has_entry, first.has_exit) == (range(2), True, False)
+    assert (last.layers, last.has_entry, last.has_exit) == (range(2, 4), False, True)
+
+
+def test_chunks_are_slices_of_their_stage() -> None:
+    layout = JobLayout.of(job_of({**GPT, "parallel.vpp": 2, "training.global_batch_size": 24}))
+    assert layout.stages == (((0, 1), (2, 3)), ((1, 2), (3, 4)))
+    chunks = [part for chunk in (0, 1) for part in layout.chunk_slices(0, chunk)]
+    assert chunks == layout.stage_slices(0)
+    assert layout.layer_units(1, 1) == {"layers.3": 1}
+
+
+def test_frozen_patterns_are_part_of_the_table() -> None:
+    layout = JobLayout.of(job_of({**GPT, "training.freeze": ["layers.0.*"]}))
+    assert layout.table.freeze == ("layers.0.*",)
+    (first,) = layout.stage_slices(0)
+    assert [(count, bool(flow.trained)) for count, flow in first.blocks] == [(1, False), (1, True)]
+
+
+@pytest.mark.parametrize(("parallel", "zero"), [({"parallel.dp": 1}, 0), ({}, 2)])
+def test_a_single_replica_shares_nothing(parallel: dict[str, int], zero: int) -> None:
+    assert JobLayout.of(job_of({**GPT, "parallel.zero": 2, **parallel})).zero_stage == zero
+
+
+def test_a_layout_needs_a_model() -> None:
+    job = job_of({}).model_copy(update={"model": None})
+    with pytest.raises(InputError, match="a layout needs a model"):
+        JobLayout.of(job)
+
+
+def test_an_order_that_names_no_axes_has_no_topology() -> None:
+    job = job_of(GPT)
+    assert find_topology(job) == JobLayout.of(job).topology
+    parallel = job.parallel.model_copy(update={"order": "tp-xp"})
+    assert find_topology(job.model_copy(update={"parallel": parallel})) is None
