@@ -26,8 +26,11 @@ test test-all: export OMP_NUM_THREADS := 1
 test: $(READY) lint types
 	$(BIN)/python -m pytest $(TWO) -m "not slow"
 
+# With the coverage of branches, in ranks and commands that tests start too (pyproject.toml).
 test-all: $(READY) lint types
-	$(BIN)/python -m pytest $(TWO)
+	rm -rf .coverage && mkdir .coverage
+	$(BIN)/python -m coverage run -m pytest $(TWO); code=$$?; \
+	$(BIN)/python -m coverage combine -q; $(BIN)/python -m coverage report; exit $$code
 
 lint: $(READY)
 	$(BIN)/ruff check .

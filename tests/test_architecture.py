@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -173,6 +174,29 @@ def test_imports_by_name_are_only_those_of_commands_and_public_names() -> None:
             assert [module.at(node) for name, node in module.imports if name in by_name] == []
         calls = [node for node in module.nodes if isinstance(node, ast.Call)]
         assert [module.at(c) for c in calls if ast.unparse(c.func) == "__import__"] == []
+
+
+# ---------------------------------------------------------------- tests mirror mpctl/
+
+TESTS = Path(__file__).parent
+HELPERS = {"house", "recorded", "reference"}  # folders of tests/ that test no room
+OF_THE_WHOLE = {"architecture", "public", "rank_groups"}  # tests/test_X.py that test no X.py
+NOT_TESTED_YET = {"rundir"}  # rooms whose tests still lie with those of launch and runs
+
+
+def test_tests_mirror_the_rooms() -> None:
+    packages = {module.parts[0] for module in ALL if len(module.parts) > 1}
+    folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+    assert folders - HELPERS == packages - NOT_TESTED_YET
+    files = {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
+    assert files - OF_THE_WHOLE <= TOP_LEVEL
+
+
+def test_tests_import_no_benchmark() -> None:
+    """Benchmarks may use what tests use, never the other way round."""
+    imports = re.compile(r"^\s*(?:from|import) benchmarks\b", re.M)
+    found = [path.name for path in TESTS.rglob("*.py") if imports.search(path.read_text("utf-8"))]
+    assert found == []
 
 
 # ---------------------------------------------------------------- what no module does

@@ -123,7 +123,7 @@ class Run:
 
 
 def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """Of the published format: `job` with presets by name, `measured`, `group`, `id`."""
+    """Runs from rows with `job` (its presets by name), `measured`, `group` and `id`; InputError."""
     return [_read(row, number) for number, row in enumerate(rows)]
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy import published_runs
 from mpctl.calibrate.cross import spread
 from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
@@ -18,6 +17,7 @@ from mpctl.errors import InputError
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.presets import find_preset
 from mpctl.spec.runtime import RuntimeProfile
+from tests.published import published_runs
 
 SLOWDOWN = Constant("clusters", "vtrain-a100", "slowdown", 1.0)
 LAYER = Constant("runtimes", "megatron-deepspeed", "host.layer", 1.0)

@@ -1,0 +1,80 @@
+"""How good estimates are against measured runs: rank correlation and regret of layout sweeps.
+
+A sweep is a set of runs of one model and global batch on one cluster with one number of GPUs: they
+differ in their layout alone, so that the estimate should rank them as they ran. Residuals are
+log(estimated / measured) by run id (`mpctl.calibrate.cross`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from math import exp
+
+from mpctl.calibrate.cross import Residuals
+from mpctl.calibrate.runs import Run, constants_of, get_prior, get_value
+
+LEAST_SWEEP = 3  # runs; two are ranked right by chance half the time
+
+
+def find_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The sweeps among runs whose step was measured, each by a short description."""
+    by_settings: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    for run in runs:
+        if "step_seconds" in run.measured and (model := run.job.model) is not None:
+            shape = (model.layers, model.hidden, model.seq_length, model.vocab)
+            batch = run.job.training.global_batch_size
+            by_settings[(run.group, shape, run.job.world_size, batch)].append(run)
+    return {_title(sweep[0]): sweep for sweep in by_settings.values() if len(sweep) >= LEAST_SWEEP}
+
+
+def _title(run: Run) -> str:
+    model, batch = run.job.model, run.job.training.global_batch_size
+    shape = f"{model.layers} x {model.hidden}, {model.seq_length}" if model else ""
+    return f"{run.group}, {shape} on {run.job.world_size}, batch {batch}"
+
+
+def samples_per_second(runs: Sequence[Run], residuals: Residuals) -> list[tuple[float, float]]:
+    """For each run the measured and the estimated samples per second."""
+    batches = [run.job.training.global_batch_size or 1 for run in runs]
+    measured = [b / r.measured["step_seconds"] for b, r in zip(batches, runs, strict=True)]
+    return [(m, m / exp(residuals[r.id][0])) for m, r in zip(measured, runs, strict=True)]
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's rank correlation of pairs: 1 - 6 sum(d^2) / (n (n^2 - 1)); ties by order."""
+    n = len(pairs)
+    first, second = _ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs])
+    squares = sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
+    return 1 - 6 * squares / (n * (n * n - 1))
+
+
+def _ranks(values: Sequence[float]) -> list[int]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0] * len(order)
+    for rank, index in enumerate(order):
+        ranks[index] = rank
+    return ranks
+
+
+def regret(pairs: Sequence[tuple[float, float]]) -> float:
+    """How much faster the best measured run is than the one with the best estimate, as a part.
+
+    >>> regret([(10.0, 8.0), (11.0, 7.0)])  # the estimate chooses the first, which is 10 % slower
+    0.10000000000000009
+    """
+    chosen = max(pairs, key=lambda pair: pair[1])[0]
+    return max(measured for measured, _ in pairs) / chosen - 1
+
+
+def constant_values(runs: Sequence[Run], priors: Mapping[str, float]) -> dict[str, list[float]]:
+    """For each constant that a fit to these runs may move: its preset's value and its prior."""
+    values = {}
+    for constant in constants_of(runs):
+        run = next(run for run in runs if run.has(constant))
+        preset = run.model(constant.kind)
+        values[constant.key] = [
+            get_value(preset, constant.path),
+            get_prior(preset, constant, priors),
+        ]
+    return values

@@ -1,0 +1,83 @@
+"""A cross-validation as a small JSON document that says what it was made of.
+
+Fitting without each fifth takes minutes, so a test reads the record instead. The record is of
+today's state as long as three things are as they were: the rows, the constants and their priors
+(by SHA-256), and the estimate, whose residuals under today's presets are recorded beside the
+cross-validated ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mpctl.calibrate.accuracy import constant_values
+from mpctl.calibrate.cross import Residuals, residuals
+from mpctl.calibrate.runs import Run
+
+DIGITS = 6  # of a residual
+TOLERANCE = 1e-5  # by which an unchanged estimate may differ between machines
+
+
+@dataclass(frozen=True)
+class CrossRecord:
+    """Residuals by run id: `fitted` under the presets, `fifths` without the run's fold."""
+
+    date: str
+    commit: str
+    rows_sha256: str
+    constants_sha256: str
+    fitted: Residuals
+    fifths: Residuals
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON, one run a line."""
+        table = asdict(self)
+        lines = [f" {json.dumps(key)}: {_value(value)}" for key, value in table.items()]
+        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+
+
+def _value(value: object) -> str:
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    rounded = {key: [round(r, DIGITS) for r in rs] for key, rs in value.items()}
+    rows = (f"  {json.dumps(key)}: {json.dumps(rs)}" for key, rs in rounded.items())
+    return "{\n" + ",\n".join(rows) + "\n }"
+
+
+def read_record(path: Path) -> CrossRecord:
+    """The record in a file that `CrossRecord.write` wrote."""
+    return CrossRecord(**json.loads(path.read_text("utf-8")))
+
+
+def hash_json(value: object) -> str:
+    """SHA-256 of a value's JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def what_changed(
+    record: CrossRecord,
+    rows: Sequence[Mapping[str, Any]],
+    runs: Sequence[Run],
+    priors: Mapping[str, float],
+) -> list[str]:
+    """What is no longer as the record was made with: "rows", "constants", "estimate"."""
+    today = residuals(runs, {})
+    changed = {
+        "rows": hash_json(rows) != record.rows_sha256,
+        "constants": hash_json(constant_values(runs, priors)) != record.constants_sha256,
+        "estimate": not _are_close(today, record.fitted),
+    }
+    return [name for name, is_changed in changed.items() if is_changed]
+
+
+def _are_close(first: Residuals, second: Residuals) -> bool:
+    return first.keys() == second.keys() and all(
+        abs(a - b) <= TOLERANCE
+        for key in first
+        for a, b in zip(first[key], second[key], strict=True)
+    )

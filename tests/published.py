@@ -1,0 +1,60 @@
+"""The published runs of tests/recorded, their gates, and the record of their cross-validation."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from functools import cache
+from math import expm1
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from mpctl.calibrate.cross import Residuals
+from mpctl.calibrate.runs import Run, read_runs
+
+RECORDED = Path(__file__).with_name("recorded")
+CROSS_VALIDATED = RECORDED / "cross_validated.json"
+# The most that a step's mean absolute error may be, in percent, on runs left out of the fit.
+GATES = {
+    "Selene": 5.0, "B200": 5.0, "Jean Zay": 6.0, "vTrain, several nodes": 8.0, "zero bubble": 8.0,
+    "MosaicML": 10.0, "torchtitan": 10.0, "vTrain, one node": 12.0,
+}  # fmt: skip
+# The gate of each table; one machine's tables are held to it together.
+GATE_OF = {
+    "narayanan21_t1": "Selene", "korth22_t5": "Selene", "korth22_t4_layer": "Selene",
+    "megatron2020": "Selene", "simumax_b200": "B200", "bloom": "Jean Zay",
+    "vtrain_multi": "vTrain, several nodes", "zb": "zero bubble", "mosaic": "MosaicML",
+    "torchtitan": "torchtitan", "vtrain_single": "vTrain, one node",
+}  # fmt: skip
+
+
+@cache
+def published_rows() -> tuple[dict[str, Any], ...]:
+    """The rows of published_runs.json: job, measured figures, source."""
+    return tuple(json.loads((RECORDED / "published_runs.json").read_text("utf-8"))["rows"])
+
+
+@cache
+def published_runs() -> tuple[Run, ...]:
+    """The rows, ready to be estimated."""
+    return tuple(read_runs(published_rows()))
+
+
+def read_priors() -> dict[str, float]:
+    """Priors of fitted constants, by `constant.key`: what they were before they were fitted."""
+    priors: dict[str, float] = json.loads((RECORDED / "priors.json").read_text("utf-8"))
+    return priors
+
+
+def errors_by_gate(residuals: Residuals) -> dict[str, list[float]]:
+    """Relative errors of the estimates, (estimated - measured) / measured, by gate."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    for run in published_runs():
+        errors[GATE_OF[run.group]] += [expm1(r) for r in residuals[run.id]]
+    return errors
+
+
+def mean_percent(errors: list[float]) -> float:
+    """Mean absolute error in percent."""
+    return 100 * mean(map(abs, errors))
