@@ -23,6 +23,7 @@ from mpctl.launch.set_up import Progress, prepare_data, set_up_run
 from mpctl.launch.supervise import run_launch
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.rank_files import StepRecord
 
 MakePlan = Callable[[Mapping[str, Any]], Plan]
 
@@ -30,7 +31,7 @@ MakePlan = Callable[[Mapping[str, Any]], Plan]
 class View(Protocol):
     """What shows a run's records and events as they come."""
 
-    def record(self, record: dict[str, Any]) -> None: ...
+    def record(self, record: StepRecord) -> None: ...
 
     def event(self, message: str) -> None: ...
 
@@ -70,7 +71,7 @@ def run_cases(
     open_view: OpenView, on_progress: Progress,
 ) -> list[Timing]:  # fmt: skip
     """Time every case `repeats` times, A B C A B C; raises RunFailed at the first that fails."""
-    records: list[list[list[dict[str, Any]]]] = [[] for _ in cases]
+    records: list[list[list[StepRecord]]] = [[] for _ in cases]
     take_folder(out)
     shared = _with_data(launches, out, on_progress)
     for repeat in range(repeats):
@@ -103,9 +104,7 @@ def _reading(launch: LaunchPlan, data: Path) -> LaunchPlan:
     return replace(launch, job=job, files=files)
 
 
-def _run_one(
-    launch: LaunchPlan, path: Path, title: str, open_view: OpenView
-) -> list[dict[str, Any]]:
+def _run_one(launch: LaunchPlan, path: Path, title: str, open_view: OpenView) -> list[StepRecord]:
     own = replace(launch, run=RunDir(path))
     set_up_run(own, overwrite=True, resume=False, on_progress=lambda *_: None)
     with open_view(title, own) as view:

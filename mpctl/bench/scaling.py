@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any, Literal
 
 from mpctl.errors import InputError
+from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
 
 Mode = Literal["strong", "weak"]
@@ -107,7 +108,7 @@ class Timing:
 
 
 def timing_of(
-    case: Case, records: Iterable[Sequence[dict[str, Any]]], predicted: float | None
+    case: Case, records: Iterable[Sequence[StepRecord]], predicted: float | None
 ) -> Timing:
     """Medians are over every step after the warm-up of each repeat."""
     steady = [record for repeat in records for record in repeat[WARM_UP_STEPS:] or repeat]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from mpctl.cli.options import JobSource, with_job
+from mpctl.cli.options import JobSource, typed_command, with_job
 
 if TYPE_CHECKING:
     from mpctl.launch.launch_plan import LaunchPlan
     from mpctl.launch.resume import Resumption
+    from mpctl.launch.supervise import RunOutcome
     from mpctl.planning.plan import Plan
     from mpctl.rundir.directory import RunDir
 
@@ -81,33 +82,24 @@ def launch(
     if dry_run:
         _print_dry_run(prepared, as_json=as_json)
         return
-    from mpctl.cli.stop import ended_by_signals
-    from mpctl.launch.follow import follow
-    from mpctl.launch.set_up import set_up_run
-    from mpctl.launch.summary import summarise, write_summary
-    from mpctl.launch.supervise import run_launch
-    from mpctl.render.data import data_warnings
-    from mpctl.render.json import print_json
-    from mpctl.render.run import RunView, print_failure, print_summary
-    from mpctl.render.tasks import TaskBar
-    from mpctl.rundir.metrics import foreign_lines, foreign_text
+    _train(plan, prepared, resume=resume, overwrite=overwrite, as_json=as_json)
 
-    with run.held():
-        with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
-            data = set_up_run(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
-        print_warnings(data_warnings(data))
-        launched = prepared.job
-        with RunView(
-            launched.training.steps, launched.launch.predicted_step_seconds,
-            done=run.last_checkpoint(),
-        ) as view:  # fmt: skip
-            follower = follow(run, launched, view.event, then=view.record)
-            outcome = run_launch(prepared, follower.record, view.event)
-        if foreign := foreign_lines(run.metrics):
-            print_warnings([foreign_text(run.metrics, foreign)])
-        summary = summarise(plan, prepared, outcome)
-        write_summary(run, summary)
-    with suppress(OSError):  # nobody may be left to read; the exit code is the run's all the same
+
+def _train(
+    plan: Plan, prepared: LaunchPlan, *, resume: bool, overwrite: bool, as_json: bool
+) -> NoReturn:
+    """Run a checked launch to its end; exits with the run's exit code."""
+    from mpctl.launch.summary import summarise
+    from mpctl.render.json import print_json
+    from mpctl.render.run import print_failure, print_summary
+    from mpctl.rundir.summary import write_summary
+
+    run = prepared.run
+    with run.locked():
+        outcome = _run_ranks(prepared, resume=resume, overwrite=overwrite)
+        summary = summarise(plan, prepared, outcome, command=typed_command())
+        write_summary(run.summary, summary)
+    with suppress(OSError):  # the reader of the output may be gone; the exit code is the run's
         if outcome.failure is not None:
             print_failure(outcome.failure, run=str(run.path), step=run.last_checkpoint())
         if as_json:
@@ -115,6 +107,31 @@ def launch(
         else:
             print_summary(summary, str(run.path))
     raise typer.Exit(outcome.exit_code)
+
+
+def _run_ranks(prepared: LaunchPlan, *, resume: bool, overwrite: bool) -> RunOutcome:
+    """Prepare the directory and the data, start the ranks, show what they report."""
+    from mpctl.cli.stop import ended_by_signals
+    from mpctl.launch.follow import follow
+    from mpctl.launch.set_up import set_up_run
+    from mpctl.launch.supervise import run_launch
+    from mpctl.render.data import data_warnings
+    from mpctl.render.errors import print_warnings
+    from mpctl.render.run import RunView
+    from mpctl.render.tasks import TaskBar
+    from mpctl.rundir.metrics import foreign_lines, foreign_text
+
+    run, job = prepared.run, prepared.job
+    with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
+        data = set_up_run(prepared, overwrite=overwrite, resume=resume, on_progress=bar.update)
+    print_warnings(data_warnings(data))
+    steps, predicted = job.training.steps, job.launch.predicted_step_seconds
+    with RunView(steps, predicted, done=run.last_checkpoint()) as view:
+        follower = follow(run, job, view.event, then=view.record)
+        outcome = run_launch(prepared, follower.record, view.event)
+    if numbers := foreign_lines(run.metrics):
+        print_warnings([foreign_text(run.metrics, numbers)])
+    return outcome
 
 
 def _require_alone(rehearse: bool, others: list[str]) -> None:
@@ -140,7 +157,7 @@ def _rehearse(job: JobSource, device: str | None, rank: int | None, *, as_json: 
         raise InputError(issues)
     ranks = chosen_ranks(plan.require_legal(), rank)
     with RehearsalView(len(ranks)) as view:
-        document = rehearse(plan, machine, ranks, on_account=view.account)
+        document = rehearse(plan, machine, ranks, command=typed_command(), on_rank=view.show)
     if as_json:
         print_json(document)
     else:
@@ -205,14 +222,14 @@ def _require_same_model(plan: Plan, resumption: Resumption) -> None:
 
 def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
     """A run that has trained all its steps is left as it is."""
-    from mpctl.launch.summary import finished_document
+    from mpctl.launch.summary import finished_summary
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
 
     run, step = resumption.run, resumption.step
     print_warnings([f"{run.path} is already at step {step}; --steps N (more than {step}) goes on"])
     if as_json:
-        print_json(finished_document(run, step))
+        print_json(finished_summary(run, step))
 
 
 def _check(
@@ -220,7 +237,7 @@ def _check(
 ) -> LaunchPlan:
     """Every reason not to start, at once; else what to start."""
     from mpctl.errors import InputError
-    from mpctl.launch.launch_plan import plan_launch, resolved
+    from mpctl.launch.launch_plan import plan_launch, resolved_job
     from mpctl.launch.machine import this_machine
     from mpctl.launch.preflight import (
         check_launch,
@@ -243,7 +260,7 @@ def _check(
     warnings = (*(str(c.issue) for c in plan.warnings), *said)
     if resumption is None:
         return plan_launch(plan, run, machine, warnings=warnings)
-    changed = changed_settings(resolved(plan, machine), job_before(run), resumption)
+    changed = changed_settings(resolved_job(plan, machine), job_before(run), resumption)
     return plan_launch(
         plan, run, machine, warnings=(*warnings, *resumption.warnings(), *changed),
         damaged=tuple(path for path, _ in resumption.damaged),

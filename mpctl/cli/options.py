@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
@@ -127,6 +128,11 @@ def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> 
         else:
             words += [flag.option, str(value)]
     return shlex.join(words)
+
+
+def typed_command() -> str:
+    """The command line of this process as a shell takes it, with the interpreter that runs it."""
+    return shlex.join([sys.executable, "-m", "mpctl", *sys.argv[1:]])
 
 
 def _toml(value: Any) -> str:

@@ -65,24 +65,24 @@ def show(
 def _summarise(runs: list[SavedRun], *, as_json: bool) -> None:
     from mpctl.runs.show import show_document
 
-    documents = [show_document(one) for one in runs]
+    document = show_document(runs)
     if as_json:
         from mpctl.render.json import print_json
 
-        print_json({"schema": "mpctl.show/1", "runs": documents})
+        print_json(document)
         return
     from mpctl.render.show import print_run
 
-    for number, (one, document) in enumerate(zip(runs, documents, strict=True)):
+    for number, (run, shown) in enumerate(zip(runs, document["runs"], strict=True)):
         if number:
             print()
-        print_run(one, document)
+        print_run(run, shown)
 
 
 def _plot(
     runs: list[SavedRun], metrics: list[str], x: X, out: Path | None, *, as_json: bool
 ) -> None:
-    from mpctl.runs.series import find_series
+    from mpctl.runs.series import find_series, series_document
 
     if out is not None:
         from mpctl.render.plot_file import check_picture
@@ -96,8 +96,7 @@ def _plot(
     if as_json:
         from mpctl.render.json import print_json
 
-        curves = [one.as_dict() for one in series]
-        print_json({"schema": "mpctl.series/1", "x": x, "series": curves})
+        print_json(series_document(series, x))
     elif out is not None:
         from mpctl.render.console import say
 

@@ -14,10 +14,10 @@ import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.rank_files import FailureRecord
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -69,7 +69,7 @@ def find_failure(
 ) -> Failure:
     """The most likely cause: a real error, a stopped rank, what the supervisor saw, a rank that
     ended without a record, else the first echo."""
-    records = sorted(run.documents("failures"), key=lambda record: record["time"])
+    records = sorted(run.failure_records(), key=lambda record: record["time"])
     causes = [record for record in records if not record["is_echo"]]
     if causes:
         return _recorded(run, causes[0])
@@ -78,7 +78,7 @@ def find_failure(
     if evidence.trouble is not None:
         rank, error = evidence.trouble.rank, evidence.trouble.error
         return _nobody(run, error) if rank is None else _silent(run, job, rank, error)
-    done = {int(document["rank"]) for document in run.documents("ranks")}
+    done = {int(document["rank"]) for document in run.rank_reports()}
     known = done | {int(record["rank"]) for record in records}
     codes = _exit_codes(run)
     unknown = [rank for rank in range(world_size) if rank not in known]
@@ -88,7 +88,7 @@ def find_failure(
         return _silent(run, job, rank, _ending(run, rank, codes, evidence))
     if records:
         return _recorded(run, records[0])
-    has_started = any(run.trail(rank).start for rank in range(world_size))
+    has_started = any(run.breadcrumb(rank).start for rank in range(world_size))
     return _nobody(run, _torchrun_ending(evidence, has_started=has_started))
 
 
@@ -103,10 +103,10 @@ def _innocence(run: RunDir, rank: int, codes: dict[int, int]) -> int:
 
 def port_was_taken(run: RunDir) -> bool:
     """Whether torchrun found its port in use, before any rank began."""
-    return "EADDRINUSE" in run.torchrun_words() and not run.has_failures
+    return "EADDRINUSE" in run.torchrun_output() and not run.has_failures
 
 
-def _recorded(run: RunDir, record: dict[str, Any]) -> Failure:
+def _recorded(run: RunDir, record: FailureRecord) -> Failure:
     return _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
 
 
@@ -162,7 +162,7 @@ def _signal_name(number: int) -> str:
 
 def _exit_codes(run: RunDir) -> dict[int, int]:
     """What torchrun's last summary says of each rank that did not end well."""
-    found = ENTRY.findall(run.torchrun_words().rpartition("FAILED")[2])
+    found = ENTRY.findall(run.torchrun_output().rpartition("FAILED")[2])
     return {int(rank): int(code) for rank, code in found}
 
 

@@ -15,20 +15,20 @@ from typing import Protocol
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.event_files import EventFiles
 from mpctl.rundir.metrics_csv import CsvFile
-from mpctl.rundir.scalars import Record
+from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
 
-OnRecord = Callable[[Record], None]
+OnRecord = Callable[[StepRecord], None]
 
 
 class MetricsSink(Protocol):
     """Another form of metrics.jsonl."""
 
-    def rebuild(self, records: Iterable[Record]) -> None: ...
+    def rebuild(self, records: Iterable[StepRecord]) -> None: ...
 
-    def has_place_for(self, record: Record) -> bool: ...
+    def has_columns_for(self, record: StepRecord) -> bool: ...
 
-    def add(self, record: Record) -> None: ...
+    def add(self, record: StepRecord) -> None: ...
 
 
 @dataclass
@@ -41,13 +41,13 @@ class MetricsFollower:
     then: OnRecord
     last: int | None = None
 
-    def record(self, record: Record) -> None:
+    def record(self, record: StepRecord) -> None:
         """Bring every sink up to this record. One that cannot be written (a full disk) is given
         up with a word: the run goes on."""
         is_next = self.last is not None and record["step"] > self.last
         for name, sink in list(self.sinks):
             try:
-                if is_next and sink.has_place_for(record):
+                if is_next and sink.has_columns_for(record):
                     sink.add(record)
                 else:
                     sink.rebuild(r for r in self.run.records() if r["step"] <= record["step"])

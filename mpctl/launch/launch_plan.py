@@ -58,7 +58,7 @@ def plan_launch(
     damaged: tuple[Path, ...] = (),
 ) -> LaunchPlan:  # fmt: skip
     """The launch of a legal plan on this machine."""
-    job = resolved(plan, machine)
+    job = resolved_job(plan, machine)
     topology = plan.require_legal()
     document = plan_document(plan, topology, kinds=None, ranks=False)
     files = {
@@ -77,7 +77,7 @@ def plan_launch(
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 
-def resolved(plan: Plan, machine: Machine) -> JobSpec:
+def resolved_job(plan: Plan, machine: Machine) -> JobSpec:
     """The job with its device, threads and prediction filled in, and its paths made absolute."""
     job = plan.job
     device = chosen_device(job, machine)

@@ -23,15 +23,10 @@ from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan
 from mpctl.rules.check import listed
-from mpctl.rundir.checkpoints import (
-    MANIFEST,
-    checkpoint_bytes,
-    damage,
-    list_checkpoints,
-    newest_checkpoint,
-)
+from mpctl.rundir.checkpoints import list_checkpoints, newest_checkpoint
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.event_files import missing_tensorboard
+from mpctl.rundir.shards import MANIFEST, checkpoint_bytes, find_damage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
@@ -204,7 +199,7 @@ def _origin_damage(origin: Path) -> list[Issue]:
     if (origin / "config.json").is_file():
         return []
     folder = origin if (origin / MANIFEST).is_file() else newest_checkpoint(origin)
-    return [] if folder is None else damage(folder)
+    return [] if folder is None else find_damage(folder)
 
 
 def _data(job: JobSpec, resumed: RunDir | None) -> Iterator[Issue]:

@@ -1,35 +1,46 @@
-"""The account of a run, RUN/summary.json: how it ended, what was reached, plan beside run."""
+"""What a launch says at its end: RUN/summary.json (rundir/summary.py), plan and run compared.
+
+A rank counts its parameters, the collectives of a step and the bytes of one steady step. The plan
+has the same figures by pipeline stage; parameters, collectives and the bytes of parameters,
+gradients and optimizer must be equal, activations and the peak are shown beside each other.
+"""
 
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Sequence
-from statistics import median
-from typing import Any
+from typing import cast
 
-from mpctl.durable import write_whole
+from mpctl.estimate.job import Estimate
 from mpctl.estimate.memory import StageMemory
 from mpctl.estimate.messages import Message
+from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.supervise import RunOutcome
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.rank_files import RankReport, Traffic
+from mpctl.rundir.summary import (
+    SCHEMA,
+    STATES,
+    FailureSummary,
+    FinishedSummary,
+    PlannedMeasured,
+    RankSummary,
+    RunSummary,
+    TrafficComparison,
+    training_progress,
+)
 from mpctl.spec.runtime import OWN_RUNTIME, is_launched
 from mpctl.topology import Topology
 
-WARM_UP_STEPS = 2
-STATES = {"parameters": "parameter_bytes", "gradients": "gradient_bytes",
-          "optimizer": "optimizer_bytes"}  # fmt: skip
 
-
-def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome) -> dict[str, Any]:
-    """Schema mpctl.run/1."""
+def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: str) -> RunSummary:
+    """The summary of a run that has ended; command: the command line that launched it."""
+    failure = outcome.failure
     return {
-        "schema": "mpctl.run/1",
+        "schema": SCHEMA,
         "status": outcome.status,
-        **reached(list(launch.run.records())),
+        **training_progress(list(launch.run.records())),
         "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
         "world_size": launch.world_size,
         "sizes": launch.job.sizes,
@@ -37,100 +48,84 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome) -> dict[str, 
         "warnings": list(launch.warnings),
         "attempts": outcome.attempts,
         "signal": outcome.signal,
-        "failure": None if outcome.failure is None else _failure(outcome),
-        "plan_beside_run": _comparison(plan, launch),
-        "command": shlex.join([sys.executable, "-m", "mpctl", *sys.argv[1:]]),
+        "failure": None if failure is None else _failure_summary(failure),
+        "plan_beside_run": _compare_ranks(plan, launch),
+        "command": command,
     }
 
 
-def reached(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How far the records of a run go: steps, losses, tokens, and the medians of a step's seconds
-    and tokens/s after the warm-up."""
-    steady = records[WARM_UP_STEPS:] or records
-    validated: dict[str, Any] = next((r for r in reversed(records) if "validation_loss" in r), {})
-    first, last = (records[0], records[-1]) if records else ({}, {})
-    return {
-        "steps": last.get("step", 0),
-        "final_loss": last.get("loss"),
-        "validation_loss": validated.get("validation_loss"),
-        "initial_validation_loss": first.get("initial_validation_loss"),
-        "validation_losses": validated.get("validation_losses", {}),
-        "initial_validation_losses": first.get("initial_validation_losses", {}),
-        "tokens": last.get("tokens", 0),
-        "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
-        "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
-    }
-
-
-def finished_document(run: RunDir, step: int) -> dict[str, Any]:
-    """The summary of a run that has nothing left to train, as it stands; schema mpctl.run/1."""
+def finished_summary(run: RunDir, step: int) -> RunSummary | FinishedSummary:
+    """The summary of a run that has nothing left to train, as the run wrote it; a short one when it
+    cannot be read."""
     try:
-        summary = json.loads((run.path / "summary.json").read_text("utf-8"))
+        summary = json.loads(run.summary.read_text("utf-8"))
     except (OSError, ValueError):
         summary = None
-    known = isinstance(summary, dict) and summary.get("schema") == "mpctl.run/1"
-    return summary if known else {
-        "schema": "mpctl.run/1", "status": "finished", "steps": step, "checkpoint": step
-    }  # fmt: skip
+    if isinstance(summary, dict) and summary.get("schema") == SCHEMA:
+        return cast(RunSummary, summary)
+    return {"schema": SCHEMA, "status": "finished", "steps": step, "checkpoint": step}
 
 
-def write_summary(run: RunDir, summary: dict[str, Any]) -> None:
-    path = run.path / "summary.json"
-    write_whole(path, json.dumps(summary, indent=1) + "\n")
+def _failure_summary(failure: Failure) -> FailureSummary:
+    return {
+        "rank": failure.rank,
+        "coords": failure.coords,
+        "error": failure.error,
+        "doing": failure.doing,
+        "log": failure.log,
+        "last_lines": list(failure.last_lines),
+    }
 
 
-def _failure(outcome: RunOutcome) -> dict[str, Any]:
-    failure = outcome.failure
-    assert failure is not None
-    return {"rank": failure.rank, "coords": failure.coords, "error": failure.error,
-            "doing": failure.doing, "log": failure.log,
-            "last_lines": list(failure.last_lines)}  # fmt: skip
-
-
-def _comparison(plan: Plan, launch: LaunchPlan) -> list[dict[str, Any]]:
-    """For every rank that finished: parameters and bytes of a step, planned and measured."""
+def _compare_ranks(plan: Plan, launch: LaunchPlan) -> list[RankSummary]:
+    """Plan and run of every rank that finished; empty for a job that cannot be estimated."""
     plan = plan_as_launched(plan)
     topology, estimate = plan.topology, plan.estimate
     if topology is None or estimate is None:
         return []
-    return [_rank_comparison(account, topology, plan) for account in launch.run.documents("ranks")]
+    return [_compare_rank(report, topology, estimate) for report in launch.run.rank_reports()]
 
 
-def _rank_comparison(account: dict[str, Any], topology: Topology, plan: Plan) -> dict[str, Any]:
-    assert plan.estimate is not None
-    stage = topology.coords(account["rank"])["pp"]
-    planned = planned_traffic(plan.estimate.messages[stage])
-    parameters = plan.estimate.memory[stage].parameters
-    agrees = planned == account["step_traffic"] and parameters == account["parameters"]
-    validation = _validation(account, topology, plan)
-    agrees &= validation is None or validation["planned"] == validation["measured"]
-    memory = memory_beside(plan.estimate.memory[stage], account.get("step_memory") or {})
-    agrees &= all(memory[kind]["planned"] == memory[kind]["measured"]
-                  for kind in STATES if kind in memory)  # fmt: skip
+def _compare_rank(report: RankReport, topology: Topology, estimate: Estimate) -> RankSummary:
+    stage = topology.coords(report["rank"])["pp"]
+    traffic: TrafficComparison = {
+        "planned": planned_traffic(estimate.messages[stage]),
+        "measured": report["step_traffic"],
+    }
+    parameters: PlannedMeasured = {
+        "planned": estimate.memory[stage].parameters,
+        "measured": report["parameters"],
+    }
+    validation = _compare_validation(report, topology, estimate)
+    memory = compare_memory(estimate.memory[stage], report.get("step_memory") or {})
+    exact = [traffic, parameters, *(memory[kind] for kind in STATES if kind in memory)]
+    exact += [] if validation is None else [validation]
     return {
-        "rank": account["rank"],
-        "agrees": agrees,
-        "parameters": {"planned": parameters, "measured": account["parameters"]},
-        "step_traffic": {"planned": planned, "measured": account["step_traffic"]},
+        "rank": report["rank"],
+        "agrees": all(pair["planned"] == pair["measured"] for pair in exact),
+        "parameters": parameters,
+        "step_traffic": traffic,
         "validation_traffic": validation,
-        "peak_memory_bytes": account["peak_memory_bytes"],
+        "peak_memory_bytes": report["peak_memory_bytes"],
         "memory": memory,
     }
 
 
-def _validation(account: dict[str, Any], topology: Topology, plan: Plan) -> dict[str, Any] | None:
-    """Messages of the last validation, planned and measured; None of a run without one."""
-    measured = account.get("validation")
+def _compare_validation(
+    report: RankReport, topology: Topology, estimate: Estimate
+) -> TrafficComparison | None:
+    """Collectives of the last validation; None when there was none."""
+    measured = report.get("validation")
     if measured is None:
         return None
-    assert plan.estimate is not None
-    place = topology.coords(account["rank"])
-    planned = plan.estimate.validation(place["pp"], place["dp"], measured["samples"])
+    coords = topology.coords(report["rank"])
+    planned = estimate.validation(coords["pp"], coords["dp"], measured["samples"])
     return {"planned": planned_traffic(planned), "measured": measured["traffic"]}
 
 
 def plan_as_launched(plan: Plan) -> Plan:
-    """The plan of what runs here, whatever software the job was planned for."""
+    """The plan of what mpctl's own workers run, whatever training software the job was planned
+    for (training.runtime)."""
     job = plan.job
     if is_launched(job.training.runtime):
         return plan
@@ -138,19 +133,21 @@ def plan_as_launched(plan: Plan) -> Plan:
     return make_plan(job.model_copy(update={"training": training}))
 
 
-def memory_beside(planned: StageMemory, found: dict[str, int | None]) -> dict[str, Any]:
-    """Bytes of one watched step by kind: states must be equal, the rest stands beside; what was
-    not counted is left out."""
-    names = {**STATES, "activations": "activation_bytes", "peak": "allocated_bytes"}
+def compare_memory(
+    planned: StageMemory, measured: dict[str, int | None]
+) -> dict[str, PlannedMeasured]:
+    """Bytes of one steady step by kind; kinds that were not measured are left out."""
+    attributes = {**STATES, "activations": "activation_bytes", "peak": "allocated_bytes"}
     return {
-        kind: {"planned": getattr(planned, name), "measured": found[kind]}
-        for kind, name in names.items() if found.get(kind) is not None
-    }  # fmt: skip
+        kind: {"planned": getattr(planned, attribute), "measured": size}
+        for kind, attribute in attributes.items()
+        if (size := measured.get(kind)) is not None
+    }
 
 
-def planned_traffic(messages: tuple[Message, ...]) -> dict[str, dict[str, int]]:
+def planned_traffic(messages: tuple[Message, ...]) -> Traffic:
     """A stage's messages in the form in which a rank counts them."""
-    traffic: dict[str, dict[str, int]] = {}
+    traffic: Traffic = {}
     for message in messages:
         entry = traffic.setdefault(f"{message.axis} {message.kind}", {"count": 0, "bytes": 0})
         entry["count"] += message.count

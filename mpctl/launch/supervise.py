@@ -33,10 +33,11 @@ from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.metrics import parse_record
+from mpctl.rundir.rank_files import StepRecord
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS = 10.0
-OnRecord = Callable[[dict[str, Any]], None]
+OnRecord = Callable[[StepRecord], None]
 OnEvent = Callable[[str], None]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import sha256
+from mpctl.rundir.shards import sha256
 from mpctl.spec.job import JobSpec
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from mpctl.errors import Issue
-from mpctl.rundir.checkpoints import checkpoint_bytes, newest_whole
+from mpctl.rundir.shards import checkpoint_bytes, newest_undamaged
 
 Progress = Callable[[str, int, int], None]
 
@@ -30,4 +30,4 @@ def newest_verified(
             done += count
             on_progress("verify", min(done, total), total)
 
-    return newest_whole(saved, on_bytes=on_bytes)
+    return newest_undamaged(saved, on_bytes=on_bytes)

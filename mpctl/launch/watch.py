@@ -58,7 +58,7 @@ class RunWatch:
 
     def look(self) -> HangReport | None:
         self.family.find()
-        trails = [self.run.trail(rank) for rank in range(self.family.world_size)]
+        trails = [self.run.breadcrumb(rank) for rank in range(self.family.world_size)]
         checks: tuple[Callable[[list[BreadcrumbState]], HangReport | None], ...] = (
             self._stopped, self._start, self._silent,
         )  # fmt: skip

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
 from mpctl.render.console import get_console
 from mpctl.render.tasks import TaskBar
+from mpctl.rundir.summary import PlannedMeasured
 from mpctl.units import bytes_text, plural, seconds_text
-
-Rank = dict[str, Any]
 
 
 class RehearsalView:
@@ -37,7 +36,7 @@ class RehearsalView:
     ) -> None:  # fmt: skip
         self.bar.__exit__(kind, error, trace)
 
-    def account(self, rank: Rank) -> None:
+    def show(self, rank: RankRehearsal) -> None:
         self.done += 1
         run, of = rank["micro_batches_run"], rank["micro_batches"]
         self.bar.update("rehearsing", self.done, self.ranks)
@@ -47,7 +46,7 @@ class RehearsalView:
         )  # fmt: skip
 
 
-def print_rehearsal(document: dict[str, Any]) -> None:
+def print_rehearsal(document: RehearsalDocument) -> None:
     """The account of a rehearsal, on stdout."""
     console = get_console()
     ranks = [rank for rank in document["ranks"] if rank["failure"] is None]
@@ -72,7 +71,7 @@ def _table(*names: str, left: int = 0) -> Table:
     return table
 
 
-def _memories(ranks: list[Rank]) -> Table:
+def _memories(ranks: list[RankRehearsal]) -> Table:
     """What is held when it is most."""
     table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
     for rank in ranks:
@@ -84,7 +83,7 @@ def _memories(ranks: list[Rank]) -> Table:
     return table
 
 
-def _one_memory(rank: Rank) -> Table:
+def _one_memory(rank: RankRehearsal) -> Table:
     table = _table(f"rank {rank['rank']}, stage {rank['coords']['pp']}", "plan", "step", "beyond",
                    left=1)  # fmt: skip
     states, peak = rank["state_bytes"], rank["peak_bytes"]
@@ -97,11 +96,11 @@ def _one_memory(rank: Rank) -> Table:
     return table
 
 
-def _both(pair: dict[str, int]) -> tuple[int, int]:
+def _both(pair: PlannedMeasured) -> tuple[int, int]:
     return pair["planned"], pair["measured"]
 
 
-def _more(pair: dict[str, int]) -> str:
+def _more(pair: PlannedMeasured) -> str:
     """`=`, or the share above the plan."""
     planned, measured = _both(pair)
     if planned == measured:
@@ -109,10 +108,10 @@ def _more(pair: dict[str, int]) -> str:
     return f"{measured / planned - 1:+.1%}" if planned else "≠"
 
 
-def _messages(ranks: list[Rank]) -> Table:
+def _messages(ranks: list[RankRehearsal]) -> Table:
     """Of a step; stages that send the same together."""
     table = _table("stages", "axis", "kind", "messages", "bytes a step", "plan", left=3)
-    alike: dict[str, list[Rank]] = {}
+    alike: dict[str, list[RankRehearsal]] = {}
     for rank in ranks:
         alike.setdefault(str(rank["step_traffic"]), []).append(rank)
     for group in alike.values():
@@ -137,23 +136,23 @@ def _spans(stages: list[int]) -> str:
     return ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in spans)
 
 
-def _differences(rank: Rank) -> Iterator[str]:
-    """What failed, or is other than planned."""
+def _differences(rank: RankRehearsal) -> Iterator[str]:
+    """A sentence on what failed, or on each figure that differs from the plan."""
     place, failure = f"rank {rank['rank']} (stage {rank['coords']['pp']})", rank["failure"]
     if failure is not None:
         yield f"{place} failed at {failure['doing']}: {failure['error']}"
         return
     sent = rank["step_traffic"]
-    pairs = {"parameters": rank["parameters"]}
-    pairs |= {f"bytes of {kind}": pair for kind, pair in rank["state_bytes"].items()}
+    figures: dict[str, tuple[object, object]] = {"parameters": _both(rank["parameters"])}
+    figures |= {f"bytes of {kind}": _both(pair) for kind, pair in rank["state_bytes"].items()}
     for name in sorted({*sent["planned"], *sent["measured"]}):
-        pairs[name] = {of: sent[of].get(name, "none") for of in sent}
-    for name, pair in pairs.items():
-        if pair["planned"] != pair["measured"]:
-            yield f"{place}, {name}: {pair['measured']}, but {pair['planned']} planned"
+        figures[name] = (sent["planned"].get(name, "none"), sent["measured"].get(name, "none"))
+    for name, (planned, measured) in figures.items():
+        if planned != measured:
+            yield f"{place}, {name}: {measured}, but {planned} planned"
 
 
-def _verdict(document: dict[str, Any], ranks: list[Rank]) -> Text:
+def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:
     count = f"{len(document['ranks']):,} of {plural(document['world_size'], 'rank')} rehearsed"
     if len(ranks) < len(document["ranks"]):
         return Text(f"{count}, {len(document['ranks']) - len(ranks)} failed", "bold red")
@@ -169,17 +168,18 @@ def _verdict(document: dict[str, Any], ranks: list[Rank]) -> Text:
     return Text.assemble((status, "bold green" if is_well else "bold red"), f": {count}; {words}")
 
 
-def _most(rank: Rank) -> int:
+def _most(rank: RankRehearsal) -> int:
     return int(max(rank["peak_bytes"]["measured"], rank["building_bytes"]))
 
 
-def _peak(rank: Rank, document: dict[str, Any]) -> str:
+def _peak(rank: RankRehearsal, document: RehearsalDocument) -> str:
     most = _most(rank)
     peak = f"peaks at {bytes_text(most)}"
     if most > rank["peak_bytes"]["measured"]:
         peak += " while the model is built"
-    if document["device"] is None:
+    memory = document["device_memory_bytes"]
+    if memory is None:
         return peak
-    room = f"{bytes_text(document['device_memory_bytes'])} of {document['device']}"
+    room = f"{bytes_text(memory)} of {document['device']}"
     over = rank["over_bytes"]
     return f"{peak}, {bytes_text(over)} more than the {room}" if over else f"{peak} of the {room}"

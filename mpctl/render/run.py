@@ -7,6 +7,7 @@ stdout is for the result.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -15,9 +16,10 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.launch.summary import STATES
 from mpctl.render.console import get_console
 from mpctl.render.line import Line, time_left
+from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 
@@ -44,7 +46,7 @@ class RunView:
         with suppress(OSError):
             self.bar.stop()
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: StepRecord) -> None:
         self.validation = record.get("validation_loss", self.validation)
         parts = step_figures(record, self.validation, self.predicted)
         head = f"step {record['step']}/{self.steps}"
@@ -62,7 +64,7 @@ class RunView:
 
 
 def step_figures(
-    record: dict[str, Any], validation: float | None, predicted: float | None
+    record: StepRecord, validation: float | None, predicted: float | None
 ) -> list[str]:  # fmt: skip
     """`loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851 ms a step`, `745 ms predicted`: what matters
     most first."""
@@ -74,7 +76,7 @@ def step_figures(
     return [*parts, f"{seconds_text(predicted)} predicted"] if predicted else parts
 
 
-def print_summary(summary: dict[str, Any], run_dir: str) -> None:
+def print_summary(summary: RunSummary, run_dir: str) -> None:
     """The account of a run, on stdout."""
     console = get_console()
     style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
@@ -89,7 +91,7 @@ def print_summary(summary: dict[str, Any], run_dir: str) -> None:
     console.print(Text.assemble(("run directory  ", "dim"), run_dir))
 
 
-def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def summary_rows(summary: PlanAndRun) -> list[tuple[str, str]]:
     """What was reached, measured and compared with the plan: a name and words each."""
     rows = [("loss", _number(summary["final_loss"]))]
     if summary["validation_loss"] is not None:
@@ -113,7 +115,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _agreement(compared: list[dict[str, Any]]) -> str:
+def _agreement(compared: Sequence[RankComparison]) -> str:
     differing = [str(rank["rank"]) for rank in compared if not rank["agrees"]]
     if differing:
         who = f"rank {differing[0]} differs" if len(differing) == 1 else (
@@ -126,7 +128,7 @@ def _agreement(compared: list[dict[str, Any]]) -> str:
     )
 
 
-def _memory(compared: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _memory(compared: Sequence[RankComparison]) -> list[tuple[str, str]]:
     """The fullest rank's watched step beside its plan."""
     watched = [rank for rank in compared if rank.get("memory")]
     if not watched:

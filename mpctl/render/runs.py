@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.render.console import get_console
-from mpctl.runs.listing import Listing
+from mpctl.runs.listing import Listing, RunRow
 from mpctl.units import bytes_text, count_text
 
 STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "failed": "bold red",
           "interrupted": "yellow", "unreadable": "red"}  # fmt: skip
 GAP = 2
 WORDS = ("name", "status", "model", "layout")
-Rows = tuple[dict[str, Any], ...]
+Rows = tuple[RunRow, ...]
 
 
 def print_runs(listing: Listing) -> None:
@@ -62,23 +62,23 @@ def _measured(rows: Rows, titles: Iterable[str] | None = None) -> int:
                for title in titles or COLUMNS)  # fmt: skip
 
 
-def _number(key: str, form: str) -> Callable[[dict[str, Any]], str]:
+def _number(key: Literal["loss", "validation_loss"], form: str) -> Callable[[RunRow], str]:
     return lambda row: "-" if row[key] is None else format(row[key], form)
 
 
-def _word(key: str) -> Callable[[dict[str, Any]], str]:
+def _word(key: Literal["name", "status", "model", "layout"]) -> Callable[[RunRow], str]:
     return lambda row: row[key] or "-"
 
 
-def _step(row: dict[str, Any]) -> str:
+def _step(row: RunRow) -> str:
     return f"{row['step']}/{row['steps'] or '?'}"
 
 
-def _size(row: dict[str, Any]) -> str:
+def _size(row: RunRow) -> str:
     return bytes_text(row["checkpoint_bytes"]) if row["checkpoints"] else "-"
 
 
-def _moment(key: str) -> Callable[[dict[str, Any]], str]:
+def _moment(key: Literal["started", "ended"]) -> Callable[[RunRow], str]:
     return lambda row: moment_text(row[key])
 
 
@@ -89,13 +89,13 @@ def moment_text(iso: str | None) -> str:
     return datetime.fromisoformat(iso).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _tokens(row: dict[str, Any]) -> str:
+def _tokens(row: RunRow) -> str:
     speed = row["tokens_per_second"]
     return "-" if speed is None else count_text(speed) if speed >= 1e6 else f"{speed:,.0f}"
 
 
 # The most important first: from the right they are left out of a narrow terminal.
-COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+COLUMNS: dict[str, Callable[[RunRow], str]] = {
     "name": _word("name"),
     "status": _word("status"),
     "step": _step,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -12,14 +11,15 @@ from rich.text import Text
 from mpctl.render.console import get_console
 from mpctl.render.run import summary_rows
 from mpctl.render.runs import STYLES, moment_text
-from mpctl.runs.saved import SavedRun
+from mpctl.runs.saved import CheckpointRow, SavedRun
+from mpctl.runs.show import ShownRun
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
 
 Row = tuple[str, str]
 
 
-def print_run(run: SavedRun, document: dict[str, Any]) -> None:
+def print_run(run: SavedRun, document: ShownRun) -> None:
     """On stdout."""
     console = get_console()
     asked = "" if run.steps is None else f" of {run.steps}"
@@ -32,7 +32,7 @@ def print_run(run: SavedRun, document: dict[str, Any]) -> None:
     console.print(table)
 
 
-def rows(run: SavedRun, document: dict[str, Any]) -> Iterator[Row]:
+def rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
     """A name and words for everything that is known of the run."""
     if run.job is not None:
         yield from _job_rows(run.job, document)
@@ -49,7 +49,7 @@ def rows(run: SavedRun, document: dict[str, Any]) -> Iterator[Row]:
         yield "go on with", shlex.join(["mpctl", "launch", "--resume", "--run-dir", str(run.path)])
 
 
-def _job_rows(job: JobSpec, document: dict[str, Any]) -> Iterator[Row]:
+def _job_rows(job: JobSpec, document: ShownRun) -> Iterator[Row]:
     training, model = job.training, job.model
     if model is not None:
         name = f"{model.name}: " if model.name else ""
@@ -67,7 +67,7 @@ def _job_rows(job: JobSpec, document: dict[str, Any]) -> Iterator[Row]:
         yield "started from", training.init_from
 
 
-def _time_rows(document: dict[str, Any]) -> Iterator[Row]:
+def _time_rows(document: ShownRun) -> Iterator[Row]:
     began, ended = moment_text(document["started"]), moment_text(document["ended"])
     day = began.split()[0]
     until = "" if document["ended"] is None else f" to {ended.removeprefix(day).strip()}"
@@ -77,7 +77,7 @@ def _time_rows(document: dict[str, Any]) -> Iterator[Row]:
         yield "attempts", f"{document['attempts']}: it failed and started again"
 
 
-def _checkpoints(saved: list[dict[str, Any]]) -> str:
+def _checkpoints(saved: list[CheckpointRow]) -> str:
     if not saved:
         return "none"
     whole = sum(one["bytes"] for one in saved)
@@ -86,12 +86,12 @@ def _checkpoints(saved: list[dict[str, Any]]) -> str:
     return words if len(saved) == 1 else f"{words}; {len(saved)} of {bytes_text(whole)} in all"
 
 
-def _checkpoint(saved: dict[str, Any]) -> str:
+def _checkpoint(saved: CheckpointRow) -> str:
     trouble = f", damaged: {saved['problem']}" if saved["problem"] else ""
     return f"step {saved['step']} ({bytes_text(saved['bytes'])}{trouble})"
 
 
-def _ending(document: dict[str, Any]) -> Iterator[Row]:
+def _ending(document: ShownRun) -> Iterator[Row]:
     failure = document["failure"]
     if failure is not None:
         place = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())

@@ -1,2 +1,25 @@
-"""The files of a run directory, readable without torch: checkpoints, records, what each rank is
-doing."""
+"""The files of a run directory: their names, formats, writers and readers, all without torch.
+
+| file | written by | format |
+|---|---|---|
+| .mpctl-run | launcher, first of all | marker.py: the directory was written by a launch |
+| job.json | launcher | the job with all defaults filled in (spec/job.py) |
+| plan.json | launcher | the plan, schema mpctl.plan/1 |
+| data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
+| torchrun.pid | launcher | process id of torchrun while it runs |
+| stop | launcher | its presence asks the ranks to finish their step, save and exit |
+| logs/torchrun.log | torchrun | its command line and output, one section an attempt |
+| logs/rank-N.log | rank N | everything the rank prints |
+| doing/rank-N | rank N | breadcrumb.py: what the rank is doing now, and its heartbeat |
+| metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |
+| metrics.csv | launcher, launch.csv | metrics_csv.py: the same records as a table |
+| tensorboard/ | launcher, launch.tensorboard | event_files.py: the same as TensorBoard events |
+| checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
+| ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
+| failures/rank-N.json | rank N, when it fails | rank_files.py: FailureRecord |
+| summary.json | launcher, at the end | summary.py: schema mpctl.run/1 |
+
+directory.py has the paths, the lock and the life cycle of the whole directory. task_files.py and
+rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl sample`,
+`mpctl launch --rehearse`) report to the command that started them.
+"""

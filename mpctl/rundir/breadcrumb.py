@@ -1,6 +1,6 @@
 """RUN/doing/rank-N: what a rank is doing, and its heartbeat, in a file that the rank keeps mapped.
 
-Writing there is a store to memory and no system call, and the kernel keeps what was written when
+Writing there is a store to memory, not a system call, and the kernel keeps what was written when
 the process is killed or stopped. The launcher reads the file to say what a failed rank was doing,
 and whether it still runs.
 
@@ -36,14 +36,16 @@ class Breadcrumb:
         self.reach(STARTED, "starting")
 
     def write(self, doing: str) -> None:
+        """Replace the text; at most TEXT_BYTES of it are stored."""
         self.memory[:TEXT_BYTES] = doing.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
 
     def reach(self, start: int, doing: str) -> None:
-        """The start has come to JOINING or JOINED, and what the rank does from here on."""
+        """Store how far the start has come, JOINING or JOINED, and what the rank does next."""
         self.write(doing)
         struct.pack_into("<q", self.memory, TEXT_BYTES, start)
 
     def beat(self) -> None:
+        """Increase the heartbeat counter by one."""
         self.beats += 1
         struct.pack_into("<q", self.memory, TEXT_BYTES + 8, self.beats)
 
@@ -63,7 +65,8 @@ class Breadcrumb:
 
 @dataclass(frozen=True)
 class BreadcrumbState:
-    """What the file says now; `start` is 0 where the rank has not written it yet."""
+    """The content of the file. doing: the text; start: 0 before the rank has written any, then
+    STARTED, JOINING or JOINED; beats: the heartbeat counter."""
 
     doing: str = ""
     start: int = 0
@@ -71,17 +74,16 @@ class BreadcrumbState:
 
 
 def read_breadcrumb(path: Path) -> BreadcrumbState:
-    """The state of a rank that has begun; an empty state when there is no (whole) file."""
+    """The state of a rank; an empty state when there is no file or only part of one."""
     try:
-        written = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return BreadcrumbState()
-    if len(written) < FILE_BYTES:
-        return BreadcrumbState(_text(written))
-    return BreadcrumbState(
-        _text(written[:TEXT_BYTES]), *struct.unpack_from("<qq", written, TEXT_BYTES)
-    )
+    if len(content) < FILE_BYTES:
+        return BreadcrumbState(_text(content))
+    start, beats = struct.unpack_from("<qq", content, TEXT_BYTES)
+    return BreadcrumbState(_text(content[:TEXT_BYTES]), start, beats)
 
 
-def _text(written: bytes) -> str:
-    return written.rstrip(b"\0").decode(errors="replace")
+def _text(content: bytes) -> str:
+    return content.rstrip(b"\0").decode(errors="replace")

@@ -1,10 +1,8 @@
-"""The run directory: what lies in it, when it may be used, what a resumed run finds.
+"""A run directory as a whole: its paths, when it may be used, its lock, its life cycle.
 
-RUN/ job.json plan.json metrics.jsonl summary.json logs/ checkpoints/ ranks/ failures/ doing/ data/,
-where the job asks for them metrics.csv tensorboard/, and .mpctl-run, which says that all of these
-are a launch's own (marker.py).
-Nothing is ever written outside it. One launch at a time holds it, by a lock on the directory that
-the kernel takes back however the launch ends.
+mpctl/rundir/__init__.py lists the files. Nothing is ever written outside the directory. One launch
+at a time uses it, by a lock (flock) on the directory that the kernel releases however the launch
+ends.
 """
 
 from __future__ import annotations
@@ -17,89 +15,194 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
 from mpctl.rundir.breadcrumb import BreadcrumbState, read_breadcrumb
-from mpctl.rundir.checkpoints import list_checkpoints, newest_whole, recover, set_aside
-from mpctl.rundir.marker import COMMAND, is_launched, is_resumable, write_marker
-from mpctl.rundir.marker import MARKER as MARKER
+from mpctl.rundir.checkpoints import list_checkpoints, recover, set_aside
+from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
-from mpctl.rundir.scalars import Record
+from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
+from mpctl.rundir.shards import newest_undamaged
 
-FILES = ("job.json", "plan.json", "metrics.jsonl", "metrics.csv", "summary.json", "stop",
-         "torchrun.pid")  # fmt: skip
+FILES = (
+    "job.json",
+    "plan.json",
+    "metrics.jsonl",
+    "metrics.csv",
+    "summary.json",
+    "stop",
+    "torchrun.pid",
+)
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")
 
 
 @dataclass(frozen=True)
 class RunDir:
+    """The run directory at `path`, which need not exist yet."""
+
     path: Path
+
+    # ------------------------------------------------------------ paths
+
+    @property
+    def job(self) -> Path:
+        """The job as it was launched, with all defaults filled in."""
+        return self.path / "job.json"
 
     @property
     def metrics(self) -> Path:
+        """One record a step; only rank 0 writes it."""
         return self.path / "metrics.jsonl"
 
     @property
-    def stop(self) -> Path:
-        return self.path / "stop"
+    def summary(self) -> Path:
+        """How the run ended; absent while it runs and after a launcher that was killed."""
+        return self.path / "summary.json"
 
-    def log(self, rank: int) -> Path:
-        return self.path / "logs" / f"rank-{rank}.log"
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def data(self) -> Path:
+        """The folder of the token files that the launch prepared, where it did."""
+        return self.path / "data"
+
+    @property
+    def stop(self) -> Path:
+        """A file that asks the ranks, by existing, to finish their step, save and exit."""
+        return self.path / "stop"
 
     @property
     def torchrun_pid(self) -> Path:
+        """The process id of torchrun, while it runs."""
         return self.path / "torchrun.pid"
 
     @property
     def torchrun_log(self) -> Path:
+        """The output of every torchrun of this run, one after the other."""
         return self.path / "logs" / "torchrun.log"
 
-    def torchrun_words(self) -> str:
-        """What the last torchrun wrote, its command line first; the log holds all of them."""
+    def log(self, rank: int) -> Path:
+        """The output of one rank, of all attempts."""
+        return self.path / "logs" / f"rank-{rank}.log"
+
+    def breadcrumb_file(self, rank: int) -> Path:
+        """What a rank is doing (breadcrumb.py)."""
+        return self.path / "doing" / f"rank-{rank}"
+
+    def report(self, rank: int) -> Path:
+        """What a rank measured, written when it has finished."""
+        return self.path / "ranks" / f"rank-{rank}.json"
+
+    def failure(self, rank: int) -> Path:
+        """Why a rank failed, written by the rank."""
+        return self.path / "failures" / f"rank-{rank}.json"
+
+    # ------------------------------------------------------------ contents
+
+    def torchrun_output(self) -> str:
+        """What the last torchrun wrote, after its command line; the log has all of them."""
         log = self.torchrun_log
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
         return text.rpartition(COMMAND)[2]
 
+    def records(self) -> Iterator[StepRecord]:
+        """The records in metrics.jsonl; lines that are not records are left out."""
+        return (record for _, record in read_lines(self.metrics) if record is not None)
+
+    def rank_reports(self) -> list[RankReport]:
+        """The reports of the ranks that have finished, by rank."""
+        return cast(list[RankReport], self._rank_documents("ranks"))
+
+    def failure_records(self) -> list[FailureRecord]:
+        """The records of the ranks that an exception ended in this attempt, by rank."""
+        return cast(list[FailureRecord], self._rank_documents("failures"))
+
     @property
     def has_failures(self) -> bool:
-        """Whether a rank of this attempt left a record of its end."""
+        """Whether a rank of this attempt recorded a failure."""
         return next((self.path / "failures").glob("rank-*.json"), None) is not None
+
+    def breadcrumb(self, rank: int) -> BreadcrumbState:
+        """What a rank wrote about itself in this attempt: what it is doing, its heartbeat."""
+        return read_breadcrumb(self.breadcrumb_file(rank))
+
+    def doing(self, rank: int) -> str:
+        """What a rank was doing when it ended or was stopped; empty for one that has finished."""
+        return self.breadcrumb(rank).doing
+
+    def last_step(self) -> int:
+        """The last step in metrics.jsonl or in a rank's report, 0 without any."""
+        steps = [record["step"] for record in self.records()]
+        reported = [report["steps"] for report in self.rank_reports()]
+        return max([0, *steps, *reported])
+
+    def last_checkpoint(self) -> int:
+        """The step of the newest checkpoint, 0 without one."""
+        saved = list_checkpoints(self.checkpoints)
+        return saved[-1][0] if saved else 0
+
+    def document(self, name: str) -> Path:
+        """job.json or plan.json; the copy in the newest checkpoint when the run's own cannot be
+        read."""
+        saved = reversed(list_checkpoints(self.checkpoints))
+        paths = [self.path / name, *(folder / name for _, folder in saved)]
+        return next((path for path in paths if _is_json_object(path)), paths[0])
+
+    # ------------------------------------------------------------ whether it may be used
 
     @property
     def is_occupied(self) -> bool:
+        """Whether it is a directory that is not empty."""
         return self.path.is_dir() and any(self.path.iterdir())
 
     def require_free(self) -> None:
         """Raises InputError when something is there already."""
         if self.path.exists() and not self.path.is_dir():
-            raise InputError.of("run-dir-occupied", "--run-dir", f"{self.path} is a file")
+            raise InputError.of(
+                "run-dir-occupied", "--run-dir", f"{self.path} is a file", "use another --run-dir"
+            )
         if self.is_occupied:
             steps = self.last_step()
-            held = f"a run that reached step {steps}" if steps else "files"
-            ways = "use --resume to continue it, --overwrite to replace it, or another --run-dir"
+            contents = f"a run that reached step {steps}" if steps else "files"
+            message = f"{self.path} already contains {contents}"
             raise InputError.of(
-                "run-dir-occupied", "--run-dir", f"{self.path} already holds {held}",
-                ways if is_resumable(self.path) else "use another --run-dir",
-            )  # fmt: skip
+                "run-dir-occupied",
+                "--run-dir",
+                message,
+                "use --resume to continue it, --overwrite to replace it, or another --run-dir"
+                if is_resumable(self.path)
+                else "use another --run-dir",
+            )
 
     def require_run(self) -> None:
         """Raises InputError when there is no run to resume."""
         if not is_resumable(self.path):
-            raise InputError.of("no-run", "--run-dir", f"{self.path} does not hold a run of mpctl",
-                                "leave out --resume to start one there")  # fmt: skip
+            raise InputError.of(
+                "no-run",
+                "--run-dir",
+                f"{self.path} does not contain a run of mpctl",
+                "leave out --resume to start a new run there",
+            )
 
     def require_replaceable(self) -> None:
-        """Raises InputError when --overwrite would remove what no launch wrote."""
+        """Raises InputError when --overwrite would remove files that no launch wrote."""
         if self.is_occupied and not is_launched(self.path):
-            raise InputError.of("run-dir-foreign", "--run-dir",
-                                f"{self.path} does not hold a run of mpctl, nothing was removed",
-                                "use another --run-dir")  # fmt: skip
+            raise InputError.of(
+                "run-dir-foreign",
+                "--run-dir",
+                f"{self.path} does not contain a run of mpctl; nothing was removed",
+                "use another --run-dir",
+            )
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """The directory, made when missing, ours alone: a second launch in it is refused."""
+    def locked(self) -> Iterator[None]:
+        """Make the directory when it is missing and lock it. Raises InputError when another launch
+        has the lock, or when the directory cannot be made."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_RDONLY)
@@ -110,23 +213,27 @@ class RunDir:
         except BlockingIOError:
             os.close(handle)
             raise InputError.of(
-                "run-dir-busy", "--run-dir", f"a launch is running in {self.path}",
+                "run-dir-busy",
+                "--run-dir",
+                f"another launch is running in {self.path}",
                 "wait for it to end, or use another --run-dir",
-            ) from None  # fmt: skip
+            ) from None
         except OSError:
-            pass  # some network file systems know no locks on directories
+            pass  # some network file systems have no locks on directories
         try:
             yield
         finally:
             os.close(handle)
 
+    # ------------------------------------------------------------ from launch to end
+
     def claim(self) -> None:
-        """Make the directory and say that what a run writes here is a run's."""
+        """Make the directory and mark it as a run's."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_marker(self.path)
 
     def clear(self) -> None:
-        """Remove a run, and nothing that is not one's; its marker last."""
+        """Remove the files and folders of a run and nothing else, the marker last."""
         for name in (*FILES, *FOLDERS, MARKER):
             path = self.path / name
             if path.is_dir() and not path.is_symlink():
@@ -135,88 +242,64 @@ class RunDir:
                 path.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Remove a run that never started, and its directory when nothing else is in it."""
+        """Remove a run that never started, and the directory when nothing else is in it."""
         self.clear()
         with suppress(OSError):
             self.path.rmdir()
 
     def begin_attempt(self) -> list[str]:
-        """Forget what an earlier attempt said after the checkpoint that this one starts from, which
-        is the newest whose files have their sizes; returns what was damaged, in words."""
+        """Remove what an earlier attempt wrote after the checkpoint that this one starts from: the
+        newest whose files have their recorded sizes. Returns a message for each newer checkpoint
+        that was renamed because it is damaged."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
-        for path in (self.stop, self.torchrun_pid, self.path / "summary.json"):
+        for path in (self.stop, self.torchrun_pid, self.summary):
             path.unlink(missing_ok=True)
-        root = self.path / "checkpoints"
-        recover(root)
-        found, damaged = newest_whole(list_checkpoints(root), hashed=False)
-        said = []
-        for folder, issues in damaged if found else ():
-            words = f"{issues[0].where}: {issues[0].message}"
-            said.append(f"{words}; kept as {set_aside(folder)}")
+        messages = self._set_damaged_aside()
         for name in ("failures", "ranks", "doing"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         step = self.last_checkpoint()
-        kept = [record for record in self.records() if record["step"] <= step]
+        records = [record for record in self.records() if record["step"] <= step]
         if self.metrics.exists():
-            write_whole(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
-        return said
+            write_whole(self.metrics, "".join(json.dumps(record) + "\n" for record in records))
+        return messages
+
+    def _set_damaged_aside(self) -> list[str]:
+        recover(self.checkpoints)
+        newest, damaged = newest_undamaged(list_checkpoints(self.checkpoints), hashed=False)
+        return [
+            f"{issues[0].where}: {issues[0].message}; renamed to {set_aside(folder)}"
+            for folder, issues in (damaged if newest else ())
+        ]
 
     def end_attempt(self) -> None:
         """After the last rank has ended: remove what a save left unfinished."""
-        recover(self.path / "checkpoints")
+        recover(self.checkpoints)
 
-    def records(self) -> Iterator[Record]:
-        """The records in metrics.jsonl; lines that are none are left out."""
-        return (record for _, record in read_lines(self.metrics) if record is not None)
-
-    def last_step(self) -> int:
-        """The last step on record, or by the account of a rank that ended well."""
-        steps = [record["step"] for record in self.records()]
-        accounts = [account["steps"] for account in self.documents("ranks")]
-        return int(max([0, *steps, *accounts]))
-
-    def document(self, name: str) -> Path:
-        """job.json or plan.json; the newest copy in a checkpoint where the run's own is damaged."""
-        saved = reversed(list_checkpoints(self.path / "checkpoints"))
-        paths = [self.path / name, *(folder / name for _, folder in saved)]
-        return next((path for path in paths if _read_object(path)), paths[0])
-
-    def doing(self, rank: int) -> str:
-        """What a rank was doing when it ended or was stopped; empty for one that ended well."""
-        return self.trail(rank).doing
-
-    def trail(self, rank: int) -> BreadcrumbState:
-        """What a rank wrote of itself in this attempt: what it does, its heartbeat."""
-        return read_breadcrumb(self.path / "doing" / f"rank-{rank}")
-
-    def last_checkpoint(self) -> int:
-        """Steps held by the newest checkpoint, 0 without one."""
-        saved = list_checkpoints(self.path / "checkpoints")
-        return saved[-1][0] if saved else 0
-
-    def documents(self, folder: str) -> list[dict[str, Any]]:
-        """The JSON files of `ranks` or `failures`, by rank."""
-        read = [json.loads(p.read_text("utf-8")) for p in (self.path / folder).glob("rank-*.json")]
-        return sorted(read, key=lambda document: int(document["rank"]))
+    def _rank_documents(self, folder: str) -> list[dict[str, Any]]:
+        files = (self.path / folder).glob("rank-*.json")
+        documents = [json.loads(path.read_text("utf-8")) for path in files]
+        return sorted(documents, key=lambda document: int(document["rank"]))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one when it cannot be read."""
+def _is_json_object(path: Path) -> bool:
+    """Whether a file holds a JSON object that is not empty."""
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return False
+    return isinstance(document, dict) and bool(document)
 
 
 def cannot_write(path: Path, error: OSError) -> InputError:
-    why = f"{path} cannot be written: {error.strerror or error}"
-    hint = "use a directory that can be written"
-    return InputError.of("run-dir-unusable", "--run-dir", why, hint)
+    """The error for a run directory that cannot be written."""
+    message = f"{path} cannot be written: {error.strerror or error}"
+    return InputError.of(
+        "run-dir-unusable", "--run-dir", message, "use a directory that this user may write"
+    )
 
 
 def free_run_dir(name: str) -> RunDir:
-    """`runs/NAME`, or the first of `runs/NAME-2`, ... that nothing occupies."""
+    """`runs/NAME`, or the first of `runs/NAME-2`, `runs/NAME-3`, ... that is free."""
     numbered = (Path("runs") / (name if n == 1 else f"{name}-{n}") for n in range(1, 1_000_000))
     try:
         return next(run for path in numbered if not (run := RunDir(path)).is_occupied)

@@ -1,8 +1,9 @@
-"""The records of metrics.jsonl as event files of TensorBoard; needs its package, not TensorFlow.
+"""RUN/tensorboard: the records of metrics.jsonl as event files of TensorBoard. Needs the package
+tensorboard, not TensorFlow.
 
 One event a step, with a scalar for every metric. A file begins with a session start at step 0,
-which tells a TensorBoard that is open to forget the steps it has read (its purge of restarted
-runs): a run that went back to a checkpoint shows no step twice.
+which makes a running TensorBoard discard the steps it has read (its purge of restarted runs), so
+that a run that went back to a checkpoint shows no step twice.
 """
 
 from __future__ import annotations
@@ -17,35 +18,44 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import Issue
-from mpctl.rundir.scalars import Record, is_number, points
+from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.scalars import is_number, points
 
 PATTERN = "events.out.tfevents.*"
 
 
 def missing_tensorboard(where: str) -> list[Issue]:
-    """An issue at `where` when the package is not installed."""
+    """An issue that names the setting or option `where`, when the package is not installed."""
     try:
-        found = find_spec("tensorboard") is not None
+        is_installed = find_spec("tensorboard") is not None
     except ValueError:
-        found = False
-    if found:
+        is_installed = False
+    if is_installed:
         return []
-    return [Issue("extra-missing", where, "the package tensorboard is not installed",
-                  "pip install 'mpctl[tensorboard]', or set it to false")]  # fmt: skip
+    message = "the package tensorboard is not installed"
+    return [
+        Issue(
+            "extra-missing",
+            where,
+            message,
+            "install it with pip install 'mpctl[tensorboard]', or set it to false",
+        )
+    ]
 
 
 @dataclass
 class EventFiles:
-    """A folder that `tensorboard --logdir` reads; holds one file of events."""
+    """A folder that `tensorboard --logdir` reads. path: the file that events are appended to, None
+    before the first `rebuild`."""
 
     folder: Path
     path: Path | None = None
 
-    def rebuild(self, records: Iterable[Record]) -> None:
-        """Write a new file of all records; the old one is emptied once it is complete.
+    def rebuild(self, records: Iterable[StepRecord]) -> None:
+        """Write a new file with all records, then empty the old one.
 
-        Emptied, not removed: a TensorBoard that is open must find the file that it reads before it
-        goes on to the next. The next rebuild removes it.
+        It is emptied, not removed, because a running TensorBoard must find the file that it reads
+        before it goes on to the next. The next rebuild removes it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         old, now = list(self.folder.glob(PATTERN)), time.time_ns()
@@ -60,13 +70,14 @@ class EventFiles:
             else:
                 path.unlink()
 
-    def has_place_for(self, record: Record) -> bool:
-        """Always: a metric needs no declaration."""
+    def has_columns_for(self, record: StepRecord) -> bool:
+        """True: event files have no columns that would have to be declared."""
         return True
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepRecord) -> None:
         """Append the record's events."""
-        assert self.path is not None, "rebuild comes first"
+        if self.path is None:
+            raise RuntimeError("rebuild comes before add")
         _append(self.path, _events(record))
 
 
@@ -87,7 +98,7 @@ def _opening() -> Iterator[Any]:
     yield Event(wall_time=now, step=0, session_log=SessionLog(status=SessionLog.START))
 
 
-def _events(record: Record) -> Iterator[Any]:
+def _events(record: StepRecord) -> Iterator[Any]:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 

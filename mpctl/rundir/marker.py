@@ -1,9 +1,10 @@
-"""Whether a launch wrote a directory, so that `--overwrite` and `--resume` never take another's.
+"""RUN/.mpctl-run: marks a directory that a launch wrote, so that `--overwrite` and `--resume` never
+take one that holds something else.
 
-A launch writes RUN/.mpctl-run before anything else and removes it after everything else. A job.json
-and a plan.json prove nothing: `mpctl plan --json` writes a plan, and people keep jobs beside it.
-Runs from before the marker are known by the log that a launch of theirs began, and for a
-resumption, which removes nothing, also by their checkpoints.
+A launch writes the marker before any other file and removes it after all others. A job.json and a
+plan.json prove nothing: `mpctl plan --json` writes a plan, and people keep jobs beside it. Runs
+older than the marker are recognised by the log of their first torchrun; for a resumption, which
+removes nothing, also by their checkpoints.
 """
 
 from __future__ import annotations
@@ -16,24 +17,26 @@ from mpctl.rundir.checkpoints import list_checkpoints
 
 MARKER = ".mpctl-run"
 SCHEMA = "mpctl.run-dir/1"
-COMMAND = "\n$ "  # begins every torchrun's part of its log
+COMMAND = "\n$ "
+"""Begins the section of each torchrun in logs/torchrun.log; its command line follows."""
 WORKER = "-m mpctl.runtime.worker "
-FIRST_BYTES = 65536
+LOG_BYTES = 65536
 
 
 def write_marker(folder: Path) -> None:
-    """Raises OSError when the directory cannot be written."""
+    """Mark a directory as a run's. Raises OSError when it cannot be written."""
     document = {"schema": SCHEMA, "version": __version__}
     (folder / MARKER).write_text(json.dumps(document) + "\n", "utf-8")
 
 
 def is_launched(folder: Path) -> bool:
-    """Whether what a run's names stand for here was written by a launch, and may be removed."""
+    """Whether a launch wrote this directory, so that its files may be removed."""
     return _schema(folder / MARKER) == SCHEMA or _has_log(folder)
 
 
 def is_resumable(folder: Path) -> bool:
-    """Whether a run can be continued here: a launch's, or one with plan, job and checkpoints."""
+    """Whether a run can be continued here: the directory was written by a launch, or has a plan, a
+    job and a checkpoint."""
     if is_launched(folder):
         return True
     is_planned = _schema(folder / "plan.json").startswith("mpctl.plan/")
@@ -45,14 +48,14 @@ def _has_log(folder: Path) -> bool:
     """Whether logs/torchrun.log begins with the command line of a launch."""
     try:
         with (folder / "logs" / "torchrun.log").open("rb") as log:
-            begin = log.read(FIRST_BYTES).decode("utf-8", errors="replace")
+            begin = log.read(LOG_BYTES).decode("utf-8", errors="replace")
     except OSError:
         return False
     return begin.startswith(COMMAND) and WORKER in begin.removeprefix(COMMAND).partition("\n")[0]
 
 
 def _schema(path: Path) -> str:
-    """The schema that a JSON document names; empty when there is none."""
+    """The value of `schema` in a JSON document; empty when there is none."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):

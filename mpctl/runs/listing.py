@@ -1,4 +1,4 @@
-"""The runs of a folder, as rows: schema mpctl.runs/1."""
+"""The runs in a folder as rows of a table: schema mpctl.runs/1."""
 
 from __future__ import annotations
 
@@ -6,83 +6,148 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from mpctl.errors import InputError
 from mpctl.rundir.scalars import is_number
-from mpctl.runs.saved import SavedRun, looks_like_run, read_run
+from mpctl.runs.saved import SavedRun, Status, looks_like_run, read_run
 
 DEPTH = 2  # runs/NAME, and runs/bench-scaling/NAME
-SORTED_BY = ("name", "status", "model", "step", "loss", "validation_loss", "tokens_per_second",
-             "started", "ended", "checkpoint_bytes")  # fmt: skip
+SortKey = Literal[
+    "name",
+    "status",
+    "model",
+    "step",
+    "loss",
+    "validation_loss",
+    "tokens_per_second",
+    "started",
+    "ended",
+    "checkpoint_bytes",
+]
+SORT_KEYS: tuple[SortKey, ...] = SortKey.__args__  # type: ignore[attr-defined]
 OnProgress = Callable[[int, int], None]
+
+
+class RunRow(TypedDict):
+    """One run. step: steps trained; steps: steps that its job asks for; loss, tokens_per_second: of
+    the last step; started, ended: ISO 8601 in UTC; problems: sentences on what is damaged. None
+    stands for what is not known."""
+
+    name: str
+    path: str
+    status: Status
+    model: str | None
+    layout: str | None
+    step: int
+    steps: int | None
+    loss: float | None
+    validation_loss: float | None
+    tokens_per_second: float | None
+    started: str | None
+    ended: str | None
+    checkpoints: int
+    checkpoint_bytes: int
+    problems: list[str]
+
+
+class RunsDocument(TypedDict):
+    """What `mpctl runs --json` prints. others: names in the folder that are not runs."""
+
+    schema: Literal["mpctl.runs/1"]
+    folder: str
+    runs: list[RunRow]
+    others: list[str]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """rows: one a run, in the order asked for; others: names in the folder that are no runs."""
+    """rows: one for each run, sorted; others: names in the folder that are not runs."""
 
     folder: Path
-    rows: tuple[dict[str, Any], ...]
+    rows: tuple[RunRow, ...]
     others: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"schema": "mpctl.runs/1", "folder": str(self.folder), "runs": list(self.rows),
-                "others": list(self.others)}  # fmt: skip
+    def as_dict(self) -> RunsDocument:
+        """The listing as JSON."""
+        return {
+            "schema": "mpctl.runs/1",
+            "folder": str(self.folder),
+            "runs": list(self.rows),
+            "others": list(self.others),
+        }
 
 
 def list_runs(
-    folder: Path, *, sort: str = "started", reverse: bool = False,
+    folder: Path,
+    *,
+    sort: str = "started",
+    reverse: bool = False,
     on_progress: OnProgress = lambda done, total: None,
-) -> Listing:  # fmt: skip
+) -> Listing:
     """Every run in a folder or one folder below; the folder itself when it is a run.
 
-    Runs that lack the key come last. Raises InputError for a folder that cannot be listed and for
-    an unknown key.
+    Runs for which the sort key is not known come last. Raises InputError for a folder that cannot
+    be listed and for an unknown key. on_progress: called with (runs read, all runs).
     """
-    if sort not in SORTED_BY:
-        raise InputError.of("bad-sort", "--sort", f"there is no column {sort!r}",
-                            f"use {', '.join(SORTED_BY)}")  # fmt: skip
-    found = [folder] if looks_like_run(folder) else list(_runs(folder, DEPTH))
+    if sort not in SORT_KEYS:
+        message = f"there is no column {sort!r}"
+        raise InputError.of("bad-sort", "--sort", message, f"use {', '.join(SORT_KEYS)}")
+    paths = [folder] if looks_like_run(folder) else list(_find_runs(folder, DEPTH))
     rows = []
-    for number, path in enumerate(found):
-        on_progress(number, len(found))
+    for number, path in enumerate(paths):
+        on_progress(number, len(paths))
         name = path.name if path == folder else str(path.relative_to(folder))
-        rows.append(row(read_run(path, name)))
-    known = sorted((r for r in rows if r[sort] is not None), key=lambda r: r[sort], reverse=reverse)
-    unknown = [r for r in rows if r[sort] is None]
-    holding = {Path(r["name"]).parts[0] for r in rows}
-    others = [] if found == [folder] else [p.name for p in _entries(folder)]
-    return Listing(folder, (*known, *unknown), tuple(o for o in others if o not in holding))
+        rows.append(run_row(read_run(path, name)))
+    others = [] if paths == [folder] else _others(folder, rows)
+    return Listing(folder, tuple(_sorted(rows, sort, reverse=reverse)), tuple(others))
 
 
-def _runs(folder: Path, depth: int) -> Iterator[Path]:
-    for path in _entries(folder):
+def _sorted(rows: list[RunRow], key: SortKey, *, reverse: bool) -> list[RunRow]:
+    known: list[tuple[Any, RunRow]] = [(row[key], row) for row in rows if row[key] is not None]
+    unknown = [row for row in rows if row[key] is None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)
+    return [*(row for _, row in known), *unknown]
+
+
+def _others(folder: Path, rows: list[RunRow]) -> list[str]:
+    """The folders that are not runs and contain none."""
+    with_runs = {Path(row["name"]).parts[0] for row in rows}
+    return [path.name for path in _subfolders(folder) if path.name not in with_runs]
+
+
+def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
+    for path in _subfolders(folder):
         if looks_like_run(path):
             yield path
         elif depth > 1:
             try:
-                yield from _runs(path, depth - 1)
+                yield from _find_runs(path, depth - 1)
             except InputError:
-                continue  # a folder that is not ours to read: listed among the others
+                continue  # a folder that this user may not read: listed among the others
 
 
-def _entries(folder: Path) -> list[Path]:
-    """Its folders by name, hidden ones and links left out."""
+def _subfolders(folder: Path) -> list[Path]:
+    """Its folders by name, without hidden ones and links."""
     try:
         return sorted(
-            path for path in folder.iterdir()
+            path
+            for path in folder.iterdir()
             if path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
-        )  # fmt: skip
+        )
     except OSError as error:
-        raise InputError.of("no-such-folder", "FOLDER", f"{folder}: {error.strerror or error}",
-                            "name a folder that holds runs; `mpctl launch` writes to runs/"
-                            ) from None  # fmt: skip
+        raise InputError.of(
+            "no-such-folder",
+            "FOLDER",
+            f"{folder}: {error.strerror or error}",
+            "name a folder that contains runs; `mpctl launch` writes to runs/",
+        ) from None
 
 
-def row(run: SavedRun) -> dict[str, Any]:
-    """One run: names, numbers in base units, times in ISO 8601 (UTC)."""
-    last, validated = run.ends.last or {}, run.ends.validated or {}
+def run_row(run: SavedRun) -> RunRow:
+    """The row of one run."""
+    last, validated = run.key_records.last, run.key_records.validated
+    validation_loss = validated.get("validation_loss") if validated else None
     return {
         "name": run.name,
         "path": str(run.path),
@@ -91,9 +156,9 @@ def row(run: SavedRun) -> dict[str, Any]:
         "layout": run.layout,
         "step": run.step,
         "steps": run.steps,
-        "loss": last.get("loss"),
-        "validation_loss": value if is_number(value := validated.get("validation_loss")) else None,
-        "tokens_per_second": last.get("tokens_per_second"),
+        "loss": last["loss"] if last else None,
+        "validation_loss": validation_loss if is_number(validation_loss) else None,
+        "tokens_per_second": last["tokens_per_second"] if last else None,
         "started": iso(run.started),
         "ended": iso(run.ended),
         "checkpoints": len(run.checkpoints),
@@ -103,7 +168,7 @@ def row(run: SavedRun) -> dict[str, Any]:
 
 
 def iso(seconds: float | None) -> str | None:
-    """Seconds since 1970 as `2026-11-21T20:13:05+00:00`; None for what is no moment."""
+    """Seconds since 1970 as `2026-11-21T20:13:05+00:00`; None when they are out of range."""
     try:
         moment = None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError):

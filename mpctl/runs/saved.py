@@ -1,6 +1,6 @@
-"""One run directory as it lies on disk: what it is, how far it came, how it ended.
+"""One run directory as it is on disk: its job, how far it came, how it ended.
 
-Nothing here raises for what a directory holds: whatever is damaged becomes a line of `problems`.
+Nothing here raises for the content of a directory: damage becomes a sentence in `problems`.
 """
 
 from __future__ import annotations
@@ -10,56 +10,72 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import psutil
 
 from mpctl.errors import InputError
 from mpctl.planning.document import axis_sizes
-from mpctl.rundir.checkpoints import list_checkpoints, read_manifest
+from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.scalars import Record, is_number
-from mpctl.runs.documents import RunSummary, read_job, read_summary
-from mpctl.runs.records import KeyRecords, read_ends
+from mpctl.rundir.metrics import KeyRecords, read_key_records
+from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.scalars import is_number
+from mpctl.rundir.shards import read_manifest
+from mpctl.runs.documents import SavedSummary, read_job, read_summary
 from mpctl.spec.job import JobSpec
 
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unreadable"]
 MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
+class CheckpointRow(TypedDict):
+    """A checkpoint in mpctl.show/1. problem: what is wrong with it, None when it can be read."""
+
+    step: int
+    bytes: int
+    path: str
+    problem: str | None
+
+
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint: its step, the bytes of its files, and what is wrong with it, if anything."""
+    """A checkpoint: its step, the size of its files, and what is wrong with it, if anything."""
 
     step: int
     bytes: int
     path: Path
     problem: str | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "bytes": self.bytes, "path": str(self.path),
-                "problem": self.problem}  # fmt: skip
+    def as_dict(self) -> CheckpointRow:
+        """The checkpoint as JSON."""
+        return {
+            "step": self.step,
+            "bytes": self.bytes,
+            "path": str(self.path),
+            "problem": self.problem,
+        }
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """name: what a list calls it; job, summary, ends: what could be read of it; records: all that
-    are whole, oldest first, once `open_runs` has read them."""
+    """One run. name: what a list calls it; job, summary: None when they cannot be read; records:
+    all records, oldest first, where `open_runs` has read them."""
 
     path: Path
     name: str
     job: JobSpec | None
-    summary: RunSummary | None
-    ends: KeyRecords
+    summary: SavedSummary | None
+    key_records: KeyRecords
     checkpoints: tuple[SavedCheckpoint, ...]
     status: Status
     problems: tuple[str, ...] = ()
-    records: tuple[Record, ...] = ()
+    records: tuple[StepRecord, ...] = ()
 
     @property
     def step(self) -> int:
         """Steps trained."""
-        return self.ends.last["step"] if self.ends.last else 0
+        return self.key_records.last["step"] if self.key_records.last else 0
 
     @property
     def steps(self) -> int | None:
@@ -76,35 +92,37 @@ class SavedRun:
 
     @property
     def layout(self) -> str | None:
-        """`tp 2 x dp 2`."""
+        """The sizes of the axes, `tp 2 x dp 2`."""
         return axis_sizes(self.job.sizes.items()) if self.job else None
 
     @property
     def checkpoint_bytes(self) -> int:
+        """The size of all checkpoints together."""
         return sum(saved.bytes for saved in self.checkpoints)
 
     @property
     def started(self) -> float | None:
-        """When the first step on record began, in seconds since 1970; without such a record, when
-        the job was written."""
-        first = self.ends.first
+        """When the first recorded step began, in seconds since 1970; without a record, when the
+        job was written."""
+        first = self.key_records.first
         if first and is_number(first.get("time")):
             return float(first["time"] - first["step_seconds"])
         return _written(self.path / "job.json")
 
     @property
     def ended(self) -> float | None:
-        """When the last step on record was done; None while the run goes on."""
+        """When the last recorded step was done, in seconds since 1970; None while the run goes
+        on."""
         if self.status == "running":
             return None
-        last = self.ends.last
+        last = self.key_records.last
         if last and is_number(last.get("time")):
             return float(last["time"])
         return _written(self.path / "summary.json") or _written(self.path / "metrics.jsonl")
 
 
 def looks_like_run(path: Path) -> bool:
-    """Whether a launch may have written what is here."""
+    """Whether this is a directory that a launch may have written."""
     try:
         return path.is_dir() and any((path / name).is_file() for name in MARKS)
     except OSError:
@@ -112,23 +130,30 @@ def looks_like_run(path: Path) -> bool:
 
 
 def read_run(path: Path, name: str | None = None) -> SavedRun:
-    """What the directory holds; never raises for its content."""
-    job, summary = read_job(path / "job.json"), read_summary(path / "summary.json")
-    problems = [text for text in (job, summary) if isinstance(text, str)]
+    """The run in a directory; never raises for its content."""
+    read = read_job(path / "job.json"), read_summary(path / "summary.json")
+    problems = [text for text in read if isinstance(text, str)]
     try:
-        ends = read_ends(path / "metrics.jsonl")
+        key_records = read_key_records(path / "metrics.jsonl")
     except OSError as error:
-        ends = KeyRecords()
+        key_records = KeyRecords()
         problems.append(f"metrics.jsonl: {error.strerror or error}")
-    found = _checkpoints(path / "checkpoints")
-    whole = job if isinstance(job, JobSpec) else None
-    told = summary if isinstance(summary, RunSummary) else None
-    status = _status(path, whole, told, ends)
-    return SavedRun(path, name or path.name, whole, told, ends, found, status, tuple(problems))
+    job = None if isinstance(read[0], str) else read[0]
+    summary = None if isinstance(read[1], str) else read[1]
+    return SavedRun(
+        path=path,
+        name=name or path.name,
+        job=job,
+        summary=summary,
+        key_records=key_records,
+        checkpoints=_checkpoints(path / "checkpoints"),
+        status=_status(path, job, summary, key_records),
+        problems=tuple(problems),
+    )
 
 
 def _status(
-    path: Path, job: JobSpec | None, summary: RunSummary | None, ends: KeyRecords
+    path: Path, job: JobSpec | None, summary: SavedSummary | None, key_records: KeyRecords
 ) -> Status:
     if is_running(path):
         return "running"
@@ -138,7 +163,7 @@ def _status(
         return summary.status
     if RunDir(path).has_failures:
         return "failed"
-    done = ends.last is not None and ends.last["step"] >= job.training.steps
+    done = key_records.last is not None and key_records.last["step"] >= job.training.steps
     return "finished" if done else "interrupted"
 
 

@@ -1,56 +1,86 @@
-"""One run as a document (schema mpctl.show/1): its job, how far it came, what it left."""
+"""One run as a document, schema mpctl.show/1: its job, how far it came, what it saved, why it
+failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, cast
 
 from pydantic import ValidationError
 
-from mpctl.errors import InputError
-from mpctl.launch.summary import reached
+from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import layout_of, layout_text
-from mpctl.runs.documents import FailureSummary, read_json
+from mpctl.rundir.metrics import read_records
+from mpctl.rundir.summary import PlanAndRun, RankComparison, training_progress
+from mpctl.runs.documents import SavedFailure, read_json
 from mpctl.runs.listing import iso
-from mpctl.runs.records import read_records
-from mpctl.runs.saved import SavedRun, looks_like_run, read_run
+from mpctl.runs.saved import CheckpointRow, SavedRun, Status, looks_like_run, read_run
 
 Progress = Callable[[str, int, int], None]
 
 
-def open_runs(names: list[Path], on_progress: Progress = lambda *_: None) -> list[SavedRun]:
-    """Runs with their records, by path or by their name in runs/; curves call them as they were
-    typed. on_progress: (run, bytes read, all bytes).
+class ShownRun(PlanAndRun):
+    """One run. steps: steps trained; steps_asked: steps that its job asks for; layout: as `mpctl
+    search` words it; started, ended: ISO 8601 in UTC; plan_beside_run: plan and run compared, a row
+    a rank; problems: sentences on what is damaged. None stands for what is not known."""
 
-    Raises InputError for every name that is no run.
+    name: str
+    path: str
+    status: Status
+    problems: list[str]
+    job: dict[str, Any] | None
+    layout: str | None
+    world_size: int | None
+    steps_asked: int | None
+    training_seconds: float
+    started: str | None
+    ended: str | None
+    attempts: int | None
+    checkpoints: list[CheckpointRow]
+    failure: dict[str, Any] | None
+
+
+class ShowDocument(TypedDict):
+    """What `mpctl show --json` prints."""
+
+    schema: Literal["mpctl.show/1"]
+    runs: list[ShownRun]
+
+
+def open_runs(names: list[Path], on_progress: Progress = lambda *_: None) -> list[SavedRun]:
+    """Runs with all their records, by path or by name in runs/. on_progress: called with (run,
+    bytes read, all bytes).
+
+    Raises InputError with an issue for every name that is not a run.
     """
-    places = [_place(name) for name in names]
-    missing = [name for name, place in zip(names, places, strict=True) if place is None]
+    paths = [_find(name) for name in names]
+    missing = [name for name, path in zip(names, paths, strict=True) if path is None]
     if missing:
         raise InputError([_no_run(name) for name in missing])
-    found = zip(names, places, strict=True)
-    runs = [read_run(place, _short(name)) for name, place in found if place is not None]
+    pairs = zip(names, paths, strict=True)
+    runs = [read_run(path, _short(name)) for name, path in pairs if path is not None]
     return [_with_records(run, on_progress) for run in runs]
 
 
 def _with_records(run: SavedRun, on_progress: Progress) -> SavedRun:
     try:
-        records = read_records(run.path / "metrics.jsonl",
-                               lambda done, total: on_progress(run.name, done, total))  # fmt: skip
-    except OSError:  # told among the run's problems
+        records = read_records(
+            run.path / "metrics.jsonl", lambda done, total: on_progress(run.name, done, total)
+        )
+    except OSError:  # read_run has put it among the run's problems
         return run
     return replace(run, records=tuple(records))
 
 
-def _place(name: Path) -> Path | None:
+def _find(name: Path) -> Path | None:
     return next((path for path in (name, Path("runs") / name) if looks_like_run(path)), None)
 
 
-def _no_run(name: Path) -> Any:
-    return InputError.of("no-run", "RUN", f"{name} does not hold a run of mpctl",
-                         "`mpctl runs` lists those in runs/").issues[0]  # fmt: skip
+def _no_run(name: Path) -> Issue:
+    message = f"{name} does not contain a run of mpctl"
+    return Issue("no-run", "RUN", message, "`mpctl runs` lists the runs in runs/")
 
 
 def _short(name: Path) -> str:
@@ -59,10 +89,15 @@ def _short(name: Path) -> str:
     return "/".join(parts) if not name.is_absolute() and parts else name.resolve().name
 
 
-def show_document(run: SavedRun) -> dict[str, Any]:
-    """What `mpctl show` tells of one run; numbers in base units."""
-    job, summary = run.job, run.summary
-    compared = summary.plan_beside_run if summary else []
+def show_document(runs: list[SavedRun]) -> ShowDocument:
+    """The runs as JSON."""
+    return {"schema": "mpctl.show/1", "runs": [show_run(run) for run in runs]}
+
+
+def show_run(run: SavedRun) -> ShownRun:
+    """One run as JSON; bytes and seconds. The run must have been read by `open_runs`."""
+    job, summary, failure = run.job, run.summary, find_failure(run)
+    compared = [rank.model_dump() for rank in summary.plan_beside_run] if summary else []
     return {
         "name": run.name,
         "path": str(run.path),
@@ -72,35 +107,35 @@ def show_document(run: SavedRun) -> dict[str, Any]:
         "layout": _layout(run),
         "world_size": job.world_size if job else None,
         "steps_asked": run.steps,
-        **reached(run.records),
+        **training_progress(run.records),
         "training_seconds": sum(record["step_seconds"] for record in run.records),
         "predicted_step_seconds": job.launch.predicted_step_seconds if job else None,
         "started": iso(run.started),
         "ended": iso(run.ended),
         "attempts": summary.attempts if summary else None,
-        "plan_beside_run": [rank.model_dump() for rank in compared],
+        "plan_beside_run": cast(list[RankComparison], compared),
         "checkpoints": [saved.as_dict() for saved in run.checkpoints],
-        "failure": failure.model_dump() if (failure := find_failure(run)) else None,
+        "failure": failure.model_dump() if failure else None,
     }
 
 
 def _layout(run: SavedRun) -> str | None:
-    """As a search words it; axes alone for a job without a model."""
+    """As a search words it; the sizes of the axes alone for a job without a model."""
     if run.job is None or run.job.model is None:
         return run.layout
     return layout_text(layout_of(run.job))
 
 
-def find_failure(run: SavedRun) -> FailureSummary | None:
-    """The failure that the summary tells; without a summary the first that a rank recorded, real
-    errors before those that a lost peer caused."""
+def find_failure(run: SavedRun) -> SavedFailure | None:
+    """The failure in the summary; without a summary the first that a rank recorded, real errors
+    before those that a lost peer caused."""
     if run.summary is not None:
         return run.summary.failure
-    read = (read_json(path) for path in sorted((run.path / "failures").glob("rank-*.json")))
-    records = sorted((r for r in read if isinstance(r, dict)), key=lambda r: bool(r.get("is_echo")))
-    for record in records:
+    files = sorted((run.path / "failures").glob("rank-*.json"))
+    records = [record for file in files if isinstance(record := read_json(file), dict)]
+    for record in sorted(records, key=lambda record: bool(record.get("is_echo"))):
         try:
-            return FailureSummary.model_validate(record)
+            return SavedFailure.model_validate(record)
         except ValidationError:
             continue
     return None

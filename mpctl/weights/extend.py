@@ -134,7 +134,7 @@ def _saved_rows(saved: SavedModel, name: str, ids: Sequence[int]) -> Tensor:
     parts: list[Tensor] = []
     found: list[int] = []
     for held, place in saved.parts(name):
-        blocks = place["blocks"] if place["dim"] == 0 else [[0, place["shape"][0]]]
+        blocks = place.blocks if place.dim == 0 else [(0, place.shape[0])]
         local = dict(_local_rows(ids, blocks))
         if local.keys() - found:
             parts.append(_stored_rows(held.path, f"{name}/value", list(local.values())))

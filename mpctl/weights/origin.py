@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mpctl.errors import InputError, Issue
-from mpctl.rundir.checkpoints import MANIFEST, sha256
+from mpctl.rundir.shards import MANIFEST, sha256
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.saved import SavedModel, open_saved

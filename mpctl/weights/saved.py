@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
-from mpctl.rundir.checkpoints import (
-    damaged,
-    newest_checkpoint,
+from mpctl.rundir.checkpoints import newest_checkpoint
+from mpctl.rundir.shards import (
+    ParameterPlacement,
+    damage_error,
     read_manifest,
     read_shard_record,
     shard_path,
@@ -38,10 +38,12 @@ class SavedModel:
     model: ModelSpec
     tokenizer: Path | None
     tensors: tuple[dict[str, TensorHeader], ...]  # by shard: the values, by our names
-    places: tuple[dict[str, Any], ...]  # by shard: full shape, dim and blocks, by our names
+    places: tuple[
+        dict[str, ParameterPlacement], ...
+    ]  # by shard: full shape, dim and blocks, by our names
     started_from: Path | None
 
-    def parts(self, name: str) -> list[tuple[TensorHeader, dict[str, Any]]]:
+    def parts(self, name: str) -> list[tuple[TensorHeader, ParameterPlacement]]:
         """Of a parameter: what each shard of the stage that saved it holds, and its place."""
         shards = zip(self.tensors, self.places, strict=True)
         return [(tensors[name], places[name]) for tensors, places in shards if name in places]
@@ -79,19 +81,21 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
     return saved
 
 
-def _values(checkpoint: Path, index: int) -> tuple[dict[str, TensorHeader], dict[str, Any]]:
+def _values(
+    checkpoint: Path, index: int
+) -> tuple[dict[str, TensorHeader], dict[str, ParameterPlacement]]:
     """The values of one shard and where each belongs."""
     path = shard_path(checkpoint, index)
-    places = dict(read_shard_record(checkpoint, index, hashed=False)["parameters"])
+    places = read_shard_record(checkpoint, index, hashed=False).parameters
     try:
         held = read_header(path)
     except InputError as error:
-        raise damaged(path, error.issues[0].message) from None
+        raise damage_error(path, error.issues[0].message) from None
     values = {n.removesuffix("/value"): h for n, h in held.items() if n.endswith("/value")}
     if lacking := sorted(places.keys() ^ values.keys()):
-        raise damaged(path, f"{lacking[0]} is not both in it and in its record")
+        raise damage_error(path, f"{lacking[0]} is not both in it and in its record")
     if wrong := [name for name, value in values.items() if value.dtype not in FLOATS]:
-        raise damaged(path, f"{wrong[0]} is {values[wrong[0]].dtype}")
+        raise damage_error(path, f"{wrong[0]} is {values[wrong[0]].dtype}")
     return values, places
 
 
@@ -106,19 +110,19 @@ def _place_issues(saved: SavedModel, tp: int) -> Iterator[Issue]:
         holders = [index for index, shard in enumerate(saved.places) if name in shard]
         if not holders:
             lacking = f"{name} {list(wanted[name])} is in no shard, the model has it"
-            yield from damaged(saved.checkpoint, lacking).issues
+            yield from damage_error(saved.checkpoint, lacking).issues
             continue
         first = holders[0] // tp * tp
         stage = range(first, first + tp)
         found = [
-            damaged(shard_path(saved.checkpoint, index), f"{name}: {why}").issues[0]
+            damage_error(shard_path(saved.checkpoint, index), f"{name}: {why}").issues[0]
             for index in sorted({*stage, *holders})
             if (why := _misfit(saved, name, index, stage, wanted.get(name)))
         ]
         yield from found
         if not found and not _is_whole([places[name] for places in saved.places[first:][:tp]]):
             gaps = f"{name}: the {tp} shards from {first} on do not hold all of it"
-            yield from damaged(saved.checkpoint, gaps).issues
+            yield from damage_error(saved.checkpoint, gaps).issues
 
 
 def _misfit(
@@ -126,24 +130,24 @@ def _misfit(
 ) -> str | None:
     """Why the part of a parameter in one shard cannot be; None where it can."""
     place = saved.places[index].get(name)
-    full = None if place is None else tuple(place["shape"])
+    full = None if place is None else tuple(place.shape)
     if place is None or full is None or full != wanted:
         return f"holds {full}, the model needs {wanted}"
     if index not in stage:
         return f"shard {stage.start} holds it too, as another stage"
-    kept = sum(stop - start for start, stop in place["blocks"])
-    local = tuple(kept if dim == place["dim"] else size for dim, size in enumerate(full))
+    kept = sum(stop - start for start, stop in place.blocks)
+    local = tuple(kept if dim == place.dim else size for dim, size in enumerate(full))
     held = saved.tensors[index][name].shape
     return None if held == local else f"is {held}, its record says {local}"
 
 
-def _is_whole(places: list[dict[str, Any]]) -> bool:
+def _is_whole(places: list[ParameterPlacement]) -> bool:
     """Whether the blocks of all ranks leave no gap in the split dimension."""
-    dim, end = places[0]["dim"], 0
-    if any(place["dim"] != dim for place in places):
+    dim, end = places[0].dim, 0
+    if any(place.dim != dim for place in places):
         return False
-    for start, stop in sorted(block for place in places for block in place["blocks"]):
+    for start, stop in sorted(block for place in places for block in place.blocks):
         if start > end:
             return False
         end = max(end, stop)
-    return dim is None or end == places[0]["shape"][dim]
+    return dim is None or end == places[0].shape[dim]

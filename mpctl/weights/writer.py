@@ -21,13 +21,7 @@ from torch import Tensor
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
-from mpctl.rundir.checkpoints import (
-    MANIFEST,
-    SCHEMA,
-    checkpoint_bytes,
-    read_shard_record,
-    shard_path,
-)
+from mpctl.rundir.shards import MANIFEST, SCHEMA, checkpoint_bytes, read_shard_record, shard_path
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file
@@ -208,8 +202,8 @@ def _piece(saved: SavedModel, name: str, rows: slice, *, transposed: bool) -> Te
     """Rows of a whole parameter, put together from the parts of its stage; padding is left out."""
     shards, parts = [], []
     for held, place in saved.parts(name):
-        blocks = tuple(range(*block) for block in place["blocks"])
-        shards.append(Shard(tuple(place["shape"]), place["dim"], blocks))
+        blocks = tuple(range(*block) for block in place.blocks)
+        shards.append(Shard(tuple(place.shape), place.dim, blocks))
         parts.append(read_piece(held.path, f"{name}/value"))
     part = assemble(shards, parts)[rows]
     return part.T if transposed else part

@@ -177,7 +177,7 @@ class TestRunDir:
         before = sorted(tmp_path.rglob("*"))
         argv = ["launch", "demo", "--run-dir", "."]
         assert "nothing was removed" in refused([*argv, "--overwrite"], capsys)
-        assert "does not hold a run" in refused([*argv, "--resume"], capsys)
+        assert "does not contain a run" in refused([*argv, "--resume"], capsys)
         assert sorted(tmp_path.rglob("*")) == before
 
     def test_runs_from_before_the_marker(self, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ class TestRunDir:
         run.require_run()
         run.require_replaceable()
         (run.path / ".mpctl-run").write_text('{"schema": "another/1"}')
-        with pytest.raises(InputError, match="does not hold a run"):
+        with pytest.raises(InputError, match="does not contain a run"):
             run.require_run()
         run.claim()
         run.abandon()
@@ -214,7 +214,7 @@ class TestRunDir:
     def test_resume_without_a_run(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         assert "which run?" in refused(["launch", "--resume"], capsys)
         for argv in (["launch", "--run-dir", str(tmp_path)], arguments(data, tmp_path)):
-            assert "does not hold a run" in refused([*argv, "--resume"], capsys)
+            assert "does not contain a run" in refused([*argv, "--resume"], capsys)
 
     def test_links_are_unlinked_never_followed(self, tmp_path: Path) -> None:
         elsewhere, run = tmp_path / "big-disk", tmp_path / "run"

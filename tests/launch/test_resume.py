@@ -15,7 +15,7 @@ from mpctl.launch.preflight import check_launch
 from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resumption
 from mpctl.launch.supervise import RecordReader
 from mpctl.planning.plan import make_plan
-from mpctl.rundir import checkpoints as shards
+from mpctl.rundir import shards
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import parse_record
 from mpctl.spec.job import DataSpec, JobSpec
@@ -154,7 +154,7 @@ def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
     assert run.losses == finished.losses
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert names == {"step-10", "step-20", "damaged-step-20"}
-    assert shards.damage(run_dir / "checkpoints/step-20") == []
+    assert shards.find_damage(run_dir / "checkpoints/step-20") == []
     for words in ("step-20 is damaged", "job.json is damaged: its copy", "line 21 is not a record"):
         assert words in run.stderr and any(words in warning for warning in run.summary["warnings"])
 

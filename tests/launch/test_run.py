@@ -87,7 +87,7 @@ def test_a_run_that_differs_from_its_plan_is_noticed(
     path.write_text(json.dumps(account))
     plan = tiny_plan(tiny_job(data, 2))
     prepared = plan_launch(plan, RunDir(tmp_path), Machine(2, 0, 2**40))
-    compared = summarise(plan, prepared, RunOutcome("finished", 1))["plan_beside_run"]
+    compared = summarise(plan, prepared, RunOutcome("finished", 1), command="")["plan_beside_run"]
     assert [rank["agrees"] for rank in compared] == [True, False]
 
 

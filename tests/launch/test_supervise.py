@@ -18,15 +18,16 @@ from mpctl.launch.machine import Machine
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import set_up_run as write_run
 from mpctl.rundir.breadcrumb import Breadcrumb
-from mpctl.rundir.checkpoints import damage, list_checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.shards import find_damage
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
 
 def _saved(run: Launched) -> list[int]:
     found = list_checkpoints(run.run_dir / "checkpoints")
-    assert all(damage(folder) == [] for _, folder in found)
+    assert all(find_damage(folder) == [] for _, folder in found)
     return [step for step, _ in found]
 
 

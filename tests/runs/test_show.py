@@ -120,7 +120,7 @@ def test_json_holds_the_job_and_what_was_reached(demo: Path, call: Mpctl) -> Non
 def test_every_name_that_is_no_run_is_refused(demo: Path, call: Mpctl) -> None:
     said = call("show", "demo", "nope", "neither")
     assert said.code == 2 and said.out == ""
-    assert "nope does not hold a run" in said.err and "neither does not" in said.err
+    assert "nope does not contain a run" in said.err and "neither does not" in said.err
 
 
 # ---------------------------------------------------------------- curves

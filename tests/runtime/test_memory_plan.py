@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from mpctl.launch.summary import STATES, memory_beside
+from mpctl.launch.summary import compare_memory
 from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rundir.summary import STATES
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
@@ -123,9 +124,9 @@ def test_a_real_step_is_watched(data: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     memory = tiny_plan(job).estimate.memory[0]
     for found in run_ranks(_watched, 2, job.model_dump(mode="json"), str(tmp_path)):
-        beside = memory_beside(memory, found)
+        beside = compare_memory(memory, found)
         for kind, pair in beside.items():
             is_exact = kind in STATES
             assert pair["measured"] == pytest.approx(pair["planned"], rel=0 if is_exact else 0.05)
         assert beside.keys() == {*STATES, "activations", "peak"}
-    assert memory_beside(memory, {}) == {}
+    assert compare_memory(memory, {}) == {}

@@ -19,7 +19,7 @@ from mpctl.families.batch import Batch, State
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.launch.summary import planned_traffic
 from mpctl.pipeline.schedule.orders import Action, peak_in_flight
-from mpctl.rundir.checkpoints import damage, read_manifest, read_shard_record
+from mpctl.rundir.shards import find_damage, read_manifest, read_shard_record
 from mpctl.runtime.pipeline import _ProgramRun
 from mpctl.spec.load import parse
 from tests.launch.command import end_all, launch
@@ -285,11 +285,11 @@ def test_a_checkpoint_of_any_cut_goes_on_under_any_other(
 
 
 def _each_is_saved_once(step: Path) -> None:
-    assert damage(step) == []
+    assert find_damage(step) == []
     seen: set[str] = set()
     for index in range(read_manifest(step).shards):
-        places = read_shard_record(step, index)["parameters"].items()
-        own = {f"{name} {place['blocks']}" for name, place in places if place["dim"] is not None}
+        places = read_shard_record(step, index).parameters.items()
+        own = {f"{name} {place.blocks}" for name, place in places if place.dim is not None}
         assert own and not own & seen
         seen |= own
 

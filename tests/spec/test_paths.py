@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.launch.launch_plan import resolved
+from mpctl.launch.launch_plan import resolved_job
 from mpctl.launch.machine import Machine
 from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job
@@ -70,7 +70,7 @@ def test_a_config_named_in_a_file_is_looked_for_beside_it(job: str, tmp_path: Pa
 
 def test_what_a_run_writes_down_means_the_same_from_anywhere(job: str, tmp_path: Path) -> None:
     machine = Machine(cores=2, memory_bytes=2**40, gpus=0)
-    written = resolved(load_plan(job), machine)
+    written = resolved_job(load_plan(job), machine)
     folder = tmp_path / "jobs"
     assert written.data.path == str(folder / "prepared")
     assert written.data.corpus == [str(folder / "texts"), "python-stdlib", "/abs/one.txt"]

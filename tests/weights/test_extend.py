@@ -17,7 +17,7 @@ from mpctl.data.extension import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.kernels.parameters import Shard, assemble
-from mpctl.rundir.checkpoints import MANIFEST, SCHEMA, sha256, shard_path
+from mpctl.rundir.shards import MANIFEST, SCHEMA, sha256, shard_path
 from mpctl.sharding import local_range, padded_vocab
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import MANIFEST, Manifest, damage, read_manifest, sha256, shard_path
+from mpctl.rundir.shards import MANIFEST, Manifest, find_damage, read_manifest, sha256, shard_path
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.weights.extend import row_reader, vocabulary_tables
@@ -271,7 +271,7 @@ def test_the_rows_of_another_rank(copied: int, lost: int, spoilt: Run) -> None:
     for suffix in (".safetensors", ".json"):
         source = shard_path(spoilt.checkpoint, copied).with_suffix(suffix)
         shutil.copyfile(source, shard_path(spoilt.checkpoint, lost).with_suffix(suffix))
-    assert damage(spoilt.checkpoint) == []
+    assert find_damage(spoilt.checkpoint) == []
     said = issues_of(spoilt)
     parts = "the 2 shards from 2 on do not hold all of it"
     assert f"step-2 layers.1.mlp.up.weight: {parts}" in said

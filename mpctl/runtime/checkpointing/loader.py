@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpctl.kernels.parameters import Shard, shard_of
-from mpctl.rundir.checkpoints import Manifest, damaged, read_manifest, read_shard_record, shard_path
+from mpctl.rundir.shards import Manifest, damage_error, read_manifest, read_shard_record, shard_path
 from mpctl.runtime.optimizer import Optimizer
 
 
@@ -58,7 +58,7 @@ def load(
     sources = [_open_source(folder, index) for index in range(manifest.shards)]
     for source in sources:
         if unknown := sorted(source.places.keys() - set(model)):
-            raise damaged(source.path, f"holds {unknown[0]}, which the model does not have")
+            raise damage_error(source.path, f"holds {unknown[0]}, which the model does not have")
     frozen_then = frozenset[str]().union(*(source.frozen for source in sources))
     updates = {name: count for source in sources for name, count in source.updates.items()}
     for parameter, tensors in optimizer.states():
@@ -92,13 +92,13 @@ def load_values(
 
 def _open_source(folder: Path, index: int) -> _Source:
     record = read_shard_record(folder, index, hashed=False)
-    held = record["parameters"]
+    parameters = record.parameters
     places = {
-        name: Shard(tuple(p["shape"]), p["dim"], tuple(range(*block) for block in p["blocks"]))
-        for name, p in held.items()
+        name: Shard(tuple(p.shape), p.dim, tuple(range(*block) for block in p.blocks))
+        for name, p in parameters.items()
     }
-    updates = {name: p["updates"] for name, p in held.items() if p["updates"] is not None}
-    return _Source(shard_path(folder, index), places, frozenset(record["frozen"]), updates)
+    updates = {name: p.updates for name, p in parameters.items() if p.updates is not None}
+    return _Source(shard_path(folder, index), places, frozenset(record.frozen), updates)
 
 
 def _fill(
@@ -107,11 +107,11 @@ def _fill(
 ) -> None:  # fmt: skip
     covered, owners = 0, [source for source in sources if name in source.places]
     if not owners:
-        raise damaged(sources[0].path.parent, f"{name} is in no shard, the model has it")
+        raise damage_error(sources[0].path.parent, f"{name} is in no shard, the model has it")
     for source in owners:
         held = source.places[name]
         if not _fits(held, target, is_padded=first_optional is not None):
-            raise damaged(
+            raise damage_error(
                 source.path, f"{name}: holds {held.shape}, the model needs {target.shape}"
             )
         copies = (
@@ -125,7 +125,7 @@ def _fill(
         for b in target.blocks
     )
     if covered < needed:
-        raise damaged(sources[0].path.parent, f"{name}: {needed - covered} rows are missing")
+        raise damage_error(sources[0].path.parent, f"{name}: {needed - covered} rows are missing")
 
 
 def _fits(held: Shard, target: Shard, *, is_padded: bool) -> bool:
@@ -168,5 +168,5 @@ def _copy(
                 for at, to in copies:
                     tensors[field][(*lead, to)].copy_(stored[(*lead, at)])
     except (SafetensorError, OSError, RuntimeError, IndexError, ValueError) as error:
-        raise damaged(path, f"{name}: {error}") from None
+        raise damage_error(path, f"{name}: {error}") from None
     return sum(to.stop - to.start for _, to in copies if to.stop is not None)

@@ -22,16 +22,14 @@ from torch import Tensor
 from mpctl.durable import remove, sync_folder
 from mpctl.kernels.parameters import shard_of
 from mpctl.rundir.checkpoints import (
-    MANIFEST,
     PRUNED,
     REPLACED,
-    SCHEMA,
+    hidden_sibling,
     list_checkpoints,
     partial_path,
     prunable,
-    shard_path,
-    sibling,
 )
+from mpctl.rundir.shards import MANIFEST, SCHEMA, shard_path
 from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed, StoreBarrier
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
@@ -152,7 +150,7 @@ class Saver:
         for step in prunable(steps, last=self.keep_last, every=self.keep_every):
             path = dict(saved)[step]
             try:
-                doomed = path.rename(sibling(path, PRUNED))
+                doomed = path.rename(hidden_sibling(path, PRUNED))
             except OSError as error:
                 print(f"{path} could not be removed: {error}", flush=True)
                 continue
@@ -161,7 +159,7 @@ class Saver:
 
 def publish(folder: Path, final: Path) -> None:
     """Rename a whole checkpoint into place; one of the same step goes only after that."""
-    replaced = sibling(final, REPLACED)
+    replaced = hidden_sibling(final, REPLACED)
     if final.exists():
         remove(replaced)
         final.rename(replaced)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import damage, list_checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
+from mpctl.rundir.shards import find_damage
 from mpctl.runtime.checkpointing import saver as saving
 from mpctl.spec.job import JobSpec
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
@@ -97,9 +98,9 @@ def test_damage_is_found_and_named(
 ) -> None:
     runs.get(2, 1)
     folder = _copy(runs.folder(2, 1, "fp32"), tmp_path, 10, 20)
-    assert damage(folder) == []
+    assert find_damage(folder) == []
     harm(folder / name)
-    (issue,) = damage(folder)
+    (issue,) = find_damage(folder)
     assert issue.where == str(folder / name) and words in issue.message
     assert str(folder) in issue.hint
     if harm is not _flip:  # bytes are hashed before a rank starts, see tests/launch/test_resume.py
@@ -140,7 +141,7 @@ def test_dying_while_saving_costs_nothing_saved_before(
         patched.setattr(saving, where, _die)
         trainer.save()
     assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2]
-    assert damage(tmp_path / "checkpoints/step-2") == []
+    assert find_damage(tmp_path / "checkpoints/step-2") == []
     trainer.save()  # over what was left behind
     assert [step for step, _ in list_checkpoints(tmp_path / "checkpoints")] == [2, 3]
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
@@ -189,7 +190,7 @@ def test_a_damaged_record_is_bad_input(
     record = json.loads(path.read_text())
     harm(record)
     path.write_text(json.dumps(record))
-    (issue,) = damage(folder)
+    (issue,) = find_damage(folder)
     assert issue.where == str(path) and words in issue.message
     assert str(folder) in issue.hint
     with pytest.raises(InputError, match=r"shard-1\.json"):
@@ -205,10 +206,10 @@ def test_a_damaged_record_is_bad_input(
 def test_a_damaged_manifest_is_bad_input(tmp_path: Path, text: str) -> None:
     (tmp_path / "step-5").mkdir()
     (tmp_path / "step-5/manifest.json").write_text(text)
-    issues = damage(tmp_path / "step-5")
+    issues = find_damage(tmp_path / "step-5")
     assert issues and {issue.rule for issue in issues} == {"checkpoint-damaged"}
     (tmp_path / "step-6").write_text("a file")
-    assert "Not a directory" in damage(tmp_path / "step-6")[0].message
+    assert "Not a directory" in find_damage(tmp_path / "step-6")[0].message
 
 
 # ---------------------------------------------------------------- updates, by parameter

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch._C._distributed_c10d import HashStore
 
-from mpctl.rundir.checkpoints import damage, list_checkpoints, prunable, recover
+from mpctl.rundir.checkpoints import list_checkpoints, prunable, recover
+from mpctl.rundir.shards import find_damage
 from mpctl.runtime.checkpointing import saver as saving
 from mpctl.runtime.checkpointing.saver import publish
 from mpctl.runtime.checkpointing.store_barrier import SaveFailed, StoreBarrier
@@ -120,7 +121,7 @@ def _save_slowly(
         saving.write_file = write_slowly
     trainer.step = 1
     trainer.save()
-    return [issue.message for issue in damage(Path(run_dir) / "checkpoints/step-1")]
+    return [issue.message for issue in find_damage(Path(run_dir) / "checkpoints/step-1")]
 
 
 def test_nothing_is_published_before_every_rank_has_written(data: Path, tmp_path: Path) -> None:
@@ -276,6 +277,8 @@ def test_older_checkpoints_are_removed_after_a_new_one(data: Path, tmp_path: Pat
     assert kept[:-1] == [[], [1], [1, 2], [2, 3], [3, 4], [3, 4, 5]]
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     assert names == {"step-3", "step-6", "step-7"}
-    assert all(damage(folder) == [] for _, folder in list_checkpoints(tmp_path / "checkpoints"))
+    assert all(
+        find_damage(folder) == [] for _, folder in list_checkpoints(tmp_path / "checkpoints")
+    )
     copy = tmp_path / "checkpoints/step-7/job.json"
     assert json.loads(copy.read_text()) == {"its": "job"}

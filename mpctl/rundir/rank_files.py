@@ -1,0 +1,137 @@
+"""What one rank writes: a record of every step, a report at its end, a record of its failure.
+
+Records are lines of RUN/metrics.jsonl, written by rank 0. Every rank writes RUN/ranks/rank-N.json
+when it has finished, or RUN/failures/rank-N.json when an exception ended it. A rank that was killed
+writes neither; what it was doing is then in its breadcrumb (breadcrumb.py).
+
+Bytes are bytes, times are seconds, `coords` are a rank's coordinates by axis, {"tp": 1, "pp": 0}.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
+
+
+class RequiredStepFields(TypedDict):
+    """What every record has: a line without one of these is not read as a record.
+
+    step: the number of updates so far, from 1; loss: the mean over the samples of the global batch;
+    tokens: trained on so far; tokens_per_second: of this step.
+    """
+
+    step: int
+    loss: float
+    tokens: int
+    step_seconds: float
+    tokens_per_second: float
+
+
+class StepRecord(RequiredStepFields, total=False):
+    """One line of metrics.jsonl.
+
+    time: seconds since 1970 when it was written; cpu_seconds: processor time of rank 0 in the step;
+    grad_norm: before clipping, None where fp16 overflowed; skipped: true then, and no parameter was
+    changed; memory_bytes: peak memory by rank; validation_loss: after this step, where one was due;
+    validation_losses: of further corpora by name; initial_*: before the first step, in the record
+    of step 1. People may add keys; readers keep every number they find.
+    """
+
+    time: float
+    cpu_seconds: float
+    grad_norm: float | None
+    learning_rate: float
+    loss_scale: float
+    skipped: bool
+    memory_bytes: list[int]
+    predicted_step_seconds: float | None
+    validation_loss: float
+    validation_losses: dict[str, float]
+    initial_validation_loss: float
+    initial_validation_losses: dict[str, float]
+
+
+class TrafficTotals(TypedDict):
+    """The collectives of one axis and kind: how many, and their bytes together."""
+
+    count: int
+    bytes: int
+
+
+Traffic = dict[str, TrafficTotals]
+"""By axis and kind: {"tp all_reduce": {"count": 12, "bytes": 3145728}}."""
+
+
+class ValidationReport(TypedDict):
+    """The last validation: samples of each corpus, and the collectives of all of them together."""
+
+    samples: list[int]
+    traffic: Traffic
+
+
+class RankReport(TypedDict):
+    """RUN/ranks/rank-N.json, what a rank measured, to be compared with the plan.
+
+    step_memory: bytes of one steady step by kind (parameters, gradients, optimizer, activations,
+    peak); a kind that could not be counted is None, and all are absent when no step was watched.
+    """
+
+    rank: int
+    coords: dict[str, int]
+    steps: int
+    parameters: int
+    peak_memory_bytes: int
+    step_memory: dict[str, int | None]
+    step_traffic: Traffic
+    validation: ValidationReport | None
+
+
+class FailureRecord(TypedDict):
+    """RUN/failures/rank-N.json, of a rank that an exception ended.
+
+    doing: step, stage and micro batch at that moment; is_echo: the error only says that a peer was
+    lost, so the cause is elsewhere; time: seconds since 1970.
+    """
+
+    rank: int
+    coords: dict[str, int]
+    doing: str
+    error: str
+    is_echo: bool
+    time: float
+    traceback: list[str]
+
+
+class RehearsalFailure(TypedDict):
+    """What would end a rank's step: the error, what the rank was doing, the traceback's lines."""
+
+    error: str
+    doing: str
+    traceback: list[str]
+
+
+class RehearsedRankHead(TypedDict):
+    """What is known of every rank that was rehearsed; failure is None when its step succeeded."""
+
+    rank: int
+    coords: dict[str, int]
+    failure: RehearsalFailure | None
+    micro_batches: int
+    micro_batches_run: int
+    seconds: float
+
+
+class RehearsedRank(RehearsedRankHead, total=False):
+    """One line that `python -m mpctl.rehearsal.rehearse` prints. A rank that failed has only the
+    fields of RehearsedRankHead.
+
+    activation_bytes: most activations held at once; at_peak: bytes by kind at the step's peak;
+    building_bytes: peak memory while the model is built.
+    """
+
+    parameters: int
+    step_traffic: Traffic
+    state_bytes: dict[str, int]
+    activation_bytes: int
+    peak_bytes: int
+    at_peak: dict[str, int]
+    building_bytes: int

@@ -1,0 +1,222 @@
+"""The files of one checkpoint, read without torch: its manifest, its shards, whether they are
+undamaged.
+
+mpctl/rundir/checkpoints.py has the layout of the directory. What the tensors mean is known to
+runtime/checkpointing/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
+
+from mpctl.errors import InputError, Issue
+from mpctl.rundir.checkpoints import STEP
+
+SCHEMA = "mpctl.checkpoint/1"
+MANIFEST = "manifest.json"
+HASHED_AT_ONCE = 4  # files; a disk reads faster than one thread hashes
+SHOWN_ISSUES = 20
+
+OnBytes = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """manifest.json. step: updates done; shards: number of shards in all, of which pipeline stage S
+    has the shards S * tp to (S + 1) * tp - 1; loss_scale: state of the fp16 loss scale
+    (runtime/loss_scale.py), empty for other dtypes."""
+
+    step: int
+    shards: int
+    tp: int
+    loss_scale: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def updates(self) -> int:
+        """Steps that changed the parameters, for a checkpoint that does not count them by
+        parameter."""
+        return self.step - int(self.loss_scale.get("skipped", 0))
+
+
+class ParameterPlacement(BaseModel):
+    """Which part of a parameter a shard holds.
+
+    shape: of the full parameter; dim: the dimension that is split, None for a full copy; blocks:
+    the row ranges [start, stop) of that dimension in this shard; updates: how many updates the
+    optimizer's moments have seen.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    shape: list[NonNegativeInt]
+    dim: NonNegativeInt | None
+    blocks: list[tuple[NonNegativeInt, NonNegativeInt]]
+    updates: NonNegativeInt | None = None
+
+    @model_validator(mode="after")
+    def _lies_inside(self) -> ParameterPlacement:
+        if self.dim is None:
+            if self.blocks:
+                raise ValueError("has blocks, but no dimension that is split")
+            return self
+        if self.dim >= len(self.shape):
+            raise ValueError(f"dimension {self.dim} of a shape of {len(self.shape)}")
+        for start, stop in self.blocks:
+            if not start <= stop <= self.shape[self.dim]:
+                raise ValueError(f"block [{start}, {stop}) of {self.shape[self.dim]} rows")
+        return self
+
+
+class ShardRecord(BaseModel):
+    """shard-K.json: size and sha256 of the file beside it, the parameters in the file, and those of
+    them that are frozen, which have no moments."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    bytes: NonNegativeInt
+    sha256: str
+    parameters: dict[str, ParameterPlacement]
+    frozen: list[str] = []
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """The tensors of shard `index`; its record has the same name with the suffix .json."""
+    return folder / f"shard-{index}.safetensors"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises InputError when it is missing or damaged."""
+    path = folder / MANIFEST
+    document = _read_json(path)
+    try:
+        if document["schema"] != SCHEMA:
+            raise damage_error(path, f"schema {document['schema']!r}, expected {SCHEMA!r}")
+        shards = int(document["shards"])
+        # Without tp there is a single stage: checkpoints of several stages always have it.
+        scale = {str(k): float(v) for k, v in document.get("loss_scale", {}).items()}
+        manifest = Manifest(int(document["step"]), shards, int(document.get("tp", shards)), scale)
+        if manifest.tp < 1 or shards < 1 or shards % manifest.tp:
+            raise ValueError(f"{shards} shards is not a multiple of tp {manifest.tp}")
+        if manifest.step < 0 or not 0 <= manifest.updates <= manifest.step:
+            raise ValueError(f"{manifest.updates} updates in {manifest.step} steps")
+        return manifest
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise damage_error(path, f"{type(error).__name__}: {error}") from None
+
+
+def read_shard_record(
+    folder: Path, index: int, *, hashed: bool = True, on_bytes: OnBytes | None = None
+) -> ShardRecord:
+    """The record of shard `index`. Raises InputError when record or shard are damaged.
+
+    hashed: compare the shard's sha256, else only its size; on_bytes: called with the number of
+    bytes hashed since the last call.
+    """
+    path = shard_path(folder, index)
+    try:
+        record = ShardRecord.model_validate_json(_read(path.with_suffix(".json")))
+    except ValidationError as error:
+        raise damage_error(path.with_suffix(".json"), _first(error)) from None
+    try:
+        size = path.stat().st_size
+        if size != record.bytes:
+            raise damage_error(path, f"has {size} bytes, {record.bytes} were written")
+        if hashed and sha256(path, on_bytes) != record.sha256:
+            raise damage_error(path, "its bytes are not those that were written (sha256 differs)")
+    except OSError as error:
+        raise damage_error(path, error.strerror or str(error)) from None
+    return record
+
+
+def find_damage(
+    folder: Path, *, hashed: bool = True, on_bytes: OnBytes | None = None
+) -> list[Issue]:
+    """What is wrong with a checkpoint's files, at most about SHOWN_ISSUES issues; empty when the
+    checkpoint is undamaged.
+
+    hashed: also compare the sha256 of all files, about a second a GB; else only sizes.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except InputError as error:
+        return list(error.issues)
+
+    def check(index: int) -> Sequence[Issue]:
+        try:
+            read_shard_record(folder, index, hashed=hashed, on_bytes=on_bytes)
+        except InputError as error:
+            return error.issues
+        return ()
+
+    issues: list[Issue] = []
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        for first in range(0, manifest.shards, SHOWN_ISSUES):
+            indices = range(first, min(first + SHOWN_ISSUES, manifest.shards))
+            for shard_issues in pool.map(check, indices):
+                issues += shard_issues
+            if len(issues) >= SHOWN_ISSUES:
+                break
+    return issues
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """The size of all shards together."""
+    return sum(path.stat().st_size for path in folder.glob("shard-*.safetensors"))
+
+
+def newest_undamaged(
+    saved: Sequence[tuple[int, Path]], *, hashed: bool = True, on_bytes: OnBytes | None = None
+) -> tuple[tuple[int, Path] | None, list[tuple[Path, list[Issue]]]]:
+    """The newest undamaged checkpoint as (step, folder), or None, and the damaged ones that are
+    newer, each with its issues. saved: (step, folder) of the checkpoints, oldest first."""
+    damaged: list[tuple[Path, list[Issue]]] = []
+    for step, folder in reversed(saved):
+        issues = find_damage(folder, hashed=hashed, on_bytes=on_bytes)
+        if not issues:
+            return (step, folder), damaged
+        damaged.append((folder, issues))
+    return None, damaged
+
+
+def damage_error(path: Path, why: str) -> InputError:
+    """An error about a damaged file of a checkpoint, or about a whole checkpoint."""
+    folder = path if STEP.fullmatch(path.name) else path.parent
+    hint = f"remove {folder} to use the checkpoint before it"
+    return InputError.of("checkpoint-damaged", str(path), why, hint)
+
+
+def sha256(path: Path, on_bytes: OnBytes | None = None) -> str:
+    """SHA-256 of a file, in hexadecimal. on_bytes: called with the number of bytes just read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 24):
+            digest.update(chunk)
+            if on_bytes is not None:
+                on_bytes(len(chunk))
+    return digest.hexdigest()
+
+
+def _first(error: ValidationError) -> str:
+    """The first mistake: `parameters.head.weight.blocks: Field required`."""
+    first = error.errors()[0]
+    return ": ".join([*([".".join(map(str, first["loc"]))] if first["loc"] else []), first["msg"]])
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise damage_error(path, error.strerror or str(error)) from None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise damage_error(path, str(error)) from None

@@ -1,0 +1,155 @@
+"""RUN/summary.json, schema mpctl.run/1: how a run ended, what it reached, plan and run compared.
+
+The launcher writes it when the last rank has ended, and `mpctl launch --json` prints it. It is read
+back by runs/documents.py, which requires little of it, since older versions wrote less.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
+
+from mpctl.durable import write_whole
+from mpctl.rundir.rank_files import StepRecord, Traffic
+
+SCHEMA: Literal["mpctl.run/1"] = "mpctl.run/1"
+RunStatus = Literal["finished", "stopped", "failed"]
+WARM_UP_STEPS = 2
+STATES = {
+    "parameters": "parameter_bytes",
+    "gradients": "gradient_bytes",
+    "optimizer": "optimizer_bytes",
+}
+"""Kinds of memory that must be equal in plan and run: their names in a report of a rank, and the
+attributes of the plan's StageMemory."""
+
+
+class PlannedMeasured(TypedDict):
+    """A number of the plan and the same number as the run measured it."""
+
+    planned: int
+    measured: int
+
+
+class TrafficComparison(TypedDict):
+    """Collectives by axis and kind, as planned and as counted."""
+
+    planned: Traffic
+    measured: Traffic
+
+
+class RankComparison(TypedDict):
+    """Plan and run of one rank that finished.
+
+    agrees: parameters, collectives and the bytes of parameters, gradients and optimizer are equal;
+    parameters: number of elements; memory: bytes of one steady step by kind, without the kinds that
+    were not measured.
+    """
+
+    rank: int
+    agrees: bool
+    parameters: PlannedMeasured
+    step_traffic: TrafficComparison
+    peak_memory_bytes: int
+    memory: dict[str, PlannedMeasured]
+
+
+class RankSummary(RankComparison):
+    """The same with the collectives of the last validation, None when there was none."""
+
+    validation_traffic: TrafficComparison | None
+
+
+class FailureSummary(TypedDict):
+    """The rank that failed first and why; rank is None when no single rank is at fault.
+
+    doing: step, stage and micro batch at that moment; log: path of the rank's log; last_lines: of
+    that log.
+    """
+
+    rank: int | None
+    coords: dict[str, int]
+    error: str
+    doing: str
+    log: str
+    last_lines: list[str]
+
+
+class TrainingProgress(TypedDict):
+    """How far the records of a run go.
+
+    Losses are None, and tables of losses empty, where there is none; validation_losses are those of
+    further corpora by name. step_seconds and tokens_per_second are medians over the steps after the
+    first WARM_UP_STEPS.
+    """
+
+    steps: int
+    final_loss: float | None
+    validation_loss: float | None
+    initial_validation_loss: float | None
+    validation_losses: dict[str, float]
+    initial_validation_losses: dict[str, float]
+    tokens: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+
+
+class PlanAndRun(TrainingProgress):
+    """What a run reached, and the plan's figures beside it, a row for each rank that finished."""
+
+    predicted_step_seconds: float | None
+    plan_beside_run: Sequence[RankComparison]
+
+
+class RunSummary(PlanAndRun):
+    """The document. sizes: of the axes; checkpoint: step of the newest one, 0 without any; signal:
+    the number of the signal that stopped the run; command: the command line, as a shell takes it.
+    """
+
+    schema: Literal["mpctl.run/1"]
+    status: RunStatus
+    world_size: int
+    sizes: dict[str, int]
+    checkpoint: int
+    warnings: list[str]
+    attempts: int
+    signal: int | None
+    failure: FailureSummary | None
+    command: str
+
+
+class FinishedSummary(TypedDict):
+    """What is known of a run that has nothing left to train and no summary of its own."""
+
+    schema: Literal["mpctl.run/1"]
+    status: RunStatus
+    steps: int
+    checkpoint: int
+
+
+def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
+    """How far these records go; all of a run, oldest first."""
+    steady = records[WARM_UP_STEPS:] or records
+    validated = next((r for r in reversed(records) if "validation_loss" in r), None)
+    first, last = (records[0], records[-1]) if records else (None, None)
+    return {
+        "steps": last["step"] if last else 0,
+        "final_loss": last["loss"] if last else None,
+        "validation_loss": validated.get("validation_loss") if validated else None,
+        "initial_validation_loss": first.get("initial_validation_loss") if first else None,
+        "validation_losses": validated.get("validation_losses", {}) if validated else {},
+        "initial_validation_losses": first.get("initial_validation_losses", {}) if first else {},
+        "tokens": last["tokens"] if last else 0,
+        "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
+        "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
+    }
+
+
+def write_summary(path: Path, summary: RunSummary) -> None:
+    """Write summary.json, whole or not at all. Raises OSError."""
+    write_whole(path, json.dumps(summary, indent=1) + "\n")

@@ -1,0 +1,118 @@
+"""What `mpctl eval` and `mpctl sample` exchange with their workers, through files in a temporary
+folder.
+
+FOLDER/ job.json       the layout and the model, written by the command
+        request.json   what to do: an EvalRequest or a SampleRequest
+        answers.jsonl  rank 0's answers, one JSON object a line, written as they come
+        refused.json   issues of a rank that found its input bad
+        failures/      a FailureRecord of each rank that an exception ended (rank_files.py)
+        logs/          what the ranks print
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+
+class CorpusRequest(TypedDict):
+    """prefix: path of an indexed dataset without its suffixes; tokenizer: the tokenizer.json that
+    made it; words: token ids that its text may use, 0 to words - 1."""
+
+    prefix: str
+    tokenizer: str
+    words: int
+
+
+class EvalRequest(TypedDict):
+    """Compute the mean loss over each corpus. origin: the weights, as weights/origin.py opens them;
+    samples: the first N of each corpus, None for all."""
+
+    task: Literal["evaluate"]
+    origin: str
+    corpora: list[CorpusRequest]
+    samples: int | None
+
+
+class PromptRequest(TypedDict):
+    """One prompt, tokenized. number: its place among the prompts; masks: places of the blanks to
+    fill; limit: most tokens to write (for a blank, of glm); ends: token ids that end a text;
+    special: ids of the family's special tokens by name."""
+
+    number: int
+    tokens: list[int]
+    masks: list[int]
+    limit: int
+    ends: list[int]
+    special: dict[str, int]
+
+
+class DrawRequest(TypedDict):
+    """How a token is chosen from the model's probabilities (runtime/sampling/draw.py)."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+
+
+class SampleRequest(TypedDict):
+    """Write text for each prompt, `batch_size` prompts at once."""
+
+    task: Literal["sample"]
+    origin: str
+    texts: list[PromptRequest]
+    draw: DrawRequest
+    batch_size: int
+
+
+class LoadedAnswer(TypedDict):
+    """The first answer: the model is in memory, after so many seconds."""
+
+    event: Literal["loaded"]
+    seconds: float
+
+
+class EvalProgress(TypedDict):
+    """corpus: its index in the request; done and total: micro batches of rank 0."""
+
+    event: Literal["progress"]
+    corpus: int
+    done: int
+    total: int
+
+
+class CorpusAnswer(TypedDict):
+    """The result of one corpus. tokens: predictions that the loss is the mean of."""
+
+    event: Literal["corpus"]
+    corpus: int
+    loss: float
+    samples: int
+    tokens: int
+    seconds: float
+
+
+class BatchBegins(TypedDict):
+    """Numbers of the prompts that are written next, together."""
+
+    event: Literal["begin"]
+    texts: list[int]
+
+
+ChosenToken = tuple[int, int, int, float, bool, str | None]
+"""(prompt number, blank, token id, log probability, whether it ends the text, how the text is
+finished: "end-of-text", "filled", "length", or None while it goes on)."""
+
+
+class TokensAnswer(TypedDict):
+    """One token for each prompt of the batch; seconds since the batch began."""
+
+    event: Literal["tokens"]
+    chosen: list[ChosenToken]
+    seconds: float
+
+
+EvalAnswer = LoadedAnswer | EvalProgress | CorpusAnswer
+SampleAnswer = LoadedAnswer | BatchBegins | TokensAnswer
