@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mpctl.cli.options import JobSource, command_line, with_job
 
 if TYPE_CHECKING:
+    from mpctl.search.document import SearchDocument
     from mpctl.search.report import Choice
     from mpctl.search.request import SearchRequest
 
@@ -65,22 +66,23 @@ def search(
     """
     from mpctl.render.json import print_json
     from mpctl.render.tasks import PATIENCE, TaskBar
-    from mpctl.search.request import parse_gpus, read_asked
+    from mpctl.search.document import search_document
+    from mpctl.search.request import parse_gpus, read_request
     from mpctl.search.result import answer_search
 
     most = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
-    asked = read_asked(
+    request = read_request(
         job.source, job.overrides, fix or [], {k: v for k, v in most.items() if v is not None}
     )
-    counts = [asked.job.world_size]
+    counts = [request.job.world_size]
     if gpus is not None or objective == "cost":
-        counts = parse_gpus(gpus or "all", asked.job)
+        counts = parse_gpus(gpus or "all", request.job)
     with TaskBar(after=PATIENCE) as bar:
         answer = answer_search(
-            asked, counts, top=top, objective=objective, exhaustive=exhaustive,
+            request, counts, top=top, objective=objective, exhaustive=exhaustive,
             on_progress=bar.update,
         )  # fmt: skip
-    document = answer.document(price, lambda choice: _line(job, asked, choice))
+    document = search_document(answer, price, lambda choice: _line(job, request, choice))
     if csv is not None:
         _write_csv(csv, document)
     if html is not None and answer.best:
@@ -115,27 +117,27 @@ def _again(
     return f"{command_line('search', job.source, job.overrides)} {shlex.join(words)}"
 
 
-def _line(job: JobSource, asked: SearchRequest, choice: Choice) -> str:
+def _line(job: JobSource, request: SearchRequest, choice: Choice) -> str:
     """What runs the layout, where mpctl runs it, or plans it."""
     from mpctl.planning.layout_settings import changed_settings, layout_of
     from mpctl.spec.runtime import is_launched
 
     verb = "launch" if is_launched(choice.job.training.runtime) else "plan"
-    settings = dict(asked.typed)
-    settings |= changed_settings(layout_of(asked.job), choice.layout)
+    settings = dict(request.typed)
+    settings |= changed_settings(layout_of(request.job), choice.layout)
     settings["parallel.dp"] = choice.layout.dp
     cluster = choice.job.cluster
-    if choice.job.world_size != asked.job.world_size:
+    if choice.job.world_size != request.job.world_size:
         settings["cluster.nodes"] = cluster.nodes
         settings["cluster.gpus_per_node"] = cluster.gpus_per_node
     return command_line(verb, job.source, settings)
 
 
-def _write_csv(path: Path, document: dict[str, Any]) -> None:
+def _write_csv(path: Path, document: SearchDocument) -> None:
     from csv import writer
 
     from mpctl.errors import InputError
-    from mpctl.search.result import csv_rows
+    from mpctl.search.document import csv_rows
 
     try:
         with path.open("w", encoding="utf-8", newline="") as file:

@@ -23,8 +23,8 @@ UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\ufff
 Progress = Callable[[str, int, int], None]  # (what is drawn, parts done, parts)
 
 
-def unseen(what: str, done: int, parts: int) -> None:
-    """Progress that nobody watches."""
+def no_progress(what: str, done: int, parts: int) -> None:
+    """Ignore what is reported: the default where nobody watches the progress."""
 
 
 class Raw(str):

@@ -7,13 +7,13 @@ from shlex import quote
 
 from mpctl.errors import InputError
 from mpctl.planning.plan import Plan
-from mpctl.render.markup import Progress, unseen, write_text
+from mpctl.render.markup import Progress, no_progress, write_text
 from mpctl.topology import Topology
 
 
 def write_pictures(
     plan: Plan, topology: Topology, *, command: str, html: Path | None = None,
-    svg: Path | None = None, trace: Path | None = None, on_progress: Progress = unseen,
+    svg: Path | None = None, trace: Path | None = None, on_progress: Progress = no_progress,
 ) -> None:  # fmt: skip
     """Those that are asked for; raises InputError where one cannot be made or written. command: the
     line that makes the plan again; on_progress: of (picture, parts done, parts)."""

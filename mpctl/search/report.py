@@ -1,15 +1,14 @@
-"""What a search answers, as data: schema mpctl.search/1, and in words why the best is the best.
+"""The layouts that a search chose, with their figures, and in words what sets them apart.
 
-Seconds and bytes are those of `mpctl plan` for the same layout. Cost is GPU-seconds: what a token
-takes of them is the same for every layout of one cluster that is as fast, and grows with GPUs that
-scale badly.
+Seconds and bytes are those of `mpctl plan` for the same layout. Cost is counted in GPU-hours per
+token: two layouts on the same number of GPUs cost the same if they are as fast, and more GPUs cost
+more wherever they do not make the step faster in proportion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from mpctl.estimate.memory import peak_bytes
 from mpctl.estimate.time import StepTime
@@ -32,7 +31,10 @@ BILLION = 1e9
 
 @dataclass(frozen=True)
 class Choice:
-    """A layout with all that is told of it."""
+    """A layout with its figures.
+
+    job: the job under this layout; time: of its step; bytes: on the device of the fullest rank.
+    """
 
     job: JobSpec
     layout: LayoutSettings
@@ -41,39 +43,30 @@ class Choice:
 
     @property
     def device_memory(self) -> int:
+        """Bytes of memory that a device has."""
         assert self.job.cluster.device is not None, "a search is of a device"
         return self.job.cluster.device.memory_bytes
 
     @property
     def fits(self) -> bool:
+        """Whether the fullest rank fits its device."""
         return self.bytes <= self.device_memory
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens that all GPUs together train on in a second."""
         model, batch = self.job.model, self.job.training.global_batch_size or 1
         assert model is not None, "a search is of a model"
         return batch * model.tokens_per_sample / self.time.total
 
     @property
     def gpu_hours_per_billion(self) -> float:
+        """GPU-hours that a billion tokens take."""
         return self.job.world_size * BILLION / self.tokens_per_second / 3600
-
-    def as_dict(self, price: float | None) -> dict[str, Any]:
-        time, hours = self.time, self.gpu_hours_per_billion
-        cost = {} if price is None else {"price_per_billion_tokens": price * hours}
-        return {
-            "gpus": self.job.world_size, "settings": self.layout._asdict(),
-            "step_seconds": time.total, "step_seconds_low": time.low,
-            "step_seconds_high": time.high, "extrapolates": list(time.extrapolates),
-            "tokens_per_second": self.tokens_per_second, "mfu": time.mfu,
-            "peak_bytes": self.bytes, "fits": self.fits,
-            "gpu_hours_per_billion_tokens": hours, **cost,
-            "breakdown": time.parts(),
-        }  # fmt: skip
 
 
 def choices(engine: LayoutEvaluator, points: Iterable[EvaluatedLayout]) -> list[Choice]:
-    """Of points of the engine's space."""
+    """The layouts that a search found, each with its job and the parts of its step."""
     found = []
     for point in points:
         time = engine.time(point.layout)
@@ -82,8 +75,8 @@ def choices(engine: LayoutEvaluator, points: Iterable[EvaluatedLayout]) -> list[
     return found
 
 
-def own_choice(engine: LayoutEvaluator) -> Choice | None:
-    """The layout that the job itself has, where it can be estimated."""
+def given_choice(engine: LayoutEvaluator) -> Choice | None:
+    """The layout of the job as given; None where its step cannot be estimated."""
     plan = make_plan(engine.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
         return None
@@ -92,25 +85,25 @@ def own_choice(engine: LayoutEvaluator) -> Choice | None:
 
 
 def reasons(best: Choice, others: Iterable[Choice]) -> Iterator[str]:
-    """A sentence for each other layout: how much slower, by which parts, and what it saves."""
+    """A sentence for each other layout: how much slower, in which parts, how much memory it saves."""
     for other in others:
         yield f"with {_settings(best, other) or 'the same settings'}: {_difference(best, other)}"
 
 
-def own_reason(best: Choice, own: Choice) -> str:
-    """What the layout that the job was given is beside the best one."""
-    settings = _settings(best, own)
+def given_reason(best: Choice, given: Choice) -> str:
+    """How the layout of the job as given compares with the best one, as a sentence."""
+    settings = _settings(best, given)
     if not settings:
         return "the job as given has this layout"
-    if not own.fits:
-        have = bytes_text(own.device_memory)
+    if not given.fits:
+        have = bytes_text(given.device_memory)
         return (f"the job as given ({settings}) does not fit: its fullest rank needs "
-                f"{bytes_text(own.bytes)}, the device has {have}")  # fmt: skip
-    return f"the job as given ({settings}): {_difference(best, own)}"
+                f"{bytes_text(given.bytes)}, the device has {have}")  # fmt: skip
+    return f"the job as given ({settings}): {_difference(best, given)}"
 
 
 def _settings(best: Choice, other: Choice) -> str:
-    """In which settings another layout differs, in words."""
+    """The settings in which another layout differs, in words."""
     settings = changed_settings(best.layout, other.layout)
     return ", ".join(setting_text(name, value) for name, value in settings.items())
 

@@ -1,4 +1,4 @@
-"""From what was typed to the spaces that are searched: what is fixed, bounds, clusters' sizes."""
+"""What was typed as a request: the job, which settings are fixed, bounds, numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ CUTS = ("first_stage_layers", "last_stage_layers")
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """job: complete; typed: all settings over it; fixed: fields of a layout among them, which so
-    stay."""
+    """What is searched.
+
+    job: complete. typed: every setting that was typed over it. fixed: the fields of a layout among
+    those, which the search leaves alone. most: the largest value of an axis.
+    """
 
     job: JobSpec
     typed: dict[str, Any]
@@ -27,11 +30,12 @@ class SearchRequest:
     most: dict[str, int]
 
     def space(self, gpus: int | None = None) -> SearchSpace:
+        """The layouts to search, on the job's own number of GPUs or on another."""
         job = self.job if gpus is None else with_gpus(self.job, gpus)
         return SearchSpace(job, self.fixed, self.most)
 
 
-def read_asked(
+def read_request(
     source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], most: Mapping[str, int]
 ) -> SearchRequest:
     """Flags that name a searched setting fix it, as --fix does; any other setting is the job's.

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.search.request import read_asked
+from mpctl.search.request import read_request
 from mpctl.search.space import AXES
 from mpctl.spec.load import load_job, parse_settings
 from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
@@ -48,7 +48,7 @@ def test_set_fix_and_compare_name_settings_alike() -> None:
     typed = parse_settings(["tp=1", "micro-batch-size=4", "training.steps=5", "dtype=bf16"])
     job = load_job("demo", typed)
     assert (job.parallel.tp, job.training.micro_batch_size, job.training.dtype) == (1, 4, "bf16")
-    asked = read_asked("demo", {}, ["tp=1", "seq_length=64"], {})
+    asked = read_request("demo", {}, ["tp=1", "seq_length=64"], {})
     assert asked.fixed == {"tp": 1} and asked.job.model and asked.job.model.seq_length == 64
 
 

@@ -1,16 +1,25 @@
-"""What a search found: time against memory, with the layouts that no other beats in both."""
+"""The section of a search: time against memory, with the layouts that no other beats in both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import log10
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mpctl.render.html.parts import details, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
-from mpctl.render.search_words import asked_text, entry_cells, header_lines, notes, why_lines
+from mpctl.render.search_words import (
+    comparison_lines,
+    figure_cells,
+    header_lines,
+    headline,
+    notes,
+)
 from mpctl.units import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.search.document import SearchDocument
 
 WIDTH, HEIGHT, LEFT, BASE, TOP = 640, 320, 66, 284, 14
 DRAWN, LISTED = 1500, 200
@@ -27,9 +36,11 @@ class FrontPoint:
     layout: str
 
 
-def front_section(points: Sequence[FrontPoint], found: dict[str, Any] | None = None) -> Raw:
-    """Empty without points: the section is shown where a search was made. found: what it answered,
-    schema mpctl.search/1."""
+def front_section(points: Sequence[FrontPoint], search: SearchDocument | None = None) -> Raw:
+    """The section "Search", or nothing without points: then no search was made.
+
+    search: the answer, above the picture of the points.
+    """
     if not points:
         return Raw()
     front = sorted((p for p in points if p.is_on_front), key=lambda p: p.seconds)
@@ -41,7 +52,7 @@ def front_section(points: Sequence[FrontPoint], found: dict[str, Any] | None = N
     ]
     columns = ("name", "layout", "step time", "memory", "front")
     return section(
-        "search", "Search", *(_answer(found) if found else ()),
+        "search", "Search", *(_answer(search) if search else ()),
         el("h3", "Step time against memory"),
         scrolling(_scatter(front, others[:DRAWN], label), label),
         note("Filled and joined by a line: layouts that no other beats in both time and memory."),
@@ -51,21 +62,21 @@ def front_section(points: Sequence[FrontPoint], found: dict[str, Any] | None = N
     )  # fmt: skip
 
 
-def _answer(found: dict[str, Any]) -> Iterator[Raw]:
+def _answer(search: SearchDocument) -> Iterator[Raw]:
     """The best layouts, what sets them apart, and the line that runs each."""
-    yield el("p", f"{asked_text(found)}. ", *(f"{line}. " for line in header_lines(found)))
+    yield el("p", f"{headline(search)}. ", *(f"{line}. " for line in header_lines(search)))
     columns = ("no.", "layout", "step time", "tokens/s", "MFU", "memory")
     rows = [
-        (number, entry["layout"], *entry_cells(entry, has_cost=False)[:4])
-        for number, entry in enumerate(found["best"], start=1)
+        (number, entry["layout"], *figure_cells(entry, has_cost=False)[:4])
+        for number, entry in enumerate(search["best"], start=1)
     ]
     yield table("Best layouts; no. 1 is the plan below", columns, rows, left=2)
-    yield from (note(f"{line[0].upper()}{line[1:]}.") for line in notes(found))
-    if why := why_lines(found):
+    yield from (note(f"{line[0].upper()}{line[1:]}.") for line in notes(search))
+    if lines := comparison_lines(search):
         yield el("h3", "Compared with no. 1")
-        yield el("ul", *(el("li", line) for line in why))
-    lines = "\n".join(entry["command"] for entry in found["best"])
-    yield details("Ready to type", el("pre", el("code", lines)))
+        yield el("ul", *(el("li", line) for line in lines))
+    commands = "\n".join(entry["command"] for entry in search["best"])
+    yield details("Ready to type", el("pre", el("code", commands)))
 
 
 @dataclass(frozen=True)

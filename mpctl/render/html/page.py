@@ -11,7 +11,7 @@ import json
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mpctl.estimate.timeline import find_step_line
 from mpctl.planning.document import axis_sizes
@@ -31,10 +31,13 @@ from mpctl.render.html.parts import section, table
 from mpctl.render.html.schedule import schedule_section
 from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
-from mpctl.render.markup import Progress, Raw, el, unseen
+from mpctl.render.markup import Progress, Raw, el, no_progress
 from mpctl.render.svg import picture_css, textures
 from mpctl.topology import Topology
 from mpctl.units import plural
+
+if TYPE_CHECKING:
+    from mpctl.search.document import SearchDocument
 
 FITS = {True: ("✓ ", "fits"), False: ("✗ ", "over"), None: ("", "unknown")}
 SECTIONS = 6  # of a plan with a model
@@ -43,11 +46,11 @@ MARKS = {"ok": "✓ ok", "warning": "! warning", "error": "✗ error"}
 
 def plan_page(
     plan: Plan, topology: Topology, *, command: str, points: Sequence[FrontPoint] = (),
-    found: dict[str, Any] | None = None, on_progress: Progress = unseen,
+    search: SearchDocument | None = None, on_progress: Progress = no_progress,
 ) -> str:  # fmt: skip
-    """command: the line that makes it again; points and found (mpctl.search/1): of a search, if one
+    """command: the line that makes it again; points and search: of a search, if one
     was made; its answer comes first. on_progress: of ("page", sections done, sections)."""
-    parts = [("Search", front_section(points, found))] if points else []
+    parts = [("Search", front_section(points, search))] if points else []
     for name, part in _sections(plan, topology):
         parts.append((name, part))
         on_progress("page", len(parts), SECTIONS + bool(points))

@@ -1,0 +1,184 @@
+"""What a search answers, as data: schema mpctl.search/1, and the same as rows of a table.
+
+Seconds and bytes are those of `mpctl plan` for the same layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict, final
+
+from mpctl.errors import IssueEntry
+from mpctl.planning.layout_settings import SettingValue, layout_text
+from mpctl.rules.model import slow_dtype
+from mpctl.search.report import Choice, given_reason, reasons
+
+if TYPE_CHECKING:
+    from mpctl.search.result import SearchResult
+
+CSV_FIGURES = (
+    "gpus",
+    "step_seconds",
+    "step_seconds_low",
+    "step_seconds_high",
+    "tokens_per_second",
+    "mfu",
+    "peak_bytes",
+    "gpu_hours_per_billion_tokens",
+)
+CommandLine = Callable[[Choice], str]  # the line to type for a layout
+
+
+class PriceEntry(TypedDict, total=False):
+    """What a billion tokens cost, where the price of a GPU-hour is known."""
+
+    price_per_billion_tokens: float
+
+
+@final
+class LayoutEntry(PriceEntry):
+    """One layout: its settings, its figures, and the command that runs or plans it.
+
+    step_seconds_low, step_seconds_high: 9 of 10 measured steps lie between them. peak_bytes: on
+    the device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
+    words.
+    """
+
+    gpus: int
+    settings: dict[str, SettingValue]
+    step_seconds: float
+    step_seconds_low: float
+    step_seconds_high: float
+    extrapolates: list[str]
+    tokens_per_second: float
+    mfu: float
+    peak_bytes: int
+    fits: bool
+    gpu_hours_per_billion_tokens: float
+    breakdown: dict[str, float]
+    layout: str
+    command: str
+
+
+@final
+class NoLayoutEntry(TypedDict):
+    """A number of GPUs for which no layout was found, and why."""
+
+    gpus: int
+    settings: None
+    reason: str
+
+
+class SearchDocument(TypedDict):
+    """Schema mpctl.search/1: what `mpctl search --json` prints.
+
+    fixed: settings of a layout that were given. searched: those that varied. estimated: number of
+    layouts whose step was estimated. is_complete: false after Ctrl-C. best: fastest first, or what
+    the objective prefers. reasons: a sentence for each of best but the first. own: the layout that
+    the job has as given. front: for less and less memory, the fastest layout. by_gpus: with
+    `--gpus`, the best layout of each number of GPUs.
+    """
+
+    schema: Literal["mpctl.search/1"]
+    job: str | None
+    model: str | None
+    device: str | None
+    device_memory_bytes: int | None
+    gpus: int
+    runtime: str
+    dtype: str
+    global_batch_size: int | None
+    fixed: dict[str, SettingValue]
+    searched: list[str]
+    warnings: list[IssueEntry]
+    objective: str
+    is_complete: bool
+    estimated: int
+    best: list[LayoutEntry]
+    reasons: list[str]
+    own: LayoutEntry | None
+    own_reason: str | None
+    front: list[LayoutEntry]
+    by_gpus: list[LayoutEntry | NoLayoutEntry]
+
+
+def search_document(
+    result: SearchResult, price: float | None, command: CommandLine
+) -> SearchDocument:
+    """The result as JSON. price: of a GPU-hour; command: the line to type for a layout."""
+
+    def entries(choices: list[Choice]) -> list[LayoutEntry]:
+        return [_layout_entry(choice, price, command) for choice in choices]
+
+    job, best, given = result.request.job, result.best, result.given
+    device = job.cluster.device
+    return {
+        "schema": "mpctl.search/1",
+        "job": job.name,
+        "model": job.model.name if job.model else None,
+        "device": device.name if device else None,
+        "device_memory_bytes": device.memory_bytes if device else None,
+        "gpus": job.world_size,
+        "runtime": job.training.runtime,
+        "dtype": job.training.dtype,
+        "global_batch_size": job.training.global_batch_size,
+        "fixed": result.request.fixed,
+        "searched": result.searched,
+        "warnings": [check.issue.as_dict() for check in slow_dtype(job)],
+        "objective": result.objective,
+        "is_complete": result.is_complete,
+        "estimated": result.estimated,
+        "best": entries(best),
+        "reasons": list(reasons(best[0], best[1:])) if best else [],
+        "own": _layout_entry(given, price, command) if given else None,
+        "own_reason": given_reason(best[0], given) if given and best else None,
+        "front": entries(result.front),
+        "by_gpus": [
+            _layout_entry(choice, price, command)
+            if choice
+            else {"gpus": gpus, "settings": None, "reason": result.why_none[gpus]}
+            for gpus, choice in result.by_gpus.items()
+        ],
+    }
+
+
+def _layout_entry(choice: Choice, price: float | None, command: CommandLine) -> LayoutEntry:
+    time, hours = choice.time, choice.gpu_hours_per_billion
+    cost: PriceEntry = {} if price is None else {"price_per_billion_tokens": price * hours}
+    return {
+        "gpus": choice.job.world_size,
+        "settings": choice.layout._asdict(),
+        "step_seconds": time.total,
+        "step_seconds_low": time.low,
+        "step_seconds_high": time.high,
+        "extrapolates": list(time.extrapolates),
+        "tokens_per_second": choice.tokens_per_second,
+        "mfu": time.mfu,
+        "peak_bytes": choice.bytes,
+        "fits": choice.fits,
+        "gpu_hours_per_billion_tokens": hours,
+        **cost,
+        "breakdown": time.parts(),
+        "layout": layout_text(choice.layout),
+        "command": command(choice),
+    }
+
+
+def csv_rows(document: SearchDocument) -> Iterator[list[object]]:
+    """A row of titles, then the best, the front and the best of each number of GPUs, one layout a
+    row; where no layout was found, no row."""
+    settings = list(document["best"][0]["settings"]) if document["best"] else []
+    yield ["list", *CSV_FIGURES, *settings, "command"]
+    lists = {
+        "best": document["best"],
+        "front": document["front"],
+        "by_gpus": [entry for entry in document["by_gpus"] if "command" in entry],
+    }
+    for title, entries in lists.items():
+        yield from ([title, *_csv_cells(entry, settings)] for entry in entries)
+
+
+def _csv_cells(entry: LayoutEntry, settings: Sequence[str]) -> list[object]:
+    figures: Mapping[str, object] = entry
+    values = (entry["settings"][name] for name in settings)
+    return [*(figures[key] for key in CSV_FIGURES), *values, entry["command"]]
