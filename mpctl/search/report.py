@@ -85,7 +85,7 @@ def given_choice(engine: LayoutEvaluator) -> Choice | None:
 
 
 def reasons(best: Choice, others: Iterable[Choice]) -> Iterator[str]:
-    """A sentence for each other layout: how much slower, in which parts, how much memory it saves."""
+    """A sentence for each other layout: how much slower, in which parts, what memory it saves."""
     for other in others:
         yield f"with {_settings(best, other) or 'the same settings'}: {_difference(best, other)}"
 
