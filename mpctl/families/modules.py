@@ -21,6 +21,7 @@ from mpctl.families.gpt.module import GPT
 from mpctl.families.parts import ShardContext
 from mpctl.families.t5 import samples as t5
 from mpctl.families.t5.module import T5
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import FamilyName, ModelSpec
 from mpctl.spec.training import TrainingSpec
@@ -38,11 +39,13 @@ OBJECTIVES: dict[FamilyName, type[Objective]] = {
 def build_module(
     model: ModelSpec, training: TrainingSpec, *, group: Group, cp: Group, sequence_parallel: bool,
     dtype: torch.dtype, device: torch.device, held: Sequence[StageSlice] | None = None,
+    backend: KernelBackend = TORCH_BACKEND,
 ) -> FamilyModule:  # fmt: skip
-    """What a stage holds of the family's module, by default all of it; uninitialised."""
+    """What a stage holds of the family's module, by default all of it; uninitialised.
+    backend: the kernels that its attention and norms call (kernels/backend.py)."""
     if held is None:
         table = get_table(model, tp=group.size)
         held = table.held([(0, table.layers)])
-    place = ShardContext(group, cp, sequence_parallel, dtype, device)
+    place = ShardContext(group, cp, sequence_parallel, dtype, device, backend)
     module: FamilyModule = MODULES[model.family](model, training, place, *held)
     return module

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.families.batch import Batch, FamilyModule, State
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
@@ -44,6 +45,7 @@ class ShardContext:
     sequence_parallel: bool
     dtype: torch.dtype
     device: torch.device
+    backend: KernelBackend = TORCH_BACKEND
 
     @property
     def of_tensors(self) -> dict[str, Any]:
@@ -56,7 +58,7 @@ class ShardContext:
 
     @property
     def of_layers(self) -> dict[str, Any]:
-        return self.of_linear | {"cp": self.cp}
+        return self.of_linear | {"cp": self.cp, "backend": self.backend}
 
     def partial(self, module: M) -> M:
         """The module, marked where each tp rank sees a part of the sequence by it."""
@@ -166,7 +168,9 @@ def own_head(model: ModelSpec, training: TrainingSpec, place: ShardContext) -> O
 
 
 def norm_of(model: ModelSpec, place: ShardContext) -> nn.Module:
-    norm = NORMS[model.norm](model.hidden, eps=model.norm_epsilon, **place.of_tensors)
+    norm = NORMS[model.norm](
+        model.hidden, eps=model.norm_epsilon, backend=place.backend, **place.of_tensors
+    )
     return place.partial(norm)
 
 

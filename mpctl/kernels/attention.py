@@ -19,6 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.context import WHOLE, AttentionCore, context_positions
 from mpctl.kernels.counter_rng import CounterRNG
@@ -62,6 +63,7 @@ class ParallelSelfAttention(nn.Module):
         output_std: float | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        backend: KernelBackend = TORCH_BACKEND,
     ) -> None:
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
@@ -71,7 +73,7 @@ class ParallelSelfAttention(nn.Module):
         self.local_heads = local_range(heads, parts=group.size, index=group.rank)
         _check_kv(heads, kv_heads, self.head_dim, group.size)
         self.core = AttentionCore(
-            site, self.local_heads, dropout, causal, recompute_core, cp or WHOLE, scale
+            site, self.local_heads, dropout, causal, recompute_core, cp or WHOLE, scale, backend
         )
         inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
         parts = (heads * self.head_dim, *[kv_heads * self.head_dim] * 2)

@@ -28,12 +28,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import checkpoint
 
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import causal_mask, numbers
 from mpctl.sharding import local_size
@@ -80,7 +80,7 @@ class AttentionCore:
 
     site, heads: the place and the global numbers of the local heads, for the dropout mask.
     recompute: compute scores again in backward, where any would be kept. scale: of the scores,
-    before the bias; None is 1/sqrt(d).
+    before the bias; None is 1/sqrt(d). backend: what computes the product without dropout.
     """
 
     site: str
@@ -90,6 +90,7 @@ class AttentionCore:
     recompute: bool = False
     cp: Group = WHOLE
     scale: float | None = None
+    backend: KernelBackend = TORCH_BACKEND
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, noise: CounterRNG | None = None, *,
@@ -140,7 +141,7 @@ class AttentionCore:
             first = self.causal and rows.start == 0
             is_tail = self.causal and not first and len(rows) > 1
             lower = _lower_right(len(rows), key.shape[-2]) if is_tail else None
-            return F.scaled_dot_product_attention(
+            return self.backend.attention(
                 query, key, value, lower, is_causal=first, scale=self.scale, enable_gqa=True
             )
         key, value = _repeated(query, key, value)
@@ -148,7 +149,7 @@ class AttentionCore:
         if bias is not None:
             bias = bias.to(query.dtype)
             seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
-        return F.scaled_dot_product_attention(query, key, value, seen, scale=self.scale)
+        return self.backend.attention(query, key, value, seen, scale=self.scale)
 
     def _spelled(
         self, query: Tensor, key: Tensor, value: Tensor, rows: range, noise: CounterRNG | None,

@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.cache import ContextCache
 from mpctl.kernels.context import WHOLE, AttentionCore
 from mpctl.kernels.counter_rng import CounterRNG
@@ -57,13 +58,14 @@ class ParallelCrossAttention(nn.Module):
         output_std: float | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        backend: KernelBackend = TORCH_BACKEND,
     ) -> None:
         super().__init__()
         self.heads, self.group = heads, group
         self.head_dim = local_size(hidden, parts=heads) if head_dim is None else head_dim
         self.local_heads = local_range(heads, parts=group.size, index=group.rank)
         self.core = AttentionCore(
-            site, self.local_heads, dropout, False, recompute_core, cp or WHOLE, scale
+            site, self.local_heads, dropout, False, recompute_core, cp or WHOLE, scale, backend
         )
         inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
         width, source = heads * self.head_dim, context_hidden or hidden

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_attention import ParallelCrossAttention
@@ -73,6 +74,7 @@ class ParallelDecoderLayer(ResidualLayer):
         output_std: float | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        backend: KernelBackend = TORCH_BACKEND,
     ) -> None:
         super().__init__(
             group=group, site=site, dropout=dropout, cp=cp, sequence_parallel=sequence_parallel,
@@ -85,17 +87,17 @@ class ParallelDecoderLayer(ResidualLayer):
         }  # fmt: skip
         core: dict[str, Any] = {
             "head_dim": head_dim, "dropout": attention_dropout, "scale": scale, "cp": cp,
-            "recompute_core": recompute == "selective",
+            "backend": backend, "recompute_core": recompute == "selective",
         }  # fmt: skip
-        self.attention_norm = self._norm(norm, hidden, eps=eps, **place)
+        self.attention_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
         self.attention = ParallelSelfAttention(
             hidden, heads, site=f"{site}.attention.probabilities", **core, **linear
         )
-        self.cross_norm = self._norm(norm, hidden, eps=eps, **place)
+        self.cross_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
         self.cross = ParallelCrossAttention(
             hidden, heads, site=f"{site}.cross.probabilities", **core, **linear
         )
-        self.mlp_norm = self._norm(norm, hidden, eps=eps, **place)
+        self.mlp_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
         self.mlp = ParallelMLP(hidden, ffn, activation=activation, **linear)
 
     def forward(

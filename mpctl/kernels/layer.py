@@ -32,6 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
@@ -156,6 +157,7 @@ class ParallelTransformerLayer(ResidualLayer):
         output_std: float | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        backend: KernelBackend = TORCH_BACKEND,
     ) -> None:
         super().__init__(
             group=group, site=site, dropout=dropout, cp=cp, sequence_parallel=sequence_parallel,
@@ -166,13 +168,14 @@ class ParallelTransformerLayer(ResidualLayer):
             "group": group, "bias": bias, "sequence_parallel": sequence_parallel,
             "init_std": init_std, "output_std": output_std, **place,
         }  # fmt: skip
-        self.attention_norm = self._norm(norm, hidden, eps=eps, **place)
+        self.attention_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
         self.attention = ParallelSelfAttention(
             hidden, heads, site=f"{site}.attention.probabilities", kv_heads=kv_heads,
             head_dim=head_dim, dropout=attention_dropout, causal=causal, scale=scale,
-            rotary=rotary, recompute_core=recompute == "selective", cp=cp, **linear,
+            rotary=rotary, recompute_core=recompute == "selective", cp=cp, backend=backend,
+            **linear,
         )  # fmt: skip
-        self.mlp_norm = self._norm(norm, hidden, eps=eps, **place)
+        self.mlp_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
         self.mlp = ParallelMLP(hidden, ffn, activation=activation, **linear)
 
     def forward(self, hidden: Tensor, noise: CounterRNG | None = None, **attention: Any) -> Tensor:

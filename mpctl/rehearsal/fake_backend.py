@@ -37,7 +37,7 @@ from torch.nn.attention.bias import CausalBias
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.modules import OBJECTIVES
-from mpctl.kernels.norm import _RMSNorm as RootMeanSquare
+from mpctl.kernels.backend import recomputing_rms_norm
 from mpctl.runtime.batches import DatasetBatches
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
@@ -108,8 +108,7 @@ def _have_rows(*tensors: Any) -> bool:
 
 def _fused_norm(x: Tensor, _: Any, weight: Tensor, eps: float) -> Tensor:
     """rms_norm as a GPU runs it: the input is kept, and a number a row."""
-    found: Tensor = RootMeanSquare.apply(x, weight, eps)
-    return found
+    return recomputing_rms_norm(x, weight, eps)
 
 
 def _added(mask: Any, query: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels import context
 from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.parameters import is_partial
 from mpctl.kernels.rotary import Rotary
@@ -47,12 +47,12 @@ CASES: dict[str, dict] = {
 }  # fmt: skip
 
 
-def _made(case: str, group: Group, split: bool = False) -> ParallelSelfAttention:
+def _made(case: str, group: Group, split: bool = False, **more) -> ParallelSelfAttention:
     wanted = {k: v for k, v in CASES[case].items() if k not in ("mask", "bias", "rotary")}
     rotary = Rotary(D, 100.0) if "rotary" in CASES[case] else None
     made = ParallelSelfAttention(
         H, A, head_dim=D, group=group, site="x", rotary=rotary, sequence_parallel=split,
-        dtype=torch.float64, **wanted,
+        dtype=torch.float64, **wanted, **more,
     )  # fmt: skip
     fill(made)
     return made
@@ -148,26 +148,25 @@ def test_every_case_against_its_formula(size: int, split: bool) -> None:
             close(torch.cat([part[3] for part in parts], 1), bias.grad)
 
 
-def test_the_fused_kernel_runs_where_there_is_no_attention_dropout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls = []
-    plain = context.F.scaled_dot_product_attention
+class _Counted(KernelBackend):
+    def __init__(self) -> None:
+        self.calls = 0
 
-    def counted(*args: object, **more: object) -> Tensor:
-        calls.append(more)
-        return plain(*args, **more)
+    def attention(self, *args, **more) -> Tensor:
+        self.calls += 1
+        return super().attention(*args, **more)
 
-    monkeypatch.setattr(context.F, "scaled_dot_product_attention", counted)
+
+def test_the_fused_kernel_runs_where_there_is_no_attention_dropout() -> None:
     x = numbers(B, S, H)
     for case, wanted in CASES.items():
-        calls.clear()
-        module = _made(case, Group())
+        backend = _Counted()
+        module = _made(case, Group(), backend=backend)
         more = {"mask": _mask()} if "mask" in wanted else {}
         module(x, _noise(), **more)
-        assert len(calls) == (0 if wanted.get("dropout") else 1), case
+        assert backend.calls == (0 if wanted.get("dropout") else 1), case
         module(x, None, **more)
-        assert len(calls) == (1 if wanted.get("dropout") else 2), case
+        assert backend.calls == (1 if wanted.get("dropout") else 2), case
 
 
 def test_a_recomputed_core_keeps_no_scores() -> None:

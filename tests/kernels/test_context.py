@@ -9,6 +9,7 @@ from torch.nn.attention.bias import CausalBias
 
 from mpctl.kernels import context
 from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.context import AttentionCore, context_blocks, context_positions, context_split
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
@@ -128,16 +129,16 @@ def test_blocks_meet_their_prefix_and_no_mask_is_made(
 ) -> None:
     seen, n = [], S // (2 * c)
 
-    def product(query: Tensor, key: Tensor, value: Tensor, mask: object, **more: object) -> Tensor:
-        first = query.shape[-2] == key.shape[-2]
-        assert more["is_causal"] == first == (not isinstance(mask, CausalBias))
-        seen.append((query.shape[-2], key.shape[-2]))
-        return query
+    class Recorded(KernelBackend):
+        def attention(self, query: Tensor, key: Tensor, value: Tensor, *mask, **more) -> Tensor:
+            first = query.shape[-2] == key.shape[-2]
+            assert more["is_causal"] == first == (not isinstance(mask[0], CausalBias))
+            seen.append((query.shape[-2], key.shape[-2]))
+            return query
 
-    monkeypatch.setattr(context.F, "scaled_dot_product_attention", product)
     monkeypatch.setattr(context, "gather_context", lambda key, value, cp: (key, value))
     for rank in range(c):
-        core = AttentionCore("x", range(A), cp=Group(rank, c, name="cp"))
+        core = AttentionCore("x", range(A), cp=Group(rank, c, name="cp"), backend=Recorded())
         seen.clear()
         core(numbers(B, A, S // c, D), numbers(B, A, S, D), numbers(B, A, S, D))
         assert seen == [(n, (rank + 1) * n), (n, (2 * c - rank) * n)]

@@ -1,0 +1,98 @@
+"""The fused kernels that a layer calls and a device implements: attention and the norms.
+
+A layer decides what is attended to and how it is scaled; a `KernelBackend` computes it and decides
+what is kept for backward. The default calls torch's own kernels, which choose by device and dtype.
+To use others (a FlashAttention build, a simulated GPU), override the methods in a subclass and hand
+an instance to the layers.
+
+RMSNorm on a CPU: torch computes it as separate float32 operations and keeps all of their results,
+8 bytes more an element for 16-bit inputs, so that `recomputing_rms_norm` is used there. With
+u = x / rms and g = dY weight: dX = (g - u mean(g u)) / rms, d weight = sum over rows of dY u. It
+keeps x and one number a row. By hand, weight 1, eps 0: (1, 7) -> (0.2, 1.4).
+
+Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size, h hidden.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class KernelBackend:
+    """torch's own kernels; subclass it to replace one of them."""
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """softmax(scale Q K^T + mask) V: query [b, a, q, d], key and value [b, k, s, d]
+        -> [b, a, q, d].
+
+        The arguments are those of torch's scaled_dot_product_attention: mask is boolean (True may
+        attend), added to the scores, or a `CausalBias`; scale is 1/sqrt(d) by default; enable_gqa
+        allows k < a.
+        """
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """(x - mean) / sqrt(var + eps) * weight + bias (arXiv 1607.06450): x [.., h], weight and
+        bias [h] -> [.., h]."""
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight (arXiv 1910.07467, equation 4): x [.., h], weight [h]
+        -> [.., h], computed in float32 for 16-bit inputs."""
+        if x.device.type == "cpu":
+            return recomputing_rms_norm(x, weight, eps)
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+
+TORCH_BACKEND = KernelBackend()
+
+
+def recomputing_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm that keeps x and one number a row for backward, as a GPU's fused kernel does."""
+    result: Tensor = _RMSNormFunction.apply(x, weight, eps)
+    return result
+
+
+class _RMSNormFunction(torch.autograd.Function):
+    """All in float32 (float64 for float64), rounded once at the end. Inputs are converted first: a
+    product of 16 and 32 bits takes a CPU several times as long."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        # [b, s, h] -> [b, s, 1]
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        inverse = length.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide * inverse).mul_(weight.to(wide.dtype)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        scale, wide = weight.to(inverse.dtype), grad.to(inverse.dtype)
+        unit, dx = x.to(inverse.dtype) * inverse, None
+        along = wide * unit
+        dw = along.flatten(0, -2).sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        if ctx.needs_input_grad[0]:
+            # [b, s, h] x [h] -> [b, s, 1]
+            mean = (along @ scale)[..., None].div_(x.shape[-1])
+            dx = torch.mul(wide, scale, out=along).addcmul_(unit, mean, value=-1).mul_(inverse)
+        return None if dx is None else dx.to(x.dtype), dw, None
