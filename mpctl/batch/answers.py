@@ -84,6 +84,7 @@ def _split(row: Raw) -> tuple[Raw, Any, list[Found]]:
 
 def _estimated(name: Any, raw: Raw, issues: list[Found]) -> Raw:
     loaded = load_row(raw)
+    issues += [("warning", issue) for issue in loaded.warnings]
     found: list[Found] = [("error", issue) for issue in loaded.issues]
     if loaded.job is None or found:
         return _answer(name, [*issues, *found])
@@ -91,7 +92,7 @@ def _estimated(name: Any, raw: Raw, issues: list[Found]) -> Raw:
     require_countable(job)
     plan = with_nearest(make_plan(job))
     issues += [("warning", check.issue) for check in assumed]
-    checks = with_tried_hints(job, list(plan.checks), loaded.blanks)
+    checks = with_tried_hints(job, list(plan.checks), loaded.open_settings)
     issues += [(c.status, c.issue) for c in checks if c.status != "ok"]
     if job.model is None:
         issues.append(("error", Issue("no-model", "model", "an estimate needs a model")))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -22,9 +22,9 @@ from mpctl.estimate.makespan import GROUPS
 from mpctl.pipeline.stages import UnevenLayersError, job_stages
 from mpctl.rules.check import Check
 from mpctl.rules.layout import is_countable
-from mpctl.spec.job import JobSpec, blanks_of, complete
+from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.load import LoadedJob, partial_from_raw
-from mpctl.spec.merge import lay
+from mpctl.spec.merge import Notes, lay
 from mpctl.spec.names import TABLES, with_full_names
 from mpctl.spec.runtime import is_launched
 from mpctl.units import plural
@@ -40,28 +40,43 @@ MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that ma
 
 
 def load_row(raw: Raw) -> LoadedJob:
-    """As partial_from_raw, but a table that was met before is not validated again."""
+    """As partial_from_raw, but a table that was met before is not validated again.
+
+    The memory serves legal tables only: a row with anything to tell is read as a whole.
+    """
     raw = with_full_names(raw)
     _require_small_config(raw)
-    try:
-        tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}
-        job = JobSpec.model_validate(tables)
-        return LoadedJob(complete(job), blanks=blanks_of(job))
-    except (InputError, ValidationError):
+    tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}
+    if any(table is None for table in tables.values()):
         return partial_from_raw(raw, {})
+    try:
+        job = JobSpec.model_validate({key: table.value for key, table in tables.items() if table})
+    except ValidationError:
+        return partial_from_raw(raw, {})
+    return LoadedJob(complete(job), open_settings=open_settings_of(job))
+
+
+class _Table(NamedTuple):
+    """One entry of a job, expanded and validated."""
+
+    value: Any
 
 
 @lru_cache(maxsize=4096)
-def _table(key: str, text: str) -> Any:
-    """One entry of a job, expanded and validated; raises where the slow way has to find out."""
-    issues: list[Issue] = []
-    value = json.loads(text)
+def _table(key: str, text: str) -> _Table | None:
+    """An entry of a job from its JSON text; None where it must be read with the rest of its row:
+    where something of it is wrong or has a former name, or it names the preset of the whole job."""
     if key == "preset":
-        raise InputError.of("slow", key, "")
-    whole = lay({}, {key: value}, issues)
-    if issues:
-        raise InputError(issues)
-    return getattr(JobSpec.model_validate(whole), key, whole[key]) if key in TABLES else whole[key]
+        return None
+    notes = Notes([], [])
+    try:
+        whole = lay({}, {key: json.loads(text)}, notes)
+        if notes.issues or notes.warnings:
+            return None
+        job = JobSpec.model_validate(whole)
+    except (InputError, ValidationError):
+        return None
+    return _Table(getattr(job, key, whole[key]) if key in TABLES else whole[key])
 
 
 def _require_small_config(raw: Raw) -> None:

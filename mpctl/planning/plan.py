@@ -15,7 +15,7 @@ from mpctl.layout.job_layout import JobLayout, Stages, find_topology
 from mpctl.planning.layout_settings import NearbyLayout
 from mpctl.rules.check import Check
 from mpctl.rules.model import memory_check
-from mpctl.rules.validate import check_job, with_tried_hints
+from mpctl.rules.validate import RULES, Rule, check_job, with_tried_hints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
 from mpctl.topology import Topology
@@ -54,17 +54,22 @@ class Plan:
         return self.topology
 
 
-def load_plan(source: str | None, overrides: Mapping[str, Any] | None = None) -> Plan:
+def load_plan(
+    source: str | None,
+    overrides: Mapping[str, Any] | None = None,
+    rules: Sequence[Rule] = RULES,
+) -> Plan:
     """The legal plan of a job by path or preset name; raises InputError with every issue at once,
     those of the schema and those of the rules that can still be asked."""
     loaded = load_partial(source, overrides)
     job = loaded.job
-    checks = check_job(job, loaded.doubtful) if job else []
+    checks = check_job(job, loaded.tables_with_errors, rules) if job else []
     errors = [check for check in checks if check.status == "error"]
     if loaded.issues or errors or job is None:
-        told = with_tried_hints(job, errors, loaded.blanks) if job else []
+        told = with_tried_hints(job, errors, loaded.open_settings, rules) if job else []
         raise InputError([*loaded.issues, *(check.issue for check in told)])
-    return make_plan(job, checks)
+    renamed = [Check(i.rule, "warning", i.where, i.message, i.hint) for i in loaded.warnings]
+    return make_plan(job, [*renamed, *checks])
 
 
 def make_plan(job: JobSpec, checked: Sequence[Check] | None = None) -> Plan:

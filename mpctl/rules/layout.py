@@ -11,6 +11,7 @@ from mpctl.errors import Offer
 from mpctl.layout.job_layout import find_topology, replicas
 from mpctl.pipeline.balance import balanced_counts
 from mpctl.pipeline.costs import job_costs
+from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.rules.check import Check, listed, refusal
 from mpctl.sharding import divisors
@@ -107,31 +108,13 @@ def _tp_of_a_node(job: JobSpec, per_node: int) -> Offer:
 
 
 def pipeline_rules(job: JobSpec) -> Iterator[Check]:
-    p, m = job.parallel, job.num_microbatches
-    if p.vpp > 1 and p.pp == 1:
+    """The schedule can be made, and the layers can be cut into stages, none of them much slower."""
+    p = job.parallel
+    for conflict in schedule_conflicts(
+        p.schedule, stages=p.pp, microbatches=job.num_microbatches, chunks=p.vpp
+    ):
         yield refusal(
-            "vpp-needs-pp",
-            "parallel.vpp",
-            f"vpp is {p.vpp}, {p.vpp} chunks a stage, but pp is 1: there is no pipeline",
-            Offer("parallel.vpp", (1,), "vpp"),
-            Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2),
-        )
-    if p.vpp > 1 and p.pp > 1 and m % p.pp:
-        yield Check(
-            "microbatches-fill-pipeline",
-            "error",
-            "training.global_batch_size",
-            f"{plural(m, 'micro batch', 'micro batches')} cannot be split evenly into {p.pp} "
-            "interleaved stages",
-            f"use a global batch of a multiple of {p.pp} micro batches",
-        )
-    if (p.schedule == "interleaved") != (p.vpp > 1) and p.schedule != "1f1b":
-        yield Check(
-            "schedule-vpp",
-            "error",
-            "parallel.schedule",
-            f"{p.schedule} cannot run with {plural(p.vpp, 'chunk')} a stage",
-            "use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
+            conflict.rule, conflict.setting, conflict.message, *conflict.offers, more=conflict.hint
         )
     if job.model is None or (p.stage_balance == "cost" and not is_countable(job.model)):
         return

@@ -12,7 +12,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural
 
 
-def model_rules(job: JobSpec) -> Iterator[Check]:
+def position_rules(job: JobSpec) -> Iterator[Check]:
     model = job.model
     if model is None:
         return

@@ -1,91 +1,127 @@
 """Every rule that a layout must keep, all answered at once: rule, value, bound, way out.
 
-A rule is a small generator of Checks over a job; it never raises and never stops the next one. What
-Megatron and its kin enforce one assertion at a time (world, layers, heads, kv heads, ffn, sequence,
-batches) stands in rules/ beside what they do not check: tensor-parallel groups that leave their
-node, the cluster against the layout, memory against the device.
+A rule is a generator of Checks over a job; it never raises and never stops the next one. To add
+one, write the generator in the file of its subject and add a row to RULES, with the tables of a job
+that it reads: then every plan, launch, search and batch asks it, and the values that it offers are
+tried before they are told. What Megatron and its kin enforce one assertion at a time (world,
+layers, heads, kv heads, ffn, sequence, batches) stands in rules/ beside what they do not check:
+tensor-parallel groups that leave their node, the cluster against the layout, memory against the
+device.
 
 A hint names only values that every rule accepts: each is tried on the job before it is told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from mpctl.errors import Offer
 from mpctl.rules import family, freeze, layout, model, rates
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
-Rule = Callable[[JobSpec], Iterator[Check]]
 MOST_TRIED = 64  # values of an offer
 LAYOUT, SHAPE, BATCH = {"cluster", "parallel"}, {"parallel", "model"}, {"parallel", "training"}
-RULES: tuple[tuple[Rule, set[str]], ...] = (  # each with the tables that it reads
-    (layout.world_rules, LAYOUT),
-    (layout.order_rules, LAYOUT),
-    (layout.node_rules, LAYOUT),
-    (layout.pipeline_rules, SHAPE | BATCH),
-    (layout.tensor_mode_rules, LAYOUT),
-    (layout.zero_rules, LAYOUT),
-    (model.model_rules, SHAPE),
-    (family.family_rules, SHAPE),
-    (family.decoder_rules, SHAPE),
-    (family.relative_rules, {"model"}),
-    (model.head_rules, SHAPE),
-    (model.rotary_rules, {"model"}),
-    (model.width_rules, SHAPE),
-    (model.sequence_rules, SHAPE),
-    (model.batch_rules, LAYOUT | BATCH),
-    (model.recompute_rules, BATCH),
-    (rates.rate_rules, {"training"}),
-    (freeze.freeze_rules, {"model", "training"}),
-    (model.dtype_rules, {"cluster", "training"}),
-    (model.slow_dtype, {"cluster", "training"}),
+
+
+class Rule(NamedTuple):
+    """A rule: what it answers about a job, and the tables of the job that it reads."""
+
+    answer: Callable[[JobSpec], Iterator[Check]]
+    reads: set[str]
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(layout.world_rules, LAYOUT),
+    Rule(layout.order_rules, LAYOUT),
+    Rule(layout.node_rules, LAYOUT),
+    Rule(layout.pipeline_rules, SHAPE | BATCH),
+    Rule(layout.tensor_mode_rules, LAYOUT),
+    Rule(layout.zero_rules, LAYOUT),
+    Rule(model.position_rules, SHAPE),
+    Rule(family.family_rules, SHAPE),
+    Rule(family.decoder_rules, SHAPE),
+    Rule(family.relative_rules, {"model"}),
+    Rule(model.head_rules, SHAPE),
+    Rule(model.rotary_rules, {"model"}),
+    Rule(model.width_rules, SHAPE),
+    Rule(model.sequence_rules, SHAPE),
+    Rule(model.batch_rules, LAYOUT | BATCH),
+    Rule(model.recompute_rules, BATCH),
+    Rule(rates.rate_rules, {"training"}),
+    Rule(freeze.freeze_rules, {"model", "training"}),
+    Rule(model.dtype_rules, {"cluster", "training"}),
+    Rule(model.slow_dtype, {"cluster", "training"}),
 )
-
-
-def check_job(job: JobSpec, doubtful: frozenset[str] = frozenset()) -> list[Check]:
-    """Every rule's answer, in the order in which people read a layout.
-
-    Rules that read a doubtful table are not asked: their answer would be about a default.
-    """
-    asked = [rule for rule, tables in RULES if not tables & doubtful]
-    return [check for rule in asked for check in rule(job)]
-
-
 NO_VALUE = "no value of it alone is legal in this job: change other settings with it"
 
 
+def check_job(
+    job: JobSpec, tables_with_errors: frozenset[str] = frozenset(), rules: Sequence[Rule] = RULES
+) -> list[Check]:
+    """Every rule's answer about a complete job, in the order in which people read a layout.
+
+    tables_with_errors: those of the job that hold a default where the user wrote something illegal.
+    A rule that reads one of them is left out, as its answer would be about the default.
+    """
+    return [
+        check for rule in rules if not rule.reads & tables_with_errors for check in rule.answer(job)
+    ]
+
+
+def has_errors(job: JobSpec) -> bool:
+    """Whether a rule refuses the complete job."""
+    return any(check.status == "error" for check in check_job(job))
+
+
 def with_tried_hints(
-    job: JobSpec, checks: list[Check], blanks: frozenset[str] = frozenset()
+    job: JobSpec,
+    checks: Sequence[Check],
+    open_settings: frozenset[str] = frozenset(),
+    rules: Sequence[Rule] = RULES,
 ) -> list[Check]:
     """The checks of a job, with hints that name only values which all rules accept.
 
-    blanks: settings that were left open, which follow from the others anew (spec/job.py).
+    open_settings: those that the user left open and that follow from the others (spec/job.py);
+    they are derived anew for each value that is tried.
     """
-    failing = {check.rule for check in checks if check.status == "error"}
-    return [_tried(job, check, failing, blanks) if check.offers else check for check in checks]
+    failing = frozenset(check.rule for check in checks if check.status == "error")
+    trial = _Trial(job, failing, open_settings, rules)
+    return [trial.check(check) if check.offers else check for check in checks]
 
 
-def _tried(job: JobSpec, check: Check, failing: set[str], blanks: frozenset[str]) -> Check:
-    def accepts(offer: Offer, value: int | str) -> bool:
-        tried = changed_job(job, {offer.setting: value, **dict(offer.also)}, blanks)
-        if tried is None:
+@dataclass(frozen=True)
+class _Trial:
+    """A job on which offered values are tried; failing: the rules that refuse it as it is."""
+
+    job: JobSpec
+    failing: frozenset[str]
+    open_settings: frozenset[str]
+    rules: Sequence[Rule]
+
+    def check(self, check: Check) -> Check:
+        """The check with only those of its offered values that mend it and break nothing else."""
+        offers = tuple(self._accepted(offer, check) for offer in check.offers)
+        hint = way_out(offers, check.more)
+        return replace(check, offers=offers, hint=hint or NO_VALUE)
+
+    def _accepted(self, offer: Offer, check: Check) -> Offer:
+        """Of an offer with a nearest value, no more values than a hint tells."""
+        most = MOST_OFFERED if offer.near is not None else MOST_TRIED
+        tried = (v for v in offer.by_nearness[:MOST_TRIED] if self._accepts(offer, v, check))
+        legal = set(islice(tried, most))
+        return replace(offer, values=tuple(value for value in offer.values if value in legal))
+
+    def _accepts(self, offer: Offer, value: int | str, check: Check) -> bool:
+        """Whether the job with this value keeps the check's rule, every rule about the setting and
+        every rule that it keeps now."""
+        settings = {offer.setting: value, **dict(offer.also)}
+        job = changed_job(self.job, settings, self.open_settings)
+        if job is None:
             return False
-        errors = [found for found in check_job(tried) if found.status == "error"]
-        own = {check.rule} | {found.rule for found in errors if found.where == offer.setting}
-        return not any(found.rule in own or found.rule not in failing for found in errors)
-
-    offers = tuple(_accepted(offer, accepts) for offer in check.offers)
-    hint = way_out(offers, check.more)
-    return replace(check, offers=offers, hint=hint or NO_VALUE)
-
-
-def _accepted(offer: Offer, accepts: Callable[[Offer, int | str], bool]) -> Offer:
-    """The offer less what is not accepted; of one with a nearest, no more than will be told."""
-    most = MOST_OFFERED if offer.near is not None else MOST_TRIED
-    found = islice((v for v in offer.by_nearness[:MOST_TRIED] if accepts(offer, v)), most)
-    legal = set(found)
-    return replace(offer, values=tuple(value for value in offer.values if value in legal))
+        errors = [c for c in check_job(job, rules=self.rules) if c.status == "error"]
+        must_hold = {check.rule} | {error.rule for error in errors if error.where == offer.setting}
+        return not any(e.rule in must_hold or e.rule not in self.failing for e in errors)

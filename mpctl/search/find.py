@@ -21,7 +21,7 @@ from math import inf
 from typing import Literal, NamedTuple
 
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.rules.validate import check_job
+from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.space import AxesKey, LayoutFamily, SearchSpace
@@ -214,8 +214,7 @@ class BranchAndBound:
                 rung.offer(point)
 
     def _is_legal(self, layout: LayoutSettings) -> bool:
-        checks = check_job(self.space.job_of(layout))
-        return all(check.status != "error" for check in checks)
+        return not has_errors(self.space.job_of(layout))
 
     def least(self, report: Progress) -> None:
         """By memory, smaller micro batches first: what is too much for one is so for larger."""

@@ -21,7 +21,7 @@ from mpctl.planning.layout_settings import (
     layout_of,
 )
 from mpctl.planning.plan import Plan
-from mpctl.rules.validate import check_job
+from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout
@@ -95,4 +95,4 @@ def _fastest(
 
 
 def _is_legal(space: SearchSpace, layout: LayoutSettings) -> bool:
-    return all(check.status != "error" for check in check_job(space.job_of(layout)))
+    return not has_errors(space.job_of(layout))

@@ -15,12 +15,12 @@ LONGEST_VALUE = 60
 
 
 class SchemaError(InputError):
-    """Keys that the schema refuses, and where they stand: (pydantic's type, path)."""
+    """What the schema refuses. locations: pydantic's type of each error, with its key's path."""
 
     def __init__(self, error: ValidationError) -> None:
         details = [dict(detail) for detail in error.errors(include_url=False)]
         super().__init__(_issue_of(d) for d in details if not _is_consequence(d))
-        self.places = [(detail["type"], _path(detail)) for detail in details]
+        self.locations = [(detail["type"], _path(detail)) for detail in details]
 
 
 def _path(detail: dict[str, Any]) -> list[Any]:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from mpctl.axes import AXIS_NAMES
 from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, StrictModel, Timeout
 from mpctl.spec.cluster import ClusterSpec
-from mpctl.spec.model import ModelSpec, chosen
+from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.training import TrainingSpec
 
@@ -143,26 +143,32 @@ def complete(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"parallel": parallel, "training": training})
 
 
-BLANKS = ("parallel.dp", "parallel.embedding_is_layer", "parallel.loss_is_layer",
-          "cluster.gpus_per_node", "training.global_batch_size")  # fmt: skip
+# Settings that `complete` derives from the others where they are left open.
+OPEN_SETTINGS = (
+    "parallel.dp", "parallel.embedding_is_layer", "parallel.loss_is_layer",
+    "cluster.gpus_per_node", "training.global_batch_size",
+)  # fmt: skip
 
 
-def blanks_of(job: JobSpec) -> frozenset[str]:
-    """Settings that `complete` fills in, of those that a job leaves open."""
+def open_settings_of(job: JobSpec) -> frozenset[str]:
+    """The settings that a job leaves open and `complete` fills in, by their full names."""
     tables = {name: getattr(job, name).model_dump() for name in ("parallel", "cluster", "training")}
-    keys = (name.split(".") for name in BLANKS)
+    keys = (name.split(".") for name in OPEN_SETTINGS)
     return frozenset(f"{table}.{key}" for table, key in keys if not tables[table][key])
 
 
 def changed_job(
-    job: JobSpec, settings: Mapping[str, object], blanks: frozenset[str]
+    job: JobSpec, settings: Mapping[str, object], open_settings: frozenset[str]
 ) -> JobSpec | None:
-    """A complete job with settings changed, and anew what follows from them; None where a value is
-    none that the schema accepts. blanks: settings that were left open before."""
+    """A complete job with some settings changed; None where the schema refuses a value.
+
+    open_settings: those that were left open before `complete`; they are derived anew, as are the
+    model's keys that follow from others.
+    """
     raw = job.model_dump()
     if raw["model"]:
-        raw["model"] = chosen(raw["model"])
-    for name in blanks - settings.keys():
+        raw["model"] = without_derived(raw["model"])
+    for name in open_settings - settings.keys():
         table, key = name.split(".")
         raw[table].pop(key)
     for name, value in settings.items():

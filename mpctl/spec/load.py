@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.issues import SchemaError
-from mpctl.spec.job import JobSpec, blanks_of, complete
-from mpctl.spec.merge import Raw, lay, without
+from mpctl.spec.job import JobSpec, complete, open_settings_of
+from mpctl.spec.merge import Notes, Raw, lay, without
 from mpctl.spec.names import full_name
 from mpctl.spec.paths import anchored
 from mpctl.spec.presets import Kind, find_preset, preset_names
@@ -29,14 +29,18 @@ from mpctl.spec.presets import Kind, find_preset, preset_names
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """What could be read: the job without its bad keys, every issue, the tables whose values are
-    therefore in doubt (a default stands where something illegal was written), and the settings that
-    were left open."""
+    """What could be read of a job.
+
+    job: without the keys that were refused, None where nothing remains; issues: every error;
+    tables_with_errors: those where a default stands for a value that was refused; open_settings:
+    those that were left open and follow from the others; warnings: keys under a former name.
+    """
 
     job: JobSpec | None
     issues: tuple[Issue, ...] = ()
-    doubtful: frozenset[str] = frozenset()
-    blanks: frozenset[str] = frozenset()
+    tables_with_errors: frozenset[str] = frozenset()
+    open_settings: frozenset[str] = frozenset()
+    warnings: tuple[Issue, ...] = ()
 
 
 def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> JobSpec:
@@ -55,27 +59,32 @@ def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None)
 
 
 def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
+    """The job of raw tables, as a file holds them; raises InputError carrying all issues."""
     return _get_job(partial_from_raw(raw, overrides))
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
-    issues: list[Issue] = []
-    raw = lay({}, raw, issues)
+    """As job_from_raw, but issues are returned beside what could be read in spite of them."""
+    notes = Notes([], [])
+    raw = lay({}, raw, notes)
     for where, value in overrides.items():
         if isinstance(value, dict):  # a table given whole replaces the one below
             raw = without(raw, where.split("."))
-    raw = lay(raw, _nested(overrides), issues)
-    in_doubt = {issue.where.split(".")[0] for issue in issues}
+    raw = lay(raw, _nested(overrides), notes)
+    issues = list(notes.issues)
+    refused = {issue.where.split(".")[0] for issue in issues}
+    job: JobSpec | None
     try:
         job = parse(raw)
-        return LoadedJob(complete(job), tuple(issues), frozenset(in_doubt), blanks_of(job))
     except SchemaError as error:
         issues += error.issues
-        in_doubt |= {str(path[0]) for kind, path in error.places if kind != "extra_forbidden"}
-        rest = _salvage(raw, error)
-        if rest is None:
-            return LoadedJob(None, tuple(issues), frozenset(in_doubt))
-        return LoadedJob(complete(rest), tuple(issues), frozenset(in_doubt), blanks_of(rest))
+        refused |= {str(path[0]) for kind, path in error.locations if kind != "extra_forbidden"}
+        job = _without_refused(raw, error)
+    warnings = tuple(notes.warnings)
+    if job is None:
+        return LoadedJob(None, tuple(issues), frozenset(refused), warnings=warnings)
+    open_settings = open_settings_of(job)
+    return LoadedJob(complete(job), tuple(issues), frozenset(refused), open_settings, warnings)
 
 
 def _get_job(loaded: LoadedJob) -> JobSpec:
@@ -92,17 +101,17 @@ def parse(raw: Raw) -> JobSpec:
         raise SchemaError(error) from None
 
 
-def _salvage(raw: Raw, error: SchemaError) -> JobSpec | None:
+def _without_refused(raw: Raw, error: SchemaError) -> JobSpec | None:
     """The job without the refused keys, so that its rules can still be asked."""
-    for kind, path in error.places:
+    for kind, path in error.locations:
         # A table that lacks a key is left out whole.
         raw = without(raw, path[:1] if kind == "missing" else path)
     try:
         return parse(raw)
     except SchemaError as again:  # a refused key was one that its table requires
-        if any(kind != "missing" for kind, _ in again.places):
+        if any(kind != "missing" for kind, _ in again.locations):
             return None
-        return _salvage(raw, again)
+        return _without_refused(raw, again)
 
 
 def _nested(overrides: Mapping[str, Any]) -> Raw:
@@ -112,10 +121,10 @@ def _nested(overrides: Mapping[str, Any]) -> Raw:
         *path, last = where.split(".")
         table = tree
         for key in path:
-            held = table.get(key)
-            if isinstance(held, str):
-                held = {"preset": held}
-            table[key] = dict(held) if isinstance(held, dict) else {}
+            inner = table.get(key)
+            if isinstance(inner, str):
+                inner = {"preset": inner}
+            table[key] = dict(inner) if isinstance(inner, dict) else {}
             table = table[key]
         table[last] = value
     return tree
@@ -126,15 +135,15 @@ def read_source(source: str) -> Raw:
     path = Path(source)
     if path.suffix in (".toml", ".json") or _is_file(path):
         return anchored(_read_file(path), path.parent)
-    found = find_preset("jobs", source)
-    if found is None:
+    table = find_preset("jobs", source)
+    if table is None:
         raise InputError.of(
             "no-such-job",
             "JOB",
             f"{source!r} is neither a file nor a job preset",
             _job_hint(source),
         )
-    return found
+    return table
 
 
 def _job_hint(source: str) -> str:

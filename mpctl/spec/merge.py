@@ -2,8 +2,9 @@
 
 The law: a table's base is what it names (`preset`, or `hf_config` for a model), else the table
 below it; its own keys win over the base. Where a model table gets a base, what merely follows from
-the base's shape (`chosen` in model.py) is derived anew. By hand: `cluster.device.memory_bytes = 1`
-above `cluster = "selene"` keeps all of selene, and of its A100 all but the memory.
+the base's shape (`derived_values` in model.py) is derived anew. By hand:
+`cluster.device.memory_bytes = 1` above `cluster = "selene"` keeps all of selene, and of its A100
+all but the memory. A key under a former name counts as the new one (renamed.py).
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from mpctl.spec.base import StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.hf import shape_from_hf
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec, chosen
+from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.preset_check import require_valid
 from mpctl.spec.presets import PRESET_TABLES, PresetFile, get_file
+from mpctl.spec.renamed import with_new_names
 
 Raw = dict[str, Any]
 Where = tuple[str, ...]
 MODEL = ("model",)
+DEEPEST = 3  # tables of a job within each other: cluster.device.kernels
 MODELS: dict[Where, type[StrictModel]] = {
     (): JobSpec,
     ("cluster",): ClusterSpec,
@@ -37,43 +40,50 @@ class Base(NamedTuple):
     file: PresetFile | None = None
 
 
-def lay(
-    under: Any, over: Any, issues: list[Issue], where: Where = (), trail: tuple[str, ...] = ()
-) -> Any:
-    """`over` upon `under`, both at the path `where` of a job; neither is edited.
+class Notes(NamedTuple):
+    """What came up while tables were laid upon each other: errors, and warnings of old names."""
+
+    issues: list[Issue]
+    warnings: list[Issue]
+
+
+def lay(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[str, ...] = ()) -> Any:
+    """The table `over` upon `under`, both at the path `where` of a job; neither is edited.
 
     trail: names of the presets that led to `over`, each starting from the next. What names
-    something that cannot be found is left out and added to `issues`, so that the rest is still
-    checked; InputError when that is `over` itself.
+    something that cannot be found is left out and added to the notes' issues, so that the rest is
+    still checked; InputError when that is `over` itself.
     """
     if isinstance(over, str) and where in PRESET_TABLES:
         over = {"preset": over}
-    if not isinstance(over, dict) or (not isinstance(under, dict) and where not in PRESET_TABLES):
+    if not isinstance(over, dict) or (not isinstance(under, dict) and len(where) > DEEPEST):
         return over
-    base, own = _split(over, where)
+    over, renamed = with_new_names(over, where)
+    notes.warnings.extend(renamed)
+    base, keys = _split(over, where)
     if base is not None:
-        under = _expanded(base, issues, where, trail)
+        under = _expanded(base, notes, where, trail)
     table = dict(under) if isinstance(under, dict) else {}
     if where == MODEL:
-        table = chosen(table)
-    for key, value in own.items():
+        table = without_derived(table)
+    for key, value in keys.items():
         try:
-            table[key] = lay(table.get(key), value, issues, (*where, key))
+            table[key] = lay(table.get(key), value, notes, (*where, key))
         except InputError as error:
-            issues.extend(error.issues)
+            notes.issues.extend(error.issues)
             table.pop(key, None)
     return table
 
 
-def _expanded(base: Base, issues: list[Issue], where: Where, trail: tuple[str, ...]) -> Any:
+def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[str, ...]) -> Any:
     """The table that a base stands for, with what it starts from itself. Raises InputError where
     presets start from each other in a circle, or a user's preset holds what no job may."""
     if base.file is None:
-        return lay({}, base.table, issues, where)
+        return lay({}, base.table, notes, where)
     if base.file.name in trail:
         message = f"presets start from each other: {' -> '.join([*trail, base.file.name])}"
         raise InputError.of("preset-circle", str(base.file.path), message, "rename one of them")
-    table = lay({}, base.table, issues, where, (*trail, base.file.name))
+    table = lay({}, base.table, notes, where, (*trail, base.file.name))
     if not base.file.is_bundled:
         require_valid(base.file, table, MODELS[where])
     return table

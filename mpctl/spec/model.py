@@ -10,7 +10,7 @@ from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
 
 FamilyName = Literal["gpt", "bert", "t5", "glm"]
 Ratio = Annotated[float, Field(ge=1e-6, le=1e12)]
-DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see `derived`
+DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see derived_values
 
 
 class RotaryScaling(StrictModel):
@@ -99,7 +99,7 @@ class ModelSpec(StrictModel):
         if not isinstance(raw, dict):
             return raw
         given = {key: v for key, v in raw.items() if key not in DERIVED or v is not None}
-        return {**derived(raw), **given}
+        return {**derived_values(raw), **given}
 
     @property
     def head_size(self) -> int:
@@ -125,9 +125,9 @@ class ModelSpec(StrictModel):
         return self.seq_length + (self.decoder_seq_length or 0)
 
 
-def derived(raw: dict[str, Any]) -> dict[str, int | str]:
-    """What a raw table leaves to follow from family, hidden, heads and seq_length, where those are
-    legal.
+def derived_values(raw: dict[str, Any]) -> dict[str, int | str]:
+    """The DERIVED keys of a raw model table, as they follow from family, hidden, heads and
+    seq_length; without those that follow from a key that is absent or illegal.
 
     By hand: hidden 64, heads 4 and seq_length 16 give ffn 256, kv_heads 4, head_dim 16 and
     max_positions 16; heads 5 gives no head_dim, and the rules say why.
@@ -143,13 +143,14 @@ def derived(raw: dict[str, Any]) -> dict[str, int | str]:
     return {key: value for key, value in values.items() if value}
 
 
-def chosen(raw: dict[str, Any]) -> dict[str, Any]:
-    """A raw table without what follows from the rest of it, so that keys laid over it derive
-    anew: ffn 256 goes where hidden is 64, ffn 170 is a choice and stays.
+def without_derived(raw: dict[str, Any]) -> dict[str, Any]:
+    """A raw model table without the values that merely follow from the rest of it, so that they
+    are derived anew from keys that are laid over it.
 
-    A rotary model's limit stays as well: a shorter sequence changes no weight of it.
+    By hand: with hidden 64, ffn 256 is left out and ffn 170 stays, as somebody chose it. A rotary
+    model's max_positions stays as well: a shorter sequence changes no weight of it.
     """
-    follows = derived(raw)
+    follows = derived_values(raw)
     if raw.get("position") == "rotary":
         follows.pop("max_positions", None)
     return {k: v for k, v in raw.items() if k not in follows or v != follows[k]}

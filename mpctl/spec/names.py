@@ -13,6 +13,7 @@ from mpctl.errors import InputError
 from mpctl.spec.base import fields_at
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import PRESET_TABLES, preset_names
+from mpctl.spec.renamed import old_keys
 from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
 
 Raw = dict[str, Any]
@@ -29,8 +30,8 @@ def full_name(key: str) -> str:
 
 
 def tables_with(key: str) -> list[str]:
-    """The tables of a job that hold a key of this name."""
-    return [name for name in TABLES if key in keys_at([name])]
+    """The tables of a job that hold a key of this name, or held it once under this name."""
+    return [name for name in TABLES if key in keys_at([name]) or key in old_keys((name,))]
 
 
 def with_full_names(raw: Mapping[str, Any]) -> Raw:
@@ -38,16 +39,16 @@ def with_full_names(raw: Mapping[str, Any]) -> Raw:
 
     Raises InputError where a setting is given both ways.
     """
-    found, short = dict(raw), {key: name for key in raw if (name := full_name(key)) != key}
+    tables, short = dict(raw), {key: name for key in raw if (name := full_name(key)) != key}
     for key, name in short.items():
-        table, inner = name.split(".")
-        held = found.get(table) or {}
-        held = {"preset": held} if isinstance(held, str) else held
-        if not isinstance(held, dict) or inner in held:
-            message = f"is given beside {name if isinstance(held, dict) else table}"
+        table_name, inner = name.split(".")
+        table = tables.get(table_name) or {}
+        table = {"preset": table} if isinstance(table, str) else table
+        if not isinstance(table, dict) or inner in table:
+            message = f"is given beside {name if isinstance(table, dict) else table_name}"
             raise InputError.of("given-twice", key, message, "leave one of them out")
-        found[table] = {**held, inner: found.pop(key)}
-    return found
+        tables[table_name] = {**table, inner: tables.pop(key)}
+    return tables
 
 
 def keys_at(path: list[str]) -> list[str]:

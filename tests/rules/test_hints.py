@@ -237,7 +237,7 @@ def told(settings: dict[str, Any]) -> list[Check]:
     """The same with the hints that are told."""
     loaded = load_partial(None, settings)
     assert loaded.job is not None and not loaded.issues
-    return with_tried_hints(loaded.job, errors_of(settings), loaded.blanks)
+    return with_tried_hints(loaded.job, errors_of(settings), loaded.open_settings)
 
 
 @given(JOBS)

@@ -12,6 +12,7 @@ import pytest
 
 import mpctl.rules
 from mpctl.errors import Offer
+from mpctl.pipeline.schedule import legality
 from mpctl.planning.plan import make_plan
 from mpctl.rules.check import Check, divides, listed, way_out
 from tests.jobs import answers, job_of
@@ -565,8 +566,8 @@ def test_a_broken_rule_says_value_bound_and_way_out(case: Case) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    """Rule ids are the dashed words of rules/: whoever adds one adds its case here."""
-    sources = Path(mpctl.rules.__file__).parent.glob("*.py")
+    """Rule ids are the dashed words of rules/ and legality.py: whoever adds one adds its case."""
+    sources = [*Path(mpctl.rules.__file__).parent.glob("*.py"), Path(legality.__file__)]
     texts = [
         node.value
         for source in sources

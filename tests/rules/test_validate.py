@@ -64,7 +64,7 @@ def test_an_unknown_key_hides_no_rule_of_its_own_table() -> None:
     assert rules == THEIR_RULES | {"unknown-key"}
 
 
-def test_rules_about_a_doubtful_table_are_not_asked() -> None:
+def test_rules_that_read_a_table_with_errors_are_left_out() -> None:
     """A batch rule would answer about the default that stands where `"many"` was written."""
     issues = issues_of({**SIX_FAULTS, "training.micro_batch_size": "many"})
     rules = {issue.rule for issue in issues}

@@ -110,7 +110,9 @@ def test_all_issues_are_reported_at_once() -> None:
 def test_what_is_legal_is_read_in_spite_of_the_rest() -> None:
     loaded = load_partial("demo", {"parallel.tpp": 2, "training.steps": "many"})
     assert {issue.where for issue in loaded.issues} == {"parallel.tpp", "training.steps"}
-    assert loaded.doubtful == {"training"}  # an unknown key casts no doubt on the known ones
+    assert loaded.tables_with_errors == {
+        "training"
+    }  # an unknown key casts no doubt on the known ones
     assert loaded.job is not None
     assert (loaded.job.parallel.tp, loaded.job.training.dropout) == (2, 0.1)
 
@@ -155,7 +157,7 @@ def test_rules_are_asked_beside_a_bad_required_key() -> None:
     loaded = load_partial("demo", {"cluster.intra_node.bandwidth": -1, "model.hidden": "x"})
     assert loaded.job is not None
     assert (loaded.job.parallel.tp, loaded.job.model) == (2, None)
-    assert loaded.doubtful == {"cluster", "model"}
+    assert loaded.tables_with_errors == {"cluster", "model"}
 
 
 def test_what_starts_a_table_is_suggested() -> None:

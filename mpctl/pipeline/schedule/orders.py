@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Literal, NamedTuple
 
-from mpctl.sharding import divisors
+from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.spec.parallel import ScheduleName
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
@@ -43,11 +43,7 @@ FREES: frozenset[Kind] = frozenset({"backward", "backward_weight"})
 
 
 class ScheduleError(ValueError):
-    """The schedule cannot be made of these numbers; `hint` says what would be possible."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
+    """The schedule cannot be made of these numbers (legality.py), which a job's rules refuse."""
 
 
 class Action(NamedTuple):
@@ -94,7 +90,10 @@ def warmup(
     name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
 ) -> int:
     """Forwards before a stage's first one that a backward follows; raises ScheduleError."""
-    _check(name, stages, microbatches, chunks)
+    for conflict in schedule_conflicts(
+        name, stages=stages, microbatches=microbatches, chunks=chunks
+    ):
+        raise ScheduleError(conflict.message)
     assert 0 <= stage < stages, f"stage {stage} of {stages}"
     if name == "gpipe":
         return microbatches
@@ -171,25 +170,3 @@ def _with_weights(order: Iterator[Action], stage: int, microbatches: int) -> Ite
             yield Action("backward_weight", action.microbatch - stage)
     for microbatch in range(max(microbatches - stage, 0), microbatches):
         yield Action("backward_weight", microbatch)
-
-
-def _check(name: ScheduleName, stages: int, microbatches: int, chunks: int) -> None:
-    if chunks == 1 and name == "interleaved":
-        raise ScheduleError("interleaved needs chunks, and a stage has 1", "use 1f1b, or vpp 2")
-    if chunks == 1:
-        return
-    if name not in ("1f1b", "interleaved"):
-        raise ScheduleError(
-            f"{name} does not go with {chunks} chunks a stage", "use interleaved, or vpp 1"
-        )
-    if stages == 1:
-        raise ScheduleError(
-            f"{chunks} chunks a stage need a pipeline, and there is 1 stage",
-            "use pp 2 or more, or vpp 1",
-        )
-    if microbatches % stages:
-        legal = ", ".join(str(size) for size in divisors(microbatches) if size > 1)
-        raise ScheduleError(
-            f"{microbatches} micro batches do not divide over {stages} interleaved stages",
-            f"use a multiple of {stages} micro batches" + (f", or pp {legal}" if legal else ""),
-        )

@@ -1,0 +1,74 @@
+"""Which schedules there are for so many stages, chunks and micro batches: the one law of it.
+
+Planning asks it as a rule (rules/layout.py), a search before it thinks of a layout, and orders.py
+before it makes a schedule:
+
+    chunks      several chunks a stage need several stages
+    interleaved runs several chunks a stage, in groups of one micro batch a stage: p | m
+    1f1b        with several chunks is interleaved; the other schedules run one chunk a stage
+
+>>> [conflict.rule for conflict in schedule_conflicts("1f1b", stages=4, microbatches=6, chunks=2)]
+['microbatches-fill-pipeline']
+>>> is_schedule("zero-bubble", stages=4, microbatches=6, chunks=1)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from mpctl.errors import Offer
+from mpctl.spec.parallel import ScheduleName
+from mpctl.units import plural
+
+
+class ScheduleConflict(NamedTuple):
+    """Why there is no such schedule, as a rule of a layout tells it.
+
+    rule: its stable id; setting: the key of a job that it is about; offers: values that mend it;
+    hint: other ways out, in words.
+    """
+
+    rule: str
+    setting: str
+    message: str
+    offers: tuple[Offer, ...] = ()
+    hint: str = ""
+
+
+def is_schedule(name: ScheduleName, *, stages: int, microbatches: int, chunks: int) -> bool:
+    """Whether the schedule can be made of these numbers."""
+    conflicts = schedule_conflicts(name, stages=stages, microbatches=microbatches, chunks=chunks)
+    return next(conflicts, None) is None
+
+
+def schedule_conflicts(
+    name: ScheduleName, *, stages: int, microbatches: int, chunks: int
+) -> Iterator[ScheduleConflict]:
+    """Every reason why the schedule cannot be made; none where it can."""
+    if chunks > 1 and stages == 1:
+        yield ScheduleConflict(
+            "vpp-needs-pp",
+            "parallel.vpp",
+            f"vpp is {chunks}, {chunks} chunks a stage, but pp is 1: there is no pipeline",
+            (
+                Offer("parallel.vpp", (1,), "vpp"),
+                Offer("parallel.pp", tuple(range(2, 17)), "pp", near=2),
+            ),
+        )
+    elif chunks > 1 and microbatches % stages:
+        yield ScheduleConflict(
+            "microbatches-fill-pipeline",
+            "training.global_batch_size",
+            f"{plural(microbatches, 'micro batch', 'micro batches')} cannot be split evenly into "
+            f"{stages} interleaved stages",
+            hint=f"use a global batch of a multiple of {stages} micro batches",
+        )
+    if name != "1f1b" and (name == "interleaved") != (chunks > 1):
+        yield ScheduleConflict(
+            "schedule-vpp",
+            "parallel.schedule",
+            f"{name} cannot run with {plural(chunks, 'chunk')} a stage",
+            hint="use interleaved or 1f1b with vpp 2 or more, any other schedule with vpp 1",
+        )

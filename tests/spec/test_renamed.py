@@ -1,0 +1,99 @@
+"""A renamed key is read under its old name, with a warning, wherever a job comes from: files,
+presets, run directories, lines of a batch, `--set`. The rows are toy ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpctl.batch.answers import answers
+from mpctl.errors import InputError
+from mpctl.planning.plan import load_plan
+from mpctl.spec import renamed
+from mpctl.spec.load import load_job, load_partial, parse_settings
+from mpctl.spec.presets import VARIABLE
+from mpctl.spec.renamed import RENAMED_KEYS, RenamedKey
+
+ROWS = (
+    RenamedKey(("training",), "peak_rate", "learning_rate", "9.9"),
+    RenamedKey(("cluster", "device"), "hbm_bytes", "memory_bytes", "9.9"),
+)
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renamed, "RENAMED_KEYS", ROWS)
+
+
+def test_a_file_is_read_with_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("[training]\npeak_rate = 1e-4\n")
+    loaded = load_partial(str(path))
+    assert loaded.job is not None and loaded.job.training.learning_rate == 1e-4
+    assert loaded.issues == ()
+    (warning,) = loaded.warnings
+    assert warning.where == "training.peak_rate"
+    assert "training.learning_rate since version 9.9" in warning.message
+    assert load_partial(str(path), {"training.learning_rate": 2e-4}).job == load_job(
+        None, {"training.learning_rate": 2e-4}
+    )
+
+
+def test_a_plan_tells_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text("[training]\npeak_rate = 1e-4\n")
+    (check,) = load_plan(str(path)).warnings
+    assert (check.rule, check.where) == ("renamed-key", "training.peak_rate")
+
+
+def test_a_run_directorys_job_is_read(tmp_path: Path) -> None:
+    job = load_job("demo", {"training.learning_rate": 1e-4}).model_dump()
+    job["training"]["peak_rate"] = job["training"].pop("learning_rate")
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job))
+    assert load_job(str(path)) == load_job("demo", {"training.learning_rate": 1e-4})
+
+
+@pytest.mark.parametrize("name", ["training.peak_rate", "peak_rate", "peak-rate"])
+def test_set_takes_it(name: str) -> None:
+    loaded = load_partial(None, parse_settings([f"{name}=1e-4"]))
+    assert loaded.job is not None and loaded.job.training.learning_rate == 1e-4
+    assert [warning.where for warning in loaded.warnings] == ["training.peak_rate"]
+
+
+@pytest.mark.parametrize("line", [{"training": {"peak_rate": 1e-4}}, {"peak_rate": 1e-4}])
+def test_a_line_of_a_batch_takes_it(line: dict[str, object]) -> None:
+    rows = [json.dumps({**line, "model": "gpt2"}).encode()] * 2  # the second one from memory
+    for answer in answers(rows):
+        (issue,) = [i for i in answer["issues"] if i["rule"] == "renamed-key"]
+        assert issue["status"] == "warning" and answer["peak_memory_bytes"]
+
+
+def test_a_table_within_a_table_and_a_users_preset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "mine.toml").write_text(
+        '[device]\npreset = "h200"\nhbm_bytes = 1024\n'
+    )
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    loaded = load_partial(None, {"cluster": "mine"})
+    assert loaded.job is not None and loaded.job.cluster.device is not None
+    assert loaded.job.cluster.device.memory_bytes == 1024
+    assert [warning.where for warning in loaded.warnings] == ["cluster.device.hbm_bytes"]
+
+
+def test_both_names_at_once_are_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        load_job(None, {"training.peak_rate": 1e-4, "training.learning_rate": 1e-4})
+    (issue,) = caught.value.issues
+    assert issue.rule == "given-twice" and issue.where == "training.peak_rate"
+
+
+def test_every_row_names_a_key_that_there_is() -> None:
+    from mpctl.spec.names import keys_at
+
+    for row in (*RENAMED_KEYS, *ROWS):
+        assert row.new in keys_at(list(row.table)) and row.old not in keys_at(list(row.table))
