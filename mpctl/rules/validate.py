@@ -109,7 +109,7 @@ class _Trial:
         return replace(check, offers=offers, hint=hint or NO_VALUE)
 
     def _accepted(self, offer: Offer, check: Check) -> Offer:
-        """Of an offer with a nearest value, no more values than a hint tells."""
+        """The offer with the values that are accepted; no more of them than a hint tells."""
         most = MOST_OFFERED if offer.near is not None else MOST_TRIED
         tried = (v for v in offer.by_nearness[:MOST_TRIED] if self._accepts(offer, v, check))
         legal = set(islice(tried, most))
