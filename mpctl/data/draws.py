@@ -1,15 +1,15 @@
 """Random words for a sample: a stateless function of (seed, sample number, purpose).
 
-The words are Philox4x64's (Salmon et al. 2011), key [seed, number], counter [0, 0, 0, purpose]:
-the purpose stands in the counter's highest word, so no two purposes ever meet, nor the epochs'
-permutations, which count from 0 (data/samples.py). NumPy promises these raw words for good, but
+The words are Philox4x64's (Salmon et al. 2011), key [seed, number], counter [0, 0, 0, purpose].
+The purpose, from 1 on, stands in the counter's highest word, so the streams of two purposes never
+overlap, nor do they meet the epochs' permutations, which count from 0 (data/samples.py). Each
+family numbers the purposes of its samples itself, and never changes a number: it would change the
+data of old runs. NumPy promises these raw words for good, but
 none of its distributions; what is needed is derived here, in integers, the same on any machine.
 By hand: the words 30, 10, 20 choose places 1, 2, 0, in that order; modulo 7 they are 2, 3, 6.
 """
 
 from __future__ import annotations
-
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,33 +17,21 @@ from numpy.typing import NDArray
 Words = NDArray[np.uint64]
 
 
-class Purpose(IntEnum):
-    """What words are for. A number is never used again: it would change the data of old runs."""
-
-    BERT_PAIR = 1
-    BERT_PLACES = 2
-    BERT_MASKS = 3
-    T5_KEPT = 4
-    T5_NOISE = 5
-    GLM_LENGTHS = 6
-    GLM_PLACES = 7
-    GLM_ORDER = 8
-
-
-def draw(seed: int, number: int, purpose: Purpose, count: int) -> Words:
-    """The first `count` words of this stream, uint64 [count]; seed and number below 2^64."""
+def draw(seed: int, number: int, purpose: int, count: int) -> Words:
+    """The first `count` words of the stream, uint64 [count]; seed and number below 2^64."""
     key = np.array([seed, number], np.uint64)
     counter = np.array([0, 0, 0, purpose], np.uint64)
     return np.random.Philox(counter=counter, key=key).random_raw(count)
 
 
 def integers(words: Words, bound: int) -> NDArray[np.int64]:
-    """One of range(bound) for each word: the remainder, unfair by less than bound / 2^64."""
+    """An integer of range(bound) for each word: the remainder, whose distribution is uniform but
+    for less than bound / 2^64."""
     return (words % np.uint64(bound)).astype(np.int64)
 
 
 def choose(words: Words, count: int) -> NDArray[np.int64]:
-    """`count` of the places range(len(words)), none twice, in random order, int64 [count]."""
+    """`count` different indices of range(len(words)) in random order, int64 [count]."""
     return np.argsort(words, kind="stable")[:count].astype(np.int64)
 
 

@@ -1,11 +1,12 @@
-"""Prompts as tokens, in the form that each family's training gave its text. Needs no torch.
+"""Prompts as tokens, in the form that the family's training gave its text (spec/prompt.py).
 
-    gpt    the prompt's tokens; an empty prompt is end-of-text, which stands before a document
-    bert   [CLS] tokens [SEP], with the [MASK]s to fill
-    glm    tokens with their [MASK]s; without any, one is put at the end
-    t5     tokens with sentinels <extra_id_0>, <extra_id_1>, .., then </s>
+    CONTINUE      the prompt's tokens; an empty prompt is end-of-text, which stands before a
+    document FILL_WORDS    [CLS] tokens [SEP], with the [MASK]s to fill FILL_BLANKS   tokens with
+    their [MASK]s; without any, one is added at the end DECODE        tokens with sentinels
+    <extra_id_0>, <extra_id_1>, .., then </s>
 
-Names of special tokens count in a prompt of the last three; everywhere else they are plain text.
+Names of the family's special tokens in a prompt stand for these tokens; all else is plain text.
+Needs no torch.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer, vocabulary_size
 from mpctl.errors import InputError, Issue
-from mpctl.families import special_tokens
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.prompt import MASK, PromptForm, PromptKind
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MASK = "[MASK]"
-DEFAULT_TOKENS = 128  # that are written, or as many as the model has positions for
+DEFAULT_TOKENS = 128  # tokens to write by default, where the model has positions for so many
+MOST_ISSUES = 20
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt for the workers: masks are places in tokens, limit is the most to write (in GLM a
-    blank, in BERT one word a mask)."""
+    """A prompt as workers take it.
+
+    tokens: the framed prompt. masks: indices of the [MASK]s in it. limit: the most tokens to write:
+    in all (CONTINUE, DECODE) or for each [MASK] (FILL_BLANKS).
+    """
 
     tokens: tuple[int, ...]
     masks: tuple[int, ...]
@@ -42,34 +46,41 @@ class Encoded:
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """adds_template: as the tokenizer's own template says, which puts a begin-of-text token before
-    the text of many models; text prepared by mpctl has none."""
+    """Turns prompts into tokens for one model.
+
+    form, special_names: how the model's family reads prompts, and the names of its special tokens.
+    own_ends: ids that end a text for this model beside the tokenizer's end-of-text. adds_template:
+    whether to add what the tokenizer's own template adds, such as the begin-of-text token that many
+    models expect; text prepared by mpctl has none.
+    """
 
     model: ModelSpec
+    form: PromptForm
+    special_names: tuple[str, ...]
     tokenizer_path: Path
     own_ends: tuple[int, ...] = ()
     adds_template: bool = False
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the tokenizers library."""
         return load_tokenizer(self.tokenizer_path)
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Ids of the family's special tokens."""
-        names = special_tokens(self.model)
-        return special_ids(
-            added_tokens(self.tokenizer_path), names, vocab=self.model.vocab,
-            words=min(self.model.vocab, vocabulary_size(self.tokenizer)),
-        ) if names else {}  # fmt: skip
+        """Ids of the family's special tokens by name."""
+        if not self.special_names:
+            return {}
+        words = min(self.model.vocab, vocabulary_size(self.tokenizer))
+        added = added_tokens(self.tokenizer_path)
+        return special_ids(added, self.special_names, vocab=self.model.vocab, words=words)
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end a text, or a blank."""
-        name = {"glm": "[eop]", "t5": "</s>"}.get(self.model.family)
-        if name is not None:
-            return (self.special[name],)
-        if self.model.family == "bert":
+        """Ids of the tokens that end a text, or a blank."""
+        if self.form.end is not None:
+            return (self.special[self.form.end],)
+        if not self.form.continues:
             return ()
         try:
             return tuple({*self.own_ends, end_of_text_id(self.tokenizer)})
@@ -77,19 +88,19 @@ class PromptEncoder:
             return self.own_ends
 
     def encode(self, prompts: Sequence[str], *, max_tokens: int | None) -> list[Encoded]:
-        """Raises InputError with what is wrong with any of the prompts."""
-        found: list[Encoded] = []
+        """The prompts as tokens; InputError with what is wrong with any of them."""
+        encoded: list[Encoded] = []
         issues: list[Issue] = []
         for number, prompt in enumerate(prompts, start=1):
-            tokens, where = self._framed(self._tokens(prompt)), f"prompt {number}"
+            tokens = self._framed(self._tokens(prompt))
             masks = tuple(i for i, token in enumerate(tokens) if token == self.special.get(MASK))
-            if why := self._unfit(tokens, masks, max_tokens):
-                issues.append(Issue("prompt-fits-model", where, *why))
+            if fault := self._fault(tokens, masks, max_tokens):
+                issues.append(Issue("prompt-fits-model", f"prompt {number}", *fault))
             else:
-                found.append(Encoded(tuple(tokens), masks, max_tokens or self._default(tokens)))
+                encoded.append(Encoded(tuple(tokens), masks, max_tokens or self._default(tokens)))
         if issues:
-            raise InputError(issues[:20])
-        return found
+            raise InputError(issues[:MOST_ISSUES])
+        return encoded
 
     @property
     def positions(self) -> int | None:
@@ -117,58 +128,66 @@ class PromptEncoder:
             ) from None  # fmt: skip
 
     def _framed(self, tokens: list[int]) -> list[int]:
-        match self.model.family:
-            case "gpt":
-                return tokens or list(self.ends[:1])
-            case "bert":
-                return [self.special["[CLS]"], *tokens, self.special["[SEP]"]]
-            case "t5":
-                return [*tokens, self.special["</s>"]]
-            case "glm":
-                mask = self.special[MASK]
-                return tokens if mask in tokens else [*tokens, mask]
+        form = self.form
+        if form.continues and not tokens:
+            return list(self.ends[:1])
+        if form.kind is PromptKind.FILL_BLANKS and self.special[MASK] not in tokens:
+            tokens = [*tokens, self.special[MASK]]
+        before, after = (
+            [self.special[name] for name in side] for side in (form.before, form.after)
+        )
+        return [*before, *tokens, *after]
 
-    def _unfit(
+    def _fault(
         self, tokens: list[int], masks: Sequence[int], max_tokens: int | None
     ) -> tuple[str, str] | None:
-        """What is wrong, and the way out."""
-        family, positions = self.model.family, self.positions
+        """What is wrong with a prompt and the way out; None where nothing is."""
         if not tokens:
             return "is empty, and the tokenizer has no end-of-text token", "give some text"
         if (largest := max(tokens)) >= self.model.vocab:
             return (f"holds token {largest}, but the model has {self.model.vocab} words",
                     "give the tokenizer that the model was trained with")  # fmt: skip
-        if family == "bert" and not masks:
-            return f"has no {MASK}, and a bert model fills those", f"write {MASK} for a word"
+        if self.form.kind is PromptKind.FILL_WORDS and not masks:
+            return (f"has no {MASK}, and a {self.model.family} model fills those",
+                    f"write {MASK} for a word")  # fmt: skip
+        return self._length_fault(len(tokens), max_tokens)
+
+    def _length_fault(self, length: int, max_tokens: int | None) -> tuple[str, str] | None:
+        """The same of a prompt of `length` tokens and of what is written, against the positions."""
+        positions = self.positions
         if positions is None:
             return None
-        shared = max_tokens or 1 if family == "gpt" else 0  # written after the prompt
-        if len(tokens) + shared > positions:
-            said = f"{len(tokens)} tokens" + (f" and {shared} to write" if shared else "")
+        written = max_tokens or 1 if self.form.continues else 0  # else at positions of its own
+        if length + written > positions:
+            said = f"{length} tokens" + (f" and {written} to write" if written else "")
             return f"{said} exceed the model's {positions} positions", (
-                f"use --max-tokens {positions - len(tokens)} or a shorter prompt"
-                if family == "gpt" and len(tokens) < positions else "use a shorter prompt"
+                f"use --max-tokens {positions - length} or a shorter prompt"
+                if written and length < positions else "use a shorter prompt"
             )  # fmt: skip
-        if family == "glm" and max_tokens is not None and max_tokens >= positions:
-            return (f"{max_tokens} tokens for a blank, the model has positions for "
+        blanks = self.form.kind is PromptKind.FILL_BLANKS
+        if blanks and max_tokens is not None and max_tokens >= positions:
+            return (f"{max_tokens} tokens for a blank, but the model has positions for "
                     f"{positions - 1}", f"use --max-tokens {positions - 1} or less")  # fmt: skip
         return None
 
     def _default(self, tokens: list[int]) -> int:
+        """Tokens to write where the user gave no number."""
         if self.positions is None:
             return DEFAULT_TOKENS
-        taken = len(tokens) if self.model.family == "gpt" else 1
-        return min(DEFAULT_TOKENS, self.positions - taken)
+        return min(DEFAULT_TOKENS, self.positions - (len(tokens) if self.form.continues else 1))
 
 
 def filled_text(
     encoder: PromptEncoder, encoded: Encoded, blanks: Sequence[Sequence[int]], prompt: str
 ) -> str:
-    """The prompt with what was written in its blanks: bert's and glm's by mask, t5's by sentinel;
-    of a t5 prompt without a sentinel, what the decoder wrote."""
-    texts = [_decoded(encoder, blank) for blank in blanks]
-    if encoder.model.family == "t5":
+    """The prompt with its blanks filled by what was written, `blanks`, tokens for each of them.
+
+    Of DECODE there is one list, which names the sentinels that it fills; where the prompt has no
+    sentinel, the result is what the decoder wrote.
+    """
+    if encoder.form.kind is PromptKind.DECODE:
         return _by_sentinel(encoder, prompt, blanks[0] if blanks else ())
+    texts = [_decoded(encoder, blank) for blank in blanks]
     if MASK not in prompt:
         return prompt + "".join(texts)
     pieces = prompt.split(MASK)
@@ -177,16 +196,21 @@ def filled_text(
 
 
 def _by_sentinel(encoder: PromptEncoder, prompt: str, written: Sequence[int]) -> str:
-    names = {encoder.special[name]: name for name in encoder.special if "extra_id" in name}
-    spans: dict[str, list[int]] = {}
-    at: Any = None
+    form = encoder.form
+    sentinels = {
+        encoder.special[name]: name
+        for name in encoder.special
+        if name not in (form.start, form.end, *form.before, *form.after)
+    }
+    spans: dict[str | None, list[int]] = {}
+    sentinel: str | None = None
     for token in written:
-        at = names.get(token, at)
-        if token not in names:
-            spans.setdefault(at, []).append(token)
-    if not any(name in prompt for name in names.values()):
+        sentinel = sentinels.get(token, sentinel)
+        if token not in sentinels:
+            spans.setdefault(sentinel, []).append(token)
+    if not any(name in prompt for name in sentinels.values()):
         return "".join(_decoded(encoder, span) for span in spans.values())
-    for name in sorted(names.values(), key=len, reverse=True):
+    for name in sorted(sentinels.values(), key=len, reverse=True):
         prompt = prompt.replace(name, _decoded(encoder, spans.get(name, [])))
     return prompt
 

@@ -20,10 +20,32 @@ from numpy.typing import NDArray
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.errors import InputError
+from mpctl.spec.model import ModelSpec
 
 EPOCHS_KEPT = 2
 Fields = dict[str, NDArray[Any]]
 """What an objective makes of samples: arrays by name, the batch first in each."""
+
+
+@dataclass(frozen=True)
+class SampleSource:
+    """What a family makes samples of.
+
+    dataset: tokens of one split of prepared data. special: ids of the family's special tokens by
+    name. words: text uses the ids range(words) of the model's vocabulary. shuffle: whether each
+    epoch takes the documents in a new order, as training does and validation does not.
+    """
+
+    dataset: IndexedDataset
+    model: ModelSpec
+    seed: int
+    special: Mapping[str, int]
+    words: int
+    shuffle: bool = True
+
+    def packed(self, seq_length: int) -> PackedSamples:
+        """Samples of seq_length + 1 tokens each, cut from the documents end to end."""
+        return PackedSamples(self.dataset, seq_length, self.seed, self.shuffle)
 
 
 def sample_numbers(

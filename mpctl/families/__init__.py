@@ -1,40 +1,41 @@
-"""Model families: a folder each, an operator table without torch beside the module with it.
+"""Model families: a folder each, with a description that needs no torch and a module that does.
 
-To add a family: its folder, its lines here and in modules.py, a preset.
+`get_family(name)` gives the description of a built-in family or of an installed package's
+(spec/families.py says where both are found). CONTRIBUTING.md shows how to add one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from mpctl.families.bert import ops as bert
-from mpctl.families.bert import special as bert_text
-from mpctl.families.glm import ops as glm
-from mpctl.families.glm import special as glm_text
-from mpctl.families.gpt import ops as gpt
-from mpctl.families.gpt import special as gpt_text
-from mpctl.families.t5 import ops as t5
-from mpctl.families.t5 import special as t5_text
+from mpctl.errors import InputError
+from mpctl.families.description import ModelFamily
 from mpctl.operators.table import OperatorTable
-from mpctl.spec.model import FamilyName, ModelSpec
+from mpctl.spec.families import ENTRY_POINT_GROUP, builtin_families, family_names, load_family
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.prompt import PromptForm
 
 
-@dataclass(frozen=True)
-class ModelFamily:
-    """What the planning half asks of a family."""
+def get_family(name: str) -> ModelFamily:
+    """The description of a family; InputError where there is none of this name."""
+    description = load_family(name)
+    if isinstance(description, ModelFamily):
+        return description
+    if description is None:
+        raise InputError.of("no-such-family", "model.family", f"there is no family {name!r}",
+                            f"use {' or '.join(family_names())}")  # fmt: skip
+    raise InputError.of(
+        "family-import", "model.family",
+        f"the entry point {name!r} of group {ENTRY_POINT_GROUP} gives a "
+        f"{type(description).__name__}, not an mpctl.families.description.ModelFamily",
+        "repair the package that it comes from",
+    )  # fmt: skip
 
-    operator_table: Callable[..., OperatorTable]
-    special_tokens: Callable[[ModelSpec], tuple[str, ...]]
-    least_tokens: Callable[[ModelSpec], int]
 
-
-FAMILIES: dict[FamilyName, ModelFamily] = {
-    "gpt": ModelFamily(gpt.operator_table, gpt_text.special_tokens, gpt_text.least_tokens),
-    "bert": ModelFamily(bert.operator_table, bert_text.special_tokens, bert_text.least_tokens),
-    "t5": ModelFamily(t5.operator_table, t5_text.special_tokens, t5_text.least_tokens),
-    "glm": ModelFamily(glm.operator_table, glm_text.special_tokens, glm_text.least_tokens),
-}
+def all_builtin() -> list[ModelFamily]:
+    """The descriptions of all families that come with mpctl."""
+    return [get_family(name) for name in builtin_families()]
 
 
 def get_table(model: ModelSpec, *, tp: int, freeze: Sequence[str] = ()) -> OperatorTable:
@@ -43,15 +44,28 @@ def get_table(model: ModelSpec, *, tp: int, freeze: Sequence[str] = ()) -> Opera
     tp: tensor-parallel size, to a multiple of which vocabularies are padded. freeze: patterns of
     the parameters that are not trained (`training.freeze`).
     """
-    table = FAMILIES[model.family].operator_table(model, tp=tp)
+    table = get_family(model.family).operator_table(model, tp=tp)
     return replace(table, freeze=tuple(freeze)) if freeze else table
 
 
 def special_tokens(model: ModelSpec) -> tuple[str, ...]:
-    """Names of the tokens that the family's samples hold beside text."""
-    return FAMILIES[model.family].special_tokens(model)
+    """Names of the tokens that samples of this model hold beside text."""
+    return get_family(model.family).special_tokens(model)
 
 
 def least_tokens(model: ModelSpec) -> int:
     """Tokens of text that a split of prepared data must hold for the family's samples."""
-    return FAMILIES[model.family].least_tokens(model)
+    return get_family(model.family).least_tokens(model)
+
+
+def get_prompt_form(model: ModelSpec) -> PromptForm:
+    """How the model's family reads a prompt; InputError where it offers no sampling."""
+    form = get_family(model.family).prompt
+    if form is None:
+        raise InputError.of(
+            "no-sampling",
+            "model.family",
+            f"family {model.family!r} does not say how it reads a prompt",
+            "use `mpctl eval` to look at its loss",
+        )
+    return form

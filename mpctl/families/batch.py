@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mpctl.data.indexed import IndexedDataset
+from mpctl.data.samples import SampleSource
+from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,22 @@ class Batch:
 
 
 class Objective(Protocol):
-    """Endless samples: a function of (seed, number) alone."""
+    """Samples of a family's training objective without end; each is a function of (seed, number)
+    alone, so that every layout trains on the same ones."""
 
-    def __init__(
-        self, dataset: IndexedDataset, model: ModelSpec, *, seed: int, special: Mapping[str, int],
-        words: int, shuffle: bool = True,
-    ) -> None:  # fmt: skip
-        """special: ids of the family's special tokens. words: ids that text may use."""
+    def __init__(self, source: SampleSource) -> None:
+        """InputError where the data or the sequence length is too small for a sample."""
 
     samples_per_epoch: int
     dataset: IndexedDataset
 
     def batch(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """Arrays by name, each with the batch first; integers, or float64 weights."""
+        """The samples of these numbers as NumPy arrays by name, as the family's `batch_arrays`
+        describes them: the batch first, int64, or float64 for weights."""
 
 
 State = tuple[Tensor, ...]
+"""What a pipeline stage hands to the next one."""
 
 
 class FamilyModule(nn.Module):
@@ -62,6 +63,36 @@ class FamilyModule(nn.Module):
         raise NotImplementedError
 
     def loss(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
-        """Of a model in one stage."""
+        """The loss of a batch, by a model in one stage; a scalar, as `advance` gives it."""
         (loss,) = self.advance((), batch, noise)
         return loss
+
+
+DecoderCaches = tuple[KeyValueCache, ContextCache]
+"""Of one decoder layer: its self-attention's, and its cross attention's over the encoder's result.
+"""
+
+
+class EncoderDecoderModule(FamilyModule):
+    """A module with an encoder and a decoder that attends to it, as sampling drives it: a model in
+    one stage without sequence or context parallelism."""
+
+    @property
+    def decoder_depth(self) -> int:
+        """Layers of the decoder, each of which needs its caches."""
+        raise NotImplementedError
+
+    def encoded(
+        self, state: State, batch: Batch, noise: CounterRNG | None, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """The encoder's result y [b, s, h] for `tokens` [b, s]; mask [b, 1, 1, s]: False at
+        padding."""
+        raise NotImplementedError
+
+    def continued(
+        self, batch: Batch, source: Tensor, caches: Sequence[DecoderCaches], *,
+        mask: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Logits [b, v_local] behind the last of `decoder_tokens` [b, q], which follow those in
+        the caches, one pair a layer. source: y; mask as for `encoded`."""
+        raise NotImplementedError

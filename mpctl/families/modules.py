@@ -1,39 +1,59 @@
-"""The module and the objective of each family, for the runtime; torch is needed to look here.
+"""The module and the samples of each family, for workers; needs torch.
 
-A module's class takes (model, training, place, *held): what a stage holds of each of its stacks.
+Each family's description names its implementation by import path (families/description.py), so
+that a worker imports its own family's code alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import pkgutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from mpctl.families import get_table
+from mpctl.errors import InputError
+from mpctl.families import get_family, get_table
 from mpctl.families.batch import FamilyModule, Objective
-from mpctl.families.bert import samples as bert
-from mpctl.families.bert.module import BERT
-from mpctl.families.glm import samples as glm
-from mpctl.families.glm.module import GLM
-from mpctl.families.gpt import samples as gpt
-from mpctl.families.gpt.module import GPT
 from mpctl.families.parts import ShardContext
-from mpctl.families.t5 import samples as t5
-from mpctl.families.t5.module import T5
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.operators.table import StageSlice
-from mpctl.spec.model import FamilyName, ModelSpec
+from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
 
-MODULES: dict[FamilyName, Any] = {"gpt": GPT, "bert": BERT, "t5": T5, "glm": GLM}
-OBJECTIVES: dict[FamilyName, type[Objective]] = {
-    "gpt": gpt.GptSamples,
-    "bert": bert.BertSamples,
-    "t5": t5.T5Samples,
-    "glm": glm.GlmSamples,
-}
+
+@dataclass(frozen=True)
+class FamilyImplementation:
+    """What workers run of a family: its module class and the class of its samples.
+
+    module is called with (model, training, shard context, *slices): of each stack what the rank's
+    pipeline stage has, in the order of the data. It builds parameters without initial values.
+    """
+
+    module: Callable[..., FamilyModule]
+    samples: type[Objective]
+
+
+def get_implementation(name: str) -> FamilyImplementation:
+    """The code of the family of this name; InputError where its package gives none."""
+    path = get_family(name).implementation
+    try:
+        implementation = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError.of(
+            "family-import", "model.family",
+            f"{path}, the implementation of family {name}, cannot be imported: {error}",
+            "repair the package that it comes from",
+        ) from None  # fmt: skip
+    if isinstance(implementation, FamilyImplementation):
+        return implementation
+    raise InputError.of(
+        "family-import", "model.family",
+        f"{path} is a {type(implementation).__name__}, not an "
+        "mpctl.families.modules.FamilyImplementation",
+        "repair the package that it comes from",
+    )  # fmt: skip
 
 
 def build_module(
@@ -47,5 +67,4 @@ def build_module(
         table = get_table(model, tp=group.size)
         held = table.held([(0, table.layers)])
     place = ShardContext(group, cp, sequence_parallel, dtype, device, backend)
-    module: FamilyModule = MODULES[model.family](model, training, place, *held)
-    return module
+    return get_implementation(model.family).module(model, training, place, *held)

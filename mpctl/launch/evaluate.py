@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.families import get_family
 from mpctl.launch.machine import Machine
 from mpctl.launch.task import Answer, task_answers, task_job
 from mpctl.launch.tokenizers import mean_other_text
@@ -24,6 +25,8 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
 SplitName = Literal["train", "validation"]
+
+LARGEST_EXPONENT = 700  # exp of more overflows a double
 
 
 @dataclass(frozen=True)
@@ -151,8 +154,9 @@ def evaluation_document(evaluation: Evaluation, rows: list[Answer]) -> Answer:
 
 
 def _perplexity(family: str, loss: float) -> float | None:
-    """exp(loss) where the loss is one of tokens alone; bert's has that of the next sentence too."""
-    return None if family == "bert" or loss > 700 else math.exp(loss)
+    """exp(loss), None where the family's loss is not one of tokens alone or exp overflows."""
+    has_perplexity = get_family(family).has_perplexity and loss <= LARGEST_EXPONENT
+    return math.exp(loss) if has_perplexity else None
 
 
 def _corpora(

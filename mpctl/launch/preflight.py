@@ -14,8 +14,7 @@ from pathlib import Path
 
 from mpctl.errors import InputError, Issue
 from mpctl.estimate.checkpoint import most_at_once
-from mpctl.families import least_tokens, special_tokens
-from mpctl.families.t5.special import target_length
+from mpctl.families import get_family, least_tokens, special_tokens
 from mpctl.launch.environment import environment_issues
 from mpctl.launch.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.machine import Machine
@@ -138,12 +137,15 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
 
 
 def _targets(model: ModelSpec) -> Iterator[Issue]:
-    """A decoder must have room for what span corruption asks of it."""
-    if model.family == "t5" and (model.decoder_seq_length or 0) < target_length(model.seq_length):
+    """A decoder must hold the targets that its family's samples have for an input."""
+    target_length = get_family(model.family).target_length
+    if target_length is None:
+        return
+    least = target_length(model.seq_length)
+    if (model.decoder_seq_length or 0) < least:
         yield Issue("decoder-holds-targets", "model.decoder_seq_length",
                     f"{model.decoder_seq_length} tokens, but inputs of {model.seq_length} have "
-                    f"{target_length(model.seq_length)} targets",
-                    f"use {target_length(model.seq_length)} or more")  # fmt: skip
+                    f"{least} targets", f"use {least} or more")  # fmt: skip
 
 
 def _disk(plan: Plan, run: RunDir, done: int, *, replaced: bool) -> Iterator[Issue]:

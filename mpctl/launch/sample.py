@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.families import get_prompt_form, special_tokens
 from mpctl.launch.machine import Machine
 from mpctl.launch.task import Answer, task_answers, task_job
 from mpctl.launch.trained_model import TrainedModel, open_trained
@@ -140,7 +141,7 @@ class Sampling:
         """What was written; of a model that fills blanks, the prompt with them filled."""
         from mpctl.data.prompts import filled_text
 
-        if self.trained.model.family == "gpt":
+        if self.encoder.form.continues:
             return sample.text
         return filled_text(self.encoder, sample.encoded, sample.blanks, sample.prompt)
 
@@ -167,8 +168,9 @@ def plan_sampling(
     from mpctl.data.tokenizer import find_tokenizer
 
     trained = open_trained(path, step=step, on_progress=on_verify)
+    form = get_prompt_form(trained.model)
     issues = [*settings.issues(), *_no_tokenizer(trained, tokenizer)]
-    if settings.stop and trained.model.family != "gpt":
+    if settings.stop and not form.continues:
         issues.append(Issue("no-effect", "--stop", f"a {trained.model.family} model fills blanks, "
                             "which end by a token of their own", "leave it out"))  # fmt: skip
     if issues:
@@ -177,8 +179,9 @@ def plan_sampling(
     found = find_tokenizer(tokenizer) if tokenizer is not None else trained.tokenizer
     assert found is not None
     encoder = PromptEncoder(
-        trained.model, found, trained.own_ends, adds_template=trained.run is None
-    )
+        trained.model, form, special_tokens(trained.model), found, trained.own_ends,
+        adds_template=trained.run is None,
+    )  # fmt: skip
     encoded = encoder.encode(prompts, max_tokens=settings.max_tokens)
     samples = [
         WrittenText(prompt, each, TextStream(encoder.tokenizer, each.tokens), settings.stop)
@@ -198,7 +201,8 @@ def _no_tokenizer(trained: TrainedModel, given: Path | None) -> list[Issue]:
 def _warnings(trained: TrainedModel, encoded: Sequence[Encoded]) -> tuple[str, ...]:
     model = trained.model
     longest = max((len(each.tokens) + each.limit for each in encoded), default=0)
-    if model.family != "gpt" or model.position == "learned" or longest <= model.seq_length:
+    continues = get_prompt_form(model).continues
+    if not continues or model.position == "learned" or longest <= model.seq_length:
         return trained.warnings
     longer = f"texts of up to {longest} tokens are longer than the {model.seq_length} that the "
     return (*trained.warnings, longer + "model was trained with")

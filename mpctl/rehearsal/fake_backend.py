@@ -34,9 +34,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.attention.bias import CausalBias
 
+from mpctl.data.samples import SampleSource
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
-from mpctl.families.modules import OBJECTIVES
+from mpctl.families.modules import get_implementation
 from mpctl.kernels.backend import recomputing_rms_norm
 from mpctl.runtime.batches import DatasetBatches
 from mpctl.spec.job import JobSpec
@@ -137,12 +138,11 @@ class FakeBatches(DatasetBatches):
         model = job.model
         assert model is not None
         self.job, self.dp, self.cp, self.device = job, dp, cp, device
-        self.vocab = model.vocab
+        self.model = model
         names = special_tokens(model)
         words = model.vocab - len(names)
         text: Any = _Text(SAMPLES * least_tokens(model))
-        self.train = OBJECTIVES[model.family](
-            text, model, seed=job.training.seed, words=words,
-            special=special_ids({}, names, vocab=model.vocab, words=words),
-        )  # fmt: skip
+        special = special_ids({}, names, vocab=model.vocab, words=words)
+        source = SampleSource(text, model, job.training.seed, special, words)
+        self.train = get_implementation(model.family).samples(source)
         self.validation, self.validations = None, {}

@@ -34,8 +34,8 @@ class SampleView:
 
     def __init__(self, sampling: Sampling, *, is_silent: bool) -> None:
         self.sampling, self.is_silent = sampling, is_silent
-        self.is_gpt = sampling.trained.model.family == "gpt"
-        self.is_stream = not is_silent and len(sampling.samples) == 1 and self.is_gpt
+        self.continues = sampling.encoder.form.continues
+        self.is_stream = not is_silent and len(sampling.samples) == 1 and self.continues
         self.bar = TaskBar(lines=not is_silent and len(sampling.samples) > 1)
         self.limit = sum(map(_most, sampling.samples))
         self.begun = False
@@ -77,7 +77,7 @@ class SampleView:
         for number, sample in enumerate(samples, start=1):
             if sample.finish is not None:
                 title = f"--- {number}\n" if len(samples) > 1 else ""
-                prompt = sample.prompt if self.is_gpt else ""
+                prompt = sample.prompt if self.continues else ""
                 _write(visible(f"{title}{prompt}{self.sampling.text_of(sample)}\n"))
 
 

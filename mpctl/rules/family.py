@@ -1,44 +1,47 @@
-"""Rules about what a family is: its positions, its norms, its second stack."""
+"""Rules about the settings that a model's family accepts, as its description says them.
+
+The family's description (families/description.py) holds positions, orders of norms, the shortest
+sequence and whether there is a decoder; no rule here names a family.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.families.t5.special import target_length
+from mpctl.families import all_builtin, get_family
 from mpctl.rules.check import Check, divides
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import FamilyName, ModelSpec
-
-POSITIONS: dict[FamilyName, tuple[str, ...]] = {
-    "gpt": ("learned", "rotary", "none"),
-    "bert": ("learned",),
-    "t5": ("relative",),
-    "glm": ("learned",),
-}
-SHORTEST: dict[FamilyName, int] = {"gpt": 1, "bert": 5, "t5": 3, "glm": 3}
+from mpctl.spec.model import ModelSpec
 
 
 def family_rules(job: JobSpec) -> Iterator[Check]:
+    """Positions, sequence length, norms and kv heads that the model's family accepts."""
     model = job.model
     if model is None:
         return
-    legal = POSITIONS[model.family]
-    if model.position not in legal:
+    family = get_family(model.family)
+    if model.position not in family.positions:
         yield Check("family-positions", "error", "model.position",
-                    f"family {model.family} has no {model.position} positions",
-                    f"use {' or '.join(legal)}")  # fmt: skip
-    if model.seq_length < (least := SHORTEST[model.family]):
+                    f"family {family.name} has no {model.position} positions",
+                    f"use {' or '.join(family.positions)}")  # fmt: skip
+    if model.seq_length < (least := family.shortest_sequence):
         yield Check("shortest-sequence", "error", "model.seq_length",
-                    f"{model.seq_length} is too short for a sample of family {model.family}",
+                    f"{model.seq_length} is too short for a sample of family {family.name}",
                     f"use {least} or more")  # fmt: skip
-    if model.norm_order == "post" and model.family != "bert":
-        yield Check("family-norms", "error", "model.norm_order",
-                    f"family {model.family} has its norms before attention and MLP",
-                    "use pre, or family bert")  # fmt: skip
-    if model.family == "t5" and model.kv_heads != model.heads:
+    if model.norm_order not in family.norm_orders:
+        others = [other.name for other in all_builtin() if model.norm_order in other.norm_orders]
+        where = "before attention and MLP" if model.norm_order == "post" else "after the sums"
+        yield Check(
+            "family-norms",
+            "error",
+            "model.norm_order",
+            f"family {family.name} has its norms {where}",
+            f"use {' or '.join(family.norm_orders)}, or family {' or '.join(others)}",
+        )
+    if not family.grouped_queries and model.kv_heads != model.heads:
         yield Check("family-kv-heads", "error", "model.kv_heads",
-                    f"{model.kv_heads}, but cross attention has as many as heads, {model.heads}",
-                    f"use {model.heads}")  # fmt: skip
+                    f"{model.kv_heads}, but family {family.name} needs as many as heads, "
+                    f"{model.heads}", f"use {model.heads}")  # fmt: skip
 
 
 def relative_rules(job: JobSpec) -> Iterator[Check]:
@@ -60,30 +63,40 @@ def relative_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def decoder_rules(job: JobSpec) -> Iterator[Check]:
-    """Only t5 has a decoder, and it needs both its depth and its length."""
+    """A family with a decoder needs its depth and its length, and no other family takes them."""
     model = job.model
     if model is None:
         return
+    family = get_family(model.family)
+    if family.target_length is None:
+        yield from _no_decoder(model)
+        return
     usual = (
         ("decoder-layers", "decoder_layers", model.layers, "as many as encoder layers"),
-        ("decoder-length", "decoder_seq_length", target_length(model.seq_length),
-         "span corruption's targets"),
+        ("decoder-length", "decoder_seq_length", family.target_length(model.seq_length),
+         "the targets of its samples"),
     )  # fmt: skip
     for rule, key, value, what in usual:
-        given = getattr(model, key)
-        if model.family == "t5" and given is None:
-            yield Check(rule, "error", f"model.{key}", "family t5 needs it",
+        if getattr(model, key) is None:
+            yield Check(rule, "error", f"model.{key}", f"family {family.name} needs it",
                         f"use {value} for {what}")  # fmt: skip
-        elif model.family != "t5" and given is not None:
+    if model.decoder_seq_length:
+        yield from _decoder_length(job, model.decoder_seq_length)
+
+
+def _no_decoder(model: ModelSpec) -> Iterator[Check]:
+    given = (("decoder-layers", "decoder_layers", "layers"),
+             ("decoder-length", "decoder_seq_length", "tokens"))  # fmt: skip
+    for rule, key, what in given:
+        if (value := getattr(model, key)) is not None:
+            others = [family.name for family in all_builtin() if family.has_decoder]
             yield Check(rule, "error", f"model.{key}",
-                        f"family {model.family} has no decoder for {given} "
-                        + ("layers" if key == "decoder_layers" else "tokens"),
-                        "leave it out, or use family t5")  # fmt: skip
-    if model.family == "t5" and model.decoder_seq_length:
-        yield from _decoder_length(job, model, model.decoder_seq_length)
+                        f"family {model.family} has no decoder for {value} {what}",
+                        f"leave it out, or use family {' or '.join(others)}")  # fmt: skip
 
 
-def _decoder_length(job: JobSpec, model: ModelSpec, length: int) -> Iterator[Check]:
+def _decoder_length(job: JobSpec, length: int) -> Iterator[Check]:
+    """The decoder's tokens must divide among the ranks that share its sequence."""
     p, where = job.parallel, "model.decoder_seq_length"
     if p.cp > 1:
         ways = f"use a multiple of {2 * p.cp} (two blocks a rank)"

@@ -8,6 +8,7 @@ from math import gcd, isqrt
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.errors import Offer
+from mpctl.families import get_family
 from mpctl.layout.job_layout import find_topology, replicas
 from mpctl.pipeline.balance import balanced_counts
 from mpctl.pipeline.costs import job_costs
@@ -168,7 +169,7 @@ def _is_chosen(job: JobSpec) -> bool:
 def is_countable(model: ModelSpec) -> bool:
     """Whether other rules find the model fit to be counted."""
     decoder = {bool(model.decoder_layers), bool(model.decoder_seq_length)}
-    return decoder == {model.family == "t5"} and (
+    return decoder == {get_family(model.family).has_decoder} and (
         model.head_dim is not None or model.hidden % model.heads == 0
     )
 

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.manifest import Prepared, Split, open_prepared, open_validations
-from mpctl.data.samples import sample_numbers
+from mpctl.data.samples import SampleSource, sample_numbers
 from mpctl.data.special import added_tokens, missing_tokens, special_ids
 from mpctl.errors import InputError
-from mpctl.families import special_tokens
+from mpctl.families import get_family, special_tokens
 from mpctl.families.batch import Batch, Objective
-from mpctl.families.modules import OBJECTIVES
+from mpctl.families.modules import get_implementation
 from mpctl.kernels.context import context_split
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
 from mpctl.transport.group import Group
 
 
@@ -34,7 +35,7 @@ class DatasetBatches:
     ) -> None:
         assert job.model is not None
         self.job, self.dp, self.cp, self.device = job, dp, cp, device
-        self.vocab = job.model.vocab
+        self.model = job.model
         prepared = self.prepared = open_prepared(data)
         self.added = added_tokens(prepared.tokenizer_path)  # one tokenizer for every corpus
         self.train = self._objective(prepared, prepared.train, shuffle=True)
@@ -90,7 +91,7 @@ class DatasetBatches:
         return batches, sum(len(own) > 0 for own in numbers)
 
     def _batch(self, samples: Objective, numbers: list[int]) -> Batch:
-        return read_batch(samples, numbers, vocab=self.vocab, cp=self.cp, device=self.device)
+        return read_batch(samples, numbers, model=self.model, cp=self.cp, device=self.device)
 
 
 def make_objective(
@@ -103,23 +104,24 @@ def make_objective(
     model = job.model
     assert model is not None
     special = special_ids(added, special_tokens(model), vocab=model.vocab, words=words)
-    return OBJECTIVES[model.family](
-        dataset, model, seed=job.training.seed, special=special, words=words, shuffle=shuffle
-    )
+    source = SampleSource(dataset, model, job.training.seed, special, words, shuffle)
+    return get_implementation(model.family).samples(source)
 
 
 def read_batch(
-    samples: Objective, numbers: list[int], *, vocab: int, cp: Group, device: torch.device
+    samples: Objective, numbers: list[int], *, model: ModelSpec, cp: Group, device: torch.device
 ) -> Batch:
-    """The samples of these numbers, of sequences this rank's part, on its device. Raises InputError
-    where a token is not below `vocab`."""
+    """The samples of these numbers on this rank's device: its part of each sequence, [b, s/c].
+
+    InputError where a token is not below the model's vocabulary.
+    """
     fields = {name: torch.from_numpy(a) for name, a in samples.batch(numbers).items()}
-    for name, field in fields.items():
-        if name.endswith("tokens") and int(field.max()) >= vocab:
+    for name, array in get_family(model.family).batch_arrays.items():
+        if array.is_tokens and (token := int(fields[name].max())) >= model.vocab:
             raise InputError.of(
                 "token-outside-vocabulary", "data",
-                f"token {int(field.max())} in {samples.dataset.prefix} is outside the model's "
-                f"vocabulary of {vocab}", "prepare the data with the model's vocabulary",
+                f"token {token} in {samples.dataset.prefix} is outside the model's vocabulary of "
+                f"{model.vocab}", "prepare the data with the model's vocabulary",
             )  # fmt: skip
     held = {name: _held(field, cp, device) for name, field in fields.items()}
     return Batch(torch.tensor(numbers), held)

@@ -92,9 +92,7 @@ class _Evaluation:
     def _batch(self, held: Objective, numbers: list[int]) -> Batch:
         model = self.job.model
         assert model is not None
-        return read_batch(
-            held, numbers, vocab=model.vocab, cp=self.mesh.cp, device=self.mesh.device
-        )
+        return read_batch(held, numbers, model=model, cp=self.mesh.cp, device=self.mesh.device)
 
 
 def _tokens(batch: Batch) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
+from mpctl.spec.families import DEFAULT_FAMILY, check_family, default_norm_order, list_families
 
-FamilyName = Literal["gpt", "bert", "t5", "glm"]
+FamilyName = Annotated[str, AfterValidator(check_family)]
 Ratio = Annotated[float, Field(ge=1e-6, le=1e12)]
 DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see derived_values
 
@@ -34,7 +35,11 @@ class ModelSpec(StrictModel):
     """
 
     name: str | None = Field(None, description="the model's name; a preset fills it in")
-    family: FamilyName = Field("gpt", description="gpt (GPT and Llama shapes), bert, t5 or glm")
+    family: FamilyName = Field(
+        DEFAULT_FAMILY,
+        description="gpt (GPT and Llama shapes), bert, t5 or glm; or a family that a package adds",
+        json_schema_extra=list_families,
+    )
     layers: Layers = Field(description="transformer layers; t5: of the encoder")
     decoder_layers: Layers | None = Field(None, description="t5 only: layers of the decoder")
     hidden: Hidden = Field(description="hidden size")
@@ -138,7 +143,7 @@ def derived_values(raw: dict[str, Any]) -> dict[str, int | str]:
         "kv_heads": heads,
         "head_dim": hidden and heads and hidden % heads == 0 and hidden // heads,
         "max_positions": seq_length,
-        "norm_order": "post" if raw.get("family") == "bert" else "pre",
+        "norm_order": default_norm_order(raw.get("family", DEFAULT_FAMILY)),
     }
     return {key: value for key, value in values.items() if value}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.spec.base import fields_at
+from mpctl.spec.families import family_synonyms
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import PRESET_TABLES, preset_names
 from mpctl.spec.renamed import old_keys
@@ -98,7 +99,8 @@ def value_hint(where: str, value: Any, legal: list[str]) -> str:
     if where == "model.family" and plain.replace("_", "").replace(".", "") in LLAMAS:
         presets = [name for name in preset_names("models") if "llama" in name]
         return f"{LLAMA}: {', '.join(presets)}"
-    meant = [ours for ours, names in VALUES.get(where, {}).items() if plain in names]
+    synonyms = family_synonyms() if where == "model.family" else VALUES.get(where, {})
+    meant = [ours for ours, names in synonyms.items() if plain in names]
     meant += [word for word in legal if word.replace("-", "_") == plain]
     meant += difflib.get_close_matches(text, legal, n=1)
     return f"use {meant[0]}" if meant else ""

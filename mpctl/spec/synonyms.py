@@ -138,12 +138,6 @@ MEANT |= {theirs: ours for ours, names in BY_SETTING.items() for theirs in names
 
 LLAMA = "use gpt with norm rmsnorm, position rotary, activation swiglu, bias false; or a preset"
 VALUES: dict[str, dict[str, tuple[str, ...]]] = {
-    "model.family": {
-        "gpt": ("gpt2", "gpt_2", "gpt3", "gpt_3", "opt", "decoder", "causal_lm"),
-        "bert": ("roberta", "encoder", "mlm"),
-        "t5": ("mt5", "flan_t5", "ul2", "encoder_decoder", "seq2seq"),
-        "glm": ("chatglm", "glm4"),
-    },
     "model.activation": {
         "gelu_tanh": ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_approximate"),
         "swiglu": ("silu", "swish"),

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError, Issue
+from mpctl.families.scheme import HEAD, Scheme
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import FLOATS, TensorHeader, read_folder
-from mpctl.weights.names import SCHEMES, Row, as_stored, get_scheme, is_extra, rows_of
-from mpctl.weights.scheme import HEAD, Scheme
+from mpctl.weights.names import Row, as_stored, builtin_schemes, get_scheme, is_extra, rows_of
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ def differing(path: Path, message: str, copy: str, scheme: Scheme) -> Issue:
 
 def _require_class(path: Path, config: dict[str, Any]) -> None:
     """InputError where weights of the config's model_type are not read."""
-    if (kind := config["model_type"]) not in SCHEMES:
+    if (kind := config["model_type"]) not in (known := builtin_schemes()):
         raise InputError.of("no-hub-class", str(path), f"weights of {kind} are not read by this "
-                            "version", f"use {', '.join(SCHEMES)}")  # fmt: skip
+                            "version", f"use {', '.join(known)}")  # fmt: skip
 
 
 def _tensor_issues(

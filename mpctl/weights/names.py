@@ -12,22 +12,10 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mpctl.errors import InputError, Issue
-from mpctl.families import get_table
+from mpctl.families import all_builtin, get_family, get_table
+from mpctl.families.scheme import Scheme
 from mpctl.operators.table import ParameterSpec
-from mpctl.spec.model import FamilyName, ModelSpec
-from mpctl.weights.bert import BERT
-from mpctl.weights.gpt2 import GPT2
-from mpctl.weights.llama import LLAMA
-from mpctl.weights.scheme import Scheme
-from mpctl.weights.t5 import T5
-
-# By family, then by kind of positions.
-CLASSES: dict[FamilyName, dict[str, Scheme]] = {
-    "gpt": {"learned": GPT2, "rotary": LLAMA},
-    "bert": {"learned": BERT},
-    "t5": {"relative": T5},
-}
-SCHEMES = {scheme.model_type: scheme for known in CLASSES.values() for scheme in known.values()}
+from mpctl.spec.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -53,18 +41,31 @@ class Row:
     pieces: tuple[Piece, ...]
 
 
+def builtin_schemes() -> dict[str, Scheme]:
+    """Every class that the built-in families can be written to, by its `model_type`."""
+    schemes = (scheme for family in all_builtin() for scheme in family.hub_schemes().values())
+    return {scheme.model_type: scheme for scheme in schemes}
+
+
 def get_scheme(model: ModelSpec) -> Scheme:
-    """The class that can express the model; InputError names everything that none can."""
-    known = CLASSES.get(model.family)
-    if known is None:
-        raise InputError.of("no-hub-class", "model.family", f"{model.family!r} has no class among "
-                            + ", ".join(s.architecture for s in SCHEMES.values()),
-                            f"use {', '.join(CLASSES)}")  # fmt: skip
-    scheme = known.get(model.position)
+    """The class that can hold the model; InputError names every setting that it cannot hold."""
+    schemes = get_family(model.family).hub_schemes()
+    if not schemes:
+        classes = ", ".join(scheme.architecture for scheme in builtin_schemes().values())
+        others = [family.name for family in all_builtin() if family.hub_schemes()]
+        raise InputError.of(
+            "no-hub-class", "model.family",
+            f"family {model.family!r} has none of the classes {classes}",
+            f"use family {', '.join(others)}",
+        )  # fmt: skip
+    scheme = schemes.get(model.position)
     if scheme is None:
-        names = " or ".join(scheme.architecture for scheme in known.values())
-        raise InputError.of("no-hub-class", "model.position", f"{model.position!r} cannot be said "
-                            f"to {names}", f"use {' or '.join(known)}")  # fmt: skip
+        classes = " or ".join(scheme.architecture for scheme in schemes.values())
+        raise InputError.of(
+            "no-hub-class", "model.position",
+            f"{model.position!r} positions cannot be represented in {classes}",
+            f"use {' or '.join(schemes)}",
+        )  # fmt: skip
     issues = list(_inexpressible(model, scheme))
     if issues:
         raise InputError(issues)
@@ -72,21 +73,23 @@ def get_scheme(model: ModelSpec) -> Scheme:
 
 
 def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
+    """An issue for each setting of the model that the class has no word for."""
+    rule, name = "no-hub-class", scheme.architecture
     for key, legal in scheme.expressible.items():
-        value = getattr(model, key)
-        if value not in legal:
-            yield Issue("no-hub-class", f"model.{key}", f"{value!r} cannot be said to "
-                        f"{scheme.architecture}", f"use {', '.join(map(str, legal))}")  # fmt: skip
+        if (value := getattr(model, key)) not in legal:
+            message = f"{value!r} cannot be represented in {name}"
+            yield Issue(rule, f"model.{key}", message, f"use {', '.join(map(str, legal))}")
     if model.head_dim is None:
-        yield Issue("no-hub-class", "model.heads", f"{model.heads} heads do not divide hidden "
-                    f"{model.hidden}", "give model.head_dim")  # fmt: skip
+        message = f"{model.heads} heads do not divide hidden {model.hidden}"
+        yield Issue(rule, "model.heads", message, "give model.head_dim")
         return
     if scheme.heads_fill_hidden and model.heads * model.head_size != model.hidden:
-        yield Issue("no-hub-class", "model.head_dim", f"{model.heads} heads of {model.head_size} "
-                    f"are not hidden {model.hidden}, as {scheme.architecture} has it")  # fmt: skip
+        message = f"{name} needs heads x head_dim to be hidden, but {model.heads} x "
+        message += f"{model.head_size} is not {model.hidden}"
+        yield Issue(rule, "model.head_dim", message)
     if not scheme.grouped_heads and model.kv_heads != model.heads:
-        yield Issue("no-hub-class", "model.kv_heads", f"{model.kv_heads}, but {scheme.architecture}"
-                    f" has as many as heads ({model.heads})")  # fmt: skip
+        message = f"{model.kv_heads}, but {name} has as many as heads, {model.heads}"
+        yield Issue(rule, "model.kv_heads", message)
 
 
 def rows_of(model: ModelSpec) -> dict[str, Row]:

@@ -20,8 +20,8 @@ from mpctl.data.special import added_tokens, special_ids
 from mpctl.data.tokenizer import load_tokenizer, tokenizer_text, vocabulary_size
 from mpctl.errors import InputError
 from mpctl.families import special_tokens
+from mpctl.families.scheme import Scheme
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.scheme import Scheme
 
 TOKENIZER = "tokenizer.json"
 
@@ -89,15 +89,14 @@ def tokenizer_config(tokens: Tokens, model: ModelSpec, scheme: Scheme) -> dict[s
     """A causal model continues its input, so batches are padded on the left."""
     roles = token_roles(tokens, scheme)
     others = [name for name in special_tokens(model) if name not in roles.values()]
-    is_bert = scheme.model_type == "bert"
     relative = model.position == "relative"
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **roles,
         **({"additional_special_tokens": others} if others else {}),
-        "padding_side": "left" if model.family == "gpt" else "right",
+        "padding_side": "left" if scheme.continues_text else "right",
         "model_max_length": model.seq_length if relative else model.max_positions,
-        "model_input_names": ["input_ids", *(["token_type_ids"] if is_bert else []),
+        "model_input_names": ["input_ids", *(["token_type_ids"] if scheme.has_token_types else []),
                               "attention_mask"],
         "clean_up_tokenization_spaces": False,
     }  # fmt: skip

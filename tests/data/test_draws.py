@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpctl.data.draws import Purpose, choose, compose, draw, integers
+from mpctl.data.draws import choose, compose, draw, integers
 
 WORD = 2**64 - 1
 words64 = st.integers(0, WORD)
@@ -36,7 +36,7 @@ def test_the_oracle_gives_the_authors_answers():
 
 
 @settings(max_examples=40, deadline=None)
-@given(words64, words64, st.sampled_from(Purpose), st.integers(0, 9))
+@given(words64, words64, st.integers(1, 8), st.integers(0, 9))
 def test_words_are_philox_of_seed_number_and_purpose(seed, number, purpose, count):
     blocks = [philox([block, 0, 0, purpose], [seed, number]) for block in (1, 2, 3)]
     expected = [word for block in blocks for word in block][:count]
@@ -44,10 +44,9 @@ def test_words_are_philox_of_seed_number_and_purpose(seed, number, purpose, coun
 
 
 def test_no_purpose_shares_words_with_another_or_with_an_epoch():
-    assert len(Purpose) == len(Purpose.__members__)  # two equal numbers would be one member
-    streams = [draw(7, 3, purpose, 200) for purpose in Purpose]
+    streams = [draw(7, 3, purpose, 200) for purpose in range(1, 9)]
     epoch = np.random.Philox(key=np.array([7, 3], np.uint64)).random_raw(200)
-    assert len(np.unique(np.concatenate([*streams, epoch]))) == 200 * (len(Purpose) + 1)
+    assert len(np.unique(np.concatenate([*streams, epoch]))) == 200 * 9
 
 
 def test_examples_of_the_docstrings():
@@ -66,8 +65,8 @@ def test_examples_of_the_docstrings():
 
 def test_every_choice_and_every_composition_is_as_likely():
     n = 6000
-    chosen = Counter(tuple(choose(draw(1, i, Purpose.BERT_PLACES, 4), 2)) for i in range(n))
-    summed = Counter(tuple(compose(draw(1, i, Purpose.T5_KEPT, 5), 3)) for i in range(n))
+    chosen = Counter(tuple(choose(draw(1, i, 2, 4), 2)) for i in range(n))
+    summed = Counter(tuple(compose(draw(1, i, 4, 5), 3)) for i in range(n))
     for counts, ways in ((chosen, 12), (summed, 10)):  # 4 x 3; 5 choose 2
         assert len(counts) == ways
         spread = (n / ways) ** 0.5

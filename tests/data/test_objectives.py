@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpctl.data.indexed import IndexedDataset, IndexedWriter
-from mpctl.data.samples import PackedSamples
+from mpctl.data.samples import PackedSamples, SampleSource
 from mpctl.data.special import special_ids
 from mpctl.errors import InputError
 from mpctl.families.bert.samples import predicted_count
@@ -21,7 +21,7 @@ from mpctl.families.glm.samples import (
     length_thresholds,
     text_length,
 )
-from mpctl.families.modules import OBJECTIVES
+from mpctl.families.modules import get_implementation
 from mpctl.families.t5.samples import corrupt
 from mpctl.families.t5.special import Lengths, lengths, target_length
 from mpctl.spec.model import ModelSpec
@@ -61,10 +61,10 @@ def special(family: str, seq_length: int) -> dict[str, int]:
 
 
 def samples(family: str, data: IndexedDataset, seq_length: int, seed: int = 1, **changes):
-    return OBJECTIVES[family](
-        data, model(family, seq_length, **changes), seed=seed,
-        special=special(family, seq_length), words=WORDS,
-    )  # fmt: skip
+    shape = model(family, seq_length, **changes)
+    return get_implementation(family).samples(
+        SampleSource(data, shape, seed, special(family, seq_length), WORDS)
+    )
 
 
 def packed(data, length, seed, number) -> list[int]:
@@ -117,9 +117,8 @@ def test_seed_and_number_decide(family, text):
 @every_family
 def test_without_shuffling_text_is_in_order_and_noise_is_not(family, text):
     """A held-out sample is the same every time; an epoch on, the same text has other noise."""
-    made = OBJECTIVES[family](
-        text, model(family, 40), seed=1, special=special(family, 40), words=WORDS, shuffle=False
-    )
+    source = SampleSource(text, model(family, 40), 1, special(family, 40), WORDS, shuffle=False)
+    made = get_implementation(family).samples(source)
     batch = made.batch([0, made.samples_per_epoch])
     tokens = batch["targets" if family == "bert" else "tokens"]
     assert (tokens[0] == tokens[1]).all() == (family == "gpt")

@@ -10,6 +10,7 @@ import pytest
 from mpctl.data.prompts import PromptEncoder, filled_text
 from mpctl.data.tokenizer import train_tokenizer
 from mpctl.errors import InputError
+from mpctl.families import get_prompt_form, special_tokens
 from mpctl.spec.model import ModelSpec
 
 SHAPE: dict[str, Any] = {
@@ -26,7 +27,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def encoder(tokenizer: Path, family: str, **changes: Any) -> PromptEncoder:
     model = ModelSpec.model_validate({**SHAPE, "family": family, **changes})
-    return PromptEncoder(model, tokenizer)
+    return PromptEncoder(model, get_prompt_form(model), special_tokens(model), tokenizer)
 
 
 def ids(tokenizer: Path, text: str) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 from mpctl.cli.sample import read_prompts
 from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
+from mpctl.families import get_prompt_form
 from mpctl.launch.evaluate import plan_evaluation
 from mpctl.launch.machine import Machine
 from mpctl.launch.sample import SamplingSettings, plan_sampling
@@ -126,7 +127,7 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
         {"number": i, "tokens": prompt, "limit": limit, "ends": [], "special": special, "masks": []}
         for i, prompt in enumerate(prompts)
     ]
-    texts = make_text_states(model.family, asked)
+    texts = make_text_states(get_prompt_form(model), asked)
     found: list[list[int]] = [[] for _ in prompts]
     for chosen in generate(module, model, Group(), texts, TokenSampler(), device=Alone.device):
         for one in chosen:
@@ -163,7 +164,7 @@ def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = load(folder)(torch.tensor([prompt])).prediction_logits[0]
     asked = {"number": 0, "tokens": prompt, "limit": 1, "ends": [], "special": {}, "masks": masks}
-    texts = make_text_states("bert", [asked])
+    texts = make_text_states(get_prompt_form(model), [asked])
     steps = list(fill_masks(module, model, Group(), texts, TokenSampler(), device=Alone.device))
     assert [one.token for step in steps for one in step] == logits[masks].argmax(-1).tolist()
 

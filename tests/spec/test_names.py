@@ -9,6 +9,7 @@ import pytest
 from mpctl.errors import InputError
 from mpctl.search.request import read_request
 from mpctl.search.space import AXES
+from mpctl.spec.families import builtin_families, family_synonyms
 from mpctl.spec.load import load_job, parse_settings
 from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
 from mpctl.spec.synonyms import BY_SETTING, MEANT, VALUES
@@ -133,11 +134,13 @@ def test_values_of_other_software_are_hinted(setting: str, value: object, meant:
     assert meant in caught.value.issues[0].hint
 
 
-@pytest.mark.parametrize("setting", VALUES)
+@pytest.mark.parametrize("setting", [*VALUES, "model.family"])
 def test_what_a_value_means_is_legal(setting: str) -> None:
-    assert VALUES[setting].keys() <= LITERALS[setting]
-    named = [name for names in VALUES[setting].values() for name in names]
-    assert len(named) == len(set(named)) and not LITERALS[setting] & set(named)
+    synonyms = family_synonyms() if setting == "model.family" else VALUES[setting]
+    legal = set(builtin_families()) if setting == "model.family" else LITERALS[setting]
+    assert synonyms.keys() <= legal
+    named = [name for names in synonyms.values() for name in names]
+    assert len(named) == len(set(named)) and not legal & set(named)
 
 
 def test_a_name_like_no_other_lists_the_table() -> None:

@@ -10,20 +10,19 @@ By hand: s = 23 holds 20 text tokens, 3 of them predicted with weight 1/3 each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.draws import Purpose, choose, draw, integers
-from mpctl.data.indexed import IndexedDataset
-from mpctl.data.samples import Fields, PackedSamples, require_length, stack
+from mpctl.data.draws import choose, draw, integers
+from mpctl.data.samples import Fields, SampleSource, require_length, stack
 from mpctl.errors import InputError
 from mpctl.families.bert.special import CLS, MASK, SEP, SPECIAL_PLACES
-from mpctl.spec.model import ModelSpec
 
 Tokens = NDArray[np.int64]
+PAIR, PLACES, MASKS = 1, 2, 3  # purposes of random words (data/draws.py)
 MASKED_TENTHS, RANDOM_TENTHS = 8, 1  # of what is predicted; the tenth that is left stays
 
 
@@ -40,36 +39,30 @@ class BertSamples:
     elsewhere. InputError when the data holds fewer than two samples.
     """
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        model: ModelSpec,
-        *,
-        seed: int,
-        special: Mapping[str, int],
-        words: int,
-        shuffle: bool = True,
-    ) -> None:
-        require_length(model.seq_length, least=5, holds="[CLS] A [SEP] B [SEP]")
-        self.dataset, self.seed, self.special, self.words = dataset, seed, special, words
-        self.text = model.seq_length - SPECIAL_PLACES
-        self.packed = PackedSamples(dataset, self.text, seed, shuffle)
+    def __init__(self, source: SampleSource) -> None:
+        require_length(source.model.seq_length, least=5, holds="[CLS] A [SEP] B [SEP]")
+        self.dataset, self.seed = source.dataset, source.seed
+        self.special, self.words = source.special, source.words
+        self.text = source.model.seq_length - SPECIAL_PLACES
+        self.packed = source.packed(self.text)
         self.samples_per_epoch = self.packed.samples_per_epoch
         if self.samples_per_epoch < 2:
+            tokens = self.dataset.tokens
             raise InputError.of(
                 "samples-too-few-tokens",
-                str(dataset.prefix),
-                f"{dataset.tokens} tokens do not fill two samples of {self.text}, and a pair of "
-                "texts that do not belong together takes both",
-                f"use a sequence length of {(dataset.tokens - 1) // 2 + SPECIAL_PLACES} or less, "
-                "or prepare more text",
+                str(self.dataset.prefix),
+                f"{tokens} tokens do not fill two samples of {self.text}, and a pair of texts that "
+                "do not belong together takes both",
+                f"use a sequence length of {(tokens - 1) // 2 + SPECIAL_PLACES} or less, or "
+                "prepare more text",
             )
 
     def batch(self, numbers: Sequence[int]) -> Fields:
+        """The samples of these numbers, as the class says; a sample depends on its number alone."""
         return stack(self._sample(number) for number in numbers)
 
     def _sample(self, number: int) -> dict[str, Any]:
-        coin, place, jump = (int(word) for word in draw(self.seed, number, Purpose.BERT_PAIR, 3))
+        coin, place, jump = (int(word) for word in draw(self.seed, number, PAIR, 3))
         cut, is_other = 1 + place % (self.text - 1), coin % 2
         first = second = self._text(number)
         if is_other:
@@ -96,12 +89,12 @@ class BertSamples:
 
     def _places(self, number: int, cut: int) -> Tokens:
         """Which of the s places are predicted: text begins behind [CLS], [SEP] lies at the cut."""
-        words = draw(self.seed, number, Purpose.BERT_PLACES, self.text)
+        words = draw(self.seed, number, PLACES, self.text)
         chosen = choose(words, predicted_count(self.text))
         return 1 + chosen + (chosen >= cut)
 
     def _masked(self, number: int, targets: Tokens, places: Tokens) -> Tokens:
-        words = draw(self.seed, number, Purpose.BERT_MASKS, 2 * len(places))
+        words = draw(self.seed, number, MASKS, 2 * len(places))
         tenths = integers(words[: len(places)], 10)
         is_mask = tenths < MASKED_TENTHS
         is_random = ~is_mask & (tenths < MASKED_TENTHS + RANDOM_TENTHS)

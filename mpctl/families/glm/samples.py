@@ -18,7 +18,7 @@ The packed length is what fits with spans of 3: of s = 512, over 1000 samples, 0
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
@@ -28,13 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.draws import Purpose, choose, draw
-from mpctl.data.indexed import IndexedDataset
-from mpctl.data.samples import Fields, PackedSamples, require_length, stack
+from mpctl.data.draws import choose, draw
+from mpctl.data.samples import Fields, SampleSource, require_length, stack
 from mpctl.families.glm.special import END, MASK, START, text_length
-from mpctl.spec.model import ModelSpec
 
 Tokens = NDArray[np.int64]
+LENGTHS, PLACES, ORDER = 6, 7, 8  # purposes of random words (data/draws.py)
 MEAN_SPAN = 3
 LONGEST_SPAN = 20
 
@@ -103,25 +102,18 @@ class GlmSamples:
     end, where a causal part B never looks back from. context is the length of part A.
     """
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        model: ModelSpec,
-        *,
-        seed: int,
-        special: Mapping[str, int],
-        words: int,
-        shuffle: bool = True,
-    ) -> None:
-        require_length(model.seq_length, least=3, holds="[MASK], [sop] and a token")
-        self.dataset, self.seed, self.seq_length = dataset, seed, model.seq_length
-        self.mask, self.start, self.end = (special[name] for name in (MASK, START, END))
-        self.text = text_length(model.seq_length)
-        self.thresholds = length_thresholds(min(LONGEST_SPAN, model.seq_length // 2))
-        self.packed = PackedSamples(dataset, self.text, seed, shuffle)
+    def __init__(self, source: SampleSource) -> None:
+        require_length(source.model.seq_length, least=3, holds="[MASK], [sop] and a token")
+        self.dataset, self.seed = source.dataset, source.seed
+        self.seq_length = source.model.seq_length
+        self.mask, self.start, self.end = (source.special[name] for name in (MASK, START, END))
+        self.text = text_length(source.model.seq_length)
+        self.thresholds = length_thresholds(min(LONGEST_SPAN, source.model.seq_length // 2))
+        self.packed = source.packed(self.text)
         self.samples_per_epoch = self.packed.samples_per_epoch
 
     def batch(self, numbers: Sequence[int]) -> Fields:
+        """The samples of these numbers, as the class says; a sample depends on its number alone."""
         return stack(self._sample(number) for number in numbers)
 
     def _sample(self, number: int) -> dict[str, Any]:
@@ -144,12 +136,12 @@ class GlmSamples:
     def _blanks(self, number: int) -> tuple[int, Blanks, Tokens]:
         """The text kept, its blanks, and the order in which they are written."""
         most = -(-3 * self.text // 20)  # spans of one token
-        words = draw(self.seed, number, Purpose.GLM_LENGTHS, most)
+        words = draw(self.seed, number, LENGTHS, most)
         drawn = np.searchsorted(self.thresholds, words, side="right") + 1
         kept, k = fitting(drawn, text=self.text, seq_length=self.seq_length)
         lengths = drawn[:k]
-        places = draw(self.seed, number, Purpose.GLM_PLACES, kept - int(lengths.sum()) + k)
+        places = draw(self.seed, number, PLACES, kept - int(lengths.sum()) + k)
         masks = choose(places, k)
         in_text = np.argsort(masks)
-        order = choose(draw(self.seed, number, Purpose.GLM_ORDER, k), k)
+        order = choose(draw(self.seed, number, ORDER, k), k)
         return kept, Blanks(masks[in_text], lengths[in_text]), order

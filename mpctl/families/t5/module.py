@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, FamilyModule, State
+from mpctl.families.batch import Batch, DecoderCaches, EncoderDecoderModule, State
 from mpctl.families.parts import (
     Embedding,
     ShardContext,
@@ -28,7 +28,6 @@ from mpctl.families.parts import (
     weighted_sum,
     word_losses,
 )
-from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
@@ -39,7 +38,6 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 UNSCALED, WORD_STD = 1.0, 1.0
-Pair = tuple[KeyValueCache, ContextCache]  # of a decoder layer's two attentions
 
 
 class _Stack(nn.Module):
@@ -76,7 +74,7 @@ class _Stack(nn.Module):
         return normed
 
     def continued(
-        self, hidden: Tensor, context: Tensor, caches: Sequence[Pair], mask: Tensor | None
+        self, hidden: Tensor, context: Tensor, caches: Sequence[DecoderCaches], mask: Tensor | None
     ) -> Tensor:
         """hidden [b, q, h] of the decoder's positions after those in the caches -> [b, q, h]."""
         assert self.position is not None
@@ -89,7 +87,7 @@ class _Stack(nn.Module):
         return normed
 
 
-class T5(FamilyModule):
+class T5(EncoderDecoderModule):
     """Fed tokens [b, s/c], decoder_tokens, targets and weights [b, q/c]; the loss of a sample is
     the mean over its targets."""
 
@@ -108,6 +106,11 @@ class T5(FamilyModule):
         if self.has_entry or (self.has_exit and model.tied_embeddings):
             self.embedding = Embedding(model, training, place, tables={}, word_std=WORD_STD)
         self.head = own_head(model, training, place) if self.has_exit else None
+
+    @property
+    def decoder_depth(self) -> int:
+        """Layers of the decoder in this module."""
+        return len(self.decoder.layers) if self.decoder is not None else 0
 
     def advance(self, state: State, batch: Batch, noise: CounterRNG | None) -> State:
         if self.encoder is not None:
@@ -136,7 +139,12 @@ class T5(FamilyModule):
         return encoded
 
     def continued(
-        self, batch: Batch, source: Tensor, caches: Sequence[Pair], *, mask: Tensor | None = None
+        self,
+        batch: Batch,
+        source: Tensor,
+        caches: Sequence[DecoderCaches],
+        *,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """Logits [b, v_local] behind the last of the batch's decoder tokens, which follow those in
         the caches, one pair a layer. source: y [b, s, h]; mask [b, 1, 1, s] over it. A model in

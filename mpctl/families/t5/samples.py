@@ -11,20 +11,19 @@ padded with <pad> of weight 0, which comes last, where a causal decoder never lo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpctl.data.draws import Purpose, compose, draw
-from mpctl.data.indexed import IndexedDataset
-from mpctl.data.samples import Fields, PackedSamples, require_length, stack
+from mpctl.data.draws import compose, draw
+from mpctl.data.samples import Fields, SampleSource, require_length, stack
 from mpctl.errors import InputError
 from mpctl.families.t5.special import END, PAD, lengths, sentinel
-from mpctl.spec.model import ModelSpec
 
 Tokens = NDArray[np.int64]
+KEPT, NOISE = 4, 5  # purposes of random words (data/draws.py)
 
 
 def corrupt(
@@ -47,43 +46,35 @@ class T5Samples:
     decoder_seq_length is shorter than the targets.
     """
 
-    def __init__(
-        self,
-        dataset: IndexedDataset,
-        model: ModelSpec,
-        *,
-        seed: int,
-        special: Mapping[str, int],
-        words: int,
-        shuffle: bool = True,
-    ) -> None:
-        require_length(model.seq_length, least=3, holds="a token, a sentinel and </s>")
-        self.dataset, self.seed = dataset, seed
-        self.lengths = lengths(model.seq_length)
+    def __init__(self, source: SampleSource) -> None:
+        require_length(source.model.seq_length, least=3, holds="a token, a sentinel and </s>")
+        self.dataset, self.seed = source.dataset, source.seed
+        self.lengths = lengths(source.model.seq_length)
         self.written = self.lengths.targets
-        self.decoder_length = model.decoder_seq_length or 0
+        self.decoder_length = source.model.decoder_seq_length or 0
         if self.decoder_length < self.written:
             raise InputError.of(
                 "decoder-holds-targets",
-                "model.decoder_seq_length",
+                "source.model.decoder_seq_length",
                 f"{self.decoder_length} tokens do not hold the {self.written} that an input of "
-                f"{model.seq_length} leaves to write",
+                f"{source.model.seq_length} leaves to write",
                 f"use {self.written} or more",
             )
-        self.pad, self.end = special[PAD], special[END]
-        sentinels = [special[sentinel(span)] for span in range(self.lengths.spans)]
+        self.pad, self.end = source.special[PAD], source.special[END]
+        sentinels = [source.special[sentinel(span)] for span in range(self.lengths.spans)]
         self.sentinels = np.array(sentinels, np.int64)
-        self.packed = PackedSamples(dataset, self.lengths.text, seed, shuffle)
+        self.packed = source.packed(self.lengths.text)
         self.samples_per_epoch = self.packed.samples_per_epoch
 
     def batch(self, numbers: Sequence[int]) -> Fields:
+        """The samples of these numbers, as the class says; a sample depends on its number alone."""
         return stack(self._sample(number) for number in numbers)
 
     def _sample(self, number: int) -> dict[str, Any]:
         tokens, written = corrupt(
             self.packed.sample(number)[:-1],
-            kept=self._spans(number, Purpose.T5_KEPT, self.lengths.kept),
-            noise=self._spans(number, Purpose.T5_NOISE, self.lengths.noise),
+            kept=self._spans(number, KEPT, self.lengths.kept),
+            noise=self._spans(number, NOISE, self.lengths.noise),
             sentinels=self.sentinels,
             end=self.end,
         )
@@ -96,5 +87,5 @@ class T5Samples:
             "weights": (np.arange(self.decoder_length) < self.written) / self.written,
         }
 
-    def _spans(self, number: int, purpose: Purpose, total: int) -> Tokens:
+    def _spans(self, number: int, purpose: int, total: int) -> Tokens:
         return compose(draw(self.seed, number, purpose, total - 1), self.lengths.spans)

@@ -20,7 +20,7 @@ SHORTEST_TEXT = 2  # one token kept and one of noise: 3 tokens in, 3 out
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How much of `text` tokens is noise, in how many spans, and what that leaves to read."""
+    """Of `text` tokens, how many are noise and in how many spans they lie."""
 
     text: int
     noise: int
@@ -28,24 +28,28 @@ class Lengths:
 
     @classmethod
     def of(cls, text: int) -> Lengths:
+        """The lengths that follow from `text` tokens of text."""
         noise = max(1, (15 * text + 50) // 100)
         return cls(text, noise, max(1, (2 * noise + 3) // 6))
 
     @property
     def kept(self) -> int:
+        """Text tokens that the encoder reads."""
         return self.text - self.noise
 
     @property
     def inputs(self) -> int:
+        """Tokens of the encoder's input: text, a sentinel for each span, </s>."""
         return self.kept + self.spans + 1
 
     @property
     def targets(self) -> int:
+        """Tokens that the decoder writes: noise, a sentinel for each span, </s>."""
         return self.noise + self.spans + 1
 
 
 def lengths(seq_length: int) -> Lengths:
-    """Of the longest text that fills seq_length; of the shortest one when that is below 3."""
+    """The lengths of the longest text whose input fits seq_length; of the shortest text below 3."""
     texts = range(SHORTEST_TEXT, 2 * max(seq_length, SHORTEST_TEXT))
     fitting = bisect_right(texts, seq_length, key=lambda text: Lengths.of(text).inputs)
     return Lengths.of(texts[max(0, fitting - 1)])
@@ -57,6 +61,7 @@ def target_length(seq_length: int) -> int:
 
 
 def sentinel(span: int) -> str:
+    """Name of the token that stands for span number `span`, from 0."""
     return f"<extra_id_{span}>"
 
 

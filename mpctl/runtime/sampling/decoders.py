@@ -18,9 +18,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mpctl.families.batch import Batch
+from mpctl.families import get_prompt_form
+from mpctl.families.batch import Batch, DecoderCaches, EncoderDecoderModule
 from mpctl.families.parts import SingleStackModule
-from mpctl.families.t5.module import T5
 from mpctl.kernels.cache import ContextCache, KeyValueCache
 from mpctl.runtime.sampling.texts import Fields, TextState
 
@@ -38,7 +38,8 @@ class Decoder(Protocol):
 
 
 class StackDecoder:
-    """GPT and GLM."""
+    """A batch of texts of a family of one stack. is_causal: whether a prompt sees what stands
+    before each token alone (GPT) or itself both ways (GLM)."""
 
     def __init__(self, module: SingleStackModule, device: torch.device, *, is_causal: bool) -> None:
         self.module, self.device, self.is_causal = module, device, is_causal
@@ -69,11 +70,11 @@ class StackDecoder:
 
 
 class EncoderDecoder:
-    """T5."""
+    """A batch of texts that a decoder writes, for prompts that its encoder reads (T5)."""
 
-    def __init__(self, module: T5, device: torch.device) -> None:
+    def __init__(self, module: EncoderDecoderModule, device: torch.device) -> None:
         self.module, self.device = module, device
-        self.caches: list[tuple[KeyValueCache, ContextCache]] = []
+        self.caches: list[DecoderCaches] = []
 
     def begin(self, texts: Sequence[TextState]) -> Tensor:
         inputs = [{"tokens": text.tokens} for text in texts]
@@ -82,10 +83,10 @@ class EncoderDecoder:
         self.source = self.module.encoded(
             (), _batch(inputs, "right", self.device), None, mask=self.mask
         )
-        decoder = self.module.decoder
-        assert decoder is not None
         room = 1 + max(text.limit for text in texts)
-        self.caches = [(KeyValueCache(room), ContextCache()) for _ in decoder.layers]
+        self.caches = [
+            (KeyValueCache(room), ContextCache()) for _ in range(self.module.decoder_depth)
+        ]
         return self.go_on([text.first() for text in texts])
 
     def go_on(self, fields: Sequence[Fields]) -> Tensor:
@@ -94,10 +95,10 @@ class EncoderDecoder:
 
 
 def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:
-    if isinstance(module, T5):
+    if isinstance(module, EncoderDecoderModule):
         return EncoderDecoder(module, device)
     assert isinstance(module, SingleStackModule)
-    return StackDecoder(module, device, is_causal=module.model.family == "gpt")
+    return StackDecoder(module, device, is_causal=get_prompt_form(module.model).continues)
 
 
 def _positions(text: TextState) -> int:

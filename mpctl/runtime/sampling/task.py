@@ -13,6 +13,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from mpctl.families import get_prompt_form
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.mesh import Mesh
@@ -21,6 +22,7 @@ from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import fill_masks, generate
 from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec
+from mpctl.spec.prompt import PromptKind
 
 
 def sample(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Iterator[dict[str, Any]]:
@@ -30,10 +32,11 @@ def sample(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Iterator[dict[s
     (module,) = chunks = build_chunks(cut, mesh)
     load_chunks(chunks, cut.model, Path(request["origin"]))
     yield {"event": "loaded", "seconds": time.perf_counter() - began}
-    work = fill_masks if cut.model.family == "bert" else generate
+    form = get_prompt_form(cut.model)
+    work = fill_masks if form.kind is PromptKind.FILL_WORDS else generate
     draw, size, asked = TokenSampler(**request["draw"]), request["batch_size"], request["texts"]
     for start in range(0, len(asked), size):
-        texts = make_text_states(cut.model.family, asked[start : start + size])
+        texts = make_text_states(form, asked[start : start + size])
         yield {"event": "begin", "texts": [text.number for text in texts]}
         began = time.perf_counter()
         for chosen in work(module, cut.model, mesh.tp, texts, draw, device=mesh.device):

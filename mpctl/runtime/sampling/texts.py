@@ -14,10 +14,10 @@ By hand, GLM: A = x1 M x4 M is at positions 0 to 3; [sop] of the first blank has
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from mpctl.spec.model import FamilyName
+from mpctl.spec.prompt import PromptForm, PromptKind
 
 Fields = Mapping[str, Sequence[int]]
 
@@ -27,6 +27,7 @@ class TextState:
     """One text: `number` names it to the draws, `limit` bounds the tokens that are written, a
     token in `ends` ends it and is not written.
 
+    start: the special token after which a blank or a decoder writes.
     written: tokens so far, latest: the last of them, blank: the blank that is being filled.
     finish: why it ended, None before: `end-of-text`, `length` or, with all blanks ended, `filled`.
     """
@@ -35,7 +36,7 @@ class TextState:
     tokens: Sequence[int]
     limit: int
     ends: frozenset[int]
-    special: Mapping[str, int] = field(default_factory=dict)
+    start: int = 0
     masks: Sequence[int] = ()
     written: int = 0
     latest: int = 0
@@ -69,7 +70,7 @@ class BlankTextState(TextState):
     block: int = 1
 
     def first(self) -> Fields:
-        a, start = len(self.tokens), self.special["[sop]"]
+        a, start = len(self.tokens), self.start
         return {
             "tokens": [*self.tokens, start],
             "positions": [*range(a), self.masks[0]],
@@ -82,7 +83,7 @@ class BlankTextState(TextState):
         is_end = token in self.ends
         self.written += not is_end
         if is_end or self.block > self.limit:
-            self.latest, self.block, self.blank = self.special["[sop]"], 1, self.blank + 1
+            self.latest, self.block, self.blank = self.start, 1, self.blank + 1
             if self.blank == len(self.masks):
                 self.finish = "filled" if is_end else "length"
 
@@ -96,23 +97,34 @@ class DecoderTextState(TextState):
     """T5: `tokens` are the encoder's."""
 
     def first(self) -> Fields:
-        return {"decoder_tokens": [self.special["<pad>"]]}
+        return {"decoder_tokens": [self.start]}
 
     def following(self) -> Fields:
         return {"decoder_tokens": [self.latest]}
 
 
-TEXTS: dict[FamilyName, type[TextState]] = {
-    "gpt": TextState, "bert": TextState, "glm": BlankTextState, "t5": DecoderTextState
-}  # fmt: skip
+TEXT_STATES = {
+    PromptKind.CONTINUE: TextState,
+    PromptKind.FILL_WORDS: TextState,
+    PromptKind.FILL_BLANKS: BlankTextState,
+    PromptKind.DECODE: DecoderTextState,
+}
 
 
-def make_text_states(family: FamilyName, asked: Sequence[Mapping[str, Any]]) -> list[TextState]:
-    """The texts of a request."""
+def make_text_states(form: PromptForm, asked: Sequence[Mapping[str, Any]]) -> list[TextState]:
+    """The texts of a request, each in the state before its first token is drawn.
+
+    form: the family's. asked: per text its number, tokens, masks, limit, ends, and the ids of the
+    family's special tokens by name under `special`.
+    """
     return [
-        TEXTS[family](
-            number=text["number"], tokens=text["tokens"], limit=text["limit"],
-            ends=frozenset(text["ends"]), special=text["special"], masks=text["masks"],
+        TEXT_STATES[form.kind](
+            number=text["number"],
+            tokens=text["tokens"],
+            limit=text["limit"],
+            ends=frozenset(text["ends"]),
+            start=text["special"].get(form.start, 0),
+            masks=text["masks"],
         )
         for text in asked
-    ]  # fmt: skip
+    ]

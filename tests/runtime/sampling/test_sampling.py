@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.families import get_family
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.families.parts import padded
@@ -22,7 +23,8 @@ from mpctl.runtime.sampling.decoders import make_decoder
 from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
 from mpctl.runtime.sampling.loop import fill_masks, generate
 from mpctl.runtime.sampling.texts import TextState, make_text_states
-from mpctl.spec.model import FamilyName, ModelSpec
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.prompt import PromptForm
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
 from tests.ranks import run_ranks
@@ -74,7 +76,13 @@ def asked(kind: str, lengths: tuple[int, ...], limit: int = 6) -> list[dict[str,
     return texts
 
 
-def family_of(kind: str) -> FamilyName:
+def form_of(family: str) -> PromptForm:
+    form = get_family(family).prompt
+    assert form is not None
+    return form
+
+
+def family_of(kind: str) -> str:
     return MODELS[kind].get("family", "gpt")
 
 
@@ -94,7 +102,7 @@ def full_logits(
 def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps: int) -> float:
     """Between cached and full logits, over all texts and places; tokens are drawn on the way."""
     module, model = build(kind, group)
-    texts = make_text_states(family_of(kind), asked(kind, lengths, steps))
+    texts = make_text_states(form_of(family_of(kind)), asked(kind, lengths, steps))
     decoder, draw = make_decoder(module, CPU), TokenSampler(temperature=1.0, seed=11)
     fed = [[text.first()] for text in texts]
     worst = 0.0
@@ -136,7 +144,7 @@ def drawn(
 ) -> list[list[int]]:
     """Tokens by text: text `first + i` is the i-th of these."""
     module, model = build(kind, group, torch.float32)
-    texts = make_text_states(family_of(kind), asked(kind, lengths))
+    texts = make_text_states(form_of(family_of(kind)), asked(kind, lengths))
     for text in texts:
         text.number += first
     work = fill_masks if kind == "bert" else generate
@@ -163,7 +171,7 @@ def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
     work = fill_masks if kind == "bert" else generate
     draw = TokenSampler(temperature=0.8, top_k=30, top_p=0.95, seed=5)
     for number, text in enumerate(asked(kind, (9, 4, 13))):
-        (only,) = make_text_states(family_of(kind), [text])
+        (only,) = make_text_states(form_of(family_of(kind)), [text])
         chosen = [
             one.token for step in work(module, model, Group(), [only], draw, device=CPU)
             for one in step
@@ -176,12 +184,12 @@ def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
 
 
 def test_a_text_ends_at_its_limit_or_at_an_end_token() -> None:
-    (text,) = make_text_states("gpt", asked("gpt", (3,), limit=2))
+    (text,) = make_text_states(form_of("gpt"), asked("gpt", (3,), limit=2))
     text.take(5)
     assert (text.finish, text.following()) == (None, {"tokens": [5], "positions": [3]})
     text.take(6)
     assert (text.finish, text.written) == ("length", 2)
-    (text,) = make_text_states("gpt", asked("gpt", (3,)))
+    (text,) = make_text_states(form_of("gpt"), asked("gpt", (3,)))
     text.take(END)
     assert (text.finish, text.written) == ("end-of-text", 0)
 
@@ -190,7 +198,7 @@ def test_blanks_are_filled_in_order_as_the_module_docstring_says() -> None:
     """A = x1 M x4 M; the first blank gets x2 x3, the second runs into its limit of 2."""
     told = {"number": 0, "tokens": [1, 59, 4, 59], "limit": 3, "ends": [END], "special": SPECIAL,
             "masks": [1, 3]}  # fmt: skip
-    (text,) = make_text_states("glm", [told])
+    (text,) = make_text_states(form_of("glm"), [told])
     assert text.first() == {"tokens": [1, 59, 4, 59, 58], "positions": [0, 1, 2, 3, 1],
                             "blocks": [0, 0, 0, 0, 1]}  # fmt: skip
     fed = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpctl.families.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme
 
 GATES = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_pytorch_tanh"}
 
 
 def config(model: ModelSpec) -> dict[str, Any]:
+    """The shape of the model in the keys of LlamaConfig."""
     rotary: dict[str, Any] = {"rope_type": "default"}
     if model.rotary_scaling is not None:
         scaling = model.rotary_scaling.model_dump()
@@ -59,4 +60,5 @@ LLAMA = Scheme(
     extra=r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     heads_fill_hidden=False,
     grouped_heads=True,
+    continues_text=True,
 )

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpctl.families.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme, plain_activation
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.scheme import CAUSAL_ROLES, ENDS, HEAD, TIED_HEAD, Scheme, plain_activation
 
 
 def config(model: ModelSpec) -> dict[str, Any]:
+    """The shape of the model in the keys of GPT2Config."""
     return {
         "n_layer": model.layers, "n_embd": model.hidden, "n_head": model.heads,
         "n_inner": model.ffn, "n_positions": model.max_positions,
@@ -44,4 +45,5 @@ GPT2 = Scheme(
     copies=TIED_HEAD,
     extra=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
     conv1d=True,
+    continues_text=True,
 )  # fmt: skip

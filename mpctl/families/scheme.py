@@ -59,6 +59,10 @@ class Scheme:
     heads_fill_hidden: bool = True
     grouped_heads: bool = False
     """Whether keys and values may have fewer heads."""
+    continues_text: bool = False
+    """Whether the class writes on after its input, so that batches are padded on the left."""
+    has_token_types: bool = False
+    """Whether the class takes `token_type_ids` beside the tokens."""
 
 
 def plain_activation(name: str) -> str:

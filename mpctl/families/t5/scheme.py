@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpctl.families.scheme import HEAD, WORD_TABLE, Modules, Scheme, plain_activation
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.scheme import HEAD, WORD_TABLE, Modules, Scheme, plain_activation
 
 GATED = {"swiglu": "gated-silu", "geglu_tanh": "gated-gelu", "geglu": "gated-gelu_python"}
 TABLES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -19,6 +19,7 @@ UNREAD_BIAS = r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention
 
 
 def config(model: ModelSpec) -> dict[str, Any]:
+    """The shape of the model in the keys of T5Config."""
     activation = model.activation
     return {
         "num_layers": model.layers, "num_decoder_layers": model.decoder_layers,

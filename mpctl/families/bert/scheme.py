@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mpctl.families.scheme import PADDING, WORD_TABLE, Scheme, plain_activation
 from mpctl.spec.model import ModelSpec
-from mpctl.weights.scheme import PADDING, WORD_TABLE, Scheme, plain_activation
 
 
 def config(model: ModelSpec) -> dict[str, Any]:
+    """The shape of the model in the keys of BertConfig."""
     return {
         "num_hidden_layers": model.layers, "hidden_size": model.hidden,
         "intermediate_size": model.ffn, "num_attention_heads": model.heads,
@@ -60,6 +61,7 @@ BERT = Scheme(
     },
     frame=("[CLS]", "A", "[SEP]", "B", "[SEP]"),
     generates=False,
+    has_token_types=True,
     spellings=(
         (r"^bert\.", ""),
         (r"LayerNorm\.weight$", "LayerNorm.gamma"),

@@ -1,0 +1,44 @@
+"""The description of BERT for the planning half (families/description.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mpctl.families.bert.ops import operator_table
+from mpctl.families.bert.special import CLS, SEP, least_tokens, special_tokens
+from mpctl.families.description import BatchArray, ModelFamily
+from mpctl.spec.prompt import PromptForm, PromptKind
+
+if TYPE_CHECKING:
+    from mpctl.families.scheme import Scheme
+
+
+def hub_schemes() -> Mapping[str, Scheme]:
+    """BertForPreTraining."""
+    from mpctl.families.bert.scheme import BERT
+
+    return {"learned": BERT}
+
+
+FAMILY = ModelFamily(
+    name="bert",
+    operator_table=operator_table,
+    implementation="mpctl.families.bert.implementation:IMPLEMENTATION",
+    positions=("learned",),
+    norm_orders=("post", "pre"),
+    shortest_sequence=5,  # [CLS] A [SEP] B [SEP]
+    batch_arrays={
+        "tokens": BatchArray(("batch", "seq"), is_tokens=True),
+        "types": BatchArray(("batch", "seq")),
+        "targets": BatchArray(("batch", "seq")),
+        "weights": BatchArray(("batch", "seq")),
+        "next": BatchArray(("batch",)),
+    },
+    special_tokens=special_tokens,
+    least_tokens=least_tokens,
+    prompt=PromptForm(PromptKind.FILL_WORDS, before=(CLS,), after=(SEP,)),
+    has_perplexity=False,  # the loss has the next sentence's beside the words'
+    hub_schemes=hub_schemes,
+    synonyms=("roberta", "encoder", "mlm"),
+)

@@ -1,0 +1,38 @@
+"""The description of GPT for the planning half (families/description.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mpctl.families.description import BatchArray, ModelFamily
+from mpctl.families.gpt.ops import operator_table
+from mpctl.families.gpt.special import least_tokens
+from mpctl.spec.prompt import PromptForm, PromptKind
+
+if TYPE_CHECKING:
+    from mpctl.families.scheme import Scheme
+
+
+def hub_schemes() -> Mapping[str, Scheme]:
+    """GPT2LMHeadModel with learned positions, LlamaForCausalLM with rotary ones."""
+    from mpctl.families.gpt.gpt2_scheme import GPT2
+    from mpctl.families.gpt.llama_scheme import LLAMA
+
+    return {"learned": GPT2, "rotary": LLAMA}
+
+
+FAMILY = ModelFamily(
+    name="gpt",
+    operator_table=operator_table,
+    implementation="mpctl.families.gpt.implementation:IMPLEMENTATION",
+    positions=("learned", "rotary", "none"),
+    batch_arrays={
+        "tokens": BatchArray(("batch", "seq"), is_tokens=True),
+        "targets": BatchArray(("batch", "seq")),
+    },
+    least_tokens=least_tokens,
+    prompt=PromptForm(PromptKind.CONTINUE),
+    hub_schemes=hub_schemes,
+    synonyms=("gpt2", "gpt_2", "gpt3", "gpt_3", "opt", "decoder", "causal_lm"),
+)

@@ -1,0 +1,107 @@
+"""Which model families exist and where they are found; this file names none of them.
+
+A built-in family is a folder of mpctl/families with a `family.py` that defines `FAMILY`. Any other
+family is an entry point of the group `mpctl.families` of an installed package, whose name is the
+family's and whose value leads to the same kind of description:
+
+    [project.entry-points."mpctl.families"]
+    toy = "toy_family.family:FAMILY"
+
+Descriptions are imported by name and only when a job asks for that family, without torch. Entry
+points are looked up only for a name that is not built in, because reading the metadata of all
+installed packages takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pydantic_core import PydanticCustomError
+
+from mpctl.errors import InputError
+
+ENTRY_POINT_GROUP = "mpctl.families"
+DEFAULT_FAMILY = "gpt"
+NormOrder = Literal["pre", "post"]
+
+
+class FamilyDefaults(Protocol):
+    """What a job file's defaults need to know of a family."""
+
+    @property
+    def norm_orders(self) -> tuple[NormOrder, ...]:
+        """The orders of norms that the family accepts, its default first."""
+
+    @property
+    def synonyms(self) -> tuple[str, ...]:
+        """What other software calls the family or models like it, in lower case: for hints."""
+
+
+@lru_cache(maxsize=1)
+def builtin_families() -> tuple[str, ...]:
+    """Names of the families that come with mpctl, sorted."""
+    folder = Path(__file__).resolve().parent.parent / "families"
+    return tuple(sorted(path.parent.name for path in folder.glob("*/family.py")))
+
+
+def family_names() -> tuple[str, ...]:
+    """Names of all families: the built-in ones, then those of installed packages."""
+    from importlib.metadata import entry_points  # slow to import and to ask
+
+    others = {point.name for point in entry_points(group=ENTRY_POINT_GROUP)}
+    return (*builtin_families(), *sorted(others - set(builtin_families())))
+
+
+def family_synonyms() -> dict[str, tuple[str, ...]]:
+    """What other software calls each built-in family; nothing of it is accepted."""
+    families = ((name, load_family(name)) for name in builtin_families())
+    return {name: family.synonyms for name, family in families if family is not None}
+
+
+@lru_cache(maxsize=64)
+def load_family(name: str) -> FamilyDefaults | None:
+    """The description of the family of this name, None where there is no such family.
+
+    Raises InputError where an installed package's entry point cannot be imported.
+    """
+    if name in builtin_families():
+        description: FamilyDefaults = pkgutil.resolve_name(f"mpctl.families.{name}.family:FAMILY")
+        return description
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        try:
+            description = point.load()
+        except Exception as error:  # whatever a foreign package raises while it is imported
+            raise InputError.of(
+                "family-import", "model.family",
+                f"the entry point {name!r} = {point.value!r} of group {ENTRY_POINT_GROUP} cannot "
+                f"be imported: {type(error).__name__}: {error}",
+                "install or repair the package that it comes from",
+            ) from None  # fmt: skip
+        return description
+    return None
+
+
+def check_family(name: str) -> str:
+    """Validate `model.family`: the name of a family that exists."""
+    if load_family(name) is None:
+        names = " or ".join(map(repr, family_names()))
+        raise PydanticCustomError(
+            "literal_error", "Input should be {expected}", {"expected": names}
+        )
+    return name
+
+
+def default_norm_order(name: object) -> NormOrder:
+    """The order of norms of a family that is given none; `pre` where there is no such family."""
+    family = load_family(name) if isinstance(name, str) else None
+    return "pre" if family is None else family.norm_orders[0]
+
+
+def list_families(schema: dict[str, Any]) -> None:
+    """Name in the JSON schema the families that exist where it is made."""
+    schema["enum"] = list(family_names())
