@@ -51,3 +51,13 @@ def test_planning_by_the_public_names_imports_no_torch() -> None:
 def test_another_name_is_refused_with_a_way_out() -> None:
     with pytest.raises(AttributeError, match=r"no public name 'Topologie'; mpctl.__all__"):
         _ = mpctl.Topologie  # type: ignore[attr-defined]
+
+
+def test_a_search_in_one_call_finds_what_the_command_finds() -> None:
+    job = {"cluster": "dgx-h100", "model": "gpt2", "training.dtype": "bf16",
+           "training.global_batch_size": 8}  # fmt: skip
+    found = mpctl.search_layouts(None, job, keep=["tp=2"], top=2)
+    assert [choice.layout.tp for choice in found.best] == [2, 2]
+    assert found.best[0].time.total <= found.best[1].time.total
+    with pytest.raises(mpctl.InputError, match="model"):
+        mpctl.search_layouts(None, {"cluster": "dgx-h100"})
