@@ -40,6 +40,7 @@ from benchmarks.model_speed import (
     growth,
 )
 from mpctl.runtime.build import build_trainer
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 from tests.ranks import run_ranks
@@ -95,8 +96,8 @@ def ours(name: str, shape: str, rank: int, data: str) -> Step:
         **{f"model.{key}": value for key, value in model_speed.settings(shape).items()}, **settings,
     })  # fmt: skip
     topology = Topology.of(job.sizes, order=job.parallel.order)
-    trainer = build_trainer(Path(data), job, topology, rank=rank % dp, local_rank=rank,
-                            stop_asked=lambda: False)  # fmt: skip
+    environment = RuntimeEnvironment.of_machine(job, Path(data), local_rank=rank)
+    trainer = build_trainer(Path(data), job, topology, rank % dp, environment)
     return trainer.one_step
 
 

@@ -164,7 +164,7 @@ def speed(rank: int, size: int, shape: str, rounds: int, counts: Sequence[int]) 
     for turn in range(rounds + 1):
         for name, (model, step, pipeline) in built.items():
             if pipeline is not None and turn:
-                pipeline.listener = clocks[name]
+                pipeline.listeners = [clocks[name]]
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
             step()

@@ -131,4 +131,7 @@ class DoesNotFit(InputError):
 
 
 class RunFailed(MpctlError):
-    """Work that had started did not finish."""
+    """Work that had started did not finish. is_echo: whether the cause is another process's
+    failure; None where the error does not know."""
+
+    is_echo: bool | None = None

@@ -38,7 +38,6 @@ from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.units import DTYPE_BYTES
 
 BLOCK = {False: 1 << 17, True: 1 << 24}  # elements of a loss's working block, on cpu and cuda
-SENT = 2  # messages between stages that wait to leave, each a hidden state; one more arrives
 
 
 @dataclass(frozen=True, slots=True)

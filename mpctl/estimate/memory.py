@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from mpctl.estimate.activations import (
-    SENT,
     ChunkBytes,
     chunk_bytes,
     form_of,
@@ -28,6 +27,7 @@ from mpctl.estimate.activations import (
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
@@ -96,7 +96,7 @@ class StageContents:
             ends = {layer for span in spans for layer in span}
             dims = (dims for layer in ends for dims in layout.table.boundary(layer))
             message = max(message_bytes(layout, own) for own in dims)
-            work += (SENT + 1) * message / _split(layout.job)
+            work += (MAX_SENDS_IN_FLIGHT + 1) * message / _split(layout.job)
         return cls(states, chunks, round(lasting), work)
 
 

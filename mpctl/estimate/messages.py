@@ -31,6 +31,7 @@ from mpctl.estimate.communication import local_sizes, message_bytes
 from mpctl.estimate.p2p import hand_overs
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.limits import STATUS_FIELDS
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp, GradNeeds, LayerStack, MatMul
 from mpctl.operators.table import StageSlice
@@ -39,7 +40,6 @@ from mpctl.units import DTYPE_BYTES
 
 LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
 STATUS_BYTES = 8  # float64: the gradient norm's square; a step's status, a slot a rank
-STATUS_FIXED = 2  # of which loss and stop are not a rank's own
 NOTHING = GradNeeds(False, False, False)
 Sent = list[tuple[str, int]]
 
@@ -241,5 +241,5 @@ def _once_a_step(layout: JobLayout) -> Iterator[Message]:
 
 def status_message(job: JobSpec) -> Message:
     """What all ranks tell each other once a step, and once a validated corpus."""
-    slots = STATUS_FIXED + job.world_size
+    slots = STATUS_FIELDS + job.world_size
     return Message("world", "all_reduce", "status", slots * STATUS_BYTES, 1)

@@ -164,8 +164,9 @@ def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int]) -> Iterator[RehearsedRa
 
 def _spawn(job: Path, ranks: Sequence[int], errors: BinaryIO) -> subprocess.Popen[str]:
     env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
+    me = str(os.getpid())
     return subprocess.Popen(
-        [sys.executable, "-m", "mpctl.rehearsal.rehearse", str(job), *map(str, ranks)],
+        [sys.executable, "-m", "mpctl.rehearsal.rehearse", me, str(job), *map(str, ranks)],
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

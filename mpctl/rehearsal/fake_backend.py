@@ -1,28 +1,28 @@
-"""What stands for the machine that a rehearsal has not: a world, a device, text to read.
+"""What stands for the machine that a rehearsal has not: a world, a device, its kernels, its data.
 
 Fake tensors have shapes and no values. Those of a CUDA job lie on torch's `meta` device, for which
 autograd needs no driver; it takes the same ways as any accelerator (large blocks, host copies
-apart). Three things are then answered for it:
+apart). Two things are then answered as a GPU would:
 
 - scaled dot product attention is a GPU's fused kernel (FlashAttention, arXiv 2205.14135; with a
   mask or in 32 bit the memory-efficient one, arXiv 2112.05682), which keeps no scores. fp64,
   grouped heads where FlashAttention does not go, and tensors whose last stride is not 1 have no
   fused kernel there: torch's own products.
-- RMSNorm is one kernel, which keeps its input.
-- a process group (torch's `fake` backend) that answers every message at once and sends none.
+- RMSNorm is one kernel, which keeps its input and a number a row.
+
+Messages go through torch's `fake` process group, which answers at once and sends nothing.
 
 By hand: q, k, v [1, 8, 2048, 128] of bf16 keep their 12 MiB, 4 MiB of result, 64 KiB of sums.
 
-Letters: b batch, a heads, s keys, d head size.
+Letters: b batch, a heads, q queries, s keys, d head size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -38,8 +38,9 @@ from mpctl.data.samples import SampleSource
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.modules import get_implementation
-from mpctl.kernels.backend import recomputing_rms_norm
-from mpctl.runtime.batches import DatasetBatches
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend, recomputing_rms_norm
+from mpctl.runtime.batches import Batches, model_of
+from mpctl.runtime.mesh import AxisPosition
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 
@@ -47,25 +48,22 @@ DEVICES = {"cpu": torch.device("cpu"), "cuda": torch.device("meta")}
 SAMPLES = 64  # of text, over and over
 FLASH_HEAD = 256  # the largest head size of FlashAttention
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
-_PRODUCTS = F.scaled_dot_product_attention
 
 
 @contextmanager
-def fake_tensors(device: torch.device) -> Iterator[None]:
+def fake_tensors() -> Iterator[None]:
     """Tensors made inside have no values; backward runs in this thread."""
-    with ExitStack() as stack:
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        if device.type == "meta":
-            stack.enter_context(patch.object(F, "scaled_dot_product_attention", _fused))
-            stack.enter_context(patch.object(F, "rms_norm", _fused_norm))
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        torch.autograd.set_multithreading_enabled(False),
+    ):
         yield
 
 
 @contextmanager
 def fake_world(rank: int, world_size: int) -> Iterator[None]:
-    """The default process group, as `join` makes it, of peers that are not there. The store is a
-    real one: the save that waits at it counts its trainings there."""
+    """The default process group as `init_process_group` makes it, of peers that do not exist. The
+    store is a real one: a trainer's saver counts its trainings there."""
     if world_size == 1:
         yield
         return
@@ -76,49 +74,78 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _fused(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:  # fmt: skip
-    """scaled_dot_product_attention as a GPU of compute capability 8.0 or more runs it."""
-    is_masked = attn_mask is not None and not isinstance(attn_mask, CausalBias)
-    causal = is_causal or isinstance(attn_mask, CausalBias)
-    is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD and not is_masked
-    held = (query, key, value)
-    if is_flash and _have_rows(*held):
-        padding = -query.shape[-1] % 8
-        padded = tuple(F.pad(x, (0, padding)) for x in held) if padding else held
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
-        found = flash(*padded, 0.0, causal, False, scale=scale)[0]
-        return found[..., : query.shape[-1]] if padding else found
-    is_grouped = key.shape[1] != query.shape[1]
-    biases = (attn_mask,) if is_masked else ()
-    if query.dtype == torch.float64 or is_grouped or not _have_rows(*held, *biases):
-        mask = attn_mask if is_masked else None
-        return _PRODUCTS(*held, mask, is_causal=causal, scale=scale, enable_gqa=enable_gqa)
-    bias = _added(attn_mask, query) if is_masked else None
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-    return efficient(*held, bias, True, 0.0, causal, scale=scale)[0]
+class SimulatedGpuKernels(KernelBackend):
+    """The kernels that a GPU of compute capability 8.0 or more runs, on torch's `meta` device."""
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        is_masked = mask is not None and not isinstance(mask, CausalBias)
+        is_causal = is_causal or isinstance(mask, CausalBias)
+        is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD and not is_masked
+        if is_flash and _are_dense(query, key, value):
+            return _flash_attention(query, key, value, is_causal=is_causal, scale=scale)
+        is_grouped = key.shape[1] != query.shape[1]
+        tensors = (query, key, value, mask) if is_masked else (query, key, value)
+        if query.dtype == torch.float64 or is_grouped or not _are_dense(*tensors):
+            return super().attention(
+                query,
+                key,
+                value,
+                mask if is_masked else None,
+                is_causal=is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
+        bias = _additive(mask, query) if is_masked else None
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        result: Tensor = efficient(query, key, value, bias, True, 0.0, is_causal, scale=scale)[0]
+        return result
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return recomputing_rms_norm(x, weight, eps)
 
 
-def _have_rows(*tensors: Any) -> bool:
-    """What torch asks of every fused kernel on CUDA (sdp_utils_cpp.h,
+def kernels_of(device: torch.device) -> KernelBackend:
+    """The kernels that stand for those of a device of DEVICES."""
+    return SimulatedGpuKernels() if device.type == "meta" else TORCH_BACKEND
+
+
+def _flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, scale: float | None
+) -> Tensor:
+    """The kernel takes heads that are a multiple of 8: others are padded."""
+    size = query.shape[-1]
+    padding = -size % 8
+    tensors = [F.pad(x, (0, padding)) for x in (query, key, value)] if padding else (
+        query, key, value
+    )  # fmt: skip
+    flash = torch.ops.aten._scaled_dot_product_flash_attention
+    result: Tensor = flash(*tensors, 0.0, is_causal, False, scale=scale)[0]
+    return result[..., :size] if padding else result
+
+
+def _are_dense(*tensors: Any) -> bool:
+    """What torch requires of every fused kernel on CUDA (sdp_utils_cpp.h,
     check_last_dim_stride_equals_1_dense)."""
     return all(tensor.stride(-1) == 1 for tensor in tensors)
 
 
-def _fused_norm(x: Tensor, _: Any, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm as a GPU runs it: the input is kept, and a number a row."""
-    return recomputing_rms_norm(x, weight, eps)
-
-
-def _added(mask: Any, query: Tensor) -> Tensor:
-    """A mask as what is added to scores, [b, a, q, s] as a view of what there is of it."""
+def _additive(mask: Any, query: Tensor) -> Tensor:
+    """A mask as what is added to scores, [b, a, q, s], expanded without a copy."""
     bias = torch.zeros_like(mask, dtype=query.dtype) if mask.dtype == torch.bool else mask
     return bias.expand(*query.shape[:2], -1, -1)
 
 
-class _Text:
+class _ZeroText:
     """A dataset of one document of zeros that takes no memory."""
 
     prefix = Path("nowhere")
@@ -131,18 +158,15 @@ class _Text:
         return np.broadcast_to(np.uint16(0), self.tokens)[start:stop]
 
 
-class FakeBatches(DatasetBatches):
-    """Micro batches of the job's own objective, made of text that is not there."""
-
-    def __init__(self, job: JobSpec, *, dp: Group, cp: Group, device: torch.device) -> None:
-        model = job.model
-        assert model is not None
-        self.job, self.dp, self.cp, self.device = job, dp, cp, device
-        self.model = model
-        names = special_tokens(model)
-        words = model.vocab - len(names)
-        text: Any = _Text(SAMPLES * least_tokens(model))
-        special = special_ids({}, names, vocab=model.vocab, words=words)
-        source = SampleSource(text, model, job.training.seed, special, words)
-        self.train = get_implementation(model.family).samples(source)
-        self.validation, self.validations = None, {}
+def open_fake_batches(
+    job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device
+) -> Batches:
+    """Micro batches of the job's own objective, made of text that does not exist; no validation."""
+    model = model_of(job)
+    names = special_tokens(model)
+    words = model.vocab - len(names)
+    text: Any = _ZeroText(SAMPLES * least_tokens(model))
+    special = special_ids({}, names, vocab=model.vocab, words=words)
+    source = SampleSource(text, model, job.training.seed, special, words)
+    train = get_implementation(model.family).samples(source)
+    return Batches(job, dp, cp, device, train=train)

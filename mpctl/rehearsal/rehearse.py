@@ -1,15 +1,17 @@
-"""A rank's step without its machine: `python -m mpctl.rehearsal.rehearse JOB.json RANK...`.
+"""A rank's step without its machine: `python -m mpctl.rehearsal.rehearse PID JOB.json RANK...`, PID
+being the process that starts it.
 
-The worker's own code builds the stage and trains one step of it, a steady one (moments are there),
-on fake tensors in a world of peers that answer nothing (imagined.py); what it would send is
-recorded as in a run, what it would hold is kept in a ledger. Prints one JSON line a rank.
+The worker's own code builds the stage and trains one step of it, a steady one (with the optimizer's
+moments), on fake tensors in a world of peers that send nothing (fake_backend.py); what it would
+send is recorded as in a run, what it would hold is counted by a MemoryTracker. Prints one JSON line
+a rank, a RehearsedRank of rundir/rank_files.py.
 
 Of m micro batches only m' are run. They are alike: each sends the same, which is checked, so a
 step sends once-a-step + m x one micro batch. And the memory of a stage repeats once as many are in
 flight as its schedule ever holds, so m' is the fewest that reach that number
 (pipeline/schedule/orders.py), and two more; where chunks take turns, in whole rounds of the stages.
-Batches alone add up: their token ids, some KiB each, are counted of m' micro batches. Initial
-values are not drawn, and the norm is taken in few blocks instead of thousands.
+Batches alone add up: their token ids, some KiB each, are counted of m' micro batches. Parameters
+are not initialized, and the norm is taken in few blocks instead of thousands.
 
 By hand, 1f1b, p = 16, m = 192: stage 0 holds 16 at most, so m' = 18; stage 15 holds 1, m' = 3.
 """
@@ -22,38 +24,43 @@ import sys
 import time
 import traceback
 from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 
 from mpctl.layout.job_layout import job_topology, zero_stage
 from mpctl.pipeline.schedule.orders import peak_in_flight
-from mpctl.rehearsal.fake_backend import DEVICES, FakeBatches, fake_tensors, fake_world
-from mpctl.runtime import build
+from mpctl.rehearsal.fake_backend import (
+    DEVICES,
+    fake_tensors,
+    fake_world,
+    kernels_of,
+    open_fake_batches,
+)
+from mpctl.runtime.build import build_trainer
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory_tracker import KINDS, MemoryTracker
 from mpctl.runtime.memory_watch import current_action, state_tensors, storage_bytes
 from mpctl.runtime.optimizer import MOMENTS
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
-from mpctl.runtime.zero import gradients
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective
 
-MORE = 2  # rounds beyond those in flight
+EXTRA_ROUNDS = 2  # beyond those in flight
 NORM_BLOCK = 1 << 28
 NO_RUN = Path(os.devnull) / "no-run"  # cannot exist: nothing is found or written there
-Sent = tuple[str, str, int]  # axis, kind, bytes
+Message = tuple[str, str, int]  # axis, kind, bytes
 
 
-def main(path: Path, ranks: list[int]) -> None:
-    die_with_parent(path.with_name("no-launcher.pid"))
+def main(parent: int, path: Path, ranks: list[int]) -> None:
+    """Rehearse ranks of the job in a file, and print what each would send and hold."""
+    die_with_parent(parent)
     job = parse(json.loads(path.read_text("utf-8")))
     topology = job_topology(job)
     for rank in ranks:
@@ -61,86 +68,94 @@ def main(path: Path, ranks: list[int]) -> None:
 
 
 def rehearse(job: JobSpec, topology: Topology, rank: int) -> dict[str, Any]:
-    """One rank's account; `failure` says what would end its step, and where."""
+    """What one rank of the job would send and hold; `failure` says what would end its step."""
     began = time.perf_counter()
     short = shortened(job, topology.coords(rank)["pp"])
     rehearsal = Rehearsal(short, topology, rank)
     account: dict[str, Any] = {
-        "rank": rank, "coords": topology.coords(rank), "failure": None,
-        "micro_batches": job.num_microbatches, "micro_batches_run": short.num_microbatches,
-    }  # fmt: skip
+        "rank": rank,
+        "coords": topology.coords(rank),
+        "failure": None,
+        "micro_batches": job.num_microbatches,
+        "micro_batches_run": short.num_microbatches,
+    }
     try:
         account |= rehearsal.run(job.num_microbatches)
     except Exception as error:
         account["failure"] = {
             "error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:500],
-            "doing": rehearsal.where,
+            "doing": rehearsal.activity,
             "traceback": traceback.format_exception(error)[-20:],
         }
     return account | {"seconds": time.perf_counter() - began}
 
 
 def shortened(job: JobSpec, stage: int) -> JobSpec:
-    """The job with as few micro batches as show all that `stage` does; without what a rehearsal
-    has not: weights to read, ranks to share memory with."""
+    """The job with as few micro batches as show all that `stage` does; without weights to read,
+    ranks to share memory with, compilation and threads."""
     training, dp = job.training, job.sizes["dp"]
-    samples = micro_batches_run(job, stage) * training.micro_batch_size * dp
+    samples = num_microbatches_run(job, stage) * training.micro_batch_size * dp
     training = training.model_copy(update={"global_batch_size": samples, "init_from": None})
     alone = {"shared_memory": False, "threads_per_rank": 1, "track_memory": False, "compile": False}
     launch = job.launch.model_copy(update=alone)
     return job.model_copy(update={"training": training, "launch": launch})
 
 
-def micro_batches_run(job: JobSpec, stage: int) -> int:
-    p, m = job.parallel, job.num_microbatches
-    schedule = p.schedule if p.pp > 1 else "1f1b"
-    sizes = {"stage": stage, "stages": p.pp, "chunks": p.vpp}
-    round_ = p.pp if p.vpp > 1 else 1
+def num_microbatches_run(job: JobSpec, stage: int) -> int:
+    """The fewest micro batches after which `stage` has as many in flight as in a full step, and
+    EXTRA_ROUNDS more; all of them where there are not so many."""
+    parallel, total = job.parallel, job.num_microbatches
+    schedule = parallel.schedule if parallel.pp > 1 else "1f1b"
+    sizes = {"stage": stage, "stages": parallel.pp, "chunks": parallel.vpp}
+    round_ = parallel.pp if parallel.vpp > 1 else 1
 
     def in_flight(count: int) -> int:
         return peak_in_flight(schedule, microbatches=count, **sizes)
 
-    most = in_flight(m)
-    enough = next(n for n in range(round_, m + 1, round_) if in_flight(n) == most)
-    return min(m, enough + MORE * round_)
+    most = in_flight(total)
+    enough = next(n for n in range(round_, total + 1, round_) if in_flight(n) == most)
+    return min(total, enough + EXTRA_ROUNDS * round_)
 
 
 @dataclass
 class MicroBatchTraffic(TrafficCounter):
-    """Traffic that knows whose it was; None: sent once a step, as gradients are that a step's last
-    micro batch starts to sum."""
+    """Collectives by the micro batch that sent them, None for those of the step: sent outside of
+    micro batches, or gradients that a step's last micro batch starts to reduce."""
 
     trainer: Trainer | None = None
-    sent: dict[int | None, Counter[Sent]] = field(default_factory=dict)
+    by_microbatch: dict[int | None, Counter[Message]] = field(default_factory=dict)
 
     def record(self, collective: Collective) -> None:
         super().record(collective)
-        at = self.trainer.pipeline.at if self.trainer else None
+        current = self.trainer.pipeline.current if self.trainer else None
         if self.trainer and collective.axis == "dp" and zero_stage(self.trainer.job) < 2:
-            at = None
-        counts = self.sent.setdefault(at.action.microbatch if at else None, Counter())
+            current = None
+        microbatch = current.action.microbatch if current else None
+        counts = self.by_microbatch.setdefault(microbatch, Counter())
         counts[collective.axis, collective.kind, collective.bytes] += 1
 
     def clear(self) -> None:
         super().clear()
-        self.sent.clear()
+        self.by_microbatch.clear()
 
-    def of_step(self, micro_batches: int, run: int) -> dict[str, dict[str, int]]:
-        """What a step of so many micro batches sends, in the form of `snapshot`."""
-        first, once = self.sent.get(0, Counter()), self.sent.get(None, Counter())
+    def extrapolate(self, total: int, run: int) -> dict[str, dict[str, int]]:
+        """The messages of a step of `total` micro batches, of which the first `run` were run, in
+        the form of `snapshot`."""
+        by_microbatch = self.by_microbatch
+        first, once = by_microbatch.get(0, Counter()), by_microbatch.get(None, Counter())
         for j in range(run):
-            assert self.sent.get(j, Counter()) == first, f"micro batch {j} sends other than 0"
-        whole = TrafficCounter()
-        for counts, times in ((once, 1), (first, micro_batches)):
+            assert by_microbatch.get(j, Counter()) == first, f"micro batch {j} sends other than 0"
+        step = TrafficCounter()
+        for counts, times in ((once, 1), (first, total)):
             for (axis, kind, size), count in counts.items():
-                whole.counts[axis, kind] += count * times
-                whole.bytes[axis, kind] += count * size * times
-        return whole.snapshot()
+                step.counts[axis, kind] += count * times
+                step.bytes[axis, kind] += count * size * times
+        return step.snapshot()
 
 
 @dataclass
 class Rehearsal:
-    """One rank of a shortened job."""
+    """One rank of a shortened job. building_bytes: peak memory while the model was built."""
 
     job: JobSpec
     topology: Topology
@@ -149,67 +164,68 @@ class Rehearsal:
     building_bytes: int = 0
 
     @property
-    def where(self) -> str:
-        return self.trainer.doing if self.trainer else "building"
+    def activity(self) -> str:
+        """What the rank is doing, in words."""
+        return self.trainer.activity if self.trainer else "building"
 
-    def run(self, micro_batches: int) -> dict[str, Any]:
+    def run(self, num_microbatches: int) -> dict[str, Any]:
+        """Build the rank and train a step; what a step of so many micro batches sends and holds."""
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
         device, traffic = DEVICES[kind], MicroBatchTraffic()
-        with fake_world(self.rank, self.topology.world_size), fake_tensors(device):
-            with patch.object(gradients, "NORM_BLOCK", NORM_BLOCK), MemoryTracker(device) as ledger:
-                trainer = self._build(device, traffic, ledger)
+        with fake_world(self.rank, self.topology.world_size), fake_tensors():
+            with MemoryTracker(device) as tracker:
+                trainer = self._build(device, traffic, tracker)
                 trainer.one_step()
-            trainer.step_traffic = traffic.of_step(micro_batches, self.job.num_microbatches)
-            return {**_account(trainer, ledger), "building_bytes": self.building_bytes}
+            step_traffic = traffic.extrapolate(num_microbatches, self.job.num_microbatches)
+            return {
+                "parameters": sum(p.numel() for p in trainer.model.parameters()),
+                "step_traffic": step_traffic,
+                **_memory(trainer, tracker),
+                "building_bytes": self.building_bytes,
+            }
 
     def _build(
-        self, device: torch.device, traffic: MicroBatchTraffic, ledger: MemoryTracker
+        self, device: torch.device, traffic: MicroBatchTraffic, tracker: MemoryTracker
     ) -> Trainer:
-        with ExitStack() as stack:
-            for name, stand_in in (
-                ("TrafficCounter", lambda: traffic),
-                ("DatasetBatches", _batches),
-                ("draw", lambda *_: None),
-                ("select_device", lambda *_: device),
-                ("_memory_reader", lambda _: lambda: ledger.peak),
-            ):
-                stack.enter_context(patch.object(build, name, stand_in))
-            self.trainer = trainer = build.build_trainer(
-                NO_RUN, self.job, self.topology, rank=self.rank, local_rank=0,
-                stop_asked=lambda: False,
-            )  # fmt: skip
-        traffic.trainer, self.building_bytes = trainer, ledger.peak
-        _take_a_step_before(trainer)
+        """The trainer as the second step finds it, and nothing but its memory counted."""
+        environment = RuntimeEnvironment(
+            device=device,
+            open_batches=open_fake_batches,
+            peak_memory=lambda: tracker.peak,
+            initialize=lambda parameter, name, seed: None,
+            kernels=kernels_of(device),
+            traffic=traffic,
+            norm_block=NORM_BLOCK,
+        )
+        self.trainer = trainer = build_trainer(
+            NO_RUN, self.job, self.topology, self.rank, environment
+        )
+        traffic.trainer, self.building_bytes = trainer, tracker.peak
+        _add_moments(trainer)
         for kind, tensors in state_tensors(trainer).items():
-            ledger.name(kind, tensors)
-        ledger.doing = lambda: current_action(trainer)
-        ledger.restart()
+            tracker.name(kind, tensors)
+        tracker.current_action = lambda: current_action(trainer)
+        tracker.restart()
         return trainer
 
 
-def _batches(job: JobSpec, _: Path, **place: Any) -> FakeBatches:
-    return FakeBatches(job, **place)
-
-
-def _take_a_step_before(trainer: Trainer) -> None:
-    """The optimizer's state as one update leaves it: memory is asked of a steady step."""
+def _add_moments(trainer: Trainer) -> None:
+    """Give the optimizer the state that one update leaves: a steady step is measured."""
     for value in trainer.optimizer.values:
         moments = {name: torch.zeros_like(value.detach()) for name in MOMENTS}
         trainer.optimizer.adam.state[value] = {"step": torch.tensor(1.0), **moments}
 
 
-def _account(trainer: Trainer, ledger: MemoryTracker) -> dict[str, Any]:
+def _memory(trainer: Trainer, tracker: MemoryTracker) -> dict[str, Any]:
     states = state_tensors(trainer)
     return {
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "step_traffic": trainer.step_traffic,
         "state_bytes": {kind: storage_bytes(states[kind]) for kind in states},
-        "activation_bytes": ledger.kept,
-        "peak_bytes": ledger.peak,
-        "at_peak": {kind: ledger.at_peak.get(kind, 0) for kind in KINDS},
+        "activation_bytes": tracker.peak_activations,
+        "peak_bytes": tracker.peak,
+        "at_peak": {kind: tracker.at_peak.get(kind, 0) for kind in KINDS},
     }
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(rank) for rank in sys.argv[2:]])
+    main(int(sys.argv[1]), Path(sys.argv[2]), [int(rank) for rank in sys.argv[3:]])

@@ -1,42 +1,35 @@
-"""From a job and a rank to everything that trains: process group, mesh, model, optimizer, data.
+"""From a job and a rank to everything that trains: mesh, model, gradients, optimizer, data.
 
-Ranks start seconds apart (imports, a loaded machine), while a collective of a running job may only
-wait `timeout_seconds`. So all ranks meet at the store first, with patience of their own.
+A stage that keeps slices of its parameters (ZeRO) is never whole in memory: modules are made
+without memory, and each bucket gets its own, is initialized and sliced before the next.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.rendezvous import rendezvous
 
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.layer import ResidualLayer
-from mpctl.kernels.parameters import draw
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
-from mpctl.runtime.batches import DatasetBatches
-from mpctl.runtime.checkpointing.saver import Saver
+from mpctl.runtime.checkpointing.saver import KeepPolicy, Saver
 from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
-from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.memory_watch import MemoryWatch
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
-from mpctl.runtime.partition import Chunks, PipelinePartition
-from mpctl.runtime.pass_listener import PassListeners
+from mpctl.runtime.partition import PipelinePartition
+from mpctl.runtime.pass_listener import PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
-from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.gather import ParameterGatherer
-from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer
+from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, ReductionGroups
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.runtime.zero.param_store import (
     ParamStore,
@@ -48,53 +41,19 @@ from mpctl.runtime.zero.param_store import (
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-
 
 def build_trainer(
-    run_dir: Path, job: JobSpec, topology: Topology, *, rank: int, local_rank: int,
-    stop_asked: Callable[[], bool],
-) -> Trainer:  # fmt: skip
-    """Called by every rank after `init_process_group`; resumes from the newest checkpoint where
-    there is one."""
+    run_dir: Path, job: JobSpec, topology: Topology, rank: int, environment: RuntimeEnvironment
+) -> Trainer:
+    """The trainer of one rank, resumed from the newest checkpoint of the run where there is one.
+
+    Every rank calls it, after `init_process_group` where there are several. Raises InputError where
+    the data, a checkpoint or the initial weights cannot be read.
+    """
     torch.set_num_threads(job.launch.threads_per_rank or 1)
-    device = select_device(job.launch.device, local_rank)
-    traffic = TrafficCounter()
-    mesh = build_mesh(topology, rank, device, launch=job.launch, record=traffic.record)
-    cut = PipelinePartition.of(job, mesh.pp.rank)
-    with without_memory():
-        chunks = build_chunks(cut, mesh)
-    model = chunks[0] if len(chunks) == 1 else Chunks(chunks)
-    is_frozen = frozen_by(job.training.freeze)
-    named = dict(model.named_parameters())
-    for name, parameter in named.items():
-        parameter.requires_grad_(not is_frozen(name))
-    blocks = _blocks(cut, mesh, named)
-    zero, reduced = cut.layout.zero_stage, TORCH_DTYPES[job.training.reduced_dtype]
-    values = list(_drawn(named, blocks, zero, job.training.seed))
-    trained = [block for block in blocks if block.bucket.is_trained]
-    buffer = GradientBuffer(
-        trained, reduced, device, zero=zero, tp=mesh.tp, pp=mesh.pp, replicas=mesh.replicas
-    )
-    pipeline = PipelineRunner(
-        cut, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=device
-    )
-    overlap = _overlap(cut, chunks, pipeline, buffer, values)
-    trainer = Trainer(
-        job=job, mesh=mesh, cut=cut, pipeline=pipeline, model=model, buffer=buffer,
-        overlap=overlap, scale=LossScale.of(job.training),
-        optimizer=Optimizer(
-            buffer, [store for store in values if store.block.bucket.is_trained], job.training,
-            frozen=[store for store in values if isinstance(store, Zero3ParamStore)
-                    and not store.block.bucket.is_trained],
-        ),
-        batches=DatasetBatches(
-            job, Path(job.data.path or run_dir / "data"), dp=mesh.dp, cp=mesh.cp, device=device
-        ),
-        saver=_saver(run_dir, job, mesh), stop_asked=stop_asked,
-        peak_memory=_memory_reader(device), traffic=traffic,
-        watch=MemoryWatch(is_on=_is_watched(job, device), device=device),
-    )  # fmt: skip
+    device, record = environment.device, environment.traffic.record
+    mesh = build_mesh(topology, rank, device, launch=job.launch, record=record)
+    trainer = _assemble(run_dir, PipelinePartition.of(job, mesh.pp.rank), mesh, environment)
     saved = list_checkpoints(trainer.saver.root)
     if saved:
         trainer.resume(saved[-1][1])
@@ -103,126 +62,155 @@ def build_trainer(
     return trainer
 
 
-def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
-    """What saves: rank 0 keeps the run's own documents as they are now, to copy them."""
-    barrier = StoreBarrier(
-        checkpoint_store(mesh.rank, mesh.world.size),
-        patience=max(PATIENCE, job.launch.timeout_seconds),
+def _assemble(
+    run_dir: Path, partition: PipelinePartition, mesh: Mesh, environment: RuntimeEnvironment
+) -> Trainer:
+    """The trainer of one rank with initial parameters."""
+    job = partition.job
+    with without_memory():
+        chunks = build_chunks(partition, mesh, environment.kernels)
+    pipeline = PipelineRunner(
+        partition, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
     )
-    paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
-    documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
-    keep = {"keep_last": job.training.keep_last, "keep_every": job.training.keep_every}
-    return Saver(run_dir / "checkpoints", mesh, barrier, documents, **keep)
+    parameters = _frozen_as_asked(pipeline.model, job)
+    shards = _bucket_shards(partition, mesh, parameters)
+    stores = list(_initialized_stores(parameters, shards, partition.layout, environment))
+    buffer = _gradient_buffer(partition.layout, mesh, shards, environment.norm_block)
+    return Trainer(
+        mesh=mesh,
+        pipeline=pipeline,
+        gradients=_listening_overlap(pipeline, buffer, stores),
+        optimizer=_optimizer(job, buffer, stores),
+        batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
+        saver=_saver(run_dir, job, mesh),
+        environment=environment,
+    )
 
 
-def build_chunks(cut: PipelinePartition, mesh: Mesh) -> list[FamilyModule]:
-    """The modules of this rank's stage, one a chunk, without values."""
-    job = cut.job
+def _frozen_as_asked(model: nn.Module, job: JobSpec) -> dict[str, nn.Parameter]:
+    """The model's parameters by name; those that `training.freeze` names need no gradient."""
+    parameters = dict(model.named_parameters())
+    is_frozen = frozen_by(job.training.freeze)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(not is_frozen(name))
+    return parameters
+
+
+def _gradient_buffer(
+    layout: JobLayout, mesh: Mesh, shards: Sequence[BucketShard], norm_block: int
+) -> GradientBuffer:
+    return GradientBuffer(
+        [shard for shard in shards if shard.bucket.is_trained],
+        TORCH_DTYPES[layout.job.training.reduced_dtype],
+        mesh.device,
+        ReductionGroups(mesh.tp, mesh.dp_cp, mesh.pp),
+        zero=layout.zero_stage,
+        norm_block=norm_block,
+    )
+
+
+def build_chunks(
+    partition: PipelinePartition, mesh: Mesh, kernels: KernelBackend = TORCH_BACKEND
+) -> list[FamilyModule]:
+    """The modules of this rank's stage, one a chunk, uninitialized, on the mesh's device."""
+    job = partition.job
     chunks = [
         build_module(
-            cut.model, job.training, group=mesh.tp, cp=mesh.cp, device=mesh.device,
-            dtype=TORCH_DTYPES[job.training.dtype], held=held,
+            partition.model,
+            job.training,
+            group=mesh.tp,
+            cp=mesh.cp,
+            device=mesh.device,
+            dtype=TORCH_DTYPES[job.training.dtype],
+            held=slices,
             sequence_parallel=job.parallel.sequence_parallel,
+            backend=kernels,
         )
-        for held in cut.chunks
-    ]  # fmt: skip
+        for slices in partition.chunks
+    ]
     if job.launch.compile:
-        for layer in (m for chunk in chunks for m in chunk.modules()):
-            if isinstance(layer, ResidualLayer):  # its hooks stay outside, and are heard
-                layer.forward = torch.compile(layer.forward)
+        _compile_layers(chunks)
     return chunks
 
 
-def _is_watched(job: JobSpec, device: torch.device) -> bool:
-    """On a CPU storages are counted operation by operation, which compiled layers have not."""
-    return job.launch.track_memory and not (job.launch.compile and device.type == "cpu")
+def _compile_layers(chunks: Sequence[nn.Module]) -> None:
+    for layer in (module for chunk in chunks for module in chunk.modules()):
+        if isinstance(layer, ResidualLayer):  # its hooks stay outside of what is compiled
+            layer.forward = torch.compile(layer.forward)
 
 
-def _blocks(
-    cut: PipelinePartition, mesh: Mesh, parameters: Mapping[str, nn.Parameter]
+def _bucket_shards(
+    partition: PipelinePartition, mesh: Mesh, parameters: Mapping[str, nn.Parameter]
 ) -> list[BucketShard]:
     """The plan's buckets of this stage, with the parameters that they name."""
-    groups = stage_groups(mesh, cut.holders.values())
-    copies = {name: groups[stages] for name, stages in cut.holders.items() if cut.stage in stages}
+    holders, stage = partition.holders, partition.stage
+    groups = stage_groups(mesh, holders.values())
+    copies = {name: groups[stages] for name, stages in holders.items() if stage in stages}
     return [
-        BucketShard(bucket, tuple(parameters[name] for name in bucket.names), mesh.replicas,
-              copies.get(bucket.names[0]))
-        for bucket in cut.layout.buckets(cut.stage)
-    ]  # fmt: skip
+        BucketShard(
+            bucket,
+            tuple(parameters[name] for name in bucket.names),
+            mesh.dp_cp,
+            copies.get(bucket.names[0]),
+        )
+        for bucket in partition.layout.buckets(stage)
+    ]
 
 
-def _drawn(
-    named: Mapping[str, nn.Parameter], blocks: Sequence[BucketShard], zero: int, seed: int
+def _initialized_stores(
+    parameters: Mapping[str, nn.Parameter],
+    shards: Sequence[BucketShard],
+    layout: JobLayout,
+    environment: RuntimeEnvironment,
 ) -> Iterator[ParamStore]:
-    """Initial values: of what is in no bucket (frozen, below ZeRO 3), then bucket by bucket, each
-    cut as ZeRO asks before the next one has memory."""
+    """The store of each bucket, its parameters initialized; parameters in no bucket (frozen, below
+    ZeRO 3) are initialized first. Each bucket is sliced before the next one gets memory."""
 
-    def fill(names: Iterable[str]) -> None:
+    def initialize(names: Iterable[str]) -> None:
         for name in names:
-            allocate(named[name])
-            draw(named[name], name, seed)
+            allocate(parameters[name])
+            environment.initialize(parameters[name], name, layout.job.training.seed)
 
-    fill(named.keys() - {name for block in blocks for name in block.bucket.names})
-    for block in blocks:
-        fill(block.bucket.names)
-        yield make_param_store(block, zero)
+    in_buckets = {name for shard in shards for name in shard.bucket.names}
+    initialize(parameters.keys() - in_buckets)
+    for shard in shards:
+        initialize(shard.bucket.names)
+        yield make_param_store(shard, layout.zero_stage)
 
 
-def _overlap(
-    cut: PipelinePartition,
-    chunks: Sequence[FamilyModule],
-    pipeline: PipelineRunner,
-    buffer: GradientBuffer,
-    values: Sequence[ParamStore],
+def _optimizer(job: JobSpec, buffer: GradientBuffer, stores: Sequence[ParamStore]) -> Optimizer:
+    trained = [store for store in stores if store.shard.bucket.is_trained]
+    frozen = [
+        store
+        for store in stores
+        if isinstance(store, Zero3ParamStore) and not store.shard.bucket.is_trained
+    ]
+    return Optimizer(buffer, trained, job.training, frozen)
+
+
+def _listening_overlap(
+    pipeline: PipelineRunner, buffer: GradientBuffer, stores: Sequence[ParamStore]
 ) -> GradientOverlap:
-    """Tie reductions, and at ZeRO 3 the gathering of parameters, to the pipeline's actions."""
-    zero = cut.layout.zero_stage
+    """Start reductions, and at ZeRO 3 the gathering of parameters, by the pipeline's actions."""
+    partition, zero = pipeline.partition, buffer.zero_stage
     actions = [step.action for step in pipeline.program if step.peer is None]
     overlap = GradientOverlap(
-        buffer.stores, actions, each=zero >= 2, early=cut.job.parallel.overlap_gradients
+        buffer, actions, each=zero >= 2, early=partition.job.parallel.overlap_gradients
     )
-    gathered = [store for store in values if isinstance(store, Zero3ParamStore)]
-    passes = PassListeners([overlap, *([ParameterGatherer(gathered)] if gathered else [])])
-    for number, chunk in enumerate(chunks):
-        passes.watch(chunk, cut.layout.layer_units(cut.stage, number))
-    pipeline.listener = passes
+    listeners: list[PassListener] = [overlap]
+    if gathered := [store for store in stores if isinstance(store, Zero3ParamStore)]:
+        listeners.append(ParameterGatherer(gathered))
+    for number, chunk in enumerate(pipeline.chunks):
+        watch_layers(chunk, partition.layout.layer_units(partition.stage, number), listeners)
+    pipeline.listeners = listeners
     return overlap
 
 
-def select_device(kind: str, local_rank: int) -> torch.device:
-    """The device of a rank of this host, made the current one on CUDA."""
-    if kind == "cuda":
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    return torch.device("cpu")
-
-
-def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
-    """The default process group; a world of one rank needs none."""
-    if world_size == 1:
-        return
-    device = select_device(job.launch.device, local_rank)
-    # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
-    patience = timedelta(seconds=2 * job.launch.start_seconds)
-    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
-    store.set(f"here/{rank}", "")
-    store.wait([f"here/{peer}" for peer in range(world_size)], patience)
-    dist.init_process_group(
-        BACKENDS[device.type], store=store, rank=rank, world_size=world_size,
-        timeout=timedelta(seconds=job.launch.timeout_seconds),
-        device_id=device if device.type == "cuda" else None,
-    )  # fmt: skip
-
-
-def _memory_reader(device: torch.device) -> Callable[[], int]:
-    """Peak bytes: what the allocator handed out on a GPU, what the process held on a CPU."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB on Linux
-    return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def stop_file_exists(run_dir: Path) -> Callable[[], bool]:
-    """Whether the supervisor asked for a stop: one look at a file a step."""
-    path = run_dir / "stop"
-    return path.exists
+def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
+    """Rank 0 reads the run's own documents now, to copy them into every checkpoint."""
+    store = checkpoint_store(mesh.rank, mesh.world.size)
+    barrier = StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds))
+    paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
+    documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
+    keep = KeepPolicy(job.training.keep_last, job.training.keep_every)
+    return Saver(run_dir / "checkpoints", mesh, barrier, documents, keep)

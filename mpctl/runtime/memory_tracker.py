@@ -1,11 +1,10 @@
-"""The memory of a rehearsed rank, storage by storage: what a device would hold, and when most.
+"""The memory of a rank, storage by storage: what its device holds, and the most at once.
 
-Every operation passes by here (a TorchDispatchMode above the fake tensors). A storage is written
-down when a tensor of it is first seen, anew where it grows or shrinks, and struck out when it is
-freed, by a weak reference: views share one, and what autograd keeps stays. Only the device's own
-count, so a host copy costs nothing.
-Exact bytes: an allocator's rounding (512 on CUDA), its fragments and the libraries' workspaces are
-not in them.
+Every operation passes through a TorchDispatchMode (in a rehearsal above the fake tensors). A
+storage is added when a tensor of it is first seen, resized where it grows or shrinks, and removed
+when it is freed, by a weak reference: views share one, and what autograd saves stays. Only tensors
+on the device count, so a copy in host memory costs nothing. The bytes are exact: an allocator's
+rounding (512 on CUDA), its fragmentation and the libraries' workspaces are not in them.
 
 Kinds: parameters, gradients and optimizer are named by the owner. Of the others, `activations` are
 what an earlier forward has left alive, `temporaries` what the action under way has made.
@@ -36,7 +35,7 @@ _RESIZE = torch.ops.inductor.resize_storage_bytes_.default
 
 @dataclass(slots=True)
 class _Entry:
-    """A living storage; reference: strikes it out when it dies."""
+    """A storage in memory; reference: removes the entry when the storage is freed."""
 
     size: int
     kind: Kind
@@ -44,57 +43,58 @@ class _Entry:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """doing: the action under way and whether what it leaves alive is kept for a backward.
+    """Counts the bytes of storages on a device while it is entered.
 
-    held, peak: bytes now, and at most since `restart`; at_peak: the latter by kind; kept: the most
-    activations that there were at once. own_only: memory that is mapped, or another library's, is
-    left out: what ranks of a host exchange through, numpy's arrays. A number read out of a tensor
-    that has none is 1.
+    current_action: returns the action under way and whether what it leaves alive is saved for a
+    backward. bytes_by_kind, total: bytes now; peak: the most since `restart`; at_peak: by kind
+    then; peak_activations: the most activations at once. own_only: memory that is mapped, or
+    another library's, is left out: what ranks of a host exchange through, numpy's arrays. A number
+    read out of a tensor that has no values is 1.
     """
 
     def __init__(self, device: torch.device, *, own_only: bool = False) -> None:
         super().__init__()
         self.device, self.own_only = device, own_only
-        self.doing: Callable[[], tuple[object, bool]] = lambda: (None, False)
+        self.current_action: Callable[[], tuple[object, bool]] = lambda: (None, False)
         self.entries: dict[int, _Entry] = {}
-        self.held: Counter[Kind] = Counter()
+        self.bytes_by_kind: Counter[Kind] = Counter()
         self.total = 0
         self.action: object = None
-        self.is_kept = False
-        self.made: list[int] = []
+        self.is_saving = False
+        self.created: list[int] = []  # storages that the action under way has made
         self.restart()
 
     def restart(self) -> None:
         """Forget the peak so far."""
-        self.peak, self.at_peak = self.total, dict(self.held)
-        self.kept = self.held["activations"]
+        self.peak, self.at_peak = self.total, dict(self.bytes_by_kind)
+        self.peak_activations = self.bytes_by_kind["activations"]
 
     def name(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
-        """Say what tensors are."""
+        """Count the storages of these tensors, seen before, as `kind`."""
         for tensor in tensors:
             entry = self.entries.get(tensor.untyped_storage()._cdata)
             if entry is not None:
                 self._move(entry, kind)
 
-    def know(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
-        """Take up tensors that were made before, and say what they are."""
-        held = list(tensors)
-        for tensor in held:
+    def add(self, kind: Kind, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were made before this tracker was entered, as `kind`."""
+        tensors = list(tensors)
+        for tensor in tensors:
             self._see(tensor)
-        self.name(kind, held)
+        self.name(kind, tensors)
 
     def settle(self) -> None:
-        """The action under way ends, or another has begun: what it made and left alive is kept."""
-        action, is_kept = self.doing()
+        """Where another action has begun: what the last one made and left alive is activations."""
+        action, is_saving = self.current_action()
         if action == self.action:
             return
-        if self.is_kept:
-            for key in self.made:
+        if self.is_saving:
+            for key in self.created:
                 entry = self.entries.get(key)
                 if entry is not None and entry.kind == "temporaries":
                     self._move(entry, "activations")
-            self.kept = max(self.kept, self.held["activations"])
-        self.action, self.is_kept, self.made = action, is_kept, []
+            self.peak_activations = max(self.peak_activations, self.bytes_by_kind["activations"])
+        self.action, self.is_saving, self.created = action, is_saving, []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -106,7 +106,7 @@ class MemoryTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         touched = args[0] if func is _RESIZE else result
         for leaf in (touched,) if isinstance(touched, Tensor) else tree_leaves(touched):
-            if isinstance(leaf, Tensor) and _place(leaf).type == self.device.type:
+            if isinstance(leaf, Tensor) and _device_of(leaf).type == self.device.type:
                 self._see(leaf)
         return result
 
@@ -118,29 +118,29 @@ class MemoryTracker(TorchDispatchMode):
                 return
             self.settle()
             entry = self.entries[key] = _Entry(0, "temporaries")
-            entry.reference = weakref.ref(storage, lambda _: self._strike(key))
-            self.made.append(key)
+            entry.reference = weakref.ref(storage, lambda _: self._remove(key))
+            self.created.append(key)
         entry, size = self.entries[key], storage.nbytes()
         if entry.size == size:
             return
-        self.held[entry.kind] += size - entry.size
+        self.bytes_by_kind[entry.kind] += size - entry.size
         self.total += size - entry.size
         entry.size = size
         if self.total > self.peak:
-            self.peak, self.at_peak = self.total, dict(self.held)
+            self.peak, self.at_peak = self.total, dict(self.bytes_by_kind)
 
-    def _strike(self, key: int) -> None:
+    def _remove(self, key: int) -> None:
         entry = self.entries.pop(key)
-        self.held[entry.kind] -= entry.size
+        self.bytes_by_kind[entry.kind] -= entry.size
         self.total -= entry.size
 
     def _move(self, entry: _Entry, kind: Kind) -> None:
-        self.held[entry.kind] -= entry.size
-        self.held[kind] += entry.size
+        self.bytes_by_kind[entry.kind] -= entry.size
+        self.bytes_by_kind[kind] += entry.size
         entry.kind = kind
 
 
-def _place(tensor: Tensor) -> torch.device:
+def _device_of(tensor: Tensor) -> torch.device:
     """A fake tensor's `device` is an operation of its own, which every second call would be."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 

@@ -1,7 +1,8 @@
-"""The memory of one real step, to stand beside its plan: a ledger on a CPU, on CUDA the allocator.
+"""The memory of one real step, to stand beside its plan: a MemoryTracker on a CPU, on CUDA the
+allocator.
 
 The step is the first one that begins with the optimizer's moments, the second of a fresh run: every
-later one holds the same. Watching changes no value; it costs the watched step some microseconds an
+later one takes the same. Watching changes no value; it costs the watched step some microseconds an
 operation. Of a run of a single step that one is watched, and its moments come only at its end.
 
 By hand, 10 bf16 parameters of one rank: 20 bytes, gradients 40, optimizer 120.
@@ -22,18 +23,24 @@ from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.job import JobSpec
 
-KEEPS = ("forward", "backward_input")
+SAVING_KINDS = ("forward", "backward_input")  # actions that leave tensors for a later one
 
 
 class WatchedTrainer(Protocol):
     """What of a rank's training is looked at: train.py's Trainer."""
 
-    job: JobSpec
-    model: nn.Module
-    pipeline: PipelineRunner
-    buffer: GradientBuffer
-    optimizer: Optimizer
     step: int
+
+    @property
+    def job(self) -> JobSpec: ...
+    @property
+    def model(self) -> nn.Module: ...
+    @property
+    def pipeline(self) -> PipelineRunner: ...
+    @property
+    def buffer(self) -> GradientBuffer: ...
+    @property
+    def optimizer(self) -> Optimizer: ...
 
 
 def state_tensors(trainer: WatchedTrainer) -> dict[Kind, list[Tensor]]:
@@ -41,56 +48,65 @@ def state_tensors(trainer: WatchedTrainer) -> dict[Kind, list[Tensor]]:
     optimizer = trainer.optimizer
     moments = [state[name] for state in optimizer.adam.state.values() for name in MOMENTS]
     stores = (*optimizer.stores, *optimizer.frozen)
-    held = {kind: [tensor for store in stores for tensor in store.held[kind]]
-            for kind in ("optimizer", "parameters")}  # fmt: skip
-    return {"optimizer": [*moments, *held["optimizer"]], "gradients": trainer.buffer.tensors,
-            "parameters": [*trainer.model.parameters(), *held["parameters"]]}  # fmt: skip
+    masters = [tensor for store in stores for tensor in store.master_tensors]
+    flat = [tensor for store in stores for tensor in store.parameter_tensors]
+    return {
+        "optimizer": [*moments, *masters],
+        "gradients": trainer.buffer.tensors,
+        "parameters": [*trainer.model.parameters(), *flat],
+    }
 
 
 def current_action(trainer: WatchedTrainer) -> tuple[object, bool]:
     """The pipeline's step, and whether a later one needs what it leaves."""
-    at = trainer.pipeline.at
-    return at, at is not None and at.action.kind in KEEPS
+    current = trainer.pipeline.current
+    return current, current is not None and current.action.kind in SAVING_KINDS
 
 
 def storage_bytes(tensors: list[Tensor]) -> int:
-    """Of the storages of these tensors, each once."""
+    """Bytes of the storages of these tensors, each storage once."""
     storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
     return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
 
 class MemoryWatch:
-    """found: bytes by what the plan calls them, once the step is over; activations are known where
-    a ledger counted."""
+    """Measures one step. measured: bytes by what the plan calls them, once that step is over; None
+    for activations where no MemoryTracker counted."""
 
     def __init__(self, *, is_on: bool, device: torch.device) -> None:
         self.is_on, self.device = is_on, device
-        self.found: dict[str, int | None] = {}
+        self.measured: dict[str, int | None] = {}
+
+    @classmethod
+    def of(cls, job: JobSpec, device: torch.device) -> MemoryWatch:
+        """The watch that `launch.track_memory` asks for. On a CPU storages are counted operation by
+        operation, which compiled layers do not show."""
+        is_countable = not (job.launch.compile and device.type == "cpu")
+        return cls(is_on=job.launch.track_memory and is_countable, device=device)
 
     @contextmanager
     def step(self, trainer: WatchedTrainer) -> Iterator[None]:
-        """Around a step's gradients and update."""
+        """To be entered around a step's gradients and update."""
         is_last = trainer.step + 1 == trainer.job.training.steps
-        if not self.is_on or self.found or not (trainer.optimizer.adam.state or is_last):
+        if not self.is_on or self.measured or not (trainer.optimizer.adam.state or is_last):
             yield
         elif self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             yield
             self._note(trainer, torch.cuda.max_memory_allocated(self.device), None)
         else:
-            ledger = MemoryTracker(self.device, own_only=True)
+            tracker = MemoryTracker(self.device, own_only=True)
             for kind, tensors in state_tensors(trainer).items():
-                ledger.know(kind, tensors)
-            ledger.doing = lambda: current_action(trainer)
-            ledger.restart()
-            with ledger:
+                tracker.add(kind, tensors)
+            tracker.current_action = lambda: current_action(trainer)
+            tracker.restart()
+            with tracker:
                 yield
-            self._note(trainer, ledger.peak, ledger.kept)
+            self._note(trainer, tracker.peak, tracker.peak_activations)
 
     def _note(self, trainer: WatchedTrainer, peak: int, activations: int | None) -> None:
         if not trainer.optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
             return
-        self.found = {"activations": activations, "peak": peak}
-        self.found |= {
-            kind: storage_bytes(tensors) for kind, tensors in state_tensors(trainer).items()
-        }
+        self.measured = {"activations": activations, "peak": peak}
+        for kind, tensors in state_tensors(trainer).items():
+            self.measured[kind] = storage_bytes(tensors)

@@ -27,11 +27,20 @@ Record = Callable[[Collective], None]
 
 
 @dataclass(frozen=True)
-class Mesh:
-    """One rank's place: its coordinates and its groups.
+class AxisPosition:
+    """Where a rank stands along an axis over which nothing is sent: `rank` of `size`."""
 
-    dp: the replicas that read other samples; replicas: those and the parts of the sequence, over
-    which gradients are summed. pp: the stages of one pipeline, by their number.
+    rank: int = 0
+    size: int = 1
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """One rank's coordinates and groups.
+
+    dp: the position among the ranks that read other samples, which send each other nothing as such;
+    dp_cp: the group of the ranks that hold the same parameters, for other samples or other parts of
+    the sequence, over which gradients are reduced. pp: the stages of one pipeline, by their number.
     """
 
     topology: Topology
@@ -39,24 +48,25 @@ class Mesh:
     device: torch.device
     tp: Group
     cp: Group
-    dp: Group
-    replicas: Group
+    dp: AxisPosition
+    dp_cp: Group
     pp: Group
     world: Group
     launch: LaunchSpec
 
     @property
     def coords(self) -> dict[str, int]:
+        """This rank's coordinate on each axis, {"tp": 1, ...}."""
         return self.topology.coords(self.rank)
 
     @property
-    def is_model_writer(self) -> bool:
+    def writes_checkpoint(self) -> bool:
         """Whether this rank's copy of its parameters is the one that is saved."""
-        return self.replicas.rank == 0
+        return self.dp_cp.rank == 0
 
     @property
-    def tells_loss(self) -> bool:
-        """Whether this rank speaks for its part of the sequence of its replica."""
+    def reports_loss(self) -> bool:
+        """Whether this rank's loss is counted for its samples and its part of the sequence."""
         return self.tp.rank == 0 and self.pp.rank == self.pp.size - 1
 
 
@@ -69,77 +79,88 @@ def build_mesh(
     record: Record | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it."""
-    everyone = range(topology.world_size)
     world = Group(rank, topology.world_size, None, "world", record)
-    world = _sharing(world, everyone, topology, launch, device)
-    tp = _group(topology, world, ("tp",), "tp", launch, device)
-    cp = _group(topology, world, ("cp",), "cp", launch, device)
-    # Messages of one group are in line: those of cp would wait behind gradients.
-    apart = topology.sizes["cp"] > 1
-    replicas = _group(topology, world, ("dp", "cp"), "dp", launch, device, apart=apart)
-    dp = Group(topology.coords(rank)["dp"], topology.sizes["dp"], None, "dp")
-    pp = _group(topology, world, ("pp",), "pp", launch, device)
-    return Mesh(topology, rank, device, tp, cp, dp, replicas, pp, world, launch)
+    factory = _GroupFactory(topology, launch, device, world)
+    world = factory.with_shared_memory(world, range(topology.world_size))
+    factory = replace(factory, world=world)
+    # A group's messages travel one after the other: those of cp would wait behind gradients.
+    is_separate = topology.sizes["cp"] > 1
+    return Mesh(
+        topology,
+        rank,
+        device,
+        tp=factory.make_axes_group(("tp",), "tp"),
+        cp=factory.make_axes_group(("cp",), "cp"),
+        dp_cp=factory.make_axes_group(("dp", "cp"), "dp", is_separate=is_separate),
+        dp=AxisPosition(topology.coords(rank)["dp"], topology.sizes["dp"]),
+        pp=factory.make_axes_group(("pp",), "pp"),
+        world=world,
+        launch=launch,
+    )
 
 
 def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Group]:
-    """Groups of some stages of this rank's pipeline, those that it is in; every rank of the
-    pipeline calls with the same sets of stages."""
-    found, pp = {}, mesh.topology.group(mesh.rank, "pp")
+    """The groups of some stages of this rank's pipeline that this rank is in, by stage numbers;
+    every rank of the pipeline calls with the same sets of stages."""
+    factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world)
+    groups, pp = {}, mesh.topology.group(mesh.rank, "pp")
     for stages in sorted(set(wanted)):
         if len(stages) == len(pp):
-            found[stages] = mesh.pp
+            groups[stages] = mesh.pp
             continue
         is_in = mesh.pp.rank in stages
         # torch names a group by how many its ranks have made: who is outside makes one alone.
-        ranks = [pp[stage] for stage in stages] if is_in else [mesh.rank]
-        group = _new_group(mesh.topology, mesh.world, ranks, "pp", mesh.launch, mesh.device)
+        group = factory.make_group([pp[stage] for stage in stages] if is_in else [mesh.rank], "pp")
         if is_in:
-            found[stages] = group
-    return found
+            groups[stages] = group
+    return groups
 
 
-def _group(
-    topology: Topology, world: Group, axes: tuple[str, ...], name: str, launch: LaunchSpec,
-    device: torch.device, *, apart: bool = False,
-) -> Group:  # fmt: skip
-    """The group over `axes` that this rank is in; the world by another name where it is all and
-    need not be `apart`."""
-    ranks = topology.group(world.rank, *axes)
-    if len(ranks) == 1:
-        return Group(name=name)
-    if len(ranks) == world.size and not apart:
-        return replace(world, name=name)
-    return _new_group(topology, world, ranks, name, launch, device)
+@dataclass(frozen=True)
+class _GroupFactory:
+    """Makes groups that the rank of `world` is in, for messages under a name."""
 
+    topology: Topology
+    launch: LaunchSpec
+    device: torch.device
+    world: Group
 
-def _new_group(
-    topology: Topology, world: Group, ranks: Sequence[int], name: str, launch: LaunchSpec,
-    device: torch.device,
-) -> Group:  # fmt: skip
-    patience = timedelta(seconds=launch.timeout_seconds)
-    made = dist.new_group(list(ranks), timeout=patience, use_local_synchronization=True)
-    group = Group(ranks.index(world.rank), len(ranks), made, name, world.record)
-    return _sharing(group, ranks, topology, launch, device)
+    def make_axes_group(
+        self, axes: tuple[str, ...], name: str, *, is_separate: bool = False
+    ) -> Group:
+        """The group over `axes`; where it is all ranks, the world by another name, unless it has to
+        be `is_separate`."""
+        ranks = self.topology.group(self.world.rank, *axes)
+        if len(ranks) == 1:
+            return Group(name=name)
+        if len(ranks) == self.world.size and not is_separate:
+            return replace(self.world, name=name)
+        return self.make_group(ranks, name)
 
+    def make_group(self, ranks: Sequence[int], name: str) -> Group:
+        """A new process group of these ranks of the world, which all call it."""
+        timeout = timedelta(seconds=self.launch.timeout_seconds)
+        process_group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        world = self.world
+        group = Group(ranks.index(world.rank), len(ranks), process_group, name, world.record)
+        return self.with_shared_memory(group, ranks)
 
-def _sharing(
-    group: Group, ranks: Sequence[int], topology: Topology, launch: LaunchSpec, device: torch.device
-) -> Group:
-    """The group with memory shared by its ranks, if they are on one node and can have it."""
-    may_share = launch.shared_memory and device.type == "cpu" and group.size > 1
-    if not may_share or len({topology.node(rank) for rank in ranks}) > 1:
-        return group
-    try:
-        segment = open_segment(group.rank, ranks, group.process_group)
-    except NoSegment as error:
-        print(f"{group.name}: no shared memory, messages go through gloo: {error}", flush=True)
-        return group
-    return replace(group, shared=Exchange(segment, timeout=launch.timeout_seconds))
+    def with_shared_memory(self, group: Group, ranks: Sequence[int]) -> Group:
+        """The group with memory shared by its ranks, if they are on one node and can have it."""
+        may_share = self.launch.shared_memory and self.device.type == "cpu" and group.size > 1
+        if not may_share or len({self.topology.node(rank) for rank in ranks}) > 1:
+            return group
+        try:
+            segment = open_segment(group.rank, ranks, group.process_group)
+        except NoSegment as error:
+            print(f"{group.name}: no shared memory, messages go through gloo: {error}", flush=True)
+            return group
+        return replace(group, shared=Exchange(segment, timeout=self.launch.timeout_seconds))
 
 
 def checkpoint_store(rank: int, world_size: int) -> Store:
-    """The key-value store at which the ranks of the default group meet; of one rank, its own.
+    """The key-value store at which the ranks of the default group wait for each other while they
+    save; of one rank, its own.
 
     Each call has keys of its own, so that a second training in the same processes does not find
     those of the first; all ranks call it equally often.

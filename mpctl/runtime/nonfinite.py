@@ -5,8 +5,8 @@ sum is not finite, and so the same on every rank, do the ranks look closer: they
 once more, from the same samples and the same noise, and each looks at its own gradients before they
 are summed. A healthy step pays nothing for this.
 
-What each rank found is told to all. The rank that is blamed records its failure at once, the others
-a moment later, so that the launcher does not end it before its words are on disk.
+All ranks learn what each one found. The rank that is blamed records its failure at once, the others
+a moment later, so that the launcher does not end it before its record is on disk.
 """
 
 from __future__ import annotations
@@ -38,43 +38,47 @@ class NotFinite(RunFailed):
 
 @dataclass
 class GradientInspector:
-    """One rank's look at its own gradients; names: of all parameters of this rank."""
+    """Finds what is not finite on one rank. names: the name of each of its parameters;
+    bad_gradients: names of those whose gradient is not finite."""
 
     names: Mapping[Tensor, str]
-    found: list[str] = field(default_factory=list)
+    bad_gradients: list[str] = field(default_factory=list)
 
     def look(self, store: BucketGradients) -> None:
         """Called with each bucket before it is summed, in the order of backward."""
-        if store.whole is None or self.found:
+        if store.full is None or self.bad_gradients:
             return
-        pairs = zip(store.block.parameters, store.block.views(store.whole), strict=True)
-        self.found += [self.names[p] for p, view in pairs if not _is_finite(view)]
+        pairs = zip(store.shard.parameters, store.shard.views(store.full), strict=True)
+        self.bad_gradients += [self.names[p] for p, view in pairs if not _is_finite(view)]
 
     def evidence(self, loss: float) -> tuple[int, str]:
         """What is wrong on this rank, the likeliest cause first."""
         bad = [name for p, name in self.names.items() if _has_memory(p) and not _is_finite(p)]
         if bad:
             return PARAMETER, f"its parameter {bad[0]} is not finite"
-        gradient = f"its gradient of {self.found[0]} is not finite" if self.found else ""
+        named = self.bad_gradients
+        gradient = f"its gradient of {named[0]} is not finite" if named else ""
         if not math.isfinite(loss):
             return LOSS, f"its loss is {loss}" + (f", and {gradient}" if gradient else "")
         return (GRADIENT, gradient) if gradient else (NOTHING, "")
 
 
 def locate_nonfinite(what: str, mesh: Mesh, evidence: tuple[int, str]) -> NotFinite:
-    """The failure that this rank raises; every rank calls it together.
+    """The failure that this rank is to raise; every rank calls it together.
 
     what: `the gradient norm of step 3 is nan`.
     """
-    told = _tell_all(mesh, evidence)
-    ranked = sorted((_order(mesh, rank, kind), rank) for rank, (kind, _) in enumerate(told) if kind)
+    by_rank = _share_evidence(mesh, evidence)
+    ranked = sorted(
+        (_order(mesh, rank, kind), rank) for rank, (kind, _) in enumerate(by_rank) if kind
+    )
     if not ranked:
         none = "of each rank by itself, loss and gradients are finite when computed once more"
         return NotFinite(f"{what}: {none}", is_echo=False)
     rank = ranked[0][1]
     if rank != mesh.rank:
         time.sleep(ECHO_SECONDS)
-    return NotFinite(f"{what}: first on rank {rank}, {told[rank][1]}", is_echo=rank != mesh.rank)
+    return NotFinite(f"{what}: first on rank {rank}, {by_rank[rank][1]}", is_echo=rank != mesh.rank)
 
 
 def _order(mesh: Mesh, rank: int, kind: int) -> tuple[int, int]:
@@ -83,7 +87,7 @@ def _order(mesh: Mesh, rank: int, kind: int) -> tuple[int, int]:
     return kind, -mesh.topology.coords(rank)["pp"]
 
 
-def _tell_all(mesh: Mesh, evidence: tuple[int, str]) -> list[tuple[int, str]]:
+def _share_evidence(mesh: Mesh, evidence: tuple[int, str]) -> list[tuple[int, str]]:
     """Every rank's evidence, by rank: a byte for its kind, then its text, each in a row."""
     kind, text = evidence
     row = bytes([kind]) + text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")

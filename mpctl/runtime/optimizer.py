@@ -1,16 +1,14 @@
 """AdamW over what a rank steps of each parameter.
 
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
-arXiv 1710.03740). A rank steps whole parameters, or under ZeRO its slice of every bucket: AdamW
+arXiv 1710.03740). A rank steps full parameters, or under ZeRO its slice of every bucket: AdamW
 treats each element alone, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are
-not decayed. Frozen parameters (training.freeze) have no gradient, no moments, no master, and what
-the model computes with is their value.
+not decayed. Frozen parameters (training.freeze) have no gradient, no moments and no master.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,40 +27,47 @@ TORCH_DTYPES = {
 class Optimizer:
     """AdamW over float32 (or float64) values: the parameters themselves, or their masters.
 
-    stores: the values of every bucket of the buffer, in its order. values: the tensors stepped,
-    parameters: which each belongs to, None for padding.
+    stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
+    kept in slices. values: the tensors stepped; parameters: which parameter each belongs to, None
+    for padding.
     """
 
     def __init__(
-        self, buffer: GradientBuffer, stores: Sequence[ParamStore], training: TrainingSpec,
+        self,
+        buffer: GradientBuffer,
+        stores: Sequence[ParamStore],
+        training: TrainingSpec,
         frozen: Sequence[Zero3ParamStore] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
-        stepped = [piece for store in stores for piece in store.stepped]
-        self.parameters = [parameter for parameter, _, _ in stepped]
-        self.values = [value for _, _, value in stepped]
-        self.gradients = [g for store in buffer.stores for _, _, g in store.pieces]
+        stepped = [part for store in stores for part in store.stepped]
+        self.parameters = [part.parameter for part in stepped]
+        self.values = [part.values for part in stepped]
+        self.gradients = [part.values for store in buffer.stores for part in store.slices]
         self.store_of: dict[Tensor, ParamStore] = {
-            p: store for store in (*stores, *frozen) for p in store.block.parameters
+            p: store for store in (*stores, *frozen) for p in store.shard.parameters
         }
-        self.trained = {p for store in stores for p in store.block.parameters}
-        self.updates, self.before = 0, dict[Tensor, int]()  # since this start; of each until then
-        decays = [p is not None and p.dim() > 1 for p in self.parameters]
-        pairs = list(zip(self.values, decays, strict=True))
+        self.trained = {p for store in stores for p in store.shard.parameters}
+        self.updates = 0  # since this start
+        self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before it
+        is_decayed = [p is not None and p.dim() > 1 for p in self.parameters]
+        pairs = list(zip(self.values, is_decayed, strict=True))
         self.adam = torch.optim.AdamW(
             [
-                {"params": [v for v, is_decayed in pairs if is_decayed],
-                 "weight_decay": training.weight_decay},
-                {"params": [v for v, is_decayed in pairs if not is_decayed], "weight_decay": 0.0},
+                {
+                    "params": [v for v, decays in pairs if decays],
+                    "weight_decay": training.weight_decay,
+                },
+                {"params": [v for v, decays in pairs if not decays], "weight_decay": 0.0},
             ],
             lr=training.learning_rate,
             betas=(training.beta1, training.beta2),
             eps=training.epsilon,
             fused=True,
-        )  # fmt: skip
+        )
 
     def step(self, step: int) -> float:
-        """One update at the schedule's rate of `step`; returns that rate."""
+        """Update every parameter at the schedule's rate of `step`, from 0; returns that rate."""
         rate = learning_rate(self.training, step)
         for group in self.adam.param_groups:
             group["lr"] = rate
@@ -75,74 +80,82 @@ class Optimizer:
 
     def updates_of(self, parameter: Tensor) -> int:
         """How many updates the moments of a trained parameter have seen: AdamW's step."""
-        return self.before.get(parameter, 0) + self.updates
+        return self.earlier_updates.get(parameter, 0) + self.updates
 
     @torch.no_grad()
     def publish(self) -> None:
-        """What was stepped -> the parameters that the model computes with, here and on the other
-        replicas: every rank calls it."""
+        """Copy what was stepped to the parameters that the model computes with, here and on the
+        other replicas: every rank calls it."""
         for pending in [store.publish() for store in self.stores]:
             if pending is not None:
                 pending.wait()
 
-    def value_of(self, parameter: Tensor) -> Tensor:
-        """A parameter's whole value, to be written to and given to `keep`: what is stepped where
-        that is whole here, else a copy in host memory, for which all replicas must ask together."""
+    def full_value(self, parameter: Tensor) -> Tensor:
+        """A parameter's full value, to be written to and given to `set_value`: what is stepped
+        where that is full size on this rank, else a copy in host memory, for which all replicas
+        must call together."""
         store = self.store_of.get(parameter)
         if store is None:
             return parameter
         if isinstance(store, SlicedParamStore):
-            return store.whole(parameter)
-        return next(value for p, _, value in store.stepped if p is parameter)
+            return store.full_value(parameter)
+        return next(part.values for part in store.stepped if part.parameter is parameter)
 
     @torch.no_grad()
-    def keep(self, parameter: Tensor, value: Tensor) -> None:
-        """Take a whole value that was written to `value_of`."""
+    def set_value(self, parameter: Tensor, value: Tensor) -> None:
+        """Take over a full value that was written to the tensor from `full_value`."""
         store = self.store_of.get(parameter)
         if isinstance(store, SlicedParamStore):
-            store.keep(parameter, value)
+            store.set_value(parameter, value)
 
     def states(self) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:
-        """Of each trained parameter its whole value and moments, 0 before a step, for a checkpoint.
-        All replicas go through it together: of slices it is gathered, a bucket at a time. In
-        forward order, which is the reverse of the buckets'."""
+        """Each trained parameter with its full `value` and moments (0 before a step), for a
+        checkpoint.
+
+        All replicas iterate together: slices are gathered, a bucket at a time. In forward order,
+        which is the reverse of the buckets'.
+        """
         for store in reversed(self.stores):
-            fields: dict[str, list[Tensor]] = {"value": [v.detach() for _, _, v in store.stepped]}
-            fields |= {name: [self._moment(v, name) for _, _, v in store.stepped]
-                       for name in MOMENTS}  # fmt: skip
-            wholes = {name: store.wholes(parts) for name, parts in fields.items()}
-            for number, parameter in reversed(list(enumerate(store.block.parameters))):
-                yield parameter, {name: whole[number] for name, whole in wholes.items()}
+            local = {"value": [part.values.detach() for part in store.stepped]}
+            local |= {
+                name: [self._moment(part.values, name) for part in store.stepped]
+                for name in MOMENTS
+            }
+            full = {name: store.gather_full(parts) for name, parts in local.items()}
+            for number, parameter in reversed(list(enumerate(store.shard.parameters))):
+                yield parameter, {name: tensors[number] for name, tensors in full.items()}
 
     def frozen_values(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Of those that are in slices too, as `states`."""
+        """The full values of frozen parameters that are kept in slices; replicas iterate together,
+        as for `states`."""
         for store in self.frozen:
-            whole = store.wholes([value for _, _, value in store.stepped])
-            yield from zip(store.block.parameters, whole, strict=True)
+            full = store.gather_full([part.values for part in store.stepped])
+            yield from zip(store.shard.parameters, full, strict=True)
 
     def _moment(self, value: Tensor, name: str) -> Tensor:
-        held: Any = self.adam.state.get(value, {})
-        found: Tensor = held[name] if name in held else torch.zeros_like(value)
-        return found.detach()
+        state: dict[str, Tensor] = self.adam.state.get(value, {})
+        moment = state[name] if name in state else torch.zeros_like(value)
+        return moment.detach()
 
     @torch.no_grad()
     def load(self, parameter: nn.Parameter, tensors: dict[str, Tensor], *, updates: int) -> None:
         """The inverse of `states`, after so many updates; without moments, which a parameter that
         was frozen has not, its updates start anew."""
-        self.before[parameter] = (updates if tensors.keys() > {"value"} else 0) - self.updates
-        for held, start, value in self.store_of[parameter].stepped:
-            if held is not parameter:
+        has_moments = tensors.keys() > {"value"}
+        self.earlier_updates[parameter] = (updates if has_moments else 0) - self.updates
+        for owner, start, value in self.store_of[parameter].stepped:
+            if owner is not parameter:
                 continue
-            own = {name: _cut(tensor, start, value) for name, tensor in tensors.items()}
-            value.copy_(own.pop("value"))
+            local = {name: _elements(tensor, start, value) for name, tensor in tensors.items()}
+            value.copy_(local.pop("value"))
             self.adam.state.pop(value, None)
-            if own:
+            if local:
                 count = torch.tensor(float(updates), device=value.device)
-                self.adam.state[value] = {"step": count, **own}
+                self.adam.state[value] = {"step": count, **local}
 
 
-def _cut(whole: Tensor, start: int, value: Tensor) -> Tensor:
-    """The elements of a whole parameter that `value` stands for."""
-    part = whole.reshape(-1)[start : start + value.numel()].view_as(value)
+def _elements(full: Tensor, start: int, like: Tensor) -> Tensor:
+    """The elements of a full parameter from number `start`, as many and in the shape of `like`."""
+    part = full.reshape(-1)[start : start + like.numel()].view_as(like)
     is_view = part.untyped_storage().nbytes() > part.nbytes
-    return part.to(value.device, copy=is_view)
+    return part.to(like.device, copy=is_view)

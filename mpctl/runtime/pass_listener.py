@@ -1,13 +1,13 @@
 """What happens around the passes of a chunk: reductions that start, parameters that come and go.
 
-A listener hears of each action of the schedule, and within it of each layer: forward enters and
-leaves it, backward reaches it. When backward reaches a unit, all behind it are done: autograd works
-in the reverse order of forward, and accumulates before all else. So what is sent then depends on
-the plan alone, never on which parameters a rank happened to use (BERT's next-sentence head is used
-by one rank of cp only), and is in one order on all replicas.
+A listener is told of each action of the schedule, and within it of each layer: forward enters and
+leaves it, backward reaches it. When backward reaches a unit, all units after it are done: autograd
+works in the reverse order of forward, and accumulates before all else. So what is sent then depends
+on the plan alone, never on which parameters a rank happened to use (BERT's next-sentence head is
+used by one rank of cp only), and is in one order on all replicas.
 
 By hand, layers 1 and 2 between entry 0 and exit 3: enter 1, leave 1, enter 2, leave 2; back 2 (the
-exit's gradients are there), back 1 (layer 2's are), end (all are).
+exit's gradients are complete), back 1 (layer 2's are), end (all are).
 """
 
 from __future__ import annotations
@@ -22,59 +22,53 @@ from mpctl.pipeline.schedule.orders import Action
 
 
 class PassListener:
-    """Hears nothing; units are numbered in forward order (layout/buckets.py)."""
-
-    def begin(self, action: Action) -> None: ...
-
-    def enter(self, unit: int) -> None: ...
-
-    def leave(self, unit: int) -> None: ...
-
-    def back(self, unit: int) -> None: ...
-
-    def end(self, action: Action) -> None: ...
-
-
-class PassListeners(PassListener):
-    """Tells every listener, in their order."""
-
-    def __init__(self, listeners: Sequence[PassListener]) -> None:
-        self.listeners = listeners
-
-    def watch(self, chunk: nn.Module, layers: Mapping[str, int]) -> None:
-        """layers: the modules of a chunk's layers with the numbers of their units."""
-        for name, unit in layers.items():
-            module = chunk.get_submodule(name)
-            module.register_forward_pre_hook(self._entering(unit))
-            module.register_forward_hook(self._leaving(unit))
-
-    def _entering(self, unit: int) -> Callable[..., None]:
-        return lambda *_: self.enter(unit)
-
-    def _leaving(self, unit: int) -> Callable[..., None]:
-        def leaving(_: nn.Module, __: Any, output: Tensor) -> None:
-            self.leave(unit)
-            if torch.is_grad_enabled() and output.requires_grad:
-                output.register_hook(lambda _: self.back(unit))
-
-        return leaving
+    """Called during a chunk's passes; does nothing. Units are numbered in forward order
+    (layout/buckets.py)."""
 
     def begin(self, action: Action) -> None:
-        for listener in self.listeners:
-            listener.begin(action)
+        """An action of the schedule begins."""
 
     def enter(self, unit: int) -> None:
-        for listener in self.listeners:
-            listener.enter(unit)
+        """Forward is about to compute the layer that is unit number `unit`."""
 
     def leave(self, unit: int) -> None:
-        for listener in self.listeners:
-            listener.leave(unit)
+        """Forward has computed the layer."""
 
     def back(self, unit: int) -> None:
-        for listener in self.listeners:
-            listener.back(unit)
+        """Backward has the gradient of the layer's output: all units after it are done."""
 
     def end(self, action: Action) -> None:
-        for listener in self.listeners:
-            listener.end(action)
+        """The action ends."""
+
+
+def watch_layers(
+    chunk: nn.Module, layers: Mapping[str, int], listeners: Sequence[PassListener]
+) -> None:
+    """Have the listeners told, in their order, when a pass enters, leaves and goes back through a
+    layer of the chunk. layers: unit numbers by name of the layer's module."""
+    for name, unit in layers.items():
+        module = chunk.get_submodule(name)
+        module.register_forward_pre_hook(_entering(unit, listeners))
+        module.register_forward_hook(_leaving(unit, listeners))
+
+
+def _entering(unit: int, listeners: Sequence[PassListener]) -> Callable[..., None]:
+    def entering(*_: Any) -> None:
+        for listener in listeners:
+            listener.enter(unit)
+
+    return entering
+
+
+def _leaving(unit: int, listeners: Sequence[PassListener]) -> Callable[..., None]:
+    def back(_: Tensor) -> None:
+        for listener in listeners:
+            listener.back(unit)
+
+    def leaving(_: nn.Module, __: Any, output: Tensor) -> None:
+        for listener in listeners:
+            listener.leave(unit)
+        if torch.is_grad_enabled() and output.requires_grad:
+            output.register_hook(back)
+
+    return leaving

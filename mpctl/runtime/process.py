@@ -1,10 +1,10 @@
-"""One worker as a process: its log, its end with its parent, and what it leaves when it fails.
+"""One worker as a process: its log, its end with its parent, and its record of a failure.
 
 Three measured facts shape this file. torchrun killed by -9 leaves its workers running, so a worker
 asks the kernel to be killed with its parent. A rank that dies breaks its peers' connections within
 a tenth of a second, so most failures are echoes: each record says whether it is one, and a rank
-that left no record at all is the one that died without a word. What it was doing then stands in its
-trail (mpctl/rundir/breadcrumb.py).
+without a record is the one that was killed. What that rank was doing is in its breadcrumb
+(mpctl/rundir/breadcrumb.py).
 """
 
 from __future__ import annotations
@@ -31,17 +31,9 @@ ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socke
           "gave up saving with its peers")  # fmt: skip
 
 
-def die_with_parent(recorded: Path) -> None:
-    """End this process when its parent ends, however that happens.
-
-    recorded: where the launcher wrote who the parent is; one that ended while we were starting has
-    left us to another, whose end would tell nothing.
-    """
-    die_with_process(int(recorded.read_text()) if recorded.exists() else os.getppid())
-
-
-def die_with_process(parent: int) -> None:
-    """End this process when `parent`, which started it, ends; at once when it has ended already."""
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when process `parent`, which started it, ends, however that happens;
+    at once when it has ended already, which left this process to another parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -57,7 +49,7 @@ def _watch_parent(parent: int) -> None:
 
 
 def redirect_output(path: Path) -> None:
-    """Everything this process writes from here on, native code's words included, to a file."""
+    """Append everything that this process prints from here on, native code included, to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(target, 1)
@@ -66,7 +58,7 @@ def redirect_output(path: Path) -> None:
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Whole or not at all, also after a crash."""
+    """Write a JSON document; a crash leaves the file complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(document, indent=1) + "\n")
 
@@ -74,9 +66,9 @@ def write_json(path: Path, document: Any) -> None:
 def record_failure(
     path: Path, error: BaseException, *, rank: int, coords: dict[str, int], doing: str
 ) -> None:
-    """What this rank knows of its end, for the supervisor to tell cause from echo."""
-    is_told = isinstance(error, RunFailed)  # its words are whole sentences
-    words = str(error) if is_told else f"{type(error).__name__}: {error}".strip()
+    """Write a FailureRecord (rundir/rank_files.py), for the supervisor to tell cause from echo."""
+    is_explained = isinstance(error, RunFailed)  # its message is a sentence
+    words = str(error) if is_explained else f"{type(error).__name__}: {error}".strip()
     write_json(path, {
         "rank": rank, "coords": coords, "doing": doing, "error": words.splitlines()[0][:500],
         "is_echo": is_echo(error, words),
@@ -86,5 +78,6 @@ def record_failure(
 
 def is_echo(error: BaseException, words: str) -> bool:
     """Whether an error only says that another rank failed."""
-    said = getattr(error, "is_echo", None)  # one that knows (runtime/nonfinite.py)
-    return any(echo in words.lower() for echo in ECHOES) if said is None else bool(said)
+    if isinstance(error, RunFailed) and error.is_echo is not None:
+        return error.is_echo
+    return any(echo in words.lower() for echo in ECHOES)

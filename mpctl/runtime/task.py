@@ -1,10 +1,10 @@
-"""A worker that reads a model and does not train it: `python -m mpctl.runtime.task FOLDER PID`,
-of the process that starts it.
+"""A worker that uses a model and does not train it: `python -m mpctl.runtime.task FOLDER PID`, PID
+being the process that starts it.
 
-launch/task.py starts one process a rank and says in FOLDER what to do: job.json, the layout and the
-model, and request.json, what is asked. Rank 0 adds its answers to FOLDER/answers.jsonl, one JSON
-object a line. A rank that finds the input bad writes its issues to FOLDER/refused.json; one that
-fails leaves a record in FOLDER/failures. Nothing else is written.
+launch/task.py starts one process a rank and writes to FOLDER what to do: job.json, the layout and
+the model, and request.json. Rank 0 adds its answers to FOLDER/answers.jsonl, one JSON object a
+line. A rank that refuses its input writes the issues to FOLDER/refused.json; one that fails writes
+a record to FOLDER/failures. Nothing else is written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import InputError
-from mpctl.runtime.process import die_with_process, record_failure, redirect_output, write_json
+from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
 from mpctl.runtime.worker import RankEnv
 
 if TYPE_CHECKING:
@@ -27,31 +27,31 @@ Answers = Iterator[dict[str, Any]]
 
 
 def main(folder: Path, parent: int) -> None:
-    die_with_process(parent)
-    place = RankEnv.from_environment()
-    redirect_output(folder / "logs" / f"rank-{place.rank}.log")
+    die_with_parent(parent)
+    rank_env = RankEnv.from_environment()
+    redirect_output(folder / "logs" / f"rank-{rank_env.rank}.log")
     try:
-        _work(folder, place)
+        _work(folder, rank_env)
     except InputError as error:
         write_json(folder / "refused.json", [issue.as_dict() for issue in error.issues])
         sys.exit(error.exit_code)
     except BaseException as error:
-        path = folder / "failures" / f"rank-{place.rank}.json"
-        record_failure(path, error, rank=place.rank, coords={}, doing="its task")
+        path = folder / "failures" / f"rank-{rank_env.rank}.json"
+        record_failure(path, error, rank=rank_env.rank, coords={}, doing="its task")
         raise
 
 
-def _work(folder: Path, place: RankEnv) -> None:
+def _work(folder: Path, rank_env: RankEnv) -> None:
     from mpctl.spec.load import parse
 
     job = parse(json.loads((folder / "job.json").read_text("utf-8")))
     request = json.loads((folder / "request.json").read_text("utf-8"))
-    mesh = _mesh(job, place)
+    mesh = _mesh(job, rank_env)
     with (folder / "answers.jsonl").open("a", encoding="utf-8", buffering=1) as stream:
         for answer in _answers(request, job, mesh):
-            if place.rank == 0:
+            if rank_env.rank == 0:
                 stream.write(json.dumps(answer) + "\n")
-    if place.world_size > 1:
+    if rank_env.world_size > 1:
         import torch.distributed as dist
 
         dist.destroy_process_group()
@@ -64,22 +64,20 @@ def _answers(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
     return {"sample": sample, "evaluate": evaluate}[request["task"]](request, job, mesh)
 
 
-def _mesh(job: JobSpec, place: RankEnv) -> Mesh:
+def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     import torch
 
-    from mpctl.runtime.build import init_process_group, select_device
+    from mpctl.layout.job_layout import job_topology
+    from mpctl.runtime.environment import select_device
     from mpctl.runtime.mesh import build_mesh
-    from mpctl.topology import Topology
+    from mpctl.runtime.process_group import init_process_group
 
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     init_process_group(
-        job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size
+        job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size
     )
-    topology = Topology.of(
-        job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
-    )
-    device = select_device(job.launch.device, place.local_rank)
-    return build_mesh(topology, place.rank, device, launch=job.launch)
+    device = select_device(job.launch.device, rank_env.local_rank)
+    return build_mesh(job_topology(job), rank_env.rank, device, launch=job.launch)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ import os
 import signal
 import sys
 
-from mpctl.runtime.process import die_with_process
+from mpctl.runtime.process import die_with_parent
 
 
 def main() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     launcher = os.environ.pop("MPCTL_LAUNCHER", None)
     if launcher is not None:
-        die_with_process(int(launcher))
+        die_with_parent(int(launcher))
     from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[1:])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
-from mpctl.runtime.batches import DatasetBatches
-from mpctl.runtime.checkpointing import loader as checkpoint
+from mpctl.runtime.batches import Batches, model_of
+from mpctl.runtime.checkpointing import loader
 from mpctl.runtime.checkpointing.model_weights import padding_rows, read_values
 from mpctl.runtime.checkpointing.saver import Saver
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.memory_watch import MemoryWatch
@@ -32,7 +33,6 @@ from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.status import StepStatus, reduce_status
-from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
@@ -42,49 +42,74 @@ from mpctl.weights.origin import open_origin
 
 @dataclass
 class Trainer:
-    """One rank's training state; `stop_asked` is polled once a step. phase: of the run; scale: of
-    the loss, in fp16; last_validation: `samples` of each corpus in the last validation, and the
-    `traffic` of all of them."""
+    """One rank's training.
 
-    job: JobSpec
+    step: updates so far. phase: what the run is doing, in words. saved: steps of which a checkpoint
+    exists. step_traffic: collectives of the last step. last_validation: `samples` of each corpus in
+    the last validation, and the `traffic` of all of them. loss_scale: None unless in fp16.
+    """
+
     mesh: Mesh
-    cut: PipelinePartition
     pipeline: PipelineRunner
-    model: nn.Module
-    buffer: GradientBuffer
-    overlap: GradientOverlap
-    scale: LossScale | None
+    gradients: GradientOverlap
     optimizer: Optimizer
-    batches: DatasetBatches
+    batches: Batches
     saver: Saver
-    stop_asked: Callable[[], bool]
-    peak_memory: Callable[[], int]
-    traffic: TrafficCounter
-    watch: MemoryWatch
+    environment: RuntimeEnvironment
     step: int = 0
     phase: str = "starting"
     saved: set[int] = field(default_factory=set)
     step_traffic: dict[str, dict[str, int]] = field(default_factory=dict)
     last_validation: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        self.loss_scale = LossScale.of(self.job.training)
+        self.memory_watch = MemoryWatch.of(self.job, self.mesh.device)
+
     @property
-    def doing(self) -> str:
+    def partition(self) -> PipelinePartition:
+        """The job's layout as this rank's stage sees it."""
+        return self.pipeline.partition
+
+    @property
+    def job(self) -> JobSpec:
+        """The job that is run."""
+        return self.partition.job
+
+    @property
+    def model(self) -> nn.Module:
+        """All chunks of this rank's stage."""
+        return self.pipeline.model
+
+    @property
+    def buffer(self) -> GradientBuffer:
+        """Every gradient of this rank."""
+        return self.gradients.buffer
+
+    @property
+    def names(self) -> dict[Tensor, str]:
+        """The global name of each parameter of this rank."""
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    @property
+    def activity(self) -> str:
+        """What this rank is doing: `step 3, stage 1, forward of micro batch 2`."""
         return self.phase + self.pipeline.where
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Train to the last step, or to the first step after a stop was asked for.
+        """Train to the last step, or to the first step after a stop was requested.
 
         Yields one record a step; saves at intervals, at the end and on a stop. A step that is saved
         and validated is saved first, so that a validation that fails loses no training.
         """
         training, stopping = self.job.training, False
-        before = self.validate() if training.eval_interval and not self.step else {}
+        initial = self.validate() if training.eval_interval and not self.step else {}
         while self.step < training.steps and not stopping:
             record, stopping = self.one_step()
-            if self.step == 1 and before:
-                record |= {f"initial_{name}": value for name, value in before.items()}
+            if self.step == 1 and initial:
+                record |= {f"initial_{name}": value for name, value in initial.items()}
             saves = self._saves(stopping)
-            if self.step == training.steps or _due(training.eval_interval, self.step):
+            if self.step == training.steps or _is_due(training.eval_interval, self.step):
                 if saves:
                     self.save()
                 try:
@@ -92,7 +117,7 @@ class Trainer:
                 except Exception:
                     yield record
                     raise
-            yield record  # before a save: what a checkpoint follows is on record
+            yield record  # before a save: every step of a checkpoint is on record
             if saves:
                 self.save()
 
@@ -100,23 +125,28 @@ class Trainer:
         """Whether the step just trained is to be saved."""
         training = self.job.training
         at_end = training.checkpoint_at_end and self.step == training.steps
-        return stopping or at_end or _due(training.checkpoint_interval, self.step)
+        return stopping or at_end or _is_due(training.checkpoint_interval, self.step)
 
     def one_step(self) -> tuple[dict[str, Any], bool]:
-        """One update; the record of it and whether any rank was asked to stop."""
+        """One update; its record, and whether any rank was asked to stop.
+
+        Raises NotFinite, naming the rank it came from, where the loss or, outside of fp16, the
+        gradient norm is not finite.
+        """
         self.phase = f"step {self.step + 1}"
-        self.traffic.clear()
+        self.environment.traffic.clear()
         began, cpu_began = time.perf_counter(), time.process_time()
-        with self.watch.step(self):
-            loss = self._find_gradients()
-            norm, update = self._update(loss)
-        status = reduce_status(StepStatus(loss, self.stop_asked(), self.peak_memory()), self.mesh)
+        with self.memory_watch.step(self):
+            loss = self._compute_gradients()
+            update = self._update(loss)
+        status = self._reduce_status(loss)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         self.step += 1
-        self.step_traffic = self.traffic.snapshot()
+        self.step_traffic = self.environment.traffic.snapshot()
         if not math.isfinite(status.loss):
             what = f"the loss of step {self.step} is {status.loss}"
-            raise locate_nonfinite(what, self.mesh, GradientInspector(self.names).evidence(loss))
+            evidence = GradientInspector(self.names).evidence(loss)
+            raise locate_nonfinite(what, self.mesh, evidence)
         tokens = self._tokens_per_step()
         return {
             "step": self.step,
@@ -125,83 +155,93 @@ class Trainer:
             "step_seconds": seconds,
             "cpu_seconds": cpu,
             "tokens_per_second": tokens / seconds,
-            "grad_norm": norm,
             **update,
             "memory_bytes": status.memory,
             "predicted_step_seconds": self.job.launch.predicted_step_seconds,
         }, status.stop
 
-    def _find_gradients(self) -> float:
-        """Of one step, summed over all that have a part of them; this rank's share of the loss."""
+    def _compute_gradients(self) -> float:
+        """Gradients of one step, reduced over all ranks; returns this rank's share of the loss."""
         self.buffer.zero()
-        self.overlap.restart()
-        scale = self.scale.value if self.scale else 1.0
-        loss = self.pipeline.train(self.batches.step(self.step), step=self.step, scale=scale)
-        self.overlap.finish()
+        self.gradients.restart()
+        scale = self.loss_scale.value if self.loss_scale else 1.0
+        batches = self.batches.training_step(self.step)
+        loss = self.pipeline.train(batches, step=self.step, scale=scale)
+        self.gradients.finish()
         self.buffer.sum_parts()
         return loss
 
-    def _update(self, loss: float) -> tuple[float | None, dict[str, Any]]:
-        """The gradient's norm, the same number on every rank, and what followed from it: an update,
-        or none where fp16 overflowed; elsewhere a norm that is no number ends the run."""
-        used = self.scale.value if self.scale else 1.0
-        norm, said = self.buffer.norm() / used, {"loss_scale": used} if self.scale else {}
+    def _update(self, loss: float) -> dict[str, Any]:
+        """Step the optimizer, or skip the step where fp16 overflowed; what the record says of it.
+
+        The gradient's norm is the same number on every rank, so that all decide alike.
+        """
+        scale = self.loss_scale
+        used = scale.value if scale else 1.0
+        norm = self.buffer.norm() / used
+        scaled = {"loss_scale": used} if scale else {}
         if math.isfinite(norm):
             self.buffer.scale(clip_factor(norm, self.job.training.clip_norm) / used)
             rate = self.optimizer.step(self.step)
-            if self.scale:
-                self.scale.went_well()
-            return norm, {"learning_rate": rate, **said}
-        if self.scale is None:
-            self._blame(f"the gradient norm of step {self.step + 1} is {norm}", loss)
-        assert self.scale is not None
-        self.scale.overflowed()
-        self.optimizer.publish()  # what is there: a step sends the same whatever comes of it
+            if scale:
+                scale.went_well()
+            return {"grad_norm": norm, "learning_rate": rate, **scaled}
+        if scale is None:
+            self._fail(f"the gradient norm of step {self.step + 1} is {norm}", loss)
+        scale.overflowed()
+        self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
         rate = learning_rate(self.job.training, self.step)
-        return None, {"learning_rate": rate, **said, "skipped": True}
+        return {"grad_norm": None, "learning_rate": rate, **scaled, "skipped": True}
 
-    def _blame(self, what: str, loss: float) -> NoReturn:
+    def _reduce_status(self, loss: float) -> StepStatus:
+        environment = self.environment
+        status = StepStatus(loss, environment.stop_requested(), environment.peak_memory())
+        return reduce_status(status, self.mesh)
+
+    def _fail(self, what: str, loss: float) -> NoReturn:
         """Compute the step once more, each rank looking at its own gradients, and end the run."""
         inspector = GradientInspector(self.names)
-        self.overlap.before_sum = inspector.look
-        self._find_gradients()
+        self.gradients.before_reduce = inspector.look
+        self._compute_gradients()
         raise locate_nonfinite(what, self.mesh, inspector.evidence(loss))
 
     def _tokens_per_step(self) -> int:
-        assert self.job.model is not None
-        return (self.job.training.global_batch_size or 1) * self.job.model.tokens_per_sample
+        global_batch_size = self.job.training.global_batch_size or 1
+        return global_batch_size * model_of(self.job).tokens_per_sample
 
     @torch.no_grad()
     def validate(self) -> dict[str, Any]:
-        """Mean loss over the validation samples, without dropout; of every corpus that has some."""
+        """The mean loss over the validation samples of each corpus, without dropout; an empty dict
+        where the job does not validate."""
         self.phase = f"validation after step {self.step}"
         if self.batches.validation is None:
             return {}
-        self.traffic.clear()
-        corpora = (self.batches.validation, *self.batches.validations.values())
-        found: dict[str, Any] = {"validation_loss": self._mean_loss(self.batches.validation)}
-        others = {name: self._mean_loss(held) for name, held in self.batches.validations.items()}
-        self.last_validation = {
-            "samples": [self.batches.eval_samples(held) for held in corpora],
-            "traffic": self.traffic.snapshot(),
+        self.environment.traffic.clear()
+        losses: dict[str, Any] = {"validation_loss": self._mean_loss(self.batches.validation)}
+        others = {
+            name: self._mean_loss(objective) for name, objective in self.batches.validations.items()
         }
-        return found | ({"validation_losses": others} if others else {})
+        corpora = (self.batches.validation, *self.batches.validations.values())
+        self.last_validation = {
+            "samples": [self.batches.eval_samples(objective) for objective in corpora],
+            "traffic": self.environment.traffic.snapshot(),
+        }
+        return losses | ({"validation_losses": others} if others else {})
 
-    def _mean_loss(self, held: Objective) -> float:
+    def _mean_loss(self, objective: Objective) -> float:
         """Over its validation samples, each counted once whatever the number of replicas."""
-        batches, counted = self.batches.evaluation(held)
+        batches, counted = self.batches.evaluation(objective)
         total = self.pipeline.evaluate(batches, counted=counted)
-        return reduce_status(StepStatus(total / self.batches.eval_samples(held)), self.mesh).loss
-
-    @property
-    def names(self) -> dict[Tensor, str]:
-        return {parameter: name for name, parameter in self.model.named_parameters()}
+        mean = total / self.batches.eval_samples(objective)
+        return reduce_status(StepStatus(mean), self.mesh).loss
 
     def save(self) -> None:
+        """Write a checkpoint of this step, unless there is one; every rank calls it. Raises
+        SaveFailed where a file cannot be written, on this rank or on another."""
         if self.step in self.saved:
             return
-        own = {p: name for p, name in self.names.items() if self.cut.owns(name)}
-        self.saver.save(self.step, own, self.optimizer, scale=self.scale, say=self._say)
+        names = {p: name for p, name in self.names.items() if self.partition.owns(name)}
+        self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale, say=self._say)
         self.saved.add(self.step)
 
     def _say(self, phase: str) -> None:
@@ -210,35 +250,37 @@ class Trainer:
         self.pipeline.on_move()
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint, whatever layout wrote it."""
+        """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is
+        damaged or of another model."""
         self.phase = f"loading {folder.name}"
-        saved = checkpoint.load(
+        manifest = loader.load(
             folder,
             self.names,
             self.optimizer,
-            model=self.cut.names,
-            may_lack=padding_rows(self.cut.model),
+            model=self.partition.names,
+            may_lack=padding_rows(self.partition.model),
         )
-        self.step = saved.step
-        if self.scale:
-            self.scale.load(saved.loss_scale)
+        self.step = manifest.step
+        if self.loss_scale:
+            self.loss_scale.load(manifest.loss_scale)
         self.saved.add(self.step)
 
     def start_from(self, path: Path) -> None:
         """Take the weights of another model of this shape, into float32 masters where there are
-        any; step, moments and data order are those of a fresh run."""
+        any; step, moments and data order are those of a fresh run. Raises InputError where the
+        model is of another shape or cannot be read."""
         self.phase = f"reading initial weights from {path}"
-        values = {p: self.optimizer.value_of(p).detach() for p in self.names}
+        values = {p: self.optimizer.full_value(p).detach() for p in self.names}
         targets = {name: (shard_of(p), values[p]) for p, name in self.names.items()}
-        origin, model = open_origin(path), self.job.model
-        assert model is not None
-        extension, reserved = self.batches.prepared.extension, self.batches.reserved
-        targets = fill_tables(origin, model, targets, extension, reserved=reserved)
+        origin, model, batches = open_origin(path), model_of(self.job), self.batches
+        targets = fill_tables(
+            origin, model, targets, batches.extension, reserved=batches.reserved_ids
+        )
         read_values(origin, targets, model)
         for parameter, value in values.items():
-            self.optimizer.keep(parameter, value)
+            self.optimizer.set_value(parameter, value)
         self.optimizer.publish()
 
 
-def _due(interval: int, step: int) -> bool:
+def _is_due(interval: int, step: int) -> bool:
     return interval > 0 and step % interval == 0

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
-from mpctl.runtime.process import (
-    die_with_parent,
-    record_failure,
-    redirect_output,
-    write_json,
-)
+from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
 
 if TYPE_CHECKING:
     from mpctl.runtime.train import Trainer
@@ -32,7 +27,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankEnv:
-    """What torchrun's environment says of this process; read here and nowhere below."""
+    """What torchrun's environment variables say of this process; read here and nowhere below.
+    address: HOST:PORT at which the ranks meet."""
 
     rank: int
     local_rank: int
@@ -41,6 +37,7 @@ class RankEnv:
 
     @classmethod
     def from_environment(cls) -> RankEnv:
+        """Ends the process with a message where it was not started by torchrun."""
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
         missing = [name for name in names if name not in os.environ]
         if missing:
@@ -50,95 +47,112 @@ class RankEnv:
         return cls(rank, local_rank, world_size, address)
 
 
-def main(run: Path) -> None:
-    die_with_parent(run / "torchrun.pid")
-    place = RankEnv.from_environment()
-    redirect_output(run / "logs" / f"rank-{place.rank}.log")
-    trail = Breadcrumb(run / "doing" / f"rank-{place.rank}")
-    trail.keep_beating()
+def main(run_dir: Path) -> None:
+    """Train one rank of the run in `run_dir`, and write what it measured or why it failed."""
+    die_with_parent(_parent(run_dir))
+    rank_env = RankEnv.from_environment()
+    redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
+    breadcrumb = Breadcrumb(run_dir / "doing" / f"rank-{rank_env.rank}")
+    breadcrumb.keep_beating()
+    from mpctl.layout.job_layout import job_topology
     from mpctl.spec.load import parse
-    from mpctl.topology import Topology
 
-    job = parse(json.loads((run / "job.json").read_text("utf-8")))
-    topology = Topology.of(
-        job.sizes, order=job.parallel.order, gpus_per_node=job.cluster.gpus_per_node
-    )
-    worker = Worker(run, job, place, topology, trail)
-    print(f"rank {place.rank} of {place.world_size}, coordinates {worker.coords}")
+    job = parse(json.loads((run_dir / "job.json").read_text("utf-8")))
+    worker = Worker(run_dir, job, rank_env, job_topology(job), breadcrumb)
+    print(f"rank {rank_env.rank} of {rank_env.world_size}, coordinates {worker.coords}")
     try:
         worker.run()
     except BaseException as error:
-        record_failure(
-            run / "failures" / f"rank-{place.rank}.json", error,
-            rank=place.rank, coords=worker.coords, doing=worker.doing,
-        )  # fmt: skip
+        worker.record_failure(error)
         if isinstance(error, RunFailed):
             sys.exit(str(error))  # it is known what happened: a traceback would only hide it
         raise
 
 
+def _parent(run_dir: Path) -> int:
+    """The process id of the torchrun that the launcher started, where it recorded it: a torchrun
+    that ended meanwhile has left this process to another parent, whose end would tell nothing."""
+    recorded = run_dir / "torchrun.pid"
+    return int(recorded.read_text()) if recorded.exists() else os.getppid()
+
+
 @dataclass
 class Worker:
-    """One rank's run, from building to its account of itself."""
+    """One rank's run, from building to its report. phase: what it does until it has a trainer."""
 
     run_dir: Path
     job: JobSpec
-    place: RankEnv
+    rank_env: RankEnv
     topology: Topology
-    trail: Breadcrumb
+    breadcrumb: Breadcrumb
     trainer: Trainer | None = None
     phase: str = "starting"
 
     @property
     def coords(self) -> dict[str, int]:
-        return self.topology.coords(self.place.rank)
+        """This rank's coordinate on each axis."""
+        return self.topology.coords(self.rank_env.rank)
 
     @property
-    def doing(self) -> str:
-        return self.trainer.doing if self.trainer else self.phase
+    def activity(self) -> str:
+        """What this rank is doing, in words."""
+        return self.trainer.activity if self.trainer else self.phase
 
     def run(self) -> None:
-        from mpctl.runtime.build import build_trainer, init_process_group, stop_file_exists
-
-        place = self.place
-        self._reach(JOINING, f"joining the other ranks at {place.address}")
-        init_process_group(
-            self.job, rank=place.rank, local_rank=place.local_rank, world_size=place.world_size
-        )
-        self._reach(JOINED, "building the model")
-        self.trainer = trainer = build_trainer(
-            self.run_dir, self.job, self.topology, rank=place.rank, local_rank=place.local_rank,
-            stop_asked=stop_file_exists(self.run_dir),
-        )  # fmt: skip
-        trainer.pipeline.on_move = lambda: self.trail.write(trainer.doing)
+        """Join the other ranks, train, write RUN/ranks/rank-N.json."""
+        trainer = self._build()
         print(trainer.model)
         for record in trainer.run():
             print(f"step {record['step']}: loss {record['loss']:.6f}")
-            if place.rank == 0:
+            if self.rank_env.rank == 0:
                 self._append(record)
-        write_json(self.run_dir / "ranks" / f"rank-{place.rank}.json", self._account(trainer))
-        self.trail.end()
-        if place.world_size > 1:
+        path = self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json"
+        write_json(path, self._report(trainer))
+        self.breadcrumb.end()
+        if self.rank_env.world_size > 1:
             import torch.distributed as dist
 
             dist.destroy_process_group()
 
+    def record_failure(self, error: BaseException) -> None:
+        """Write RUN/failures/rank-N.json."""
+        rank = self.rank_env.rank
+        path = self.run_dir / "failures" / f"rank-{rank}.json"
+        record_failure(path, error, rank=rank, coords=self.coords, doing=self.activity)
+
+    def _build(self) -> Trainer:
+        from mpctl.runtime.build import build_trainer
+        from mpctl.runtime.environment import RuntimeEnvironment
+        from mpctl.runtime.process_group import init_process_group
+
+        rank, local_rank = self.rank_env.rank, self.rank_env.local_rank
+        self._reach(JOINING, f"joining the other ranks at {self.rank_env.address}")
+        init_process_group(
+            self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size
+        )
+        self._reach(JOINED, "building the model")
+        environment = RuntimeEnvironment.of_machine(self.job, self.run_dir, local_rank=local_rank)
+        trainer = build_trainer(self.run_dir, self.job, self.topology, rank, environment)
+        trainer.pipeline.on_move = lambda: self.breadcrumb.write(trainer.activity)
+        self.trainer = trainer
+        return trainer
+
     def _reach(self, start: int, phase: str) -> None:
         self.phase = phase
-        self.trail.reach(start, phase)
+        self.breadcrumb.reach(start, phase)
 
     def _append(self, record: dict[str, Any]) -> None:
         with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({**record, "time": time.time()}) + "\n")
 
-    def _account(self, trainer: Trainer) -> dict[str, Any]:
+    def _report(self, trainer: Trainer) -> dict[str, Any]:
         return {
-            "rank": self.place.rank,
+            "rank": self.rank_env.rank,
             "coords": self.coords,
             "steps": trainer.step,
             "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "peak_memory_bytes": trainer.peak_memory(),
-            "step_memory": trainer.watch.found,
+            "peak_memory_bytes": trainer.environment.peak_memory(),
+            "step_memory": trainer.memory_watch.measured,
             "step_traffic": trainer.step_traffic,
             "validation": trainer.last_validation,
         }

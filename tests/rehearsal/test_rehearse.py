@@ -17,8 +17,8 @@ from mpctl.estimate.memory import StageMemory
 from mpctl.families.gpt.module import GPT
 from mpctl.launch.summary import planned_traffic
 from mpctl.rehearsal import rehearse as module
-from mpctl.rehearsal.fake_backend import _fused, fake_tensors
-from mpctl.rehearsal.rehearse import MicroBatchTraffic, micro_batches_run, rehearse
+from mpctl.rehearsal.fake_backend import SimulatedGpuKernels, fake_tensors
+from mpctl.rehearsal.rehearse import MicroBatchTraffic, num_microbatches_run, rehearse
 from mpctl.runtime.memory_tracker import MemoryTracker
 from mpctl.runtime.memory_watch import current_action, state_tensors
 from mpctl.spec.job import JobSpec
@@ -128,26 +128,26 @@ def test_it_sends_what_the_real_ranks_send(data: Path, tmp_path: Path) -> None:
 def test_real_tensors_take_the_same_bytes(
     data: Path, tmp_path: Path, shape: str, changes: dict[str, Any]
 ) -> None:
-    """The second step of 3 micro batches, with a ledger over real tensors."""
+    """The second step of 3 micro batches, with a tracker over real tensors."""
     job = tiny_job(
         data, training__global_batch_size=6, training__steps=2, training__eval_samples=0,
         training__checkpoint_interval=0, launch__track_memory=False,
         **{**SHAPES[shape], **changes},
     )  # fmt: skip
-    ledger = MemoryTracker(torch.device("cpu"))
-    with ledger:
+    tracker = MemoryTracker(torch.device("cpu"))
+    with tracker:
         trainer = make_trainer(job, tmp_path)
         steps = trainer.run()
         next(steps)
         for kind, tensors in state_tensors(trainer).items():
-            ledger.name(kind, tensors)
-        ledger.doing = lambda: current_action(trainer)
-        ledger.restart()
+            tracker.name(kind, tensors)
+        tracker.current_action = lambda: current_action(trainer)
+        tracker.restart()
         next(steps)
     account = rehearsed(job, 0)
-    assert account["peak_bytes"] == ledger.peak
-    assert {k: v for k, v in account["at_peak"].items() if v} == ledger.at_peak
-    assert account["activation_bytes"] == ledger.kept > 0
+    assert account["peak_bytes"] == tracker.peak
+    assert {k: v for k, v in account["at_peak"].items() if v} == tracker.at_peak
+    assert account["activation_bytes"] == tracker.peak_activations > 0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
     job = load_job(None, settings(**how, model__layers=4, training__global_batch_size=24))
     rank = Topology.of(job.sizes).rank(tp=0, cp=0, dp=0, pp=stage)
     short = rehearsed(job, rank)
-    monkeypatch.setattr(module, "micro_batches_run", lambda job, stage: job.num_microbatches)
+    monkeypatch.setattr(module, "num_microbatches_run", lambda job, stage: job.num_microbatches)
     whole = rehearsed(job, rank)
     assert (short["micro_batches_run"], whole["micro_batches_run"]) == (run, 12)
     ids = (12 - run) * 2 * (2 * 32 + 1) * 8  # tokens, targets and numbers of 2 samples
@@ -178,10 +178,10 @@ def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
         (layout(2, 2), [8, 6]),
     ],
 )
-def test_micro_batches_run(how: dict[str, Any], found: list[int]) -> None:
+def test_num_microbatches_run(how: dict[str, Any], found: list[int]) -> None:
     sizes = {"model__layers": 4, "training__global_batch_size": 32}
     job = load_job(None, settings(**how, **sizes))
-    assert [micro_batches_run(job, stage) for stage in range(job.parallel.pp)] == found
+    assert [num_microbatches_run(job, stage) for stage in range(job.parallel.pp)] == found
 
 
 def test_what_lies_on_the_host_is_not_the_devices() -> None:
@@ -195,47 +195,52 @@ def test_what_lies_on_the_host_is_not_the_devices() -> None:
     assert kept[0] - kept[1] == layers * b * s * h * width
 
 
-def test_a_ledger_by_hand() -> None:
-    ledger = MemoryTracker(torch.device("cpu"))
-    with ledger:
-        ledger.doing = lambda: ("forward", True)
+def test_a_tracker_by_hand() -> None:
+    tracker = MemoryTracker(torch.device("cpu"))
+    with tracker:
+        tracker.current_action = lambda: ("forward", True)
         x = torch.ones(4, requires_grad=True)
         y = x.exp().exp()
-        ledger.doing = lambda: (None, False)
-        ledger.settle()
-        assert ledger.held["activations"] == ledger.kept == ledger.total == 48
-        ledger.name("parameters", [x])
-        assert (ledger.held["parameters"], ledger.held["activations"]) == (16, 32)
+        tracker.current_action = lambda: (None, False)
+        tracker.settle()
+        assert (
+            tracker.bytes_by_kind["activations"] == tracker.peak_activations == tracker.total == 48
+        )
+        tracker.name("parameters", [x])
+        assert (tracker.bytes_by_kind["parameters"], tracker.bytes_by_kind["activations"]) == (
+            16,
+            32,
+        )
         del y
-        assert ledger.total == 16 and ledger.peak == 48
+        assert tracker.total == 16 and tracker.peak == 48
 
 
 def test_fused_attention_keeps_no_scores() -> None:
-    """The example of imagined.py; in 32 bit with a mask, the mask as numbers besides."""
+    """The example of fake_backend.py; in 32 bit with a mask, the mask as numbers besides."""
     device = torch.device("meta")
     for dtype, causal, most in ((torch.bfloat16, True, 5 << 20), (torch.float32, False, 26 << 20)):
-        with fake_tensors(device), MemoryTracker(device) as ledger:
+        with fake_tensors(), MemoryTracker(device) as tracker:
             q = torch.empty(1, 8, 2048, 128, dtype=dtype, device=device, requires_grad=True)
             mask = None if causal else torch.ones(1, 1, 2048, 2048, dtype=bool, device=device)
-            before = ledger.total
-            result = _fused(q, q, q, mask, is_causal=causal)
+            before = tracker.total
+            result = SimulatedGpuKernels().attention(q, q, q, mask, is_causal=causal)
             assert result.shape == q.shape and result.dtype == dtype
-            assert result.nbytes + 8 * 2048 * 4 <= ledger.total - before <= most
+            assert result.nbytes + 8 * 2048 * 4 <= tracker.total - before <= most
 
 
 def test_a_bias_of_other_strides_has_no_fused_kernel_on_cuda() -> None:
     """fp32, a bias of 8 heads over 512 keys: fused keeps no scores of 8 MiB, products do."""
     device, kept = torch.device("meta"), []
     for is_permuted in (False, True):
-        with fake_tensors(device), MemoryTracker(device) as ledger:
+        with fake_tensors(), MemoryTracker(device) as tracker:
             q = torch.empty(1, 8, 512, 64, device=device, requires_grad=True)
             shape = (1, 512, 512, 8) if is_permuted else (1, 8, 512, 512)
             bias = torch.empty(shape, device=device)
             bias = bias.permute(0, 3, 1, 2) if is_permuted else bias
-            before = ledger.total
-            result = _fused(q, q, q, bias)
+            before = tracker.total
+            result = SimulatedGpuKernels().attention(q, q, q, bias)
             assert result.shape == q.shape
-            kept.append(ledger.total - before)
+            kept.append(tracker.total - before)
     scores = 8 * 512 * 512 * 4
     assert kept[0] < scores <= kept[1]
 
@@ -263,10 +268,12 @@ def test_a_failure_says_where(monkeypatch) -> None:
 
 def test_micro_batches_that_differ_are_not_multiplied() -> None:
     step = {("tp", "all_reduce", 8): 2}
-    traffic = MicroBatchTraffic(sent={0: Counter(step), 1: Counter(step), None: Counter(step)})
-    assert traffic.of_step(5, 2) == {"tp all_reduce": {"count": 12, "bytes": 96}}
+    traffic = MicroBatchTraffic(
+        by_microbatch={0: Counter(step), 1: Counter(step), None: Counter(step)}
+    )
+    assert traffic.extrapolate(5, 2) == {"tp all_reduce": {"count": 12, "bytes": 96}}
     traffic.record(Collective("all_reduce", "tp", 8, "float32"))  # outside of micro batches
-    assert traffic.of_step(5, 2) == {"tp all_reduce": {"count": 13, "bytes": 104}}
-    traffic.sent[1]["tp", "all_reduce", 8] += 1
+    assert traffic.extrapolate(5, 2) == {"tp all_reduce": {"count": 13, "bytes": 104}}
+    traffic.by_microbatch[1]["tp", "all_reduce", 8] += 1
     with pytest.raises(AssertionError, match="micro batch 1 sends other"):
-        traffic.of_step(5, 2)
+        traffic.extrapolate(5, 2)

@@ -83,7 +83,7 @@ def test_a_skipped_step_changes_nothing_and_is_remembered(data: Path, tmp_path: 
     saved = read_manifest(tmp_path / "run/checkpoints/step-1")
     assert (saved.step, saved.updates) == (1, 0)
     again = make_trainer(job, tmp_path / "run")
-    assert again.scale == trainer.scale and again.scale.value == HUGE / 2
+    assert again.loss_scale == trainer.loss_scale and again.loss_scale.value == HUGE / 2
     assert {float(s["step"]) for s in again.optimizer.adam.state.values()} == {0.0}
 
 

@@ -112,7 +112,7 @@ def test_zero_bubble_with_full_recomputation_is_as_planned(model: str, tp: int, 
 def _watched(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, int | None]:
     trainer = make_trainer(JobSpec.model_validate(raw), Path(run_dir), rank)
     list(trainer.run())
-    return trainer.watch.found
+    return trainer.memory_watch.measured
 
 
 def test_a_real_step_is_watched(data: Path, tmp_path: Path) -> None:

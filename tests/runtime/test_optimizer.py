@@ -15,7 +15,7 @@ from mpctl.layout.buckets import Bucket
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.nonfinite import NotFinite
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, clip_factor
+from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, ReductionGroups, clip_factor
 from mpctl.runtime.zero.param_store import ParamStore
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -36,11 +36,12 @@ def _buffer(
     """Of one bucket, on one replica."""
     names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
     bucket = Bucket(names, sizes, (0,), 0, "", True, True, False, False)
-    return GradientBuffer([BucketShard(bucket, tuple(parameters), Group())], dtype, CPU, tp=tp)
+    groups = ReductionGroups(tp=tp or Group())
+    return GradientBuffer([BucketShard(bucket, tuple(parameters), Group())], dtype, CPU, groups)
 
 
 def _optimizer(buffer: GradientBuffer, training: TrainingSpec) -> Optimizer:
-    return Optimizer(buffer, [ParamStore(store.block) for store in buffer.stores], training)
+    return Optimizer(buffer, [ParamStore(store.shard) for store in buffer.stores], training)
 
 
 def test_learning_rate_by_hand() -> None:
@@ -71,7 +72,7 @@ def test_the_norm_is_exact_in_any_precision(dtype: torch.dtype) -> None:
     """Of 200,000 elements: the sum is not taken in the precision of the elements."""
     parameter = _parameter(torch.linspace(-1, 1, 200_000), dtype)
     buffer = _buffer([parameter], dtype)
-    buffer.stores[0].own.copy_(parameter.detach())
+    buffer.stores[0].local.copy_(parameter.detach())
     exact = parameter.detach().double().square().sum().sqrt().item()
     assert buffer.norm() == pytest.approx(exact, rel=1e-5)
 
@@ -109,7 +110,7 @@ def test_masters_keep_what_bfloat16_would_lose() -> None:
     buffer = _buffer([parameter], torch.float32)
     optimizer = _optimizer(buffer, training)
     for step in range(30):  # each step is a fortieth of the spacing of bfloat16 below 1
-        buffer.stores[0].own.fill_(1.0)
+        buffer.stores[0].local.fill_(1.0)
         optimizer.step(step)
     assert torch.allclose(optimizer.values[0].detach(), torch.tensor(1 - 30e-4), atol=1e-6)
     assert torch.equal(parameter, torch.full_like(parameter, 1 - 2**-8))

@@ -238,7 +238,7 @@ def _most_held(rank: int, size: int, jobs: list[dict[str, Any]], run_dir: str) -
 
     def watched(run: _ProgramRun, action: Action) -> None:
         compute(run, action)
-        held.append(len(run.kept) + sum(map(bool, run.put_off.values())))
+        held.append(len(run.graphs) + sum(map(bool, run.deferred.values())))
 
     _ProgramRun._compute = watched  # type: ignore[method-assign]
     for number, raw in enumerate(jobs):
@@ -320,7 +320,7 @@ def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
         list(trainer.run())
     except RuntimeError as error:
         time.sleep(10 * (rank == 0))  # the first to end is the one that is blamed
-        raise RuntimeError(f"{trainer.doing}: {error}") from error
+        raise RuntimeError(f"{trainer.activity}: {error}") from error
 
 
 # ---------------------------------------------------------------- as people type it

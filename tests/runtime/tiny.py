@@ -16,6 +16,7 @@ from mpctl.data.prepare import prepare
 from mpctl.kernels.parameters import Shard, assemble, shard_of
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.runtime.build import build_trainer
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.param_store import Zero3ParamStore
 from mpctl.spec.job import JobSpec
@@ -67,9 +68,8 @@ def tiny_plan(job: JobSpec) -> Plan:
 
 def make_trainer(job: JobSpec, run_dir: Path, rank: int = 0) -> Trainer:
     topology = Topology.of(job.sizes, order=job.parallel.order)
-    return build_trainer(
-        run_dir, job, topology, rank=rank, local_rank=rank, stop_asked=lambda: False
-    )
+    environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
+    return build_trainer(run_dir, job, topology, rank, environment)
 
 
 def train(job: JobSpec, run_dir: Path, *, timeout: float = 60) -> list[dict[str, Any]]:
@@ -101,13 +101,13 @@ def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict
 
 def whole_gradients(trainer: Trainer) -> dict[torch.Tensor, torch.Tensor]:
     """Of the last step, gathered from all replicas where each has a slice."""
-    found = {}
+    gradients = {}
     for store in trainer.buffer.stores:
-        block, whole = store.block, store.own
-        if len(whole) < block.bucket.numel:
-            whole = block.replicas.all_gather(whole, 0)
-        found |= dict(zip(block.parameters, block.views(whole), strict=True))
-    return found
+        shard, full = store.shard, store.local
+        if len(full) < shard.bucket.numel:
+            full = shard.dp_cp.all_gather(full, 0)
+        gradients |= dict(zip(shard.parameters, shard.views(full), strict=True))
+    return gradients
 
 
 def whole_values(trainer: Trainer) -> None:

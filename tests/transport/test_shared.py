@@ -386,13 +386,13 @@ def _meshes(rank: int, size: int, gpus_per_node: int, full: bool) -> list:
     for made in (on, off):
         assert made.tp.all_reduce(torch.tensor(1 << rank)).item() == 0b11 << rank // 2 * 2
         replicas = sum(1 << r for r in range(rank % 2, size, 2))
-        assert made.replicas.all_reduce(torch.tensor(1 << rank)).item() == replicas
+        assert made.dp_cp.all_reduce(torch.tensor(1 << rank)).item() == replicas
         assert made.world.all_reduce(torch.tensor(1 << rank)).item() == 2**size - 1
     return [_who(on), _who(off), log.getvalue()]
 
 
 def _who(mesh: Mesh) -> list[str]:
-    groups = {"tp": mesh.tp, "cp": mesh.cp, "replicas": mesh.replicas, "world": mesh.world}
+    groups = {"tp": mesh.tp, "cp": mesh.cp, "replicas": mesh.dp_cp, "world": mesh.world}
     assert all(group.shared is None or group.name in (name, "dp") for name, group in groups.items())
     return [name for name, group in groups.items() if group.shared is not None]
 

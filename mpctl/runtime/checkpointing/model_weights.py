@@ -26,10 +26,12 @@ def load_chunks(chunks: list[FamilyModule], model: ModelSpec, origin: Path) -> N
     of its checkpoints, an import or a Hugging Face directory. Raises InputError naming the file and
     the tensor that is missing or damaged."""
     stage = chunks[0] if len(chunks) == 1 else Chunks(chunks)
-    named = dict(stage.named_parameters())
-    for parameter in named.values():
+    parameters = dict(stage.named_parameters())
+    for parameter in parameters.values():
         parameter.requires_grad_(False)
-    targets = {name: (shard_of(parameter), parameter.data) for name, parameter in named.items()}
+    targets = {
+        name: (shard_of(parameter), parameter.data) for name, parameter in parameters.items()
+    }
     read_values(open_origin(origin), targets, model)
 
 
@@ -42,6 +44,6 @@ def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) ->
 
 
 def padding_rows(model: ModelSpec) -> dict[str, int]:
-    """Parameters whose height depends on tp, with the first row that only pads the vocabulary."""
+    """Parameters whose height depends on tp, with the first row that is vocabulary padding."""
     weights = get_table(model, tp=1).weights()
     return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}

@@ -6,7 +6,7 @@ each other at the store (store_barrier.py), never in a collective: saving may ta
 needs. The slices of ZeRO are gathered before anything is written.
 
 A checkpoint also holds copies of RUN/job.json and RUN/plan.json: a run whose own files were damaged
-can be resumed from them. What the files of a shard mean: checkpoint.py.
+can be resumed from them. What the files of a shard mean: loader.py.
 """
 
 from __future__ import annotations
@@ -43,26 +43,38 @@ State = dict[str, Tensor]
 SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
+@dataclass(frozen=True)
+class KeepPolicy:
+    """Which checkpoints stay: the `last` newest ones, 0 for all, and those of every step that is a
+    multiple of `every`, 0 for none more (training.keep_last, training.keep_every)."""
+
+    last: int = 0
+    every: int = 0
+
+
 @dataclass
 class Saver:
     """One rank's part in saving a run.
 
-    root: RUN/checkpoints. documents: texts to be kept in every checkpoint, by file name. keep_last,
-    keep_every: as in spec/training.py.
+    root: RUN/checkpoints. documents: texts to be copied into every checkpoint, by file name.
     """
 
     root: Path
     mesh: Mesh
     barrier: StoreBarrier
     documents: Mapping[str, str] = field(default_factory=dict)
-    keep_last: int = 0
-    keep_every: int = 0
+    keep: KeepPolicy = KeepPolicy()
 
     def save(
-        self, step: int, names: Mapping[Tensor, str], optimizer: Optimizer, *,
-        scale: LossScale | None = None, say: Say = lambda words: None,
-    ) -> Path:  # fmt: skip
-        """Write `step-N` after `step` steps; every rank calls it and returns when it is whole.
+        self,
+        step: int,
+        names: Mapping[Tensor, str],
+        optimizer: Optimizer,
+        *,
+        scale: LossScale | None = None,
+        say: Say = lambda words: None,
+    ) -> Path:
+        """Write `step-N` after `step` steps; every rank calls it and returns when it is published.
 
         names: of the parameters that this rank's shard is to hold. scale: of the loss, in fp16.
         say: is told what this rank is doing. Raises SaveFailed when a file cannot be written, on
@@ -76,9 +88,10 @@ class Saver:
                 self._writing(folder, _make_empty)
                 self.barrier.announce("open")
             self.barrier.wait("open", whom="rank 0 to make the folder")
-            held = _held(names, optimizer, is_kept=self.mesh.is_model_writer)
-            if self.mesh.is_model_writer:
-                self._write_shard(folder, step, names, held, optimizer, say)
+            is_writer = self.mesh.writes_checkpoint
+            states = _gathered_states(names, optimizer, is_writer=is_writer)
+            if is_writer:
+                self._write_shard(folder, step, names, states, optimizer, say)
                 self.barrier.announce(_written(rank))
             if rank == 0:
                 self._publish(folder, step, scale)
@@ -93,12 +106,17 @@ class Saver:
         return self.root / f"step-{step}"
 
     def _write_shard(
-        self, folder: Path, step: int, names: Mapping[Tensor, str],
-        held: dict[Tensor, State], optimizer: Optimizer, say: Say,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        step: int,
+        names: Mapping[Tensor, str],
+        states: Mapping[Tensor, State],
+        optimizer: Optimizer,
+        say: Say,
+    ) -> None:
         mesh = self.mesh
         path = shard_path(folder, mesh.pp.rank * mesh.tp.size + mesh.tp.rank)
-        entries, done = _entries(names, held), 0
+        entries, done = _entries(names, states), 0
         total = sum(entry.bytes for entry in entries)
 
         def on_bytes(count: int) -> None:
@@ -110,12 +128,12 @@ class Saver:
         def write(path: Path) -> None:
             file = write_file(path, entries, on_bytes)
             record = {"bytes": file.bytes, "sha256": file.sha256}
-            write_json(path.with_suffix(".json"), record | _places(names, held, optimizer))
+            write_json(path.with_suffix(".json"), record | _placements(names, states, optimizer))
 
         self._writing(path, write, needed=total)
 
     def _publish(self, folder: Path, step: int, scale: LossScale | None) -> None:
-        """Once all shards are written: the manifest, and the name by which they are found."""
+        """Write the manifest once all shards are written, and give the folder its final name."""
         tp, stages = self.mesh.tp.size, self.mesh.pp.size
         for rank in _writers(self.mesh):
             self.barrier.wait(_written(rank), whom=f"rank {rank} to write its shard")
@@ -133,7 +151,8 @@ class Saver:
         self._writing(folder, write)
 
     def _writing(self, path: Path, write: Callable[[Path], None], *, needed: int = 0) -> None:
-        """Write something; a failure is told to all ranks, and its half-written file removed."""
+        """Write something; a failure is announced to all ranks, and its half-written file removed.
+        needed: bytes of the file, for the message. Raises SaveFailed."""
         try:
             write(path)
         except OSError as error:
@@ -144,10 +163,11 @@ class Saver:
             raise SaveFailed(words) from None
 
     def _prune(self) -> None:
-        """Remove what need not be kept, each first renamed so that half of it is no checkpoint."""
+        """Remove checkpoints that need not stay, each renamed first, so that no name of a
+        checkpoint ever stands for half of one."""
         saved = list_checkpoints(self.root)
         steps = [step for step, _ in saved]
-        for step in prunable(steps, last=self.keep_last, every=self.keep_every):
+        for step in prunable(steps, last=self.keep.last, every=self.keep.every):
             path = dict(saved)[step]
             try:
                 doomed = path.rename(hidden_sibling(path, PRUNED))
@@ -158,7 +178,7 @@ class Saver:
 
 
 def publish(folder: Path, final: Path) -> None:
-    """Rename a whole checkpoint into place; one of the same step goes only after that."""
+    """Rename a complete checkpoint into place; one of the same step is removed only after that."""
     replaced = hidden_sibling(final, REPLACED)
     if final.exists():
         remove(replaced)
@@ -180,8 +200,8 @@ def _written(rank: int) -> str:
 def _writers(mesh: Mesh) -> list[int]:
     """Ranks that write a shard: those of the first replica."""
     topology = mesh.topology
-    coords = ((rank, topology.coords(rank)) for rank in range(topology.world_size))
-    return [rank for rank, at in coords if at["dp"] == at["cp"] == 0]
+    coords = [topology.coords(rank) for rank in range(topology.world_size)]
+    return [rank for rank, c in enumerate(coords) if c["dp"] == c["cp"] == 0]
 
 
 def _why(root: Path, path: Path, error: OSError, needed: int) -> str:
@@ -198,57 +218,61 @@ def _why(root: Path, path: Path, error: OSError, needed: int) -> str:
     return f"the checkpoint could not be saved: {words}; {good}"
 
 
-def _held(
-    names: Mapping[Tensor, str], optimizer: Optimizer, *, is_kept: bool
+def _gathered_states(
+    names: Mapping[Tensor, str], optimizer: Optimizer, *, is_writer: bool
 ) -> dict[Tensor, State]:
-    """What a shard holds of each parameter, the frozen ones last; of slices the replicas gather it
-    bucket by bucket, and only who writes keeps it."""
-    found: dict[Tensor, State] = {}
+    """The tensors to be saved of each parameter, the frozen ones last; empty on ranks that do not
+    write. Slices are gathered bucket by bucket, in which every replica takes part."""
+    states: dict[Tensor, State] = {}
     for parameter, state in optimizer.states():
-        if is_kept and parameter in names:
-            found[parameter] = {field: _alone(tensor) for field, tensor in state.items()}
+        if is_writer and parameter in names:
+            states[parameter] = {field: _without_bucket(tensor) for field, tensor in state.items()}
     frozen: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
-    for other in names if is_kept else ():
+    for other in names if is_writer else ():
         if other not in optimizer.trained:
-            found[other] = {"value": _alone(frozen.get(other, other).detach())}
-    return found
+            states[other] = {"value": _without_bucket(frozen.get(other, other).detach())}
+    return states
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """Without the rest of the bucket that it may lie in, whose memory would be kept."""
+def _without_bucket(tensor: Tensor) -> Tensor:
+    """The tensor, copied out of the bucket that it may be a view of, so that the bucket's memory is
+    not kept."""
     is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
     return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()
 
 
-def _entries(names: Mapping[Tensor, str], held: Mapping[Tensor, State]) -> list[Entry]:
+def _entries(names: Mapping[Tensor, str], states: Mapping[Tensor, State]) -> list[Entry]:
     """The tensors of a shard, `NAME/FIELD`: widest type first, which aligns them, then by name."""
     tensors = {
         f"{names[parameter]}/{field}": tensor
-        for parameter, state in held.items() for field, tensor in state.items()
-    }  # fmt: skip
+        for parameter, state in states.items()
+        for field, tensor in state.items()
+    }
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     return [
-        Entry(name, SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape), partial(_same, tensor))
+        Entry(
+            name, SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape), partial(_identity, tensor)
+        )
         for name, tensor in ordered
     ]
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _places(
-    names: Mapping[Tensor, str], held: Mapping[Tensor, State], optimizer: Optimizer
+def _placements(
+    names: Mapping[Tensor, str], states: Mapping[Tensor, State], optimizer: Optimizer
 ) -> dict[str, Any]:
-    """The record of a shard: of each parameter its full shape, split dimension, blocks kept and,
-    where it has moments, the updates that they have seen; `frozen`: those without."""
-    places: dict[str, Any] = {}
-    for parameter in held:
+    """The record of a shard. parameters: of each its full shape, split dimension, blocks saved and,
+    where it has moments, the updates that they have seen; frozen: names of those without."""
+    placements: dict[str, Any] = {}
+    for parameter in states:
         shard = shard_of(parameter)
         blocks = [[block.start, block.stop] for block in shard.blocks]
-        place = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
+        placement = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
         if parameter in optimizer.trained:
-            place["updates"] = optimizer.updates_of(parameter)
-        places[names[parameter]] = place
-    frozen = [names[parameter] for parameter, state in held.items() if state.keys() == {"value"}]
-    return {"parameters": places, **({"frozen": frozen} if frozen else {})}
+            placement["updates"] = optimizer.updates_of(parameter)
+        placements[names[parameter]] = placement
+    frozen = [names[parameter] for parameter, state in states.items() if state.keys() == {"value"}]
+    return {"parameters": placements, **({"frozen": frozen} if frozen else {})}

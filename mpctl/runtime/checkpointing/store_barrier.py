@@ -6,7 +6,7 @@ its peers have come; and a collective may last `launch.timeout_seconds`, while w
 checkpoint takes longer. At the store the host itself waits, and only a save in which no rank has
 written anything for `patience` seconds is given up.
 
-The keys of save number n are "n/NAME": whatever is announced, "n/failed" with words, and the
+The keys of save number n are "n/NAME": whatever is announced, "n/failed" with the reason, and the
 counter "n/progress".
 """
 
@@ -32,7 +32,7 @@ class SaveFailed(RunFailed):
 
 @dataclass
 class StoreBarrier:
-    """One rank's side of it; every rank calls `begin` once a save.
+    """A barrier as one rank uses it; every rank calls `begin` once a save.
 
     store: torch.distributed's, shared by all ranks. patience: seconds without progress after which
     waiting ends. clock and sleep are arguments so that tests need not wait.
@@ -43,46 +43,46 @@ class StoreBarrier:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     number: int = 0
-    told: float = float("-inf")
+    reported: float = float("-inf")
     announced: dict[int, list[str]] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """The next save. What this rank announced in the last but one, for which nobody waits any
-        more, is removed from the store."""
+        """Begin the next save. What this rank announced in the one before the last, which no rank
+        reads any more, is removed from the store."""
         self.number += 1
         for key in self.announced.pop(self.number - 2, ()):
             self.store.delete_key(key)
 
     def announce(self, name: str, words: str = "") -> None:
-        """Let every rank know that `name` has come."""
+        """Let every rank know that `name` has happened; words: the reason of a failure."""
         self.store.set(self._key(name), words)
         self.announced.setdefault(self.number, []).append(self._key(name))
 
     def progress(self) -> None:
-        """Renew the patience of all that wait; asks the store a few times a second at most."""
-        if self.clock() - self.told >= PROGRESS_SECONDS:
-            self.told = self.clock()
+        """Restart the timeout of all that wait; asks the store a few times a second at most."""
+        if self.clock() - self.reported >= PROGRESS_SECONDS:
+            self.reported = self.clock()
             self.store.add(self._key(PROGRESS), 1)
 
     def wait(self, name: str, *, whom: str) -> None:
-        """Return once `name` was announced. whom: what is waited for, for the words of an error.
+        """Return once `name` was announced. whom: what is waited for, for the message of an error.
 
         Raises SaveFailed when a rank announced that it failed, or when patience ran out.
         """
-        seen, pause = -1, SHORTEST
+        progress, pause = -1, SHORTEST
         deadline = self.clock() + self.patience
         while not self.store.check([self._key(name)]):
             if self.store.check([self._key(FAILED)]):
                 why = self.store.get(self._key(FAILED)).decode(errors="replace")
                 raise SaveFailed(f"gave up saving with its peers: {why}")
-            moved = self.store.add(self._key(PROGRESS), 0)
-            if moved != seen:
-                seen, deadline = moved, self.clock() + self.patience
+            now = self.store.add(self._key(PROGRESS), 0)
+            if now != progress:
+                progress, deadline = now, self.clock() + self.patience
             elif self.clock() > deadline:
                 raise SaveFailed(f"saving timed out: no rank wrote anything for {self.patience:g} "
                                  f"s while waiting for {whom}")  # fmt: skip
             self.sleep(pause)
-            pause = min(GROWTH * pause, LONGEST)  # so late by a fifth of what was waited at most
+            pause = min(GROWTH * pause, LONGEST)  # at most a fifth longer than was waited so far
 
     def _key(self, name: str) -> str:
         return f"{self.number}/{name}"

@@ -1,11 +1,14 @@
-"""ZeRO 3's parameters come before they are used and go after: by layer, the ends by chunk.
+"""ZeRO 3's parameters are gathered before they are used and freed after: by layer, the rest by
+chunk.
 
 Forward gathers a layer when it enters it, having started that of the next one before; backward
-again, from the last to the first, where any gradient passes. What is not a layer's (embeddings, the
-head, a table that all layers of a stack add) is there from the beginning of a chunk's pass to its
-end, because a tied table is needed at both. A weight's gradient that is put off needs no values.
+again, from the last to the first, where any gradient passes. Parameters outside of layers
+(embeddings, the head, a table that all layers of a stack add) are in memory from the beginning of a
+chunk's pass to its end, because a tied table is needed at both. Deferred weight gradients need no
+parameter values.
 
-By hand, layers 1 and 2: forward holds the ends and 1 and 2; backward, in layer 1, the ends and 1.
+By hand, layers 1 and 2: while forward computes layer 1, the parameters outside of layers and those
+of layers 1 and 2 are in memory; while backward computes layer 1, those outside and layer 1's.
 """
 
 from __future__ import annotations
@@ -19,18 +22,19 @@ from mpctl.runtime.zero.param_store import Zero3ParamStore
 
 
 class ParameterGatherer(PassListener):
-    """Of one stage, whose chunks take turns."""
+    """Gathers and frees the stores of one stage, whose chunks take turns."""
 
     def __init__(self, stores: Sequence[Zero3ParamStore]) -> None:
         self.stores = stores
-        self.here: list[Zero3ParamStore] = []  # those that the chunk under way uses
+        self.active: list[Zero3ParamStore] = []  # those that the chunk under way uses
+        self.is_backward = False
 
     def begin(self, action: Action) -> None:
         if action.kind == "backward_weight":
             return
         self.is_backward = action.kind != "forward"
-        self.here = [s for s in self.stores if action.chunk in s.block.bucket.chunks]
-        ends = [store for store in self.here if not store.block.bucket.layer]
+        self.active = [s for s in self.stores if action.chunk in s.shard.bucket.chunks]
+        ends = [store for store in self.active if not store.shard.bucket.layer]
         for store in ends:
             store.start()
         self._start_next(None)
@@ -43,41 +47,42 @@ class ParameterGatherer(PassListener):
 
     def leave(self, unit: int) -> None:
         if not self.is_backward:
-            for store in self._at(unit):
+            for store in self._layer_stores(unit):
                 store.free()
 
     def back(self, unit: int) -> None:
-        for store in self.here:
-            if store.block.bucket.layer and store.block.bucket.unit > unit:
+        for store in self.active:
+            if store.shard.bucket.layer and store.shard.bucket.unit > unit:
                 store.free()
         self._gather(unit)
 
     def end(self, action: Action) -> None:
-        for store in self.here:
+        for store in self.active:
             store.free()
-        self.here = []
+        self.active = []
 
     def _gather(self, unit: int) -> None:
-        found = self._at(unit)
-        for store in found:
+        stores = self._layer_stores(unit)
+        for store in stores:
             store.start()
         self._start_next(unit)
-        for store in found:
+        for store in stores:
             store.gather()
 
-    def _at(self, unit: int) -> list[Zero3ParamStore]:
-        return [s for s in self.here if s.block.bucket.layer and s.block.bucket.unit == unit]
+    def _layer_stores(self, unit: int) -> list[Zero3ParamStore]:
+        return [s for s in self.active if s.shard.bucket.layer and s.shard.bucket.unit == unit]
 
     def _start_next(self, unit: int | None) -> None:
-        """The layer that the pass meets after `unit`, or first."""
-        met = [b.unit for b in (store.block.bucket for store in self.here) if self._is_met(b)]
+        """Start the layer that the pass computes after `unit`; None: the first one."""
+        buckets = (store.shard.bucket for store in self.active)
+        units = [bucket.unit for bucket in buckets if self._is_computed(bucket)]
         if self.is_backward:
-            ahead = [u for u in met if unit is None or u < unit]
+            ahead = [u for u in units if unit is None or u < unit]
         else:
-            ahead = [u for u in met if unit is None or u > unit]
+            ahead = [u for u in units if unit is None or u > unit]
         if ahead:
-            for store in self._at(max(ahead) if self.is_backward else min(ahead)):
+            for store in self._layer_stores(max(ahead) if self.is_backward else min(ahead)):
                 store.start()
 
-    def _is_met(self, bucket: Bucket) -> bool:
+    def _is_computed(self, bucket: Bucket) -> bool:
         return bool(bucket.layer) and (bucket.goes_back or not self.is_backward)

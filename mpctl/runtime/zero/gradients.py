@@ -1,23 +1,25 @@
-"""Gradients by bucket: where a rank keeps them, how they are summed over the replicas, their norm.
+"""Gradients by bucket: where a rank keeps them, how they are reduced over the replicas, their norm.
 
 What a bucket's gradients take, and what it sends, follows from the ZeRO stage (arXiv 1910.02054,
-section 5); n replicas, losses divided by the global batch, so that nothing is averaged:
+section 5); n replicas (dp x cp), losses divided by the global batch, so that nothing is averaged:
 
-    0  whole, all-reduced once a step          1  whole, reduce-scattered once a step
-    2, 3  a slice; each micro batch's are made whole for a moment, reduce-scattered and added to it,
-          so that a step of m micro batches sends m times as much
+    0  full size, all-reduced once a step      1  full size, reduce-scattered once a step
+    2, 3  a slice; each micro batch's gradients exist in full size while they are computed, are
+          reduce-scattered and added to the slice, so that a step of m micro batches sends m times
+          as much
 
-Last come the sums over tp of what each of its ranks has a part of, and over the stages that hold
-copies: a ring adds in an order that depends on the place, and the last sum gives all the same bits.
+Last come the sums over tp of gradients of which each of its ranks has a part, and over the stages
+that hold copies of a parameter: a ring adds in an order that depends on the rank, and the last sum
+gives all ranks the same bits.
 
 By hand, 5 elements over 2 replicas: stage 1 keeps 6 (one is padding) and steps 3, stage 2 keeps 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,222 +28,269 @@ from mpctl.kernels.parameters import is_sharded
 from mpctl.layout.buckets import Bucket
 from mpctl.transport.group import Group, Pending
 
-NORM_BLOCK = 1 << 16
+NORM_BLOCK = 1 << 16  # elements whose squares are summed at a time
+
+
+class ParameterSlice(NamedTuple):
+    """Elements of one parameter that lie on this rank. parameter: None for padding; start: number
+    of the first of them in the flattened parameter; values: the elements, flat or in the
+    parameter's shape."""
+
+    parameter: nn.Parameter | None
+    start: int
+    values: Tensor
 
 
 @dataclass(frozen=True)
 class BucketShard:
-    """A bucket on this rank. stages: those that hold it too."""
+    """A bucket as one rank of its replicas has it.
+
+    dp_cp: the group over which the bucket's gradients are reduced; stages: the group of the
+    pipeline stages that hold copies of these parameters, None where no other does.
+    """
 
     bucket: Bucket
     parameters: tuple[nn.Parameter, ...]
-    replicas: Group
+    dp_cp: Group
     stages: Group | None = None
 
     @property
-    def part(self) -> int:
-        return self.bucket.part(self.replicas.size)
+    def local_numel(self) -> int:
+        """Elements of this rank's slice, padding included."""
+        return self.bucket.part(self.dp_cp.size)
 
     @property
-    def own(self) -> slice:
-        """This rank's slice of the whole, padded bucket."""
-        first = self.replicas.rank * self.part
-        return slice(first, first + self.part)
+    def padded_numel(self) -> int:
+        """Elements of all replicas' slices together."""
+        return self.bucket.padded(self.dp_cp.size)
 
-    def views(self, whole: Tensor) -> list[Tensor]:
-        """Of a flat tensor, each parameter's part in its shape."""
-        parts = whole[: self.bucket.numel].split(self.bucket.sizes)
+    @property
+    def local_range(self) -> slice:
+        """This rank's slice of the padded bucket."""
+        first = self.dp_cp.rank * self.local_numel
+        return slice(first, first + self.local_numel)
+
+    def views(self, full: Tensor) -> list[Tensor]:
+        """Views of a flat tensor [numel or more], one for each parameter in its shape."""
+        parts = full[: self.bucket.numel].split(self.bucket.sizes)
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
-    def own_pieces(self, part: Tensor) -> Iterator[tuple[nn.Parameter | None, int, Tensor]]:
-        """(parameter, its first element there, elements) of this rank's slice; None: padding."""
+    def parameter_slices(self, local: Tensor) -> Iterator[ParameterSlice]:
+        """A tensor [local_numel], cut by the parameters whose elements it holds."""
         stop = 0
-        for number, start, at, length in self.bucket.pieces(self.replicas.size, self.replicas.rank):
-            stop = at + length
-            yield self.parameters[number], start, part[at:stop]
-        if stop < len(part):
-            yield None, 0, part[stop:]
+        slices = self.bucket.pieces(self.dp_cp.size, self.dp_cp.rank)
+        for number, start, offset, length in slices:
+            stop = offset + length
+            yield ParameterSlice(self.parameters[number], start, local[offset:stop])
+        if stop < len(local):
+            yield ParameterSlice(None, 0, local[stop:])
 
 
 class BucketGradients:
-    """Whole, and summed whole: ZeRO 0. own: what is stepped; pieces: it, by parameter."""
+    """Full gradients, all-reduced once a step: ZeRO 0.
 
-    def __init__(self, block: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
-        self.block, self.dtype, self.device = block, dtype, device
-        self.whole: Tensor | None = self._zeros(self._length())
-        self.own = self.whole
-        views = block.views(self.whole)
-        self.pieces: list[tuple[nn.Parameter | None, int, Tensor]] = [
-            (p, 0, view) for p, view in zip(block.parameters, views, strict=True)
-        ]
-        self._receive(views)
+    full: every gradient of the bucket, flat; None while no full-size tensor exists. local: what
+    this rank's optimizer uses. slices: `local` by parameter.
+    """
 
-    def _length(self) -> int:
-        return self.block.bucket.numel
+    def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
+        self.shard, self.dtype, self.device = shard, dtype, device
+        full = self._zeros(self._full_numel())
+        self.full: Tensor | None = full
+        self.local, self.slices = self._take_local(full)
+        for parameter, view in zip(shard.parameters, shard.views(full), strict=True):
+            _accumulate_into(parameter, view)
 
-    def _zeros(self, length: int) -> Tensor:
-        return torch.zeros(length, dtype=self.dtype, device=self.device)
+    def _full_numel(self) -> int:
+        return self.shard.bucket.numel
 
-    def _receive(self, views: Sequence[Tensor]) -> None:
-        for parameter, view in zip(self.block.parameters, views, strict=True):
-            if parameter.dtype == self.dtype:
-                parameter.grad = view  # autograd adds to it in place
-            else:
-                parameter.register_post_accumulate_grad_hook(_adder(view))
+    def _zeros(self, numel: int) -> Tensor:
+        return torch.zeros(numel, dtype=self.dtype, device=self.device)
+
+    def _take_local(self, full: Tensor) -> tuple[Tensor, list[ParameterSlice]]:
+        shard = self.shard
+        pairs = zip(shard.parameters, shard.views(full), strict=True)
+        return full, [ParameterSlice(parameter, 0, view) for parameter, view in pairs]
+
+    @property
+    def persistent(self) -> Tensor:
+        """The tensor that is kept from step to step."""
+        return self.local if self.full is None else self.full
 
     def zero(self) -> None:
-        assert self.whole is not None
-        self.whole.zero_()
+        """Set what is kept to 0, before a step."""
+        self.persistent.zero_()
 
     def start(self) -> Pending:
-        assert self.whole is not None
-        return self.block.replicas.start_all_reduce(self.whole)
+        """Begin to reduce over the replicas what backward has added so far."""
+        return self.shard.dp_cp.start_all_reduce(self.persistent)
 
-    def land(self, reduced: Tensor) -> None:
-        """Keep what the reduction gave, here in place."""
+    def accept(self, reduced: Tensor) -> None:
+        """Keep the result of the reduction; an all-reduce has left it in place."""
 
 
 class Zero1Gradients(BucketGradients):
-    """Whole, of which this rank's slice is summed: ZeRO 1."""
+    """Full gradients, reduce-scattered once a step, so that this rank's slice is summed: ZeRO 1."""
 
-    def __init__(self, block: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(block, dtype, device)
-        self.own = self.whole[block.own] if self.whole is not None else self.own
-        self.pieces = list(block.own_pieces(self.own))
+    def _full_numel(self) -> int:
+        return self.shard.padded_numel
 
-    def _length(self) -> int:
-        return self.block.bucket.padded(self.block.replicas.size)
+    def _take_local(self, full: Tensor) -> tuple[Tensor, list[ParameterSlice]]:
+        local = full[self.shard.local_range]
+        return local, list(self.shard.parameter_slices(local))
 
     def start(self) -> Pending:
-        assert self.whole is not None
-        return self.block.replicas.start_reduce_scatter(self.whole, 0)
+        return self.shard.dp_cp.start_reduce_scatter(self.persistent, 0)
 
-    def land(self, reduced: Tensor) -> None:
-        self.own.copy_(reduced)
+    def accept(self, reduced: Tensor) -> None:
+        self.local.copy_(reduced)
 
 
-class ShardedGradients(Zero1Gradients):
-    """This rank's slice alone; whole while a micro batch's come and go: ZeRO 2 and 3."""
+class ShardedGradients(BucketGradients):
+    """This rank's slice, to which each micro batch's reduced gradients are added: ZeRO 2 and 3.
+    The full size exists from the first gradient of a backward to the start of its reduction."""
 
-    def __init__(self, block: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
-        self.block, self.dtype, self.device = block, dtype, device
-        self.whole = None
-        self.arriving: list[Tensor] = []
-        self.own = self._zeros(block.part)
-        self.pieces = list(block.own_pieces(self.own))
-        for number, parameter in enumerate(block.parameters):
-            parameter.register_post_accumulate_grad_hook(self._taker(number))
+    def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
+        self.shard, self.dtype, self.device = shard, dtype, device
+        self.full = None
+        self.full_views: list[Tensor] = []
+        self.local = self._zeros(shard.local_numel)
+        self.slices = list(shard.parameter_slices(self.local))
+        for number, parameter in enumerate(shard.parameters):
+            parameter.register_post_accumulate_grad_hook(self._accumulator(number))
 
-    def _taker(self, number: int) -> Any:
-        def take(parameter: Tensor) -> None:
-            if parameter.grad is not None:  # else it is put off (kernels/deferred_wgrad.py)
-                self._open()[number].add_(parameter.grad)
+    def _accumulator(self, number: int) -> Callable[[Tensor], None]:
+        def accumulate(parameter: Tensor) -> None:
+            if parameter.grad is not None:  # else it is deferred (kernels/deferred_wgrad.py)
+                views = self.full_views if self.full is not None else self._allocate()[1]
+                views[number].add_(parameter.grad)
                 parameter.grad = None
 
-        return take
+        return accumulate
 
-    def _open(self) -> list[Tensor]:
-        if self.whole is None:
-            self.whole = self._zeros(self._length())
-            self.arriving = self.block.views(self.whole)
-        return self.arriving
+    def _allocate(self) -> tuple[Tensor, list[Tensor]]:
+        self.full = full = self._zeros(self.shard.padded_numel)
+        self.full_views = self.shard.views(full)
+        return full, self.full_views
 
     def zero(self) -> None:
-        self.own.zero_()
+        self.local.zero_()
 
     def start(self) -> Pending:
-        self._open()
-        pending = super().start()
-        self.whole, self.arriving = None, []
+        full = self._allocate()[0] if self.full is None else self.full
+        pending = self.shard.dp_cp.start_reduce_scatter(full, 0)
+        self.full, self.full_views = None, []
         return pending
 
-    def land(self, reduced: Tensor) -> None:
-        self.own.add_(reduced)
+    def accept(self, reduced: Tensor) -> None:
+        self.local.add_(reduced)
 
 
-def _adder(view: Tensor) -> Any:
-    def add(parameter: Tensor) -> None:
-        if parameter.grad is not None:  # else it is put off (kernels/deferred_wgrad.py)
+def _accumulate_into(parameter: nn.Parameter, view: Tensor) -> None:
+    """Have backward add the parameter's gradient to `view`."""
+
+    def accumulate(parameter: Tensor) -> None:
+        if parameter.grad is not None:  # else it is deferred (kernels/deferred_wgrad.py)
             view.add_(parameter.grad)
             parameter.grad = None
 
-    return add
+    if parameter.dtype == view.dtype:
+        parameter.grad = view  # autograd adds to it in place
+    else:
+        parameter.register_post_accumulate_grad_hook(accumulate)
 
 
 GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
-    BucketGradients, Zero1Gradients, ShardedGradients, ShardedGradients,
-)  # fmt: skip
+    BucketGradients,
+    Zero1Gradients,
+    ShardedGradients,
+    ShardedGradients,
+)
+
+
+@dataclass(frozen=True)
+class ReductionGroups:
+    """The groups over which gradients and their norm are summed; one rank each by default."""
+
+    tp: Group = field(default_factory=Group)
+    dp_cp: Group = field(default_factory=Group)
+    pp: Group = field(default_factory=Group)
 
 
 class GradientBuffer:
-    """Every gradient of a rank. stores: by bucket; a stage may train nothing."""
+    """Every gradient of a rank. stores: one a bucket, in the order of their reduction; none on a
+    stage that trains nothing. norm_block: elements whose squares are summed at a time."""
 
     def __init__(
         self,
-        blocks: Sequence[BucketShard],
+        shards: Sequence[BucketShard],
         dtype: torch.dtype,
         device: torch.device,
+        groups: ReductionGroups | None = None,
         *,
         zero: int = 0,
-        tp: Group | None = None,
-        pp: Group | None = None,
-        replicas: Group | None = None,
+        norm_block: int = NORM_BLOCK,
     ) -> None:
-        self.zero_stage = zero
-        self.stores = [GRADIENT_STORES[zero](block, dtype, device) for block in blocks]
-        self.tp, self.pp = tp or Group(), pp or Group()
-        self.replicas = replicas or Group()
-        self.device = device
+        self.zero_stage, self.groups = zero, groups or ReductionGroups()
+        self.device, self.norm_block = device, norm_block
+        self.stores = [GRADIENT_STORES[zero](shard, dtype, device) for shard in shards]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What is kept from step to step."""
-        return [s.own if s.whole is None else s.whole for s in self.stores]
+        """The tensors that are kept from step to step."""
+        return [store.persistent for store in self.stores]
 
     def zero(self) -> None:
+        """Set every gradient to 0, before a step."""
         for store in self.stores:
             store.zero()
 
     def sum_parts(self) -> None:
-        """Over tp and over the stages, once the sums over the replicas are there."""
+        """Sum over tp and over the stages, once the sums over the replicas are complete."""
         for store in self.stores:
-            if store.block.bucket.is_partial:
-                self.tp.all_reduce(store.own)
-            if store.block.stages is not None:
-                store.block.stages.all_reduce(store.own)
+            if store.shard.bucket.is_partial:
+                self.groups.tp.all_reduce(store.local)
+            if store.shard.stages is not None:
+                store.shard.stages.all_reduce(store.local)
 
     def norm(self) -> float:
         """L2 norm of the whole model's gradient, each parameter once: shards are summed over tp,
         slices over the replicas, and copies count on the first of their stages."""
-        split, whole = (self._squares(is_split) for is_split in (True, False))
-        total = self.tp.all_reduce(split) + whole
+        sharded, replicated = (self._squared_norm(is_split) for is_split in (True, False))
+        total = self.groups.tp.all_reduce(sharded) + replicated
         if self.zero_stage:
-            total = self.replicas.all_reduce(total)
-        return float(self.pp.all_reduce(total).sqrt())
+            total = self.groups.dp_cp.all_reduce(total)
+        return float(self.groups.pp.all_reduce(total).sqrt())
 
-    def _squares(self, is_split: bool) -> Tensor:
-        parts = [
-            gradient
-            for store in self.stores if store.block.stages is None or store.block.stages.rank == 0
-            for parameter, _, gradient in store.pieces
+    def _squared_norm(self, is_split: bool) -> Tensor:
+        """Of the parameters that are split over tp, or of the others."""
+        gradients = [
+            values
+            for store in self.stores
+            if store.shard.stages is None or store.shard.stages.rank == 0
+            for parameter, _, values in store.slices
             if parameter is not None and is_sharded(parameter) is is_split
-        ]  # fmt: skip
-        return squared_norm(parts, self.device)
+        ]
+        return squared_norm(gradients, self.device, block=self.norm_block)
 
     def scale(self, factor: float) -> None:
+        """Multiply what the optimizer uses."""
         if factor != 1.0:
             for store in self.stores:
-                store.own.mul_(factor)
+                store.local.mul_(factor)
 
 
 def clip_factor(norm: float, bound: float) -> float:
-    """What brings a norm to at most `bound`; 0 means no bound."""
+    """The factor that reduces a norm to at most `bound`; a bound of 0 means none."""
     return bound / norm if 0 < bound < norm else 1.0
 
 
-def squared_norm(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Sum of squares, float64: exact enough in blocks without a wide copy of the whole."""
-    blocks = [block for part in parts for block in part.reshape(-1).split(NORM_BLOCK)]
+def squared_norm(
+    tensors: Sequence[Tensor], device: torch.device, *, block: int = NORM_BLOCK
+) -> Tensor:
+    """Sum of squares, a float64 scalar: exact enough in blocks of so many elements, without a
+    float64 copy of the tensors."""
+    blocks = [part for tensor in tensors for part in tensor.reshape(-1).split(block)]
     if not blocks:
         return torch.zeros((), dtype=torch.float64, device=device)
     wide = torch.promote_types(blocks[0].dtype, torch.float32)  # of 16 bit, 3 digits would be left

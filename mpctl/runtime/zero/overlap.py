@@ -1,10 +1,10 @@
 """When a bucket's gradients are reduced: as soon as they are complete, while backward goes on.
 
 ZeRO 0 and 1 reduce once a step, in the last backward that adds to a bucket; 2 and 3 in every one.
-Within it a bucket starts when backward reaches a unit before its first; the rest at its end.
-Gradients that are put off (kernels/deferred_wgrad.py) come in an action of their own, one after the
-other, and their buckets start there. What is under way is waited for after the schedule; at 2 and 3
-all but the last one, to bound the gradients that are held whole.
+Within it a bucket starts when backward reaches a unit before its first; the others at its end.
+Deferred weight gradients (kernels/deferred_wgrad.py) are computed in an action of their own, one
+after the other, and their buckets start there. Reductions under way are waited for after the
+schedule; at 2 and 3 all but the last one, to bound the number of full-size gradients.
 
 By hand, 1f1b of m micro batches on one stage, ZeRO 0: all start in the backward of m - 1, none
 before; ZeRO 2: each of m backwards starts all of them.
@@ -18,94 +18,95 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from mpctl.kernels.deferred_wgrad import later_of
+from mpctl.layout.limits import MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener
-from mpctl.runtime.zero.gradients import BucketGradients
+from mpctl.runtime.zero.gradients import BucketGradients, GradientBuffer
 from mpctl.transport.group import Pending
-
-MAX_IN_FLIGHT = 1  # of those that are whole for a moment, besides the one that fills
 
 
 class GradientOverlap(PassListener):
-    """each: reduce in every backward; early: as soon as complete, else when all are."""
+    """Starts the reductions of a buffer's buckets while the pipeline's actions run.
+
+    actions: those of a training step, in order. each: reduce in every backward; early: as soon as a
+    bucket is complete, else when all are. before_reduce: called with each bucket's store first.
+    """
 
     def __init__(
-        self,
-        stores: Iterable[BucketGradients],
-        actions: Iterable[Action],
-        *,
-        each: bool,
-        early: bool,
+        self, buffer: GradientBuffer, actions: Iterable[Action], *, each: bool, early: bool
     ) -> None:
-        self.stores, self.each, self.early = list(stores), each, early
-        self.put_off = [{p for p in s.block.parameters if later_of(p)} for s in self.stores]
-        self.last: dict[int, Action] = {}
+        self.buffer, self.stores, self.each, self.early = buffer, buffer.stores, each, early
+        self.deferred = [{p for p in s.shard.parameters if later_of(p)} for s in self.stores]
+        self.last: dict[int, Action] = {}  # the action that completes a bucket, by its number
         for action in actions:
-            self.last |= dict.fromkeys(self._added_to(action), action)
-        self.before_sum: Callable[[BucketGradients], None] = lambda store: None
-        self.left: set[int] = set()
-        self.due: list[int] = []
-        self.missing: list[set[Tensor]] = []
-        self.under_way: deque[tuple[BucketGradients, Pending]] = deque()
-        for parameter in set[Tensor]().union(*self.put_off):
-            parameter.register_post_accumulate_grad_hook(self._arrived)  # after the store's own
+            self.last |= dict.fromkeys(self._completed_by(action), action)
+        self.before_reduce: Callable[[BucketGradients], None] = lambda store: None
+        self.unreduced: set[int] = set()
+        self.due: list[int] = []  # buckets that the action under way is to reduce
+        self.missing: list[set[Tensor]] = []  # deferred gradients not computed yet, by bucket
+        self.in_flight: deque[tuple[BucketGradients, Pending]] = deque()
+        for parameter in set[Tensor]().union(*self.deferred):
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # after the store's own
 
-    def _added_to(self, action: Action) -> list[int]:
-        """Stores that an action completes: where something is put off, that is the later one."""
+    def _completed_by(self, action: Action) -> list[int]:
+        """Buckets that an action completes; of those with deferred gradients that is the action
+        which computes them."""
         if action.kind == "forward":
             return []
-        is_later = action.kind == "backward_weight"
+        is_deferred = action.kind == "backward_weight"
         return [
-            i for i, store in enumerate(self.stores)
-            if action.chunk in store.block.bucket.chunks and bool(self.put_off[i]) == is_later
-        ]  # fmt: skip
+            i
+            for i, store in enumerate(self.stores)
+            if action.chunk in store.shard.bucket.chunks and bool(self.deferred[i]) == is_deferred
+        ]
 
     def restart(self) -> None:
-        """Before a step."""
-        self.left = set(range(len(self.stores)))
+        """Expect every bucket anew, before a step."""
+        self.unreduced = set(range(len(self.stores)))
 
     def begin(self, action: Action) -> None:
-        found = self._added_to(action)
+        due = self._completed_by(action)
         if not self.each:
-            found = [i for i in found if self.early and self.last[i] == action]
-        self.due = found
-        self.missing = [set(parameters) for parameters in self.put_off]
+            due = [i for i in due if self.early and self.last[i] == action]
+        self.due = due
+        self.missing = [set(parameters) for parameters in self.deferred]
 
     def back(self, unit: int) -> None:
         if self.early:
-            self._start([i for i in self.due if self.stores[i].block.bucket.unit > unit])
+            self._start([i for i in self.due if self.stores[i].shard.bucket.unit > unit])
 
-    def _arrived(self, parameter: Tensor) -> None:
-        """In an action of put off gradients, in one order on all replicas."""
+    def _accumulated(self, parameter: Tensor) -> None:
+        """A deferred gradient was added; buckets start in one order on all replicas."""
         for i in self.due:
             self.missing[i].discard(parameter)
-        while self.early and self.due and self._is_there(self.due[0]):
+        while self.early and self.due and self._is_complete(self.due[0]):
             self._start(self.due[:1])
 
-    def _is_there(self, number: int) -> bool:
-        return bool(self.put_off[number]) and not self.missing[number]
+    def _is_complete(self, number: int) -> bool:
+        return bool(self.deferred[number]) and not self.missing[number]
 
     def end(self, action: Action) -> None:
         self._start(list(self.due))
         if self.each and not self.early:
-            self._land(0)
+            self._wait(0)
 
     def finish(self) -> None:
-        """After the schedule: all gradients are summed over the replicas."""
+        """Reduce what is left, after the schedule, and wait until all gradients are reduced."""
         if not self.each:
-            self._start(sorted(self.left))
-        self._land(0)
+            self._start(sorted(self.unreduced))
+        self._wait(0)
 
     def _start(self, numbers: list[int]) -> None:
         for i in numbers:
-            self.before_sum(self.stores[i])
-            self.under_way.append((self.stores[i], self.stores[i].start()))
-            self.left.discard(i)
+            self.before_reduce(self.stores[i])
+            self.in_flight.append((self.stores[i], self.stores[i].start()))
+            self.unreduced.discard(i)
             if self.each:
-                self._land(MAX_IN_FLIGHT)
+                self._wait(MAX_REDUCTIONS_IN_FLIGHT)
         self.due = [i for i in self.due if i not in numbers]
 
-    def _land(self, most: int) -> None:
-        while len(self.under_way) > most:
-            store, pending = self.under_way.popleft()
-            store.land(pending.wait())
+    def _wait(self, most: int) -> None:
+        """Wait for the oldest reductions until at most so many are under way."""
+        while len(self.in_flight) > most:
+            store, pending = self.in_flight.popleft()
+            store.accept(pending.wait())

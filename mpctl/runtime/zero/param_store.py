@@ -1,16 +1,16 @@
 """Parameters by bucket: what the model computes with, and what the optimizer steps of it.
 
-ZeRO 0 leaves parameters where they are. 1 and 2 lay a bucket's into one flat tensor, of which they
-are views: this rank's slice is stepped, then the slices of all are gathered. At 3 only the slice
-stays, and the flat tensor has memory just while its layer is computed: parameters are the same
-objects throughout, views of a storage that grows and shrinks (as in arXiv 2304.11277, section 4.2).
-Values of 16 bit have float32 masters, which are what is stepped (arXiv 1710.03740).
+ZeRO 0 leaves parameters where they are. 1 and 2 lay a bucket's parameters into one flat tensor, of
+which they are views: this rank's slice is stepped, then the slices of all replicas are gathered. At
+3 only the slice stays, and the flat tensor has memory just while its layer is computed: parameters
+are the same objects throughout, views of a storage that grows and shrinks (as in arXiv 2304.11277,
+section 4.2). Values of 16 bit have float32 masters, which are what is stepped (arXiv 1710.03740).
 
-A stage is never whole on a rank that keeps slices of it: its modules are made without memory, and
-each bucket gets its own, is drawn and cut before the next.
+A rank that keeps slices of a stage never has all of it in memory: its modules are made without
+memory, and each bucket gets its own, is initialized and sliced before the next.
 
-By hand, 5 bf16 parameters over 2 replicas: 0 keeps 10 bytes and 20 of masters, 1 and 2 keep 12 and
-12, 3 keeps 6 and 12.
+By hand, 5 bf16 parameters over 2 replicas: stage 0 keeps 10 bytes and 20 of masters, 1 and 2 keep
+12 and 12, 3 keeps 6 and 12.
 """
 
 from __future__ import annotations
@@ -22,117 +22,122 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from mpctl.runtime.zero.gradients import BucketShard
+from mpctl.runtime.zero.gradients import BucketShard, ParameterSlice
 from mpctl.transport.group import Pending
 
 
 class ParamStore:
-    """Parameters as they are: ZeRO 0. stepped: what the optimizer steps, with the parameter and
-    its first element there; held: tensors that only this store has."""
+    """Parameters as they are: ZeRO 0.
 
-    def __init__(self, block: BucketShard) -> None:
-        self.block = block
-        self.stepped: list[tuple[nn.Parameter | None, int, Tensor]] = [
-            (p, 0, _master(p)) for p in block.parameters
-        ]
-        held = [v for (p, _, v) in self.stepped if v is not p]
-        self.held: dict[str, list[Tensor]] = {"optimizer": held, "parameters": []}
+    stepped: what the optimizer steps, by parameter. master_tensors and parameter_tensors: what only
+    this store refers to, beside the model's own parameters.
+    """
+
+    def __init__(self, shard: BucketShard) -> None:
+        self.shard = shard
+        self.stepped = [ParameterSlice(p, 0, _master(p)) for p in shard.parameters]
+        self.master_tensors = [values for (p, _, values) in self.stepped if values is not p]
+        self.parameter_tensors: list[Tensor] = []
 
     def publish(self) -> Pending | None:
-        """Masters -> the parameters that the model computes with."""
-        for parameter, _, value in self.stepped:
-            if parameter is not None and parameter is not value:
-                parameter.copy_(value)
+        """Copy what was stepped to the parameters that the model computes with, here and on the
+        other replicas; every replica calls it."""
+        for parameter, _, values in self.stepped:
+            if parameter is not None and parameter is not values:
+                parameter.copy_(values)
         return None
 
-    def wholes(self, part: list[Tensor]) -> list[Tensor]:
-        """Of pieces like those of `stepped`, each parameter's; every replica calls it."""
-        return part
+    def gather_full(self, local: list[Tensor]) -> list[Tensor]:
+        """Tensors like those of `stepped` -> the full tensor of each parameter; every replica calls
+        it."""
+        return local
 
 
 class SlicedParamStore(ParamStore):
-    """Views of a flat tensor, of which this rank steps a slice: ZeRO 1 and 2."""
+    """Views of a flat tensor, of which this rank steps a slice: ZeRO 1 and 2.
 
-    def __init__(self, block: BucketShard) -> None:
-        self.block = block
-        first = block.parameters[0].detach()
-        self.flat = first.new_zeros(block.bucket.padded(block.replicas.size))
-        for parameter, view in zip(block.parameters, block.views(self.flat), strict=True):
+    flat: the bucket, padded. local: this rank's slice of it. master: `local` in float32.
+    """
+
+    def __init__(self, shard: BucketShard) -> None:
+        self.shard = shard
+        self.flat = shard.parameters[0].detach().new_zeros(shard.padded_numel)
+        for parameter, view in zip(shard.parameters, shard.views(self.flat), strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
-        self.shard = self._take_shard()
-        self.master = _master(self.shard)
-        self.stepped = list(block.own_pieces(self.master))
-        own = [] if self.master is self.shard else [self.master]
-        self.held = {"optimizer": own, "parameters": [self.flat]}
+        self.local = self._take_local()
+        self.master = _master(self.local)
+        self.stepped = list(shard.parameter_slices(self.master))
+        self.master_tensors = [] if self.master is self.local else [self.master]
+        self.parameter_tensors = [self.flat]
 
-    def _take_shard(self) -> Tensor:
-        return self.flat[self.block.own]
+    def _take_local(self) -> Tensor:
+        return self.flat[self.shard.local_range]
 
     def publish(self) -> Pending | None:
-        self._round()
-        return self.block.replicas.start_all_gather_into(self.flat, self.shard)
+        self._copy_master()
+        return self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
 
-    def _round(self) -> None:
-        if self.master is not self.shard:
-            self.shard.copy_(self.master)
+    def _copy_master(self) -> None:
+        if self.master is not self.local:
+            self.local.copy_(self.master)
 
-    def wholes(self, part: list[Tensor]) -> list[Tensor]:
-        return self.block.views(self.block.replicas.all_gather(torch.cat(part), 0))
+    def gather_full(self, local: list[Tensor]) -> list[Tensor]:
+        return self.shard.views(self.shard.dp_cp.all_gather(torch.cat(local), 0))
 
-    def whole(self, parameter: Tensor) -> Tensor:
-        """A copy of what the model computes with, in the dtype that is stepped, in host memory."""
+    def full_value(self, parameter: Tensor) -> Tensor:
+        """A copy of a parameter in host memory, in the dtype that is stepped; every replica calls
+        it."""
         return parameter.detach().to("cpu", self.master.dtype, copy=True)
 
-    def keep(self, parameter: Tensor, value: Tensor) -> None:
-        """Take this rank's elements of a whole value."""
-        for held, start, piece in self.stepped:
-            if held is parameter:
-                piece.copy_(value.reshape(-1)[start : start + len(piece)])
-        self._round()
+    def set_value(self, parameter: Tensor, full: Tensor) -> None:
+        """Take this rank's elements of a parameter's full value."""
+        for owner, start, values in self.stepped:
+            if owner is parameter:
+                values.copy_(full.reshape(-1)[start : start + len(values)])
+        self._copy_master()
 
 
 class Zero3ParamStore(SlicedParamStore):
     """A slice, and the flat tensor while it is needed: ZeRO 3. Frozen parameters are kept in their
     own dtype."""
 
-    def __init__(self, block: BucketShard) -> None:
+    def __init__(self, shard: BucketShard) -> None:
         self.pending: Pending | None = None
-        super().__init__(block)
-        if not block.bucket.is_trained:
-            self.master = self.shard
-            self.stepped = list(block.own_pieces(self.shard))
-            self.held["optimizer"] = []
-        self.held["parameters"] = [self.flat, self.shard]
+        super().__init__(shard)
+        if not shard.bucket.is_trained:
+            self.master = self.local
+            self.stepped = list(shard.parameter_slices(self.local))
+            self.master_tensors = []
+        self.parameter_tensors = [self.flat, self.local]
         self.free()
 
-    def _take_shard(self) -> Tensor:
-        return super()._take_shard().clone()
+    def _take_local(self) -> Tensor:
+        return super()._take_local().clone()
 
     def publish(self) -> Pending | None:
-        self._round()
+        self._copy_master()
         return None
 
-    def whole(self, parameter: Tensor) -> Tensor:
+    def full_value(self, parameter: Tensor) -> Tensor:
         self.gather()
-        found = super().whole(parameter)
+        value = super().full_value(parameter)
         self.free()
-        return found
+        return value
 
-    def start(self) -> None:
+    def start(self) -> Pending:
         """Begin to gather; a second start changes nothing."""
         if self.pending is None:
             _resize(self.flat, self.flat.nbytes)
-            self.pending = self.block.replicas.start_all_gather_into(self.flat, self.shard)
+            self.pending = self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
+        return self.pending
 
     def gather(self) -> None:
-        """Until `free`, the parameters have their values."""
-        self.start()
-        assert self.pending is not None
-        self.pending.wait()
+        """Give the parameters their values, until `free`."""
+        self.start().wait()
 
     def free(self) -> None:
-        """Give the memory back, after a gather under way has ended: it writes there until then."""
+        """Release the memory, after a gather under way has ended: it writes there until then."""
         if self.pending is not None:
             self.pending.wait()
         self.pending = None
@@ -142,13 +147,13 @@ class Zero3ParamStore(SlicedParamStore):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Parameters of the modules made meanwhile have no memory until `allocate`."""
+    """Parameters of the modules that are made inside have no memory until `allocate`."""
 
-    def strip(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def release(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None:
             _resize(parameter, 0)
 
-    handle = register_module_parameter_registration_hook(strip)
+    handle = register_module_parameter_registration_hook(release)
     try:
         with torch.no_grad():
             yield
@@ -158,21 +163,25 @@ def without_memory() -> Iterator[None]:
 
 @torch.no_grad()
 def allocate(parameter: nn.Parameter) -> None:
-    """To a bare one; what is in it is anything."""
+    """Give a parameter made `without_memory` its storage, uninitialized."""
     _resize(parameter, parameter.nbytes)
 
 
-def make_param_store(block: BucketShard, zero: int) -> ParamStore:
-    """The store of a ZeRO stage."""
-    return (ParamStore, SlicedParamStore, SlicedParamStore, Zero3ParamStore)[zero](block)
+PARAM_STORES = (ParamStore, SlicedParamStore, SlicedParamStore, Zero3ParamStore)
+
+
+def make_param_store(shard: BucketShard, zero: int) -> ParamStore:
+    """The store of a bucket at ZeRO stage `zero`, 0 to 3."""
+    return PARAM_STORES[zero](shard)
 
 
 def _resize(flat: Tensor, size: int) -> None:
-    """As an operation of torch's, which a ledger sees; a storage's own method is none."""
+    """As an operation of torch's, which a MemoryTracker sees; a storage's own method is none."""
     torch.ops.inductor.resize_storage_bytes_(flat, size)
 
 
 def _master(value: Tensor) -> Tensor:
+    """What is stepped for `value`: itself, or a float32 copy of 16-bit values."""
     if value.dtype in (torch.float32, torch.float64):
         return value
     return value.detach().float().requires_grad_(isinstance(value, nn.Parameter))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpctl.pipeline.schedule.orders import Action
-from mpctl.runtime.pass_listener import PassListener, PassListeners
+from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.load import parse
@@ -25,11 +25,11 @@ class Log(PassListener):
 
     def __init__(self, trainer: Trainer) -> None:
         self.events: list[Event] = []
-        for number, store in enumerate(trainer.overlap.stores):
+        for number, store in enumerate(trainer.gradients.stores):
             store.start = self._starting(number, store.start)  # type: ignore[method-assign]
-        passes = trainer.pipeline.listener
-        assert isinstance(passes, PassListeners)
-        passes.listeners = [self, *passes.listeners]
+        listeners = trainer.pipeline.listeners
+        assert isinstance(listeners, list)  # the layers' hooks tell the same list
+        listeners.insert(0, self)
 
     def _starting(self, number: int, start: Any) -> Any:
         def starting() -> Any:
@@ -54,7 +54,7 @@ def logged(trainer: Trainer) -> tuple[list[Event], GradientOverlap]:
     next(steps)
     log.events.clear()
     next(steps)
-    return log.events, trainer.overlap
+    return log.events, trainer.gradients
 
 
 def starts(events: list[Event]) -> list[int]:
@@ -77,21 +77,21 @@ def test_buckets_start_in_the_last_backward_as_soon_as_they_are_complete(
         elif event[0] == "end":
             reached = -1
         elif event[0] == "start" and reached >= 0:
-            assert overlap.stores[event[1]].block.bucket.unit > reached
+            assert overlap.stores[event[1]].shard.bucket.unit > reached
     # the last layer's travel while the first is computed
     assert events.index(("start", 1)) < max(i for i, e in enumerate(events) if e == ("back", 1))
 
 
 def test_in_each_micro_batch_where_gradients_are_not_kept_whole(data: Path, tmp_path: Path) -> None:
     trainer = make_trainer(pipeline_job(data, "gpt", {}, SMALL), tmp_path)
-    trainer.overlap.each = True
+    trainer.gradients.each = True
     events, overlap = logged(trainer)
     assert starts(events) == 4 * list(range(len(overlap.stores)))
 
 
 def _of_stages(rank: int, size: int, raw: dict[str, Any], folder: str) -> list[list[Any]]:
     events, overlap = logged(make_trainer(parse(raw), Path(folder), rank))
-    later = [bool(put_off) for put_off in overlap.put_off]
+    later = [bool(deferred) for deferred in overlap.deferred]
     return [[list(event) for event in events], later]
 
 

@@ -46,7 +46,7 @@ def store() -> Zero3ParamStore:
 
 def test_memory_is_given_back_after_a_gather_under_way_has_ended(store: Zero3ParamStore) -> None:
     """A gather that was started and not needed: it is waited for before its memory goes."""
-    seen = store.block.replicas.seen
+    seen = store.shard.dp_cp.seen
     store.start()
     assert seen == [] and store.flat.untyped_storage().nbytes() == 16
     store.free()
@@ -59,5 +59,5 @@ def test_a_gather_after_it_gives_the_values_again(store: Zero3ParamStore) -> Non
     store.start()
     store.free()
     store.gather()
-    (parameter,) = store.block.parameters
+    (parameter,) = store.shard.parameters
     assert parameter.tolist() == [0.0, 1.0, 2.0, 3.0]

@@ -1,0 +1,85 @@
+"""What a rank's training needs of the machine that it runs on, as one value.
+
+`RuntimeEnvironment.of_machine` is the real one: a device, prepared data on disk, the allocator's
+own account of memory. A rehearsal (mpctl/rehearsal) hands over another, with fake tensors in place
+of the device and the data, and so runs the same trainer.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.parameters import draw
+from mpctl.runtime.batches import Batches
+from mpctl.runtime.mesh import AxisPosition
+from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.zero.gradients import NORM_BLOCK
+from mpctl.spec.job import JobSpec
+from mpctl.transport.group import Group
+
+
+class OpenBatches(Protocol):
+    """Opens the data of a job for one rank."""
+
+    def __call__(
+        self, job: JobSpec, *, dp: AxisPosition, cp: Group, device: torch.device
+    ) -> Batches: ...
+
+
+@dataclass(frozen=True)
+class RuntimeEnvironment:
+    """The machine as a trainer sees it; each field can be replaced by itself.
+
+    device: where parameters and activations lie. peak_memory: the most bytes in use so far.
+    stop_requested: whether the run is to end after the step under way; asked once a step.
+    initialize: fills a parameter, given its global name and the seed. kernels: what computes
+    attention and norms. traffic: counts what is sent. norm_block: elements of a gradient whose
+    squares are summed at a time.
+    """
+
+    device: torch.device
+    open_batches: OpenBatches
+    peak_memory: Callable[[], int]
+    stop_requested: Callable[[], bool] = lambda: False
+    initialize: Callable[[nn.Parameter, str, int], None] = draw
+    kernels: KernelBackend = TORCH_BACKEND
+    traffic: TrafficCounter = field(default_factory=TrafficCounter)
+    norm_block: int = NORM_BLOCK
+
+    @classmethod
+    def of_machine(cls, job: JobSpec, run_dir: Path, *, local_rank: int) -> RuntimeEnvironment:
+        """The environment of process `local_rank` of this host. The supervisor requests a stop by
+        creating RUN/stop; data lies in `data.path`, by default RUN/data."""
+        device = select_device(job.launch.device, local_rank)
+        return cls(
+            device=device,
+            open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
+            peak_memory=_peak_memory_reader(device),
+            stop_requested=(run_dir / "stop").exists,
+        )
+
+
+def select_device(kind: str, local_rank: int) -> torch.device:
+    """The device of process `local_rank` of this host, made the current one on CUDA."""
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    return torch.device("cpu")
+
+
+def _peak_memory_reader(device: torch.device) -> Callable[[], int]:
+    """Peak bytes: what the allocator handed out on a GPU, what the process held on a CPU."""
+    if device.type == "cuda":
+        return lambda: torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB on Linux
+    return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

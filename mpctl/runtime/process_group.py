@@ -1,0 +1,39 @@
+"""The default process group, in which all ranks of a job meet.
+
+Ranks start seconds apart (imports, a loaded machine), while a collective of a running job may only
+wait `launch.timeout_seconds`. So all ranks meet at the key-value store first, with a timeout of its
+own.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from mpctl.runtime.environment import select_device
+from mpctl.spec.job import JobSpec
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
+    """Create torch's default process group at the address in MASTER_ADDR and MASTER_PORT; a world
+    of one rank needs none. Raises torch's DistStoreError where a rank does not come in time."""
+    if world_size == 1:
+        return
+    device = select_device(job.launch.device, local_rank)
+    # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
+    patience = timedelta(seconds=2 * job.launch.start_seconds)
+    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{peer}" for peer in range(world_size)], patience)
+    dist.init_process_group(
+        BACKENDS[device.type],
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=job.launch.timeout_seconds),
+        device_id=device if device.type == "cuda" else None,
+    )
