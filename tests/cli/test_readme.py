@@ -14,18 +14,27 @@ import typer
 
 from mpctl.cli.app import app, run
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
 LINES = [line for _, block in BLOCKS for line in block.splitlines()]
 COMMANDS = [line.partition("#")[0].strip() for line in LINES if line.startswith("mpctl ")]
+# Those of the other documents, whose options must exist too.
+OTHERS = [
+    match.partition("#")[0].removeprefix("$ ").strip()
+    for path in [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
+    if path.name not in ("reference.md", "benchmarks.md")  # generated; output of benchmarks
+    for block in re.findall(r"```\w*\n(.*?)```", path.read_text("utf-8").replace("\\\n", " "), re.S)
+    for match in re.findall(r"^(?:\$ )?mpctl .*", block, re.M)
+]
 QUICK = ("plan", "search", "presets", "schema", "launch")
 
 
 def test_there_is_something_to_check() -> None:
-    assert len(COMMANDS) > 12
+    assert len(COMMANDS) > 12 and len(OTHERS) > 12
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *OTHERS])
 def test_every_option_exists(command: str) -> None:
     """Also of commands that need a run, a folder of weights or minutes."""
     name, words = "mpctl", shlex.split(command.partition(">")[0])[1:]

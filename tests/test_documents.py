@@ -1,0 +1,99 @@
+"""What the documents say of the repository holds: links, paths, modules, targets, names."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in DOCUMENTS}
+DESIGN = [name for name in TEXTS if name.startswith("docs/design/") and "README" not in name]
+# Code in backticks or blocks that looks like a path of the repository: lower case, with a slash
+# or an ending. RUN/job.json and tests/ROOM are patterns; a user's own files have no slash.
+PATH = re.compile(r"`((?:[a-z_][\w.-]*/)+(?:[\w.-]+\.(?:py|toml|json|md|pyi))?)`")
+MADE_BY_USERS = ("runs/", "data/", "toy_family/", "imported/", "my-texts/", "checkpoints/", "logs/",
+                 "ranks/", "failures/", "runtimes/")  # fmt: skip
+
+
+def anchors(text: str) -> set[str]:
+    """GitHub's names of the headings."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_lead_somewhere(name: str) -> None:
+    text = re.sub(r"```.*?```", "", TEXTS[name], flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = target.partition("#")
+        if file.startswith(("http://", "https://")):
+            continue
+        path = (ROOT / name).parent / file if file else ROOT / name
+        assert path.exists(), target
+        if anchor and path.suffix == ".md":
+            assert anchor in anchors(path.read_text("utf-8")), target
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != "docs/migration.md"])
+def test_paths_exist(name: str) -> None:
+    paths = {path for path in PATH.findall(TEXTS[name]) if not path.startswith(MADE_BY_USERS)
+             or (ROOT / "mpctl" / path).exists()}  # fmt: skip
+    missing = [p for p in paths if not ((ROOT / p).exists() or (ROOT / "mpctl" / p).exists())]
+    assert sorted(missing) == []
+
+
+def test_there_are_paths_to_check() -> None:
+    assert len(PATH.findall("".join(TEXTS[name] for name in DESIGN))) > 50
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_modules_and_targets_that_are_typed_exist(name: str) -> None:
+    modules = re.findall(r"python -m ((?:benchmarks|tests|mpctl)[\w.]*)", TEXTS[name])
+    assert [module for module in modules if find_spec(module) is None] == []
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    rules = {
+        target
+        for line in re.findall(r"^([\w -]+):(?!=)", makefile, re.M)
+        for target in line.split()
+    }
+    typed = re.findall(r"(?:`|^)make ([a-z-]+(?: [a-z-]+)*?)(?:`|  |$)", TEXTS[name], re.M)
+    assert {target for line in typed for target in line.split()} <= rules
+
+
+@pytest.mark.parametrize("name", DESIGN)
+def test_each_decision_is_told_as_one(name: str) -> None:
+    for section in TEXTS[name].split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        assert title == "Not done" or body.lstrip().startswith("- **Decision**: "), title
+        kinds = re.findall(r"^- \*\*(\w+)\*\*", body, re.M)
+        known = ("Decision", "Why", "Details", "Evidence", "Limits", "Rejected")
+        if title != "Not done":
+            assert kinds == sorted(kinds, key=known.index), title
+            assert len(kinds) > 1, title
+
+
+def test_every_design_page_is_listed() -> None:
+    readme = TEXTS["docs/design/README.md"]
+    assert {f"docs/design/{page}" for page in re.findall(r"\]\((\w+\.md)\)", readme)} == {*DESIGN}
+
+
+def test_the_glossary_explains_a_term_once() -> None:
+    terms = re.findall(r"^\| ([^|]+) \|", TEXTS["docs/glossary.md"], re.M)
+    names = [name.strip() for term in terms for name in term.split(",")]
+    repeated = {name for name in names if names.count(name) > 1} - {"term", "---"}
+    assert repeated == set()
+
+
+def test_the_names_of_today_in_the_migration_table_exist() -> None:
+    text = TEXTS["docs/migration.md"]
+    modules = re.findall(r"\| `(mpctl[\w.]*)` \|$", text, re.M)
+    assert len(modules) > 100 and [name for name in modules if find_spec(name) is None] == []
+    classes = re.findall(r"^\| `\w+` \| `(\w+)` \| `mpctl\.([\w.]+)` \|$", text, re.M)
+    for name, module in classes:
+        path = ROOT / "mpctl" / module.replace(".", "/")
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        assert re.search(rf"^class {name}\b", file.read_text("utf-8"), re.M), (module, name)
