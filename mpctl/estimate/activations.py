@@ -1,13 +1,15 @@
-"""What one micro batch takes in a chunk: what is kept until its backward, and the most besides.
+"""Bytes of activations of one micro batch in a model chunk: what is saved until its backward, and
+the most that its backward has besides.
 
-Kept is the sum of the operator table's tensors (estimate/saved_activations.py). The most besides is
-found by going backward through the chunk, from its exit to its entry: at each point what lies
-behind is freed, and there are gradients of the stream, of a layer's products, of weights on their
-way to the buffer, and what is computed again. The dW of a tied table waits from the head for the
-embedding's.
+What is saved is the sum of the operator table's tensors (estimate/saved_activations.py). The peak
+is found by going backward through the chunk, from its exit to its entry: at each point what lies
+behind is freed, and there are gradients of the hidden states, of a layer's products, of weights on
+their way to the gradient buffer, and what is recomputed. The dW of a tied word table waits from the
+head for the embedding's.
 
-By hand, gpt of one fp32 layer, rows r = bs, no dropout: leaving the MLP backward there are the
-stream's gradient r h, its activation's r f and a matrix's h f beside all that was kept.
+By hand, gpt of one fp32 layer, rows r = bs, no dropout: at the end of the MLP's backward there are
+the gradients of the hidden states r h and of its activation r f, and a matrix's h f, beside all
+that was saved.
 
 Letters: b batch, s sequence, h hidden, f MLP width, v vocabulary; t tp, c cp.
 """
@@ -19,282 +21,247 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from mpctl.estimate.kernel_sets import kernel_set
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, memory_of
 from mpctl.estimate.saved_activations import (
-    ActivationShapes,
-    SavedTensor,
-    batch_kept,
-    entry_kept,
-    exit_kept,
-    layer_kept,
+    batch_activations,
+    entry_activations,
+    exit_activations,
+    layer_activations,
+    shared_activations,
 )
+from mpctl.families import get_family
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.matmul import AttentionOp
+from mpctl.operators.matmul import AttentionOp, Dims
+from mpctl.operators.saved import SavedPart, SavedTensor, hidden_saved
 from mpctl.operators.table import StageSlice
-from mpctl.sharding import padded_vocab
-from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import get_profile
-from mpctl.spec.runtime_memory import RuntimeMemory
-from mpctl.units import DTYPE_BYTES
 
-BLOCK = {False: 1 << 17, True: 1 << 24}  # elements of a loss's working block, on cpu and cuda
+LOSS_BLOCK = {False: 1 << 17, True: 1 << 24}  # elements of a loss's working block, on cpu and cuda
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkBytes:
     """Bytes of activations of one micro batch in one model chunk.
 
-    kept: held from forward until backward. top: most at once during backward, `kept` included.
-    Zero-bubble schedules split backward in two; put_off: held from the first part (gradients of
-    inputs) until the second (gradients of weights). split_top: most at once during the first part.
+    saved: from its forward to its backward. peak: the most at once during its backward, `saved`
+    included. Zero-bubble schedules split the backward in two; deferred: held from its first part
+    (gradients of inputs) until its second (gradients of weights). split_peak: the most at once
+    during the first part.
     """
 
-    kept: float = 0.0
-    top: float = 0.0
-    put_off: float = 0.0
-    split_top: float = 0.0
+    saved: float = 0.0
+    peak: float = 0.0
+    deferred: float = 0.0
+    split_peak: float = 0.0
 
     @property
-    def work(self) -> float:
-        return self.top - self.kept
+    def temporary(self) -> float:
+        """Bytes that a backward needs beside what was saved."""
+        return self.peak - self.saved
 
 
 class LayerBytes(NamedTuple):
-    """kept, put_off: as a chunk's; work: the most that its backward has besides; split_work: the
-    same of a backward that leaves the weights' gradients, with what it has put off so far."""
+    """Bytes of activations of one micro batch in one layer.
 
-    kept: float
-    work: float
-    put_off: float
-    split_work: float
+    saved, deferred: as a chunk's. temporary: the most that its backward needs besides.
+    split_temporary: the same of a backward that leaves out the weights' gradients, with what it has
+    deferred so far.
+    """
 
-
-def form_of(layout: JobLayout) -> ActivationShapes:
-    """The rank's own sizes; of the ranks of tp the first, which has the most words."""
-    job, model = layout.job, layout.model
-    t, p, memory = job.training, job.parallel, memory_of(job)
-    tp, cp = p.tp, p.cp
-    rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
-    assumed = memory.assumes_dropout and model.attention == "unfused"
-    return ActivationShapes(
-        kernels=kernel_set(memory.kernels, t.runtime), is_cuda=is_cuda(job),
-        value=max(2, DTYPE_BYTES[t.dtype]),
-        batch=t.micro_batch_size, seq=model.seq_length // cp,
-        decoder_seq=(model.decoder_seq_length or 0) // cp, hidden=model.hidden,
-        inner=model.heads * model.head_size // tp,
-        kv=2 * model.kv_heads * model.head_size // tp, heads=model.heads // tp,
-        ffn=model.ffn // tp, vocab=min(rows, model.vocab), table_rows=rows,
-        head_size=model.head_size, kv_heads=model.kv_heads, tp=tp, cp=cp,
-        splits=p.sequence_parallel, norm=model.norm,
-        activation=model.activation, is_gated=model.gated, is_rotary=model.position == "rotary",
-        is_flash=model.attention == "flash", dropout=t.dropout > 0 or assumed,
-        attention_dropout=t.attention_dropout > 0 or assumed, recompute=t.recompute,
-        input_parts=0 if t.offload_activations else tp if t.partition_activations else 1,
-    )  # fmt: skip
-
-
-def memory_of(job: JobSpec) -> RuntimeMemory:
-    """The runtime's figures."""
-    return get_profile(job.training.runtime).memory
-
-
-def is_cuda(job: JobSpec) -> bool:
-    device = job.cluster.device
-    if job.launch.device != "auto":
-        return job.launch.device == "cuda"
-    return device is None or device.kind == "cuda"
+    saved: float
+    temporary: float
+    deferred: float
+    split_temporary: float
 
 
 def chunk_bytes(layout: JobLayout, stage: int, chunk: int) -> ChunkBytes:
-    """Of one micro batch in one chunk of a stage."""
-    form, model = form_of(layout), layout.model
-    shape = ModelTraits(model.family, model.norm_order == "post", model.tied_embeddings)
+    """Bytes of activations of one micro batch in one chunk of a stage."""
+    model = layout.model
     parts = tuple(map(_StackPart.of, layout.chunk_slices(stage, chunk)))
-    return _chunk(form, shape, parts, memory_of(layout.job).logit_bytes)
-
-
-class ModelTraits(NamedTuple):
-    """What of a model decides which tensors there are."""
-
-    family: str
-    is_post: bool
-    tied: bool
+    arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
+    logit_bytes = memory_of(layout.job).logit_bytes
+    is_tied = model.tied_embeddings
+    return _chunk(activation_shapes(layout), parts, arrays, is_tied, logit_bytes)
 
 
 class _StackPart(NamedTuple):
-    """What a chunk has of a stack, as far as memory goes. layers: those that keep anything."""
+    """What a chunk has of a stack, as far as memory goes.
 
-    cores: tuple[AttentionOp, ...]
-    is_decoder: bool
+    layers: how many of its layers save anything. entry, exit: what the family says these ends save,
+    None where the chunk does not have them. has_logits: whether the exit gives logits.
+    """
+
+    attentions: tuple[AttentionOp, ...]
     layers: int
-    has_entry: bool
-    has_exit: bool
+    entry: tuple[SavedTensor, ...] | None
+    exit: tuple[SavedTensor, ...] | None
+    has_logits: bool
 
     @property
     def seq(self) -> str:
-        return self.cores[0].queries
+        return self.attentions[0].queries
+
+    @property
+    def has_cross_attention(self) -> bool:
+        return any(attention.is_cross for attention in self.attentions)
 
     @classmethod
-    def of(cls, held: StageSlice) -> _StackPart:
-        kept = sum(count for count, flow in held.blocks if flow.after)
-        is_decoder = held.stack.seq == "decoder_seq"
-        return cls(held.stack.cores, is_decoder, kept, held.has_entry, held.has_exit)
+    def of(cls, stage_slice: StageSlice) -> _StackPart:
+        stack = stage_slice.stack
+        return cls(
+            stack.cores,
+            sum(count for count, flow in stage_slice.blocks if flow.after),
+            stack.entry.saved if stage_slice.has_entry else None,
+            stack.exit.saved if stage_slice.has_exit else None,
+            stage_slice.has_exit and stack.has_logits,
+        )
 
 
 class _Piece(NamedTuple):
-    """`number` equal parts of a chunk. kept: of each; beside: of all together; the rest as a
-    layer's."""
+    """`number` equal parts of a chunk: bytes of each as a layer's; shared: bytes that all of them
+    save together."""
 
-    kept: float
-    work: float = 0.0
-    put_off: float = 0.0
-    split_work: float = 0.0
+    saved: float
+    temporary: float = 0.0
+    deferred: float = 0.0
+    split_temporary: float = 0.0
     number: int = 1
-    beside: float = 0.0
+    shared: float = 0.0
 
     @property
-    def whole(self) -> float:
-        return self.number * self.kept + self.beside
+    def total(self) -> float:
+        return self.number * self.saved + self.shared
 
     @property
-    def split_top(self) -> float:
-        """The most in a backward in two, beyond what was kept: in its first part or its last."""
-        done = (self.number - 1) * (self.put_off - self.kept)
-        return self.split_work + max(0.0, done)
+    def split_peak(self) -> float:
+        """The most in a backward in two, beyond what was saved: in its first part or its last."""
+        done = (self.number - 1) * (self.deferred - self.saved)
+        return self.split_temporary + max(0.0, done)
 
 
 @lru_cache(maxsize=65536)
 def _chunk(
-    form: ActivationShapes, shape: ModelTraits, parts: tuple[_StackPart, ...], logit_bytes: float
+    shapes: ActivationShapes,
+    parts: tuple[_StackPart, ...],
+    arrays: tuple[Dims, ...],
+    is_tied: bool,
+    logit_bytes: float,
 ) -> ChunkBytes:
-    """Backward through a chunk: what is there at most, beside and with what it kept."""
-    ends_encoder = any(part.has_exit and not part.is_decoder for part in parts)
-    pieces = [_pieces(form, shape, part, logit_bytes, ends_encoder=ends_encoder) for part in parts]
-    kept = sum(piece.whole for found in pieces for piece in found)
-    waits = shape.tied and any(p.has_entry for p in parts) and any(p.has_exit for p in parts)
-    table = form.hidden * form.table_rows * form.value
-    left = top = split_top = kept
-    waiting = put_off = 0.0
-    for part, found in zip(reversed(parts), reversed(pieces), strict=True):
-        for piece in reversed(found):
-            top = max(top, left + waiting + piece.work)
-            split_top = max(split_top, left + waiting + put_off + piece.split_top)
-            left -= piece.whole
-            put_off += piece.number * piece.put_off
-            waiting = table if waits else 0.0
-        if part.has_entry:
-            top = max(top, left + waiting + table)
-            split_top = max(split_top, left + waiting + put_off + table)
-    batch = form.bytes_of(batch_kept(shape.family))
-    return ChunkBytes(kept + batch, top + batch, put_off, split_top + batch)
+    """The peak of a backward through the chunk, piece by piece from its exit."""
+    makes_source = any(part.exit is not None and not part.has_logits for part in parts)
+    pieces = [_pieces(shapes, part, logit_bytes, makes_source=makes_source) for part in parts]
+    saved = sum(piece.total for of_part in pieces for piece in of_part)
+    has_both_ends = any(p.entry is not None for p in parts) and any(
+        p.exit is not None for p in parts
+    )
+    table = shapes.hidden * shapes.table_rows * shapes.value
+    remaining = peak = split_peak = saved
+    waiting = deferred = 0.0
+    for part, of_part in zip(reversed(parts), reversed(pieces), strict=True):
+        for piece in reversed(of_part):
+            peak = max(peak, remaining + waiting + piece.temporary)
+            split_peak = max(split_peak, remaining + waiting + deferred + piece.split_peak)
+            remaining -= piece.total
+            deferred += piece.number * piece.deferred
+            waiting = table if is_tied and has_both_ends else 0.0
+        if part.entry is not None:
+            peak = max(peak, remaining + waiting + table)
+            split_peak = max(split_peak, remaining + waiting + deferred + table)
+    batch = shapes.bytes_of(batch_activations(arrays))
+    return ChunkBytes(saved + batch, peak + batch, deferred, split_peak + batch)
 
 
 def _pieces(
-    form: ActivationShapes,
-    shape: ModelTraits,
-    part: _StackPart,
-    logit_bytes: float,
-    *,
-    ends_encoder: bool,
+    shapes: ActivationShapes, part: _StackPart, logit_bytes: float, *, makes_source: bool
 ) -> list[_Piece]:
-    """The chunk's parts in forward order: what it received, embedding, layers, head.
+    """The pieces of a stack in forward order: what it received, embedding, layers, exit.
 
-    ends_encoder: whether the chunk computes the encoder's output. A decoder's chunk that does not
-    receives it from another stage and keeps it for the products of its layers.
+    makes_source: whether the chunk computes what cross attention reads. A decoder's chunk that does
+    not receives it from another stage and saves it for the products of its layers.
     """
-    found: list[_Piece] = []
-    is_bert_post = shape.family == "bert" and shape.is_post
-    if len(part.cores) > 1:
-        source = form.bytes_of([SavedTensor("source", ("batch", "seq", "hidden"), is_outer=True)])
-        found.append(_Piece(0.0 if ends_encoder else source, put_off=source))
-    if part.has_entry:
-        found.append(_Piece(form.bytes_of(entry_kept(form, part.seq, norm=is_bert_post))))
+    pieces: list[_Piece] = []
+    if part.has_cross_attention:
+        source = shapes.bytes_of([hidden_saved(("batch", "seq"), "source")])
+        pieces.append(_Piece(0.0 if makes_source else source, deferred=source))
+    if part.entry is not None:
+        tensors = entry_activations(shapes, part.seq, part.entry)
+        pieces.append(_Piece(shapes.bytes_of(tensors)))
     if part.layers:
-        layer = _layer(form, shape.family, part.cores)
-        beside = form.bytes_of(_beside(form, shape.family, part.seq))
-        found.append(_Piece(*layer, number=part.layers, beside=beside))
-    if part.has_exit:
-        is_last = shape.family != "t5" or part.is_decoder
-        kept = exit_kept(form, shape.family, part.seq, is_last=is_last, norm=not is_bert_post)
-        work = _exit_work(form, part.seq, logit_bytes) if is_last else 0.0
-        found.append(_Piece(form.bytes_of(kept), work, split_work=work))
-    return found
-
-
-def _beside(form: ActivationShapes, family: str, seq: str) -> tuple[SavedTensor, ...]:
-    """What all layers of a chunk keep together: T5's bias and its places, and GLM's mask where
-    layers are given it again."""
-    if form.kernels != "mpctl" or family not in ("t5", "glm"):
-        return ()
-    if family == "glm":
-        mask = SavedTensor("mask", ("batch", seq, seq, "cp"), "mask")
-        return (mask,) * (form.recompute != "none")
-    pairs = (seq, seq, "cp")
-    has_bias = form.is_cuda or form.recompute != "none"
-    return (
-        SavedTensor("places", pairs, "index"),
-        *(SavedTensor("bias", ("heads", *pairs)),) * has_bias,
-    )
+        layer = _layer(shapes, part.attentions)
+        shared = shapes.bytes_of(shared_activations(shapes, part.attentions))
+        pieces.append(_Piece(*layer, number=part.layers, shared=shared))
+    if part.exit is not None:
+        tensors = exit_activations(part.seq, part.exit, has_logits=part.has_logits)
+        temporary = _loss_bytes(shapes, part.seq, logit_bytes) if part.has_logits else 0.0
+        pieces.append(_Piece(shapes.bytes_of(tensors), temporary, split_temporary=temporary))
+    return pieces
 
 
 @lru_cache(maxsize=65536)
-def _layer(form: ActivationShapes, family: str, cores: tuple[AttentionOp, ...]) -> LayerBytes:
-    layer = layer_kept(form, family, cores)
-    kept, again = form.bytes_of(layer.always), form.bytes_of(layer.again)
-    is_whole = form.recompute == "full" or form.kernels == "half"
-    every = layer.again if is_whole else layer.always
-    rows: int = form.batch * getattr(form, cores[0].queries)
-    stream = rows * form.hidden * form.value
-    own = stream / (form.tp if form.splits else 1)
-    mlp = form.bytes_of(k for k in every if k.name.startswith("mlp"))
-    scores = form.bytes_of(k for k in (*layer.always, *layer.again) if k.name == "shares")
-    repeated = again - (own if form.input_parts == 1 else 0) if is_whole else 0.0
-    inner, matrix = rows * form.ffn * form.value, form.hidden * form.ffn * form.value
-    gathers = 2 * stream if form.splits else 0.0
+def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> LayerBytes:
+    layer = layer_activations(shapes, attentions)
+    saved, again = shapes.bytes_of(layer.saved), shapes.bytes_of(layer.recomputed)
+    is_whole = shapes.recompute == "full" or shapes.kernels == "half"
+    rows: int = shapes.batch * getattr(shapes, attentions[0].queries)
+    stream = rows * shapes.hidden * shapes.value
+    own = stream / (shapes.tp if shapes.splits else 1)
+    mlp = _bytes_of_part(shapes, layer.recomputed if is_whole else layer.saved, SavedPart.MLP)
+    scores = _bytes_of_part(shapes, (*layer.saved, *layer.recomputed), SavedPart.SCORES)
+    repeated = again - (own if shapes.input_parts == 1 else 0) if is_whole else 0.0
+    inner, matrix = rows * shapes.ffn * shapes.value, shapes.hidden * shapes.ffn * shapes.value
+    gathers = 2 * stream if shapes.splits else 0.0
     product = inner + matrix + gathers
-    around_mlp = own * (1 + form.dropout)
-    if len(cores) > 1:
-        around_mlp += form.batch * form.seq * form.hidden * form.value  # the source's gradient
-    in_mlp = around_mlp + max(5 * inner if form.is_gated else 0, product)
-    in_core = own + scores * (3 if form.kernels != "mpctl" else 2 if family == "glm" else 1)
-    behind = (repeated or again) - mlp + in_core
-    work = max(repeated + in_mlp, behind)
-    of_mlp = _mlp_put_off(form, rows, own)
-    # Put off, the activation's result stays while its gradient is made, and of a row product the
+    around_mlp = own * (1 + shapes.dropout)
+    if any(attention.is_cross for attention in attentions):
+        around_mlp += shapes.batch * shapes.seq * shapes.hidden * shapes.value  # source's gradient
+    in_mlp = around_mlp + max(5 * inner if shapes.is_gated else 0, product)
+    copies = 3 if shapes.kernels != "mpctl" else 2 if attentions[0].has_sample_mask else 1
+    behind = (repeated or again) - mlp + own + scores * copies
+    temporary = max(repeated + in_mlp, behind)
+    of_mlp = _mlp_deferred(shapes, rows, own)
+    # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
-    row = stream if form.splits else 0.0
-    split_mlp = around_mlp + row + (5 if form.is_gated else 2) * inner
-    split_work = max(repeated + split_mlp, behind + of_mlp + row)
-    return LayerBytes(kept, work, of_mlp + _cores_put_off(form, cores, rows, own), split_work)
+    row = stream if shapes.splits else 0.0
+    split_mlp = around_mlp + row + (5 if shapes.is_gated else 2) * inner
+    split_temporary = max(repeated + split_mlp, behind + of_mlp + row)
+    deferred = of_mlp + _attentions_deferred(shapes, attentions, rows, own)
+    return LayerBytes(saved, temporary, deferred, split_temporary)
 
 
-def _mlp_put_off(form: ActivationShapes, rows: int, own: float) -> float:
-    """Inputs of the MLP's products and the gradients of their results."""
-    gated = 2 if form.is_gated else 1
-    return own + rows * (form.ffn + gated * form.ffn + form.hidden) * form.value
+def _bytes_of_part(
+    shapes: ActivationShapes, tensors: Sequence[SavedTensor], part: SavedPart
+) -> float:
+    return shapes.bytes_of(tensor for tensor in tensors if tensor.part is part)
 
 
-def _cores_put_off(
-    form: ActivationShapes, cores: Sequence[AttentionOp], rows: int, own: float
+def _mlp_deferred(shapes: ActivationShapes, rows: int, own: float) -> float:
+    """Inputs of the MLP's products and the gradients of their results, which dW needs."""
+    gated = 2 if shapes.is_gated else 1
+    return own + rows * (shapes.ffn + gated * shapes.ffn + shapes.hidden) * shapes.value
+
+
+def _attentions_deferred(
+    shapes: ActivationShapes, attentions: Sequence[AttentionOp], rows: int, own: float
 ) -> float:
     """The same of the products around a layer's attentions."""
-    found = 0.0
-    for core in cores:
-        keys = form.batch * getattr(form, core.keys)
-        found += own + (rows * (2 * form.inner + form.hidden) + keys * form.kv) * form.value
-    return found
+    total = 0.0
+    for attention in attentions:
+        keys = shapes.batch * getattr(shapes, attention.keys)
+        columns = rows * (2 * shapes.inner + shapes.hidden) + keys * shapes.kv
+        total += own + columns * shapes.value
+    return total
 
 
-def _exit_work(form: ActivationShapes, seq: str, logit_bytes: float) -> float:
+def _loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
     """The loss's working block, then the gradients of the head's input and of its table."""
-    rows: int = form.batch * getattr(form, seq)
-    logits, stream = rows * form.vocab, rows * form.hidden * form.value
-    if form.kernels != "mpctl":
+    rows: int = shapes.batch * getattr(shapes, seq)
+    logits, stream = rows * shapes.vocab, rows * shapes.hidden * shapes.value
+    if shapes.kernels != "mpctl":
         return logits * logit_bytes + stream
-    block = max(form.vocab, BLOCK[form.is_cuda] // form.vocab * form.vocab)
-    working = form.wide * (logits if logits <= block else 2 * block)
-    if form.wide == form.value and logits <= block:
+    block = max(shapes.vocab, LOSS_BLOCK[shapes.is_cuda] // shapes.vocab * shapes.vocab)
+    working = shapes.wide * (logits if logits <= block else 2 * block)
+    if shapes.wide == shapes.value and logits <= block:
         working = 0  # in place
-    gathers = 2 * stream if form.splits else 0.0
-    padded = form.table_rows if form.table_rows > form.vocab else 0
-    return max(working, stream + gathers + (form.vocab + padded) * form.hidden * form.value)
+    gathers = 2 * stream if shapes.splits else 0.0
+    padded = shapes.table_rows if shapes.table_rows > shapes.vocab else 0
+    table = (shapes.vocab + padded) * shapes.hidden * shapes.value
+    return max(working, stream + gathers + table)

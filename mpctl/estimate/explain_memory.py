@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.estimate.activations import ChunkBytes, chunk_bytes, form_of, memory_of
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, memory_of
+from mpctl.estimate.activations import ChunkBytes, chunk_bytes
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.memory import StageMemory, layout_memory
-from mpctl.estimate.saved_activations import ActivationShapes, SavedTensor, layer_kept
+from mpctl.estimate.saved_activations import layer_activations
 from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.saved import SavedTensor
 from mpctl.units import bytes_text, count_text
 
 PAPER = "arXiv 2205.05198"
@@ -19,12 +21,12 @@ PAPER = "arXiv 2205.05198"
 
 def explain_memory(layout: JobLayout) -> Iterator[Figure]:
     """Figures of one layer of each stack, tensor by tensor, and of every stage."""
-    form = form_of(layout)
+    form = activation_shapes(layout)
     for stack in layout.table.stacks:
         prefix = f"memory.{stack.figure_name}"
-        layer = layer_kept(form, layout.model.family, stack.cores)
-        yield from _layer(form, prefix, layer.always)
-        yield from _layer(form, f"{prefix}.again", layer.again)
+        layer = layer_activations(form, stack.cores)
+        yield from _layer(form, prefix, layer.saved)
+        yield from _layer(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):
         count = len(layout.stages[memory.stage])
         chunks = [chunk_bytes(layout, memory.stage, chunk) for chunk in range(count)]
@@ -63,11 +65,11 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: list[ChunkBytes]) -> I
         each = value / stage.parameters if stage.parameters else 0.0
         yield _bytes(f"{prefix}.{name}", value, f"parameters of the rank x bytes{zero}",
                      f"{count_text(stage.parameters)} x {each:.4g} B", "arXiv 1910.02054")
-    kept = " and ".join(bytes_text(chunk.kept) for chunk in chunks)
+    kept = " and ".join(bytes_text(chunk.saved) for chunk in chunks)
     yield _bytes(f"{prefix}.activations", stage.activation_bytes,
                  f"{parallel.schedule}: micro batches in flight x what one keeps for backward",
                  f"{stage.in_flight} x {kept}", PAPER)
-    most = bytes_text(max(chunk.work for chunk in chunks))
+    most = bytes_text(max(chunk.temporary for chunk in chunks))
     yield _bytes(f"{prefix}.temporary", stage.working_bytes,
                  "gradients of activations, recomputed tensors, gathered weights, messages",
                  f"{most} in a backward, and messages under way")

@@ -17,13 +17,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mpctl.estimate.activations import (
-    ChunkBytes,
-    chunk_bytes,
-    form_of,
-    is_cuda,
-    memory_of,
-)
+from mpctl.estimate.activation_shapes import activation_shapes, is_cuda, memory_of
+from mpctl.estimate.activations import ChunkBytes, chunk_bytes
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
 from mpctl.layout.job_layout import JobLayout
@@ -129,7 +124,7 @@ def _settings(layout: JobLayout) -> Hashable:
     if memory_of(job).kernels == "mpctl" and layout.zero_stage:
         shared = frozenset(layout.shared_parameters)
     t, p = job.training, job.parallel
-    return (form_of(layout), t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
+    return (activation_shapes(layout), t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
             job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
 
 
@@ -186,14 +181,14 @@ def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tu
     """(kept at most, most at once) where backward is in two: zero-bubble.
 
     Before the backward of micro batch j on stage s there are, besides itself, min(p - s - 1,
-    m - 1 - j) that have gone forward and min(j, s) whose weights' gradients are put off; behind it
-    its own are put off too.
+    m - 1 - j) that have gone forward and min(j, s) whose weights' gradients are deferred; behind it
+    its own are deferred too.
     """
     ahead, kept, peak = stages - stage - 1, 0.0, 0.0
     for j in range(min(stage, microbatches - 1) + 1):
-        others = min(ahead, microbatches - 1 - j) * chunk.kept + j * chunk.put_off
-        kept = max(kept, others + max(chunk.kept, chunk.put_off))
-        peak = max(peak, others + chunk.split_top, others + chunk.put_off)
+        others = min(ahead, microbatches - 1 - j) * chunk.saved + j * chunk.deferred
+        kept = max(kept, others + max(chunk.saved, chunk.deferred))
+        peak = max(peak, others + chunk.split_peak, others + chunk.deferred)
     return kept, peak
 
 
@@ -208,13 +203,13 @@ def _held(
         (only,) = chunks
         if schedule == "zero-bubble":
             return *_in_two(only, stage, stages, microbatches), count
-        return count * only.kept, (count - 1) * only.kept + only.top, count
+        return count * only.saved, (count - 1) * only.saved + only.peak, count
     few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full
     held = most = peak = 0.0
     for kind, _, chunk in actions(schedule, microbatches=few, **sizes):
-        kept = chunks[chunk].kept
+        kept = chunks[chunk].saved
         held += kept if kind == "forward" else 0.0
-        most, peak = max(most, held), max(peak, held + chunks[chunk].work)
+        most, peak = max(most, held), max(peak, held + chunks[chunk].temporary)
         held -= kept if kind != "forward" else 0.0
     return most, peak, count
 

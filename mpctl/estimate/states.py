@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpctl.estimate.activations import memory_of
+from mpctl.estimate.activation_shapes import memory_of
 from mpctl.estimate.communication import local_parameters
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout

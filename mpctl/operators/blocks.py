@@ -7,6 +7,7 @@ A block of GPT-2's shape has 12 h^2 + 13 h parameters (Narayanan et al., arXiv 2
 from __future__ import annotations
 
 from mpctl.operators.matmul import Dims, MatMul, ParameterSpec
+from mpctl.operators.saved import SavedTensor, hidden_saved, norm_saved
 from mpctl.sharding import padded_vocab
 from mpctl.spec.model import ModelSpec
 
@@ -44,6 +45,12 @@ def word_table(model: ModelSpec, *, tp: int, name: str = "embedding.word") -> Pa
     """[v, h], padded as tp asks."""
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     return ParameterSpec(f"{name}.weight", (vocab, model.hidden), ("vocab", "hidden"))
+
+
+def final_norm_saved(model: ModelSpec, hidden: Dims) -> tuple[SavedTensor, ...]:
+    """What a norm behind the last layer saves, with its result, the input of what follows."""
+    rows = hidden[:-1]
+    return (*norm_saved(model.norm, rows, "final norm"), hidden_saved(rows, "normed"))
 
 
 def norm_weights(name: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from mpctl.operators.saved import SavedTensor
 from mpctl.sharding import AXIS_OF_DIM, reduced_axes
 
 Dims = tuple[str, ...]
@@ -158,10 +159,15 @@ class AttentionOp:
 
 @dataclass(frozen=True, slots=True)
 class OperatorGroup:
-    """Products and parameters that lie on one rank together, in the order of the data."""
+    """Matrix products and parameters of a layer or of an end of a stack, in the order of the data.
+
+    saved: of an end, the tensors that its forward saves for its backward, but for those that every
+    embedding and every head has (estimate/saved_activations.py adds them).
+    """
 
     products: tuple[MatMul, ...] = ()
     weights: tuple[ParameterSpec, ...] = ()
+    saved: tuple[SavedTensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +205,8 @@ class LayerStack:
     def seq(self) -> str:
         """The dimension that its hidden states have for the sequence."""
         return self.cores[0].queries
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether its exit gives logits, as that of a model's last stack does."""
+        return any("vocab" in product.writes for product in self.exit.products)

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from mpctl.estimate.activations import ChunkBytes, form_of
+from mpctl.estimate.activation_shapes import activation_shapes
+from mpctl.estimate.activations import ChunkBytes
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.memory import StageMemory, held_at_most
-from mpctl.estimate.saved_activations import layer_kept
+from mpctl.estimate.saved_activations import layer_activations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions
 from mpctl.planning.plan import load_plan, make_plan
@@ -39,9 +40,9 @@ OURS = {"training.runtime": "mpctl", "model.attention": "flash", "launch.device"
 def layer_bytes(job: JobSpec, stack: int = 0) -> float:
     """Of one layer, statistics of norms left out, which the paper does not count."""
     layout = JobLayout.of(job)
-    form = form_of(layout)
-    kept = layer_kept(form, layout.model.family, layout.table.stacks[stack].cores).always
-    return form.bytes_of(k for k in kept if "statistics" not in k.name and k.name != "sums")
+    shapes = activation_shapes(layout)
+    saved = layer_activations(shapes, layout.table.stacks[stack].cores).saved
+    return shapes.bytes_of(k for k in saved if "statistics" not in k.name and k.name != "sums")
 
 
 # Rows of table 2, each multiplied out; without scores also without dropout, as flash is run.
@@ -107,7 +108,7 @@ def test_share_saved_by_selective_recomputation(
 )
 def test_micro_batches_in_flight(settings: dict[str, Any], by_stage: list[float]) -> None:
     """4 stages. 1F1B: a stage is p - stage - 1 forwards ahead and does one more. Zero-bubble: it
-    also keeps half (put_off) of as many as its number, for their weights' gradients.
+    also keeps half (deferred) of as many as its number, for their weights' gradients.
 
     Interleaved, 3 chunks: the first stage meets a micro batch again after p others, so that it does
     (v-1) p forwards of its first chunks before the last one's; the first backward returns after
@@ -129,18 +130,18 @@ def test_micro_batches_in_flight(settings: dict[str, Any], by_stage: list[float]
 def test_zero_bubble_holds_what_its_order_of_actions_leaves(
     pp: int, batch: int, chunk: ChunkBytes
 ) -> None:
-    """A micro batch keeps `kept` from its forward to the backward that leaves weights' gradients,
-    whose most is split_top, and then put_off. In the second shape, as under full recomputation,
-    what is put off is more than what was kept; few micro batches never fill the pipeline."""
+    """A micro batch keeps `saved` from its forward to the backward that leaves weights' gradients,
+    whose most is split_peak, and then `deferred`. In the second shape, as under full recomputation,
+    what is deferred is more than what was saved; few micro batches never fill the pipeline."""
     job = job_of({"parallel.pp": pp, "training.global_batch_size": batch,
                   "parallel.schedule": "zero-bubble"})  # fmt: skip
     for stage in range(pp):
         held = kept = peak = 0.0
         for kind, *_ in actions("zero-bubble", stage=stage, stages=pp, microbatches=batch):
             if kind == "backward_input":
-                peak = max(peak, held - chunk.kept + chunk.split_top)
-            held += {"forward": chunk.kept, "backward_input": chunk.put_off - chunk.kept,
-                     "backward_weight": -chunk.put_off}[kind]  # fmt: skip
+                peak = max(peak, held - chunk.saved + chunk.split_peak)
+            held += {"forward": chunk.saved, "backward_input": chunk.deferred - chunk.saved,
+                     "backward_weight": -chunk.deferred}[kind]  # fmt: skip
             kept, peak = max(kept, held), max(peak, held)
         assert held_at_most(job, [chunk], stage=stage)[:2] == (kept, peak)
 

@@ -9,6 +9,8 @@ rank (Megatron-LM's split), so neither sends anything. norm_order pre is Megatro
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mpctl.operators.blocks import (
     attention_weights,
     head,
@@ -28,6 +30,7 @@ from mpctl.operators.matmul import (
     OperatorGroup,
     ParameterSpec,
 )
+from mpctl.operators.saved import SavedTensor, hidden_saved, norm_saved
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
@@ -53,13 +56,26 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
         entry=OperatorGroup(
             (lookup(HIDDEN),),
             (word, *_places(model), *(norm_weights("embedding.norm", model) if is_post else ())),
+            tuple(norm_saved(model.norm, HIDDEN[:-1], "embedding norm")) if is_post else (),
         ),
         exit=OperatorGroup(
             (TRANSFORM, head(HIDDEN, tied=model.tied_embeddings), POOLER, NEXT),
             (*(() if is_post else norm_weights("final_norm", model)), *_heads(model, word)),
+            tuple(_exit_saved(model)),
         ),
     )
     return OperatorTable((stack,))
+
+
+def _exit_saved(model: ModelSpec) -> Iterator[SavedTensor]:
+    """The final norm where there is one, the transform's input, its activation's and its norm's."""
+    rows = HIDDEN[:-1]
+    if model.norm_order == "pre":
+        yield from norm_saved(model.norm, rows, "final norm")
+    yield hidden_saved(rows, "normed")
+    yield hidden_saved(rows, "transformed")
+    yield from norm_saved(model.norm, rows, "transform norm")
+    yield hidden_saved(rows, "transformed")
 
 
 def _in_order(branch: tuple[ParameterSpec, ...], is_post: bool) -> tuple[ParameterSpec, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mpctl.families.gpt import ops as gpt
-from mpctl.operators.matmul import AttentionOp, OperatorGroup, ParameterSpec
+from mpctl.operators.matmul import AttentionOp, ParameterSpec
 from mpctl.operators.table import OperatorTable
 from mpctl.spec.model import ModelSpec
 
@@ -20,6 +20,6 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
     (stack,) = gpt.operator_table(model, tp=tp).stacks
     shape = (model.max_positions, model.hidden)
     blocks = ParameterSpec("embedding.block.weight", shape, ("positions", "hidden"))
-    entry = OperatorGroup(stack.entry.products, (*stack.entry.weights, blocks))
+    entry = replace(stack.entry, weights=(*stack.entry.weights, blocks))
     attention = AttentionOp("attention", has_sample_mask=True)
     return OperatorTable((replace(stack, entry=entry, cores=(attention,)),))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from mpctl.operators.blocks import (
     attention_weights,
+    final_norm_saved,
     head,
     lookup,
     mlp,
@@ -37,6 +38,7 @@ def operator_table(model: ModelSpec, *, tp: int) -> OperatorTable:
         exit=OperatorGroup(
             (head(HIDDEN, tied=model.tied_embeddings),),
             (*norm_weights("final_norm", model), output),
+            final_norm_saved(model, HIDDEN),
         ),
     )
     return OperatorTable((stack,))

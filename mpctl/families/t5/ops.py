@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from mpctl.operators.blocks import (
     attention_weights,
+    final_norm_saved,
     head,
     linear_weights,
     lookup,
@@ -57,7 +58,9 @@ def _encoder(model: ModelSpec, word: ParameterSpec) -> LayerStack:
         ),
         (AttentionOp("attention", has_bias=True),),
         entry=OperatorGroup((lookup(SOURCE),), (word,)),
-        exit=OperatorGroup((), norm_weights("encoder.final_norm", model)),
+        exit=OperatorGroup(
+            (), norm_weights("encoder.final_norm", model), final_norm_saved(model, SOURCE)
+        ),
         shared=(_bias("encoder", model),),
     )
 
@@ -77,6 +80,7 @@ def _decoder(model: ModelSpec, word: ParameterSpec, *, tp: int) -> LayerStack:
         exit=OperatorGroup(
             (head(TARGET, tied=model.tied_embeddings),),
             (*norm_weights("decoder.final_norm", model), output),
+            final_norm_saved(model, TARGET),
         ),
         shared=(_bias("decoder", model),),
     )  # fmt: skip

@@ -1,0 +1,132 @@
+"""The sizes that decide how many bytes a rank saves of one micro batch.
+
+By hand, one tensor [b, s, h] of b 1, s 2, h 4 in fp32: 1 x 2 x 4 x 4 = 32 bytes; outside the
+tensor-parallel regions under sequence parallelism with tp 2, 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from mpctl.estimate.kernel_sets import KernelSet, kernel_set
+from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.saved import SavedTensor
+from mpctl.sharding import padded_vocab
+from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import get_profile
+from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.units import DTYPE_BYTES
+
+
+class ActivationShapes(NamedTuple):
+    """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
+
+    kernels: whose kernels run (estimate/saved_activations.py). value: bytes of an element of the
+    training dtype. batch: samples of a micro batch. seq, decoder_seq: positions of this rank of cp.
+    inner: columns of the queries on this rank of tp; kv: of keys and values together; heads, ffn,
+    vocab: likewise; table_rows: vocab with padding. kv_heads: of the whole model. splits: whether
+    sequence parallelism is on. input_parts: into how many parts the saved input of a recomputed
+    layer is cut among the ranks of tp; 0 where it is offloaded from the device.
+    """
+
+    kernels: KernelSet
+    is_cuda: bool
+    value: int
+    batch: int
+    seq: int
+    decoder_seq: int
+    hidden: int
+    inner: int
+    kv: int
+    heads: int
+    ffn: int
+    vocab: int
+    table_rows: int
+    head_size: int
+    kv_heads: int
+    tp: int
+    cp: int
+    splits: bool
+    norm: str
+    activation: str
+    is_gated: bool
+    is_rotary: bool
+    is_flash: bool
+    dropout: bool
+    attention_dropout: bool
+    recompute: str
+    input_parts: int
+
+    @property
+    def wide(self) -> int:
+        """Bytes of an element that is computed in float32 at least."""
+        return max(4, self.value)
+
+    @property
+    def holds_scores(self) -> bool:
+        """Whether the score matrix lies in memory instead of being formed block by block."""
+        return self.attention_dropout or (self.kernels != "mpctl" and not self.is_flash)
+
+    def bytes_of(self, tensors: Iterable[SavedTensor]) -> float:
+        """Bytes of saved tensors together on this rank."""
+        widths = {"value": self.value, "float": self.wide, "mask": 1, "index": 8}
+        return sum(
+            float(prod(getattr(self, dim) for dim in tensor.dims))
+            * widths[tensor.width]
+            * tensor.times
+            / (self.tp if self.splits and tensor.is_outer else 1)
+            for tensor in tensors
+        )
+
+
+def activation_shapes(layout: JobLayout) -> ActivationShapes:
+    """The sizes of a rank of the layout; of the ranks of tp the first, which has most words."""
+    job, model = layout.job, layout.model
+    t, p, memory = job.training, job.parallel, memory_of(job)
+    tp, cp = p.tp, p.cp
+    rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
+    assumed = memory.assumes_dropout and model.attention == "unfused"
+    return ActivationShapes(
+        kernels=kernel_set(memory.kernels, t.runtime),
+        is_cuda=is_cuda(job),
+        value=max(2, DTYPE_BYTES[t.dtype]),
+        batch=t.micro_batch_size,
+        seq=model.seq_length // cp,
+        decoder_seq=(model.decoder_seq_length or 0) // cp,
+        hidden=model.hidden,
+        inner=model.heads * model.head_size // tp,
+        kv=2 * model.kv_heads * model.head_size // tp,
+        heads=model.heads // tp,
+        ffn=model.ffn // tp,
+        vocab=min(rows, model.vocab),
+        table_rows=rows,
+        head_size=model.head_size,
+        kv_heads=model.kv_heads,
+        tp=tp,
+        cp=cp,
+        splits=p.sequence_parallel,
+        norm=model.norm,
+        activation=model.activation,
+        is_gated=model.gated,
+        is_rotary=model.position == "rotary",
+        is_flash=model.attention == "flash",
+        dropout=t.dropout > 0 or assumed,
+        attention_dropout=t.attention_dropout > 0 or assumed,
+        recompute=t.recompute,
+        input_parts=0 if t.offload_activations else tp if t.partition_activations else 1,
+    )
+
+
+def memory_of(job: JobSpec) -> RuntimeMemory:
+    """What the job's runtime is known to do with memory."""
+    return get_profile(job.training.runtime).memory
+
+
+def is_cuda(job: JobSpec) -> bool:
+    """Whether the job runs on GPUs: as it says, else as its device does."""
+    if job.launch.device != "auto":
+        return job.launch.device == "cuda"
+    device = job.cluster.device
+    return device is None or device.kind == "cuda"
