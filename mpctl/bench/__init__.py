@@ -1,1 +1,1 @@
-"""Which jobs to run, what to measure in them, and the report."""
+"""Benches: which jobs to run, what to measure in their runs, and the report."""

@@ -1,4 +1,4 @@
-"""The folder that a bench writes: taken when it is free, cleared only of what a bench wrote.
+"""The folder that a bench writes: used when it is free, cleared only of what a bench wrote.
 
 OUT/ .mpctl-bench report.json data/ CASE-rN/ (a run directory for each repeat of a case)
 """
@@ -15,29 +15,30 @@ from mpctl.errors import Issue
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.marker import is_launched
 
-NAME, REPORT, DATA = ".mpctl-bench", "report.json", "data"
+BENCH_MARKER, REPORT, DATA = ".mpctl-bench", "report.json", "data"
 SCHEMA = "mpctl.bench.scaling/1"
 
 
 def check_folder(out: Path, *, overwrite: bool) -> Iterator[Issue]:
-    """An issue when the folder holds something that this bench may not replace."""
+    """An issue when the folder contains something that this bench may not replace."""
     if not _is_occupied(out):
         return
     if not overwrite:
-        yield Issue("bench-occupied", "--out", f"{out} already holds {_what(out)}",
+        yield Issue("bench-occupied", "--out", f"{out} already contains {_what(out)}",
                     "use --overwrite to replace it, or another --out")  # fmt: skip
     elif not _is_bench(out):
-        yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench, nothing was "
+        yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench; nothing was "
                     "removed", "use another --out")  # fmt: skip
 
 
 def take_folder(out: Path) -> None:
-    """Clear what an earlier bench left and mark the folder as this one's. Raises InputError."""
+    """Remove what an earlier bench wrote and mark the folder as a bench's. Raises InputError when
+    it cannot be written."""
     try:
         if _is_occupied(out):
             _clear(out)
         out.mkdir(parents=True, exist_ok=True)
-        (out / NAME).write_text("", "utf-8")
+        (out / BENCH_MARKER).write_text("", "utf-8")
     except OSError as error:
         raise cannot_write(out, error) from None
 
@@ -58,7 +59,7 @@ def _is_occupied(out: Path) -> bool:
 
 
 def _is_bench(out: Path) -> bool:
-    return (out / NAME).is_file() or _has_report(out)
+    return (out / BENCH_MARKER).is_file() or _has_report(out)
 
 
 def _what(out: Path) -> str:

@@ -1,23 +1,18 @@
-"""Launches the cases of a bench one after the other, repeats alternating, data prepared once."""
+"""Launches the cases of a bench in alternation; their data are prepared once."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from mpctl.bench.folder import REPORT, check_folder, take_folder
+from mpctl.bench.folder import check_folder, take_folder
 from mpctl.bench.scaling import Case, Timing, timing_of
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.machine import Machine, this_machine
+from mpctl.launch.local.machine import Machine, this_machine
 from mpctl.launch.preflight import check_launch, launch_warnings
 from mpctl.launch.set_up import Progress, prepare_data, set_up_run
 from mpctl.launch.supervise import run_launch
@@ -25,24 +20,26 @@ from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import StepRecord
 
-MakePlan = Callable[[Mapping[str, Any]], Plan]
+MakePlan = Callable[[Mapping[str, object]], Plan]
 
 
-class View(Protocol):
-    """What shows a run's records and events as they come."""
+class RecordView(Protocol):
+    """What shows the records and events of a run as they come."""
 
-    def record(self, record: StepRecord) -> None: ...
+    def record(self, record: StepRecord) -> None:
+        """Show the record of a step."""
 
-    def event(self, message: str) -> None: ...
+    def event(self, message: str) -> None:
+        """Show a message."""
 
 
-OpenView = Callable[[str, LaunchPlan], AbstractContextManager[View]]
+OpenView = Callable[[str, LaunchPlan], AbstractContextManager[RecordView]]
 
 
 def plan_cases(
     make_plan: MakePlan, cases: Sequence[Case], out: Path, *, overwrite: bool
 ) -> list[LaunchPlan]:
-    """A launch for every case; raises InputError with the issues of all of them, and of the folder
+    """A launch for every case. Raises InputError with the issues of all cases and of the folder
     that they write, at once."""
     machine = this_machine()
     issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
@@ -67,78 +64,52 @@ def _launch(plan: Plan, machine: Machine, path: Path) -> LaunchPlan:
 
 
 def run_cases(
-    cases: Sequence[Case], launches: Sequence[LaunchPlan], *, out: Path, repeats: int,
-    open_view: OpenView, on_progress: Progress,
-) -> list[Timing]:  # fmt: skip
-    """Time every case `repeats` times, A B C A B C; raises RunFailed at the first that fails."""
+    cases: Sequence[Case],
+    launches: Sequence[LaunchPlan],
+    *,
+    out: Path,
+    repeats: int,
+    open_view: OpenView,
+    on_progress: Progress,
+) -> list[Timing]:
+    """Run every case `repeats` times, in the order A B C A B C, and time its steps. Raises
+    RunFailed at the first run that fails."""
     records: list[list[list[StepRecord]]] = [[] for _ in cases]
     take_folder(out)
     shared = _with_data(launches, out, on_progress)
-    for repeat in range(repeats):
+    for repeat in range(1, repeats + 1):
         for index, (case, launch) in enumerate(zip(cases, shared, strict=True)):
-            path = out / f"{case.name}-r{repeat + 1}"
-            title = f"world {case.world} (tp {case.tp} x dp {case.dp}), run {repeat + 1}/{repeats}"
-            records[index].append(_run_one(launch, path, title, open_view))
+            run = RunDir(out / f"{case.name}-r{repeat}")
+            title = f"world {case.world} (tp {case.tp} x dp {case.dp}), run {repeat}/{repeats}"
+            records[index].append(_run_one(replace(launch, run=run), title, open_view))
     predictions = [launch.job.launch.predicted_step_seconds for launch in shared]
-    return [
-        timing_of(case, own, predicted)
-        for case, own, predicted in zip(cases, records, predictions, strict=True)
-    ]
+    return [timing_of(*each) for each in zip(cases, records, predictions, strict=True)]
 
 
 def _with_data(
     launches: Sequence[LaunchPlan], out: Path, on_progress: Progress
 ) -> list[LaunchPlan]:
-    """The launches reading one prepared corpus in `out`."""
+    """The launches, all with the same prepared data: the job's, or a corpus prepared in `out`."""
     first = launches[0]
     if first.job.data.path is not None:
         return list(launches)
     prepare_data(replace(first, run=RunDir(out)), on_progress)
-    return [_reading(launch, (out / "data").resolve()) for launch in launches]
+    return [_with_path(launch, RunDir(out).data.resolve()) for launch in launches]
 
 
-def _reading(launch: LaunchPlan, data: Path) -> LaunchPlan:
+def _with_path(launch: LaunchPlan, data: Path) -> LaunchPlan:
     settings = launch.job.data.model_copy(update={"path": str(data)})
     job = launch.job.model_copy(update={"data": settings})
     files = {**launch.files, "job.json": job.model_dump_json(indent=1) + "\n"}
     return replace(launch, job=job, files=files)
 
 
-def _run_one(launch: LaunchPlan, path: Path, title: str, open_view: OpenView) -> list[StepRecord]:
-    own = replace(launch, run=RunDir(path))
-    set_up_run(own, overwrite=True, resume=False, on_progress=lambda *_: None)
-    with open_view(title, own) as view:
-        outcome = run_launch(own, view.record, view.event)
+def _run_one(launch: LaunchPlan, title: str, open_view: OpenView) -> list[StepRecord]:
+    set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
+    with open_view(title, launch) as view:
+        outcome = run_launch(launch, view.record, view.event)
     if outcome.status == "stopped":
         raise KeyboardInterrupt
     if outcome.failure is not None:
         raise RunFailed(f"{title}: {outcome.failure}; its log: {outcome.failure.log}")
-    return list(own.run.records())
-
-
-def environment() -> dict[str, Any]:
-    """Where and with what the figures were measured."""
-    machine = this_machine()
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": platform.processor() or platform.machine(),
-        "cores": machine.cores,
-        "gpus": machine.gpus,
-        "load_at_start": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "mpctl": version("mpctl"),
-    }
-
-
-def load_warnings(where: dict[str, Any]) -> list[str]:
-    """In words, that other programs were using the cores when `environment` was read."""
-    load, cores = where["load_at_start"], where["cores"]
-    if load <= cores:
-        return []
-    return [f"the load is {load:.1f} on {cores} core{'s' * (cores > 1)}: other programs take "
-            "their time, so these figures are too slow and vary"]  # fmt: skip
-
-
-def write_report(out: Path, report: dict[str, Any]) -> None:
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+    return list(launch.run.records())

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from statistics import median
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from mpctl.errors import InputError
 from mpctl.rundir.rank_files import StepRecord
@@ -28,7 +28,7 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One layout to be timed, and the scaling modes whose row it gives."""
+    """One layout to be timed, and the scaling modes of which it is a row."""
 
     world: int
     tp: int
@@ -37,8 +37,8 @@ class Case:
     modes: tuple[Mode, ...]
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """What makes the job this case; validation, checkpoints and their time are left out."""
+    def settings(self) -> dict[str, int | bool]:
+        """The settings that make the job this case, without validations and checkpoints."""
         return {
             "cluster.nodes": 1,
             "cluster.gpus_per_node": self.world,
@@ -52,26 +52,27 @@ class Case:
 
     @property
     def name(self) -> str:
+        """`strong-2` or `strong+weak-1`."""
         return f"{'+'.join(self.modes)}-{self.world}"
 
 
 def scaling_cases(
     job: JobSpec, worlds: Sequence[int], *, along: Along, modes: Sequence[Mode]
 ) -> list[Case]:
-    """Cases in order of world size; equal layouts of both modes are one case.
+    """The cases in order of world size; a layout that both modes need is one case.
 
-    along: `job` fills tp up to the job's own and the rest with dp; `tp` and `dp` use that axis
-    alone. The job's global batch belongs to the smallest world.
+    along: `job` uses tp up to the job's tp, then dp; `tp` and `dp` use that axis alone. The job's
+    global batch is that of the smallest world.
     """
     smallest, batch = min(worlds), job.training.global_batch_size or 1
-    found: dict[tuple[int, int], list[Mode]] = {}
+    modes_of: dict[tuple[int, int], list[Mode]] = {}
     for world in sorted(set(worlds)):
         for mode in modes:
             size = batch if mode == "strong" else batch * world // smallest
-            found.setdefault((world, size), []).append(mode)
+            modes_of.setdefault((world, size), []).append(mode)
     return [
         Case(world, tp := _tp(job, world, along), world // tp, size, tuple(names))
-        for (world, size), names in found.items()
+        for (world, size), names in modes_of.items()
     ]
 
 
@@ -80,7 +81,7 @@ def _tp(job: JobSpec, world: int, along: Along) -> int:
 
 
 def parse_worlds(text: str) -> list[int]:
-    """`"1,2,4"` -> [1, 2, 4]; raises InputError."""
+    """`"1,2,4"` -> [1, 2, 4]; raises InputError for anything else."""
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise InputError.of("bad-worlds", "--world", f"{text!r} is not a list of world sizes",
@@ -90,7 +91,8 @@ def parse_worlds(text: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One case's steady steps over all its repeats."""
+    """The steps of one case after the warm-up, over all its repeats. cpu_seconds: processor time
+    of rank 0 in each step; predicted: the plan's step time in seconds."""
 
     case: Case
     step_seconds: tuple[float, ...]
@@ -100,17 +102,19 @@ class Timing:
 
     @property
     def seconds(self) -> float:
+        """The median time of a step."""
         return median(self.step_seconds)
 
     @property
     def tokens_per_second(self) -> float:
+        """Tokens of all ranks together, at the median step time."""
         return self.tokens_per_step / self.seconds
 
 
 def timing_of(
     case: Case, records: Iterable[Sequence[StepRecord]], predicted: float | None
 ) -> Timing:
-    """Medians are over every step after the warm-up of each repeat."""
+    """The timing of a case from the records of each of its repeats."""
     steady = [record for repeat in records for record in repeat[WARM_UP_STEPS:] or repeat]
     first = steady[0]
     return Timing(
@@ -122,14 +126,31 @@ def timing_of(
     )
 
 
-def scaling_rows(timings: Sequence[Timing], mode: Mode) -> list[dict[str, Any]]:
-    """One row a world size of this mode, against its smallest."""
-    own = [timing for timing in timings if mode in timing.case.modes]
-    base = own[0]
-    return [_row(timing, base, mode) for timing in own]
+class ScalingRow(TypedDict):
+    """One world size of one mode. step_seconds: the median; cpu_seconds: the median processor time
+    of rank 0; speed_up, efficiency: against the smallest world of the mode."""
+
+    mode: Mode
+    world_size: int
+    sizes: dict[str, int]
+    global_batch_size: int
+    step_seconds: float
+    step_seconds_min: float
+    step_seconds_max: float
+    cpu_seconds: float
+    predicted_step_seconds: float | None
+    tokens_per_second: float
+    speed_up: float
+    efficiency: float
 
 
-def _row(timing: Timing, base: Timing, mode: Mode) -> dict[str, Any]:
+def scaling_rows(timings: Sequence[Timing], mode: Mode) -> list[ScalingRow]:
+    """One row for each world size of this mode."""
+    of_mode = [timing for timing in timings if mode in timing.case.modes]
+    return [_row(timing, of_mode[0], mode) for timing in of_mode]
+
+
+def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
     case = timing.case
     speed_up = timing.tokens_per_second / base.tokens_per_second
     return {

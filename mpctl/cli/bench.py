@@ -53,13 +53,8 @@ def scaling(
     as_json: Annotated[bool, typer.Option("--json", help="The report on stdout.")] = False,
 ) -> None:
     """Run JOB at each world size; print tokens/s, speed-up and efficiency against the smallest."""
-    from mpctl.bench.runner import (
-        environment,
-        load_warnings,
-        plan_cases,
-        run_cases,
-        write_report,
-    )
+    from mpctl.bench.report import ScalingReport, bench_environment, load_warnings, write_report
+    from mpctl.bench.runner import plan_cases, run_cases
     from mpctl.bench.scaling import parse_worlds, scaling_cases, scaling_rows
     from mpctl.render.bench import print_scaling, run_view
     from mpctl.render.errors import print_warnings
@@ -71,25 +66,25 @@ def scaling(
     own = job.with_default("training.steps", DEFAULT_STEPS)
     if device is not None:
         own = own.with_default("launch.device", device)
-    worlds, where = parse_worlds(world), environment()
-    own = own.with_default("launch.threads_per_rank", max(1, where["cores"] // max(worlds)))
+    worlds, environment = parse_worlds(world), bench_environment()
+    own = own.with_default("launch.threads_per_rank", max(1, environment["cores"] // max(worlds)))
     base = own.plan().job
     cases = scaling_cases(base, worlds, along=along, modes=chosen)
     if out is None:
         out = Path("runs/bench-scaling") if overwrite else free_run_dir("bench-scaling").path
     launches = plan_cases(own.plan, cases, out, overwrite=overwrite)
-    own_warnings = dict.fromkeys(w for launch in launches for w in launch.warnings)
-    print_warnings([*own_warnings, *load_warnings(where)])
+    launch_warnings = dict.fromkeys(w for launch in launches for w in launch.warnings)
+    print_warnings([*launch_warnings, *load_warnings(environment)])
     with TaskBar() as bar:
         timings = run_cases(
             cases, launches, out=out, repeats=repeats, open_view=run_view, on_progress=bar.update
         )
-    report = {
+    report: ScalingReport = {
         "schema": "mpctl.bench.scaling/1",
         "job": base.name,
         "results": [row for m in chosen for row in scaling_rows(timings, m)],
         "steps_timed": len(timings[0].step_seconds),
-        "environment": where,
+        "environment": environment,
         "command": shlex.join(["mpctl", *sys.argv[1:]]),
     }
     write_report(out, report)

@@ -146,7 +146,7 @@ def _require_alone(rehearse: bool, others: list[str]) -> None:
 
 def _rehearse(job: JobSource, device: str | None, rank: int | None, *, as_json: bool) -> NoReturn:
     from mpctl.errors import InputError
-    from mpctl.launch.machine import this_machine
+    from mpctl.launch.local.machine import this_machine
     from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
     from mpctl.render.json import print_json
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal
@@ -238,7 +238,7 @@ def _check(
     """Every reason not to start, at once; else what to start."""
     from mpctl.errors import InputError
     from mpctl.launch.launch_plan import plan_launch, resolved_job
-    from mpctl.launch.machine import this_machine
+    from mpctl.launch.local.machine import this_machine
     from mpctl.launch.preflight import (
         check_launch,
         check_replaced,
@@ -268,16 +268,14 @@ def _check(
 
 
 def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:
-    from mpctl.launch.port import free_port
+    from mpctl.launch.local.address import free_port
     from mpctl.render.console import say
     from mpctl.render.json import print_json
 
     port = free_port()
     if as_json:
-        print_json({"schema": "mpctl.launch/1", "command": prepared.command(port),
-                    "env": prepared.env, "run_dir": str(prepared.run.path),
-                    "world_size": prepared.world_size,
-                    "job": prepared.job.model_dump(mode="json")})  # fmt: skip
+        print_json(prepared.document(port))
         return
-    say(f"# writes {', '.join(prepared.files)} and the run's records to {prepared.run.path}/")
+    files = ", ".join(prepared.files)
+    say(f"# writes {files} and the records of the run into {prepared.run.path}/")
     say(prepared.text(port))

@@ -5,88 +5,106 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from mpctl.cli.task_options import AsJson, Device, Dtype, ModelPath, Step, TokenizerFile
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+PromptOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Text to continue; repeatable.", show_default=False),
+]
+PromptsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help='A file with a prompt on each line, or a .jsonl file with {"prompt": "..."} on '
+        "each line; - reads prompts from stdin, one a line.",
+        show_default=False,
+    ),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Most tokens to write for a prompt, or with glm for a blank. By default 128, or "
+        "as many as the model has positions for.",
+        show_default=False,
+    ),
+]
+TemperatureOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        help="0 takes the likeliest token each time; 1 draws with the model's probabilities, "
+        "less than 1 favours likely tokens.",
+    ),
+]
+TopKOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Draw from the K likeliest tokens.", show_default=False),
+]
+TopPOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Draw from the likeliest tokens whose probabilities add up to P.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[
+    int, typer.Option(min=0, help="The same seed gives the same texts at any --tp.")
+]
+StopOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="End a text before this string; repeatable. The end-of-text token always ends it.",
+        show_default=False,
+    ),
+]
+LogProbabilitiesOption = Annotated[
+    bool,
+    typer.Option(
+        "--log-probabilities", help="With --json: also the log probability of each token."
+    ),
+]
+
+
 @app.command()
 def sample(
-    model: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MODEL", help="A run's directory, whose newest checkpoint is taken; one "
-            "checkpoint of it; what `mpctl weights import` wrote; or a Hugging Face directory."
-        ),
-    ],
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Text to continue; may be repeated.", show_default=False),
-    ] = None,
-    prompts: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="A file with one prompt a line, or a .jsonl file with a prompt in "
-            "each line's object; - reads lines from stdin.", show_default=False
-        ),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(help="The checkpoint of this step.", show_default=False)
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most tokens to write for a prompt (for a blank, of glm). By "
-                     "default 128, or what the model's positions leave.", show_default=False),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the likeliest token each time; 1 draws with the "
-                            "model's own probabilities, less than 1 with sharper ones.")
-    ] = 0.0,
-    top_k: Annotated[
-        int | None, typer.Option(min=1, help="Draw from the K likeliest tokens.",
-                                 show_default=False)
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="Draw from the likeliest tokens that "
-                                   "together reach probability P.", show_default=False)
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="The same seed gives the same texts, at any --tp.")
-    ] = 1234,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="End a text before this string; may be repeated. The "
-                     "end-of-text token always ends it.", show_default=False),
-    ] = None,
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks that share the model.")] = 1,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option(help="auto: a GPU where there is one.")
-    ] = "auto",
-    dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "fp64"] | None,
-        typer.Option(help="Precision to compute in; the run's own by default.", show_default=False),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A tokenizer.json, where the model has none beside it.",
-                     show_default=False),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts written at once.")] = 8,
-    log_probabilities: Annotated[
-        bool, typer.Option("--log-probabilities", help="With --json: of each token written.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:  # fmt: skip
+    model: ModelPath,
+    prompt: PromptOption = None,
+    prompts: PromptsOption = None,
+    step: Step = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = 1234,
+    stop: StopOption = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1,
+    device: Device = "auto",
+    dtype: Dtype = None,
+    tokenizer: TokenizerFile = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are written at once.")] = 8,
+    log_probabilities: LogProbabilitiesOption = False,
+    as_json: AsJson = False,
+) -> None:
     """Write text with a trained model: continue prompts, or fill blanks.
 
-    A gpt model continues each prompt. A bert model fills the [MASK]s of a prompt, a glm model its
-    [MASK]s with several words each, a t5 model its <extra_id_0>, <extra_id_1>, and so on. Nothing
-    is written to the run, which may be training meanwhile.
+    A gpt model continues each prompt. A bert model fills the [MASK]s of a prompt with one token
+    each, a glm model its [MASK]s with several, a t5 model its <extra_id_0>, <extra_id_1>, and so
+    on. Nothing is written to the run, which may be training at the same time.
     """
-    from mpctl.launch.machine import this_machine
+    from mpctl.launch.local.machine import this_machine
     from mpctl.launch.sample import SamplingSettings, plan_sampling, sample_document
+    from mpctl.launch.task import TaskOptions
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.sample import SampleView, print_footer
@@ -95,12 +113,10 @@ def sample(
     settings = SamplingSettings(
         max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), batch_size
     )
-    given = read_prompts(prompt or [], prompts)
+    options = TaskOptions(step, tokenizer, {"tp": tp}, device, dtype)
+    texts = read_prompts(prompt or [], prompts)
     with TaskBar(after=PATIENCE, lines=not as_json) as bar:
-        sampling = plan_sampling(
-            model, given, settings, this_machine(), step=step, tokenizer=tokenizer, tp=tp,
-            device=device, dtype=dtype, on_verify=bar.update,
-        )  # fmt: skip
+        sampling = plan_sampling(model, texts, settings, this_machine(), options, bar.update)
     print_warnings(list(sampling.warnings))
     with SampleView(sampling, is_silent=as_json) as view:
         seconds = sampling.run(view.show)
@@ -112,16 +128,16 @@ def sample(
 
 
 def read_prompts(given: list[str], source: str | None) -> list[str]:
-    """The prompts typed, then the file's; raises InputError where there is none."""
+    """The prompts of --prompt, then those of the file. Raises InputError when there are none."""
     from mpctl.errors import InputError
 
-    found = list(given)
+    prompts = list(given)
     if source is not None:
-        found += _lines(source)
-    if not found:
+        prompts += _lines(source)
+    if not prompts:
         raise InputError.of("no-prompt", "--prompt", "there is no text to continue",
                             "give --prompt TEXT, --prompts FILE or --prompts -")  # fmt: skip
-    return found
+    return prompts
 
 
 def _lines(source: str) -> list[str]:

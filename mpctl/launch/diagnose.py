@@ -1,11 +1,11 @@
-"""Which rank ended a run, and why, out of what every rank left behind.
+"""Which rank ended a run, and why, from what every rank left behind.
 
-A rank that fails by an exception leaves a record that says whether it is only an echo of a lost
-peer. A rank killed by a signal leaves nothing; torchrun's summary then has its exit code. One that
-left by itself with exit code 0 is neither there nor in the summary. A stopped one (SIGSTOP, a
-debugger) is seen in its process state. Ranks that torchrun itself terminated afterwards (SIGTERM),
-and those that NCCL's watchdog aborted because they waited too long, are the cause only when nothing
-else is. What a rank without a record was doing is in its trail (mpctl/rundir/breadcrumb.py).
+A rank that fails by an exception leaves a record, which says whether it only echoes a lost peer. A
+rank killed by a signal leaves none; torchrun's log then has its exit code. A rank that exited with
+code 0 too early has neither. A stopped rank (SIGSTOP, a debugger) is recognised by its process
+state. Ranks that torchrun terminated afterwards (SIGTERM), and ranks that NCCL's watchdog aborted
+because they waited too long, are the cause only when there is no other. What a rank without a
+record was doing is in its breadcrumb (mpctl/rundir/breadcrumb.py).
 """
 
 from __future__ import annotations
@@ -25,30 +25,32 @@ LAST_LINES = 15
 TAIL_BYTES = 65536
 ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.S)
 OUT_OF_MEMORY = (
-    "memory ran out, the kernel killed a process of this control group; use a smaller model or "
+    "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
     "micro batch, fewer ranks, or a higher limit"
 )
 WATCHDOG = "Watchdog caught collective operation timeout"
+FAILED, EXITED, TERMINATED, TIMED_OUT = range(4)
 
 
 @dataclass(frozen=True)
 class AttemptEvidence:
     """What the supervisor saw of an attempt.
 
-    code: torchrun's exit code, None where the supervisor ended it; stopped: ranks whose process was
-    stopped when it failed; trouble: why the supervisor ended it; memory_kills: processes that the
+    code: torchrun's exit code, None when the supervisor ended it; stopped: ranks whose process was
+    stopped when it failed; hang: why the supervisor ended it; memory_kills: processes that the
     kernel killed in the meantime because the control group's memory ran out.
     """
 
     code: int | None = None
     stopped: tuple[int, ...] = ()
-    trouble: HangReport | None = None
+    hang: HangReport | None = None
     memory_kills: int = 0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The rank that failed first, where it sits, what it did, and the end of its log."""
+    """The rank that failed first: its coordinates, its error, what it was doing, the end of its
+    log. rank: None when no single rank is at fault."""
 
     rank: int | None
     coords: dict[str, int]
@@ -60,45 +62,33 @@ class Failure:
     def __str__(self) -> str:
         if self.rank is None:
             return f"{self.error} ({self.log})"
-        place = ", ".join(f"{axis} {index}" for axis, index in self.coords.items())
-        return f"rank {self.rank} ({place}) failed at {self.doing}: {self.error}"
+        coords = ", ".join(f"{axis} {index}" for axis, index in self.coords.items())
+        return f"rank {self.rank} ({coords}) failed at {self.doing}: {self.error}"
 
 
 def find_failure(
     run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence = AttemptEvidence()
 ) -> Failure:
-    """The most likely cause: a real error, a stopped rank, what the supervisor saw, a rank that
-    ended without a record, else the first echo."""
+    """The most likely cause, in this order: a recorded error, a stopped rank, a hang that the
+    supervisor saw, a rank that ended without a record, the first echo of a lost peer."""
     records = sorted(run.failure_records(), key=lambda record: record["time"])
     causes = [record for record in records if not record["is_echo"]]
     if causes:
         return _recorded(run, causes[0])
     if evidence.stopped:
-        return _silent(run, job, evidence.stopped[0], stopped_text(list(evidence.stopped)))
-    if evidence.trouble is not None:
-        rank, error = evidence.trouble.rank, evidence.trouble.error
-        return _nobody(run, error) if rank is None else _silent(run, job, rank, error)
-    done = {int(document["rank"]) for document in run.rank_reports()}
-    known = done | {int(record["rank"]) for record in records}
+        error = stopped_text(list(evidence.stopped))
+        return _unrecorded(run, job, evidence.stopped[0], error)
+    if evidence.hang is not None:
+        rank, error = evidence.hang.rank, evidence.hang.error
+        return _of_no_rank(run, error) if rank is None else _unrecorded(run, job, rank, error)
     codes = _exit_codes(run)
-    unknown = [rank for rank in range(world_size) if rank not in known]
-    tells = records or evidence.code == 0 or set(codes.values()) - {-signal.SIGTERM}
-    if unknown and tells:
-        rank = min(unknown, key=lambda rank: _innocence(run, rank, codes))
-        return _silent(run, job, rank, _ending(run, rank, codes, evidence))
+    rank = _likeliest_without_record(run, world_size, codes, records, evidence)
+    if rank is not None:
+        return _unrecorded(run, job, rank, _ending(run, rank, codes, evidence))
     if records:
         return _recorded(run, records[0])
     has_started = any(run.breadcrumb(rank).start for rank in range(world_size))
-    return _nobody(run, _torchrun_ending(evidence, has_started=has_started))
-
-
-def _innocence(run: RunDir, rank: int, codes: dict[int, int]) -> int:
-    """Ranks that left no record, the most likely cause first: killed or ended with an error, ended
-    with code 0, terminated by torchrun, aborted because it waited too long."""
-    code = codes.get(rank)
-    if code == -signal.SIGABRT and WATCHDOG in _end_of(run.log(rank)):
-        return 3
-    return 1 if code is None else 2 if code == -signal.SIGTERM else 0
+    return _of_no_rank(run, _torchrun_ending(evidence, has_started=has_started))
 
 
 def port_was_taken(run: RunDir) -> bool:
@@ -106,33 +96,67 @@ def port_was_taken(run: RunDir) -> bool:
     return "EADDRINUSE" in run.torchrun_output() and not run.has_failures
 
 
+def _likeliest_without_record(
+    run: RunDir,
+    world_size: int,
+    codes: dict[int, int],
+    records: list[FailureRecord],
+    evidence: AttemptEvidence,
+) -> int | None:
+    """The likeliest cause among the ranks that left neither a report nor a record; None when
+    nothing shows that a rank ended by itself."""
+    known = {report["rank"] for report in run.rank_reports()} | {r["rank"] for r in records}
+    unknown = [rank for rank in range(world_size) if rank not in known]
+    ended_alone = records or evidence.code == 0 or set(codes.values()) - {-signal.SIGTERM}
+    if not (unknown and ended_alone):
+        return None
+    return min(unknown, key=lambda rank: _kind_of_ending(run, rank, codes))
+
+
+def _kind_of_ending(run: RunDir, rank: int, codes: dict[int, int]) -> int:
+    """How a rank without a record ended, the likeliest cause first: killed or failed, exited with
+    code 0, terminated by torchrun, aborted because it waited too long."""
+    code = codes.get(rank)
+    if code == -signal.SIGABRT and WATCHDOG in _end_of(run.log(rank)):
+        return TIMED_OUT
+    if code is None:
+        return EXITED
+    return TERMINATED if code == -signal.SIGTERM else FAILED
+
+
 def _recorded(run: RunDir, record: FailureRecord) -> Failure:
     return _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
 
 
-def _silent(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
+def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
     coords = Topology.of(job.sizes, order=job.parallel.order).coords(rank)
     doing = run.doing(rank) or f"step {run.last_step() + 1}"
     return _failure(run, rank, coords, error, doing)
+
+
+def _of_no_rank(run: RunDir, error: str) -> Failure:
+    log = run.torchrun_log
+    return Failure(None, {}, error, "start", str(log), _last_lines(log))
 
 
 def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:
     log = run.log(rank)
     if not log.exists():  # it ended before it could open one
         log = run.torchrun_log
-    return Failure(rank, coords, error, doing, str(log), _tail(log))
+    return Failure(rank, coords, error, doing, str(log), _last_lines(log))
 
 
 def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: AttemptEvidence) -> str:
+    """How a rank without a record ended, in words."""
     code = codes.get(rank)
-    if _innocence(run, rank, codes) == 3:
-        return f"waited for its peers until the time-out (NCCL: {WATCHDOG})"
+    if _kind_of_ending(run, rank, codes) == TIMED_OUT:
+        return f"timed out waiting for its peers (NCCL: {WATCHDOG})"
     if code == -signal.SIGTERM or (code is None and not codes and evidence.code != 0):
         return "did not answer its peers, which timed out waiting for it"
     if code is None:
-        return "ended with exit code 0 before the last step"
+        return "exited with code 0 before the last step"
     if code >= 0:
-        return f"ended with exit code {code} without a traceback"
+        return f"exited with code {code} without a traceback"
     return f"killed by signal {-code} ({_signal_name(-code)}{_memory_hint(-code, evidence)})"
 
 
@@ -150,7 +174,7 @@ def _torchrun_ending(evidence: AttemptEvidence, *, has_started: bool) -> str:
 def _memory_hint(number: int, evidence: AttemptEvidence) -> str:
     if evidence.memory_kills:
         return f": {OUT_OF_MEMORY}"
-    return ", often the kernel short of memory" if number == signal.SIGKILL else ""
+    return ", often sent by the kernel when memory runs out" if number == signal.SIGKILL else ""
 
 
 def _signal_name(number: int) -> str:
@@ -161,12 +185,12 @@ def _signal_name(number: int) -> str:
 
 
 def _exit_codes(run: RunDir) -> dict[int, int]:
-    """What torchrun's last summary says of each rank that did not end well."""
-    found = ENTRY.findall(run.torchrun_output().rpartition("FAILED")[2])
-    return {int(rank): int(code) for rank, code in found}
+    """The exit code of each rank that failed, from the last summary in torchrun's log."""
+    entries = ENTRY.findall(run.torchrun_output().rpartition("FAILED")[2])
+    return {int(rank): int(code) for rank, code in entries}
 
 
-def _tail(log: Path) -> tuple[str, ...]:
+def _last_lines(log: Path) -> tuple[str, ...]:
     return tuple(_end_of(log).splitlines()[-LAST_LINES:])
 
 
@@ -177,9 +201,3 @@ def _end_of(log: Path) -> str:
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
         return stream.read().decode("utf-8", errors="replace")
-
-
-def _nobody(run: RunDir, error: str) -> Failure:
-    """A failure that is not one rank's."""
-    log = run.torchrun_log
-    return Failure(None, {}, error, "start", str(log), _tail(log))

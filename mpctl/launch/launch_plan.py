@@ -1,20 +1,18 @@
 """JobSpec -> LaunchPlan: the exact command, environment and files, computed without side effects.
 
-`--dry-run` prints it; the supervisor runs it. torchrun gets static rendezvous (exact ranks) and no
-restarts of its own: restarted workers reuse the old attempt's store and hang (pytorch#135712), so
-the supervisor starts a fresh torchrun for every attempt.
+`mpctl launch --dry-run` prints it, the supervisor runs it.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, TypedDict
 
-from mpctl.launch.machine import Machine
-from mpctl.launch.port import HOST
+from mpctl.launch.local.machine import Machine
+from mpctl.launch.local.torchrun import rank_environment, torchrun_command
 from mpctl.launch.preflight import chosen_device
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan
@@ -23,13 +21,25 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 
-LAUNCHER = "MPCTL_LAUNCHER"  # environment of torchrun: the process that it ends with
+TRACE_ENTRIES = "2000"
+"""Collectives that NCCL's flight recorder keeps for the record of a time-out."""
+
+
+class LaunchDocument(TypedDict):
+    """What `mpctl launch --dry-run --json` prints. job: the job with all defaults filled in."""
+
+    schema: Literal["mpctl.launch/1"]
+    command: list[str]
+    env: dict[str, str]
+    run_dir: str
+    world_size: int
+    job: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """argv without a port: each attempt takes a free one, so that `command` names it. damaged:
-    checkpoints that are to be renamed before the start, because they are not whole."""
+    """A launch that can start. env: added to the environment of this process; files: to be written
+    into the run directory, text by name; damaged: checkpoints to be renamed before the start."""
 
     job: JobSpec
     run: RunDir
@@ -40,70 +50,74 @@ class LaunchPlan:
     damaged: tuple[Path, ...] = ()
 
     def command(self, port: int) -> list[str]:
-        return [
-            sys.executable, "-m", "mpctl.runtime.torchrun",
-            "--nnodes=1", "--node-rank=0", f"--nproc-per-node={self.world_size}",
-            "--rdzv-backend=static", f"--master-addr={HOST}", f"--master-port={port}",
-            "--max-restarts=0", "-m", "mpctl.runtime.worker", str(self.run.path.resolve()),
-        ]  # fmt: skip
+        """The command of one attempt; each attempt takes a port that is free then."""
+        return torchrun_command(self.run.path, self.world_size, port)
 
     def text(self, port: int) -> str:
-        """What would run, as a shell would take it."""
+        """Environment and command as one line for a shell."""
         env = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
         return " \\\n  ".join([*env, shlex.join(self.command(port))])
 
+    def document(self, port: int) -> LaunchDocument:
+        """The plan as JSON."""
+        return {
+            "schema": "mpctl.launch/1",
+            "command": self.command(port),
+            "env": self.env,
+            "run_dir": str(self.run.path),
+            "world_size": self.world_size,
+            "job": self.job.model_dump(mode="json"),
+        }
+
 
 def plan_launch(
-    plan: Plan, run: RunDir, machine: Machine, *, warnings: tuple[str, ...] = (),
+    plan: Plan,
+    run: RunDir,
+    machine: Machine,
+    *,
+    warnings: tuple[str, ...] = (),
     damaged: tuple[Path, ...] = (),
-) -> LaunchPlan:  # fmt: skip
-    """The launch of a legal plan on this machine."""
+) -> LaunchPlan:
+    """The launch of a legal plan on this machine. Raises InputError when the plan is not legal."""
     job = resolved_job(plan, machine)
-    topology = plan.require_legal()
-    document = plan_document(plan, topology, kinds=None, ranks=False)
+    document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
     files = {
         "job.json": job.model_dump_json(indent=1) + "\n",
         "plan.json": json.dumps(document) + "\n",
     }
-    env = {
-        "OMP_NUM_THREADS": str(job.launch.threads_per_rank),
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",
-        "TORCH_FR_BUFFER_SIZE": "2000",
-    }
-    if job.launch.device == "cpu":
-        env["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
-        env["CUDA_VISIBLE_DEVICES"] = ""
+    env = {**rank_environment(job), "TORCH_FR_BUFFER_SIZE": TRACE_ENTRIES}
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 
 def resolved_job(plan: Plan, machine: Machine) -> JobSpec:
-    """The job with its device, threads and prediction filled in, and its paths made absolute."""
+    """The job with device, threads and predicted step time filled in, and with absolute paths."""
     job = plan.job
-    device = chosen_device(job, machine)
-    threads = job.launch.threads_per_rank or max(1, machine.cores // job.world_size)
-    predicted = plan.estimate.step_seconds if plan.estimate else None
     launch = job.launch.model_copy(
         update={
-            "device": device,
-            "threads_per_rank": threads,
-            "predicted_step_seconds": predicted,
+            "device": chosen_device(job, machine),
+            "threads_per_rank": job.launch.threads_per_rank
+            or max(1, machine.cores // job.world_size),
+            "predicted_step_seconds": plan.estimate.step_seconds if plan.estimate else None,
         }
     )
-    held = job.data
-    corpus = None if held.corpus is None else [absolute(source) for source in held.corpus]
-    others = {name: absolute(path) for name, path in held.validation.items()}
-    data = held.model_copy(update={
-        "path": absolute(held.path), "tokenizer": absolute(held.tokenizer), "corpus": corpus,
-        "validation": others,
-    })  # fmt: skip
+    data = job.data.model_copy(
+        update={
+            "path": absolute(job.data.path),
+            "tokenizer": absolute(job.data.tokenizer),
+            "corpus": None
+            if job.data.corpus is None
+            else [absolute(source) for source in job.data.corpus],
+            "validation": {name: absolute(path) for name, path in job.data.validation.items()},
+        }
+    )
     initial = _pinned(job.training.init_from)
     training = job.training.model_copy(update={"init_from": initial})
     return job.model_copy(update={"launch": launch, "data": data, "training": training})
 
 
 def _pinned(origin: str | None) -> str | None:
-    """Of a run, its checkpoint of now: it may be saving others while our ranks start."""
+    """For initial weights from a run: its newest checkpoint at this moment, since the run may save
+    others while the ranks start."""
     if origin is None or (Path(origin) / "config.json").is_file():
         return absolute(origin)
     newest = newest_checkpoint(Path(origin))

@@ -16,8 +16,8 @@ from mpctl.errors import InputError, Issue
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family, least_tokens, special_tokens
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.host import Device, host_issues, rehearsal_warnings
-from mpctl.launch.machine import Machine
+from mpctl.launch.local.host import Device, host_issues, rehearsal_warnings
+from mpctl.launch.local.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan

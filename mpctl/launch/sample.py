@@ -1,34 +1,72 @@
-"""Text from a trained model: prompts in, what the workers write out, as it is written.
+"""`mpctl sample`: text from a trained model; schema mpctl.sample/1.
 
-The workers deal in tokens alone; here is where text becomes tokens and tokens become text.
+The workers read and write token ids alone; here text becomes tokens and tokens become text.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, NotRequired
+
+from typing_extensions import TypedDict
 
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.families import get_prompt_form, special_tokens
-from mpctl.launch.machine import Machine
-from mpctl.launch.task import Answer, task_answers, task_job
+from mpctl.launch.local.machine import Machine
+from mpctl.launch.task import DEFAULT_OPTIONS, TaskOptions, task_answers, task_job
 from mpctl.launch.trained_model import TrainedModel, open_trained
-from mpctl.launch.verify import Progress, unseen
+from mpctl.launch.verify import Progress, ignore_progress
+from mpctl.launch.written_text import WrittenText
+from mpctl.rundir.task_files import PromptRequest, SampleRequest
 from mpctl.spec.job import JobSpec
 
 if TYPE_CHECKING:
-    from mpctl.data.decode import TextStream
     from mpctl.data.prompts import Encoded, PromptEncoder
+
+
+class SampleRow(TypedDict):
+    """One prompt and its text. log_probabilities: of each token, where asked for; finish:
+    end-of-text, filled, stop or length; seconds: from the begin of its batch to its last token."""
+
+    prompt: str
+    prompt_tokens: int
+    text: str
+    tokens: list[int]
+    log_probabilities: NotRequired[list[float]]
+    finish: str | None
+    seconds: float
+    tokens_per_second: float | None
+
+
+class SampleDocument(TypedDict):
+    """What `mpctl sample --json` prints. seconds: of writing all texts, without loading."""
+
+    schema: Literal["mpctl.sample/1"]
+    model: str
+    checkpoint: str
+    step: int | None
+    family: str
+    tp: int
+    device: str
+    dtype: str
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    samples: list[SampleRow]
+    tokens: int
+    seconds: float
+    tokens_per_second: float | None
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How texts are written. temperature 0 takes the likeliest token at each place; stop: strings
-    that end a text and are no part of it."""
+    """How texts are written. temperature: 0 takes the likeliest token each time; stop: strings that
+    end a text and are not part of it; batch_size: prompts written at once."""
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -38,164 +76,130 @@ class SamplingSettings:
     stop: tuple[str, ...] = ()
     batch_size: int = 8
 
-    def issues(self) -> list[Issue]:
-        unused = [name for name, value in (("--top-k", self.top_k), ("--top-p", self.top_p))
-                  if value is not None and self.temperature == 0]  # fmt: skip
-        message = "at temperature 0 the likeliest token is taken, nothing is drawn"
-        found = [Issue("no-effect", name, message, "add --temperature 1") for name in unused]
+    def issues(self) -> Iterator[Issue]:
+        """What is wrong with the settings."""
+        for option, value in (("--top-k", self.top_k), ("--top-p", self.top_p)):
+            if value is not None and self.temperature == 0:
+                message = "has no effect at temperature 0, which takes the likeliest token"
+                yield Issue("no-effect", option, message, "add --temperature 1")
         if not math.isfinite(self.temperature):
-            found.append(Issue("bad-value", "--temperature", f"{self.temperature} is not finite",
-                               "use a number from 0 to 2, say"))  # fmt: skip
+            message = f"{self.temperature} is not finite"
+            yield Issue("bad-value", "--temperature", message, "use a number, such as 0 to 2")
         if "" in self.stop:
-            found.append(Issue("bad-value", "--stop", "an empty string would end every text at "
-                               "its begin", "give some text, or leave it out"))  # fmt: skip
-        return found
+            message = "an empty string would end every text at its begin"
+            yield Issue("bad-value", "--stop", message, "give some text, or leave the option out")
 
 
-@dataclass
-class WrittenText:
-    """One prompt and what has been written for it. blanks: tokens by blank (one for gpt and t5);
-    seconds: from the begin of its batch to its last token."""
-
-    prompt: str
-    encoded: Encoded
-    stream: TextStream
-    stop: tuple[str, ...]
-    blanks: list[list[int]] = field(default_factory=list)
-    log_probabilities: list[float] = field(default_factory=list)
-    text: str = ""
-    shown: int = 0
-    finish: str | None = None
-    seconds: float = 0.0
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for blank in self.blanks for token in blank]
-
-    @property
-    def length(self) -> int:
-        """How many tokens were written."""
-        return sum(map(len, self.blanks))
-
-    def take(self, chosen: list[Any], seconds: float) -> None:
-        """One token as the workers chose it: [text, blank, token, log probability, is_end,
-        finish]."""
-        _, blank, token, share, is_end, finish = chosen
-        if self.finish is not None:
-            return
-        self.blanks += [[] for _ in range(blank + 1 - len(self.blanks))]
-        if not is_end:
-            self.blanks[blank].append(token)
-            self.log_probabilities.append(share)
-            self.text += self.stream.push(token)
-        self.finish, self.seconds = finish, seconds
-        self._stop()
-
-    def _stop(self) -> None:
-        if self.finish is not None:
-            self.text += self.stream.rest()
-        found = [place for stop in self.stop if (place := self.text.find(stop)) >= 0]
-        if found:
-            self.text, self.finish = self.text[: min(found)], "stop"
-
-    def fresh(self) -> str:
-        """Text that is certain and was not given out: what may begin a stop string waits."""
-        held = 0 if self.finish else max((len(stop) - 1 for stop in self.stop), default=0)
-        end = max(self.shown, len(self.text) - held)
-        text, self.shown = self.text[self.shown : end], end
-        return text
-
-
-OnProgress = Callable[[Sequence[WrittenText]], None]
+OnTexts = Callable[[Sequence[WrittenText]], None]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Everything that is asked, checked, before a worker starts."""
+    """Prompts that were checked and can be continued."""
 
     trained: TrainedModel
     job: JobSpec
     encoder: PromptEncoder
     settings: SamplingSettings
-    samples: list[WrittenText]
+    texts: list[WrittenText]
     warnings: tuple[str, ...]
 
-    def run(self, on_progress: OnProgress) -> float:
-        """Write all texts; on_progress sees them whenever something was written, and first when
-        the model is loaded. Returns the seconds of writing, without those of loading."""
+    def run(self, on_texts: OnTexts) -> float:
+        """Write all texts; the seconds that this took, without loading the model. on_texts: called
+        when the model is loaded and whenever tokens were written. Raises RunFailed when a worker
+        fails."""
         began = time.perf_counter()
-        with task_answers(self.job, self._request()) as said:
-            for answer in said:
+        with task_answers(self.job, self._request()) as answers:
+            for answer in answers:
                 if answer["event"] == "loaded":
                     began = time.perf_counter()
-                for chosen in answer.get("chosen", ()):
-                    self.samples[chosen[0]].take(chosen, answer["seconds"])
-                on_progress(self.samples)
-                if all(sample.finish for sample in self.samples):
+                elif answer["event"] == "tokens":
+                    for chosen in answer["chosen"]:
+                        self.texts[chosen[0]].add(chosen, answer["seconds"])
+                on_texts(self.texts)
+                if all(text.finish for text in self.texts):
                     break
-        if not all(sample.finish for sample in self.samples):
-            raise RunFailed("the workers ended before all texts did")
+        if not all(text.finish for text in self.texts):
+            raise RunFailed("the workers ended before all texts were written")
         return time.perf_counter() - began
 
-    def text_of(self, sample: WrittenText) -> str:
-        """What was written; of a model that fills blanks, the prompt with them filled."""
+    def text_of(self, written: WrittenText) -> str:
+        """What was written; for a model that fills blanks, the prompt with its blanks filled."""
         from mpctl.data.prompts import filled_text
 
         if self.encoder.form.continues:
-            return sample.text
-        return filled_text(self.encoder, sample.encoded, sample.blanks, sample.prompt)
+            return written.text
+        return filled_text(self.encoder, written.encoded, written.blanks, written.prompt)
 
-    def _request(self) -> Answer:
-        s, encoder = self.settings, self.encoder
-        draw = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "seed": s.seed}
-        texts = [
-            {"number": number, "tokens": sample.encoded.tokens, "masks": sample.encoded.masks,
-             "limit": sample.encoded.limit, "ends": encoder.ends, "special": encoder.special}
-            for number, sample in enumerate(self.samples)
-        ]  # fmt: skip
-        return {"task": "sample", "origin": str(self.trained.origin.resolve()), "texts": texts,
-                "draw": draw, "batch_size": s.batch_size}  # fmt: skip
+    def _request(self) -> SampleRequest:
+        settings = self.settings
+        return {
+            "task": "sample",
+            "origin": str(self.trained.origin.resolve()),
+            "texts": [self._prompt_request(n, text) for n, text in enumerate(self.texts)],
+            "draw": {
+                "temperature": settings.temperature,
+                "top_k": settings.top_k,
+                "top_p": settings.top_p,
+                "seed": settings.seed,
+            },
+            "batch_size": settings.batch_size,
+        }
+
+    def _prompt_request(self, number: int, text: WrittenText) -> PromptRequest:
+        return {
+            "number": number,
+            "tokens": list(text.encoded.tokens),
+            "masks": list(text.encoded.masks),
+            "limit": text.encoded.limit,
+            "ends": list(self.encoder.ends),
+            "special": self.encoder.special,
+        }
 
 
 def plan_sampling(
-    path: Path, prompts: Sequence[str], settings: SamplingSettings, machine: Machine, *,
-    step: int | None = None, tokenizer: Path | None = None, tp: int = 1, device: str = "auto",
-    dtype: str | None = None, on_verify: Progress = unseen,
-) -> Sampling:  # fmt: skip
-    """Raises InputError with what keeps these prompts from being continued."""
+    path: Path,
+    prompts: Sequence[str],
+    settings: SamplingSettings,
+    machine: Machine,
+    options: TaskOptions = DEFAULT_OPTIONS,
+    on_verify: Progress = ignore_progress,
+) -> Sampling:
+    """Check that the model at `path` can continue these prompts. Raises InputError with everything
+    that is wrong."""
     from mpctl.data.decode import TextStream
     from mpctl.data.prompts import PromptEncoder
-    from mpctl.data.tokenizer import find_tokenizer
 
-    trained = open_trained(path, step=step, on_progress=on_verify)
-    form = get_prompt_form(trained.model)
-    issues = [*settings.issues(), *_no_tokenizer(trained, tokenizer)]
-    if settings.stop and not form.continues:
-        issues.append(Issue("no-effect", "--stop", f"a {trained.model.family} model fills blanks, "
-                            "which end by a token of their own", "leave it out"))  # fmt: skip
-    if issues:
+    trained = open_trained(path, step=options.step, on_progress=on_verify)
+    tokenizer = trained.tokenizer_or(options.tokenizer)
+    issues = [*settings.issues(), *_stop_issues(trained, settings)]
+    if tokenizer is None:
+        message = f"there is no tokenizer.json beside {trained.origin}"
+        hint = "name the tokenizer.json that the model was trained with"
+        issues.append(Issue("no-tokenizer", "--tokenizer", message, hint))
+    if issues or tokenizer is None:
         raise InputError(issues)
-    job = task_job(trained.job, machine, {"tp": tp}, device=device, dtype=dtype)
-    found = find_tokenizer(tokenizer) if tokenizer is not None else trained.tokenizer
-    assert found is not None
+    job = task_job(trained.job, machine, options)
     encoder = PromptEncoder(
-        trained.model, form, special_tokens(trained.model), found, trained.own_ends,
+        trained.model,
+        get_prompt_form(trained.model),
+        special_tokens(trained.model),
+        tokenizer,
+        trained.end_tokens,
         adds_template=trained.run is None,
-    )  # fmt: skip
+    )
     encoded = encoder.encode(prompts, max_tokens=settings.max_tokens)
-    samples = [
+    texts = [
         WrittenText(prompt, each, TextStream(encoder.tokenizer, each.tokens), settings.stop)
         for prompt, each in zip(prompts, encoded, strict=True)
     ]
-    return Sampling(trained, job, encoder, settings, samples, _warnings(trained, encoded))
+    return Sampling(trained, job, encoder, settings, texts, _warnings(trained, encoded))
 
 
-def _no_tokenizer(trained: TrainedModel, given: Path | None) -> list[Issue]:
-    if given is not None or trained.tokenizer is not None:
-        return []
-    message = f"there is no tokenizer.json beside {trained.origin}"
-    hint = "name the tokenizer.json that the model was trained with"
-    return [Issue("no-tokenizer", "--tokenizer", message, hint)]
+def _stop_issues(trained: TrainedModel, settings: SamplingSettings) -> Iterator[Issue]:
+    if settings.stop and not get_prompt_form(trained.model).continues:
+        message = f"a {trained.model.family} model fills blanks, which end by a token of their own"
+        yield Issue("no-effect", "--stop", message, "leave the option out")
 
 
 def _warnings(trained: TrainedModel, encoded: Sequence[Encoded]) -> tuple[str, ...]:
@@ -204,17 +208,21 @@ def _warnings(trained: TrainedModel, encoded: Sequence[Encoded]) -> tuple[str, .
     continues = get_prompt_form(model).continues
     if not continues or model.position == "learned" or longest <= model.seq_length:
         return trained.warnings
-    longer = f"texts of up to {longest} tokens are longer than the {model.seq_length} that the "
-    return (*trained.warnings, longer + "model was trained with")
+    length = f"texts of up to {longest} tokens are longer than the sequences of {model.seq_length}"
+    return (*trained.warnings, f"{length} that the model was trained with")
 
 
-def sample_document(sampling: Sampling, seconds: float, *, log_probabilities: bool) -> Answer:
-    """Schema mpctl.sample/1."""
+def sample_document(
+    sampling: Sampling, seconds: float, *, log_probabilities: bool
+) -> SampleDocument:
+    """The texts as JSON; seconds: what `run` returned; log_probabilities: with those of the
+    tokens."""
     trained, settings, job = sampling.trained, sampling.settings, sampling.job
-    written = sum(len(sample.tokens) for sample in sampling.samples)
+    written = sum(text.length for text in sampling.texts)
+    rows = [_row(sampling, text, log_probabilities) for text in sampling.texts]
     return {
         "schema": "mpctl.sample/1",
-        "model": str(trained.run or trained.origin),
+        "model": str(trained.path),
         "checkpoint": str(trained.origin),
         "step": trained.step,
         "family": trained.model.family,
@@ -225,23 +233,26 @@ def sample_document(sampling: Sampling, seconds: float, *, log_probabilities: bo
         "top_k": settings.top_k,
         "top_p": settings.top_p,
         "seed": settings.seed,
-        "samples": [
-            {
-                "prompt": sample.prompt,
-                "prompt_tokens": len(sample.encoded.tokens),
-                "text": sampling.text_of(sample),
-                "tokens": sample.tokens,
-                **({"log_probabilities": sample.log_probabilities} if log_probabilities else {}),
-                "finish": sample.finish,
-                "seconds": sample.seconds,
-                "tokens_per_second": _rate(len(sample.tokens), sample.seconds),
-            }
-            for sample in sampling.samples
-        ],
+        "samples": rows,
         "tokens": written,
         "seconds": seconds,
         "tokens_per_second": _rate(written, seconds),
     }
+
+
+def _row(sampling: Sampling, written: WrittenText, log_probabilities: bool) -> SampleRow:
+    row: SampleRow = {
+        "prompt": written.prompt,
+        "prompt_tokens": len(written.encoded.tokens),
+        "text": sampling.text_of(written),
+        "tokens": written.tokens,
+        "finish": written.finish,
+        "seconds": written.seconds,
+        "tokens_per_second": _rate(written.length, written.seconds),
+    }
+    if log_probabilities:
+        row["log_probabilities"] = written.log_probabilities
+    return row
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -1,7 +1,8 @@
-"""Saves as the launcher sees them: told when they take long, and never cut short while they go on.
+"""Saves as the launcher sees them: reported when they take long, never cut short while they go on.
 
-A rank that saves writes into its trail what it has written so far (runtime/checkpointing/saver.py).
-While these words change, a checkpoint is coming, and a stop waits for it however long it takes.
+A rank that saves writes into its breadcrumb how much it has written so far
+(runtime/checkpointing/). While that text changes the save makes progress, and a stop waits for it
+however long it takes.
 """
 
 from __future__ import annotations
@@ -13,35 +14,36 @@ from dataclasses import dataclass, field
 from mpctl.rundir.directory import RunDir
 
 SAVING = "saving step"
-LOOK_SECONDS, TELL_AFTER, TELL_EVERY = 0.5, 2.0, 15.0
+LOOK_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
 
 
 @dataclass
 class SaveMonitor:
-    """The saves of one attempt. moved: when a rank last said that it got on with one, by clock."""
+    """The saves of one attempt. messages: what the ranks that save say, by rank; last_progress:
+    when one of them last changed, by `clock`."""
 
     run: RunDir
     world_size: int
     on_event: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
-    moved: float = float("-inf")
+    last_progress: float = float("-inf")
     next_look: float = float("-inf")
-    next_told: float = float("inf")
-    words: dict[int, str] = field(default_factory=dict)
+    next_report: float = float("inf")
+    messages: dict[int, str] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Read what the ranks say, twice a second at most."""
+        """Read the breadcrumbs, at most every LOOK_SECONDS; report a save that takes long."""
         now = self.clock()
         if now < self.next_look:
             return
         self.next_look = now + LOOK_SECONDS
-        said = {rank: self.run.doing(rank) for rank in range(self.world_size)}
-        words = {rank: text for rank, text in said.items() if text.startswith(SAVING)}
-        if not self.words:
-            self.next_told = now + TELL_AFTER
-        if words and words != self.words:
-            self.moved = now
-        self.words = words
-        if words and now >= self.next_told:
-            self.next_told = now + TELL_EVERY
-            self.on_event(max(words.values(), key=len))
+        doing = {rank: self.run.doing(rank) for rank in range(self.world_size)}
+        messages = {rank: text for rank, text in doing.items() if text.startswith(SAVING)}
+        if not self.messages:
+            self.next_report = now + REPORT_AFTER
+        if messages and messages != self.messages:
+            self.last_progress = now
+        self.messages = messages
+        if messages and now >= self.next_report:
+            self.next_report = now + REPORT_EVERY
+            self.on_event(max(messages.values(), key=len))

@@ -1,57 +1,55 @@
-"""Run a LaunchPlan and watch it: records out, a stop in, and no process left behind.
+"""Run a LaunchPlan to its end: hand out its records, pass on a stop, leave no process behind.
 
-One torchrun an attempt, in a session of its own so that Ctrl-C reaches only us. A first SIGINT,
-SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save (a file
-that rank 0's step looks for); a second one, or `stop_seconds` without an end, kills the tree. If we
-are killed ourselves the kernel kills torchrun (runtime/torchrun.py), and with it the workers.
+The ranks of an attempt are started anew for every attempt (local/torchrun.py). A first SIGINT,
+SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save, by a
+file that the first rank looks for at every step; a second one, or `stop_seconds` without progress,
+kills them.
 
-A rank that failed says so in a file. torchrun then ends the others by SIGTERM within half a second,
-but waits 30 s for one that cannot take it: a stopped process, or one deep in the kernel. We do not
-wait for a stopped one, and for none longer than FAILING_SECONDS. What no rank can tell, because all
-of them or torchrun are stopped or cannot meet, the watch sees (watch.py).
+A rank that fails records it in a file. torchrun then ends the others by SIGTERM within half a
+second, but waits 30 s for one that cannot take it: a stopped process, or one in a system call that
+cannot be interrupted. The supervisor does not wait for a stopped one, and for no other longer than
+FAILING_SECONDS. Failures that no rank can record, because all ranks or torchrun are stopped or the
+ranks cannot reach each other, are seen by watch.py.
 """
 
 from __future__ import annotations
 
-import os
-import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any
 
-from mpctl.launch.cgroup import memory_kills
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, port_was_taken
-from mpctl.launch.launch_plan import LAUNCHER, LaunchPlan
-from mpctl.launch.port import HOST, free_port
-from mpctl.launch.processes import ProcessTree, kill_tree
+from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.local.cgroup import memory_kills
+from mpctl.launch.local.processes import ProcessTree
+from mpctl.launch.local.torchrun import Attempt
+from mpctl.launch.record_reader import OnRecord, RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.watch import RunWatch
-from mpctl.rundir.marker import COMMAND
-from mpctl.rundir.metrics import parse_record
-from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.summary import RunStatus
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS = 10.0
-OnRecord = Callable[[StepRecord], None]
 OnEvent = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended; signal is the one that stopped it."""
+    """How a run ended. attempts: how many were made; signal: the number of the signal that stopped
+    it, None when `mpctl` was not asked by a signal."""
 
-    status: Literal["finished", "stopped", "failed"]
+    status: RunStatus
     attempts: int
     signal: int | None = None
     failure: Failure | None = None
 
     @property
     def exit_code(self) -> int:
+        """0 for a finished run, 1 for a failed one, 128 + the signal for a stopped one."""
         if self.status == "stopped":
             return 128 + (self.signal or signal.SIGINT)
         return 0 if self.status == "finished" else 1
@@ -59,166 +57,149 @@ class RunOutcome:
 
 @dataclass
 class StopRequests:
-    """Signals that asked for a stop, in order of arrival."""
+    """The numbers of the signals that asked for a stop, in order of arrival."""
 
     received: list[int] = field(default_factory=list)
 
     @contextmanager
     def listening(self) -> Iterator[StopRequests]:
+        """Collect SIGINT, SIGTERM, SIGHUP and SIGUSR1 inside of the block."""
         names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-        before = {name: signal.signal(name, self._take) for name in names}
+        before = {name: signal.signal(name, self._receive) for name in names}
         try:
             yield self
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
 
-    def _take(self, number: int, frame: Any) -> None:
+    def _receive(self, number: int, frame: Any) -> None:
         self.received.append(number)
-
-
-def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> RunOutcome:
-    """Run to the end, over as many attempts as the job allows."""
-    run, attempts = plan.run, plan.job.launch.max_restarts + 1
-    with StopRequests().listening() as stops:
-        for attempt in range(1, attempts + 1):
-            ended = _attempt(plan, stops, on_record, on_event)
-            if ended.code == 0 and run.last_step() >= plan.job.training.steps:
-                return RunOutcome("finished", attempt)
-            if stops.received or (ended.code == 0 and run.stop.exists()):
-                return RunOutcome("stopped", attempt, next(iter(stops.received), None))
-            failure = find_failure(run, plan.job, plan.world_size, ended.evidence)
-            if attempt == attempts:
-                return RunOutcome("failed", attempt, failure=failure)
-            on_event(f"{failure}; starting again from step {run.last_checkpoint()}")
-    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How one torchrun ended."""
+    """How an attempt ended. code: torchrun's exit code."""
 
     code: int
     evidence: AttemptEvidence
 
 
-def _attempt(
-    plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
-) -> AttemptResult:
-    """One torchrun; a second one, on another port, when the first found its port taken."""
-    ended = _run_torchrun(plan, stops, on_record, on_event)
-    if ended.code and not stops.received and port_was_taken(plan.run):
-        on_event("another process took the port first; once more with another")
-        return _run_torchrun(plan, stops, on_record, on_event)
-    return ended
+def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> RunOutcome:
+    """Run to the end, over as many attempts as the job allows.
+
+    on_record: called with each record of a step; on_event: with messages for people.
+    """
+    attempts = plan.job.launch.max_restarts + 1
+    with StopRequests().listening() as stops:
+        supervisor = Supervisor(plan, stops, on_record, on_event)
+        for attempt in range(1, attempts):
+            outcome = supervisor.outcome(attempt)
+            if outcome.status != "failed":
+                return outcome
+            step = plan.run.last_checkpoint()
+            on_event(f"{outcome.failure}; starting again from step {step}")
+        return supervisor.outcome(attempts)
 
 
-def _run_torchrun(
-    plan: LaunchPlan, stops: StopRequests, on_record: OnRecord, on_event: OnEvent
-) -> AttemptResult:
-    """One torchrun from start to end."""
-    for words in plan.run.begin_attempt():
-        on_event(words)
-    port, kills = free_port(plan.world_size), memory_kills()
-    with plan.run.torchrun_log.open("ab") as log:
-        process = _spawn(plan, log, port)
-        plan.run.torchrun_pid.write_text(str(process.pid))  # a worker starts a second from now
-        family, reader = ProcessTree(process.pid, plan.world_size), RecordReader(plan.run.metrics)
-        saves = SaveMonitor(plan.run, plan.world_size, on_event)
-        failing = FailureGracePeriod(plan, family)
-        watch = RunWatch(plan.run, family, plan.job.launch, address=f"{HOST}:{port}")
+@dataclass(frozen=True)
+class Supervisor:
+    """Runs attempts of one launch."""
+
+    plan: LaunchPlan
+    stops: StopRequests
+    on_record: OnRecord
+    on_event: OnEvent
+
+    def outcome(self, attempt: int) -> RunOutcome:
+        """Run one attempt to its end and judge it. attempt: its number, from 1."""
+        run, job = self.plan.run, self.plan.job
+        result = self._attempt()
+        if result.code == 0 and run.last_step() >= job.training.steps:
+            return RunOutcome("finished", attempt)
+        if self.stops.received or (result.code == 0 and run.stop.exists()):
+            return RunOutcome("stopped", attempt, next(iter(self.stops.received), None))
+        failure = find_failure(run, job, self.plan.world_size, result.evidence)
+        return RunOutcome("failed", attempt, failure=failure)
+
+    def _attempt(self) -> AttemptResult:
+        """One attempt; once more, on another port, when torchrun found its port in use."""
+        result = self._run_ranks()
+        if result.code and not self.stops.received and port_was_taken(self.plan.run):
+            self.on_event("another process took the port first; trying again with another port")
+            return self._run_ranks()
+        return result
+
+    def _run_ranks(self) -> AttemptResult:
+        """Start all ranks and watch them until they have ended or must be killed."""
+        run, world_size = self.plan.run, self.plan.world_size
+        for message in run.begin_attempt():
+            self.on_event(message)
+        kills = memory_kills()
+        reader = RecordReader(run.metrics)
+        saves = SaveMonitor(run, world_size, self.on_event)
+        attempt = Attempt.start(run, world_size, self.plan.env)
+        grace = FailureGracePeriod(run, attempt.processes)
+        launch = self.plan.job.launch
+        watch = RunWatch(run, attempt.processes, launch, address=attempt.address)
+        stop = StopGracePeriod(run, launch.stop_seconds, self.stops, self.on_event)
         try:
-            while process.poll() is None and failing.may_last() and watch.finds_nothing():
-                reader.deliver(on_record)
+            while attempt.poll() is None and grace.is_open() and watch.is_healthy():
+                reader.deliver(self.on_record)
                 saves.look()
-                if stops.received and not _may_go_on(plan, stops, reader, saves, on_event):
+                if self.stops.received and not stop.is_open(reader, saves):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
-            code = process.poll()  # None: it is ended by us
-            kill_tree(process)
-            plan.run.end_attempt()
-            plan.run.torchrun_pid.unlink(missing_ok=True)
-        reader.deliver(on_record)
-    evidence = AttemptEvidence(code, failing.stopped_ranks, watch.trouble, memory_kills() - kills)
-    return AttemptResult(process.wait(), evidence)
+            code = attempt.poll()  # None: the ranks did not end by themselves
+            final_code = attempt.end()
+            run.end_attempt()
+            run.torchrun_pid.unlink(missing_ok=True)
+        reader.deliver(self.on_record)
+        evidence = AttemptEvidence(code, grace.stopped_ranks, watch.hang, memory_kills() - kills)
+        return AttemptResult(final_code, evidence)
 
 
-def _spawn(plan: LaunchPlan, log: BinaryIO, port: int) -> subprocess.Popen[bytes]:
-    command = plan.command(port)
-    log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
-    log.flush()
-    return subprocess.Popen(
-        command, env={**os.environ, **plan.env, LAUNCHER: str(os.getpid())},
-        stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-    )  # fmt: skip
+@dataclass
+class StopGracePeriod:
+    """How long the ranks may go on after a stop was requested: `seconds`, and as long again since
+    the last progress of a save."""
 
+    run: RunDir
+    seconds: float
+    stops: StopRequests
+    on_event: OnEvent
+    deadline: float | None = None
 
-def _may_go_on(
-    plan: LaunchPlan,
-    stops: StopRequests,
-    reader: RecordReader,
-    saves: SaveMonitor,
-    on_event: OnEvent,
-) -> bool:
-    """After a stop was asked for: whether the ranks still have time to finish their step, or get on
-    with saving."""
-    is_trained = reader.delivered or saves.words  # the record of a validated step follows its save
-    if len(stops.received) > 1 or not is_trained:
-        return False  # asked twice, or nothing was trained that could be lost
-    if reader.deadline is None:
-        plan.run.stop.touch()
-        reader.deadline = time.monotonic() + plan.job.launch.stop_seconds
-        name = signal.Signals(stops.received[0]).name
-        on_event(f"{name}: finishing this step and saving; once more to stop at once")
-    deadline = max(reader.deadline, saves.moved + plan.job.launch.stop_seconds)
-    return time.monotonic() < deadline
+    def is_open(self, reader: RecordReader, saves: SaveMonitor) -> bool:
+        """Whether the ranks may go on; the first call asks them to finish their step and save."""
+        is_trained = (
+            reader.delivered or saves.messages
+        )  # a validated step is saved before its record
+        if len(self.stops.received) > 1 or not is_trained:
+            return False  # a second request, or no training that could be lost
+        if self.deadline is None:
+            self.run.stop.touch()
+            self.deadline = time.monotonic() + self.seconds
+            name = signal.Signals(self.stops.received[0]).name
+            self.on_event(f"{name}: finishing this step and saving; repeat it to stop at once")
+        return time.monotonic() < max(self.deadline, saves.last_progress + self.seconds)
 
 
 @dataclass
 class FailureGracePeriod:
-    """How long a run may last once one of its ranks has failed."""
+    """How long the ranks may go on after one of them has failed, so that the others can record what
+    they know: FAILING_SECONDS, and not once a process is stopped."""
 
-    plan: LaunchPlan
-    family: ProcessTree
+    run: RunDir
+    processes: ProcessTree
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 
-    def may_last(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether the ranks may go on; always while none has recorded a failure."""
         if self.deadline is None:
-            if not self.plan.run.has_failures:
+            if not self.run.has_failures:
                 return True
             self.deadline = time.monotonic() + FAILING_SECONDS
-        self.stopped_ranks = self.family.stopped_ranks()
+        self.stopped_ranks = self.processes.stopped_ranks()
         return not self.stopped_ranks and time.monotonic() < self.deadline
-
-
-@dataclass
-class RecordReader:
-    """Follows metrics.jsonl; hands out each complete line once."""
-
-    path: Path
-    offset: int = 0
-    delivered: int = 0
-    deadline: float | None = None
-
-    def __post_init__(self) -> None:
-        self.offset = self.path.stat().st_size if self.path.exists() else 0
-
-    def deliver(self, on_record: OnRecord) -> None:
-        """Each new line that is a record; a file that was removed or cut starts anew."""
-        try:
-            stream = self.path.open("rb")
-        except OSError:
-            return
-        with stream:
-            self.offset *= self.offset <= os.fstat(stream.fileno()).st_size
-            stream.seek(self.offset)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                self.offset += len(line)
-                record = parse_record(line)
-                if record is not None:
-                    self.delivered += 1
-                    on_record(record)

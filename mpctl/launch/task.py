@@ -1,8 +1,8 @@
-"""Workers that read a model and do not train it: started, listened to, and always ended.
+"""Workers of a task, `mpctl eval` or `mpctl sample`, which read a model and do not train it.
 
-One process a rank, `python -m mpctl.runtime.task FOLDER`, all on this machine; FOLDER is temporary,
-so nothing is written where the model lies. Each worker is killed by the kernel with this process,
-and ends with it however it ends. Answers come through a file, as they are written.
+One process a rank, `python -m mpctl.runtime.task FOLDER`, all on this machine. FOLDER is temporary
+(rundir/task_files.py has its files), so nothing is written into the directory of the model. The
+kernel kills each worker when this process ends.
 """
 
 from __future__ import annotations
@@ -14,122 +14,158 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.launch.machine import Machine
-from mpctl.launch.port import HOST, free_port
+from mpctl.launch.local.machine import Machine
+from mpctl.launch.local.torchrun import task_environments
 from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests
 from mpctl.planning.plan import make_plan
+from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.task_files import EvalAnswer, EvalRequest, SampleAnswer, SampleRequest
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec
+from mpctl.spec.runtime import OWN_RUNTIME
 
 POLL_SECONDS = 0.02
-ENDING_SECONDS = 1.0  # that the ranks get to leave records after the first of them has failed
-# Of what would stop a launch, what also stops workers that only read the model.
-CHECKED = ("world-fits-machine", "not-run-yet")
-Answer = dict[str, Any]
+ENDING_SECONDS = 1.0
+"""Time that the ranks get to record their failures after the first of them has failed."""
+TASK_RULES = ("world-fits-machine", "not-run-yet")
+"""The checks of a launch that also apply to workers that only read the model."""
+
+Workers = list[subprocess.Popen[bytes]]
 
 
-def task_job(
-    job: JobSpec, machine: Machine, sizes: dict[str, int], *, device: str, dtype: str | None
-) -> JobSpec:
-    """The job as its workers run it: this layout on this machine, nothing recomputed or dropped.
+@dataclass(frozen=True)
+class TaskOptions:
+    """What `mpctl eval` and `mpctl sample` have in common.
 
-    sizes: of the axes, 1 where absent. Raises InputError with every reason why that cannot be.
+    step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's
+    own; sizes: of the parallel axes, 1 where absent; device: auto, cpu or cuda; dtype: to compute
+    in, None for that of the training.
     """
-    parallel = ParallelSpec(
-        tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), cp=sizes.get("cp", 1), dp=sizes.get("dp", 1)
+
+    step: int | None = None
+    tokenizer: Path | None = None
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    device: str = "auto"
+    dtype: str | None = None
+
+
+DEFAULT_OPTIONS = TaskOptions()
+
+
+def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
+    """The job that the workers run: the model of `job` on this layout and machine, without dropout,
+    recomputation and freezing. Raises InputError with every reason why that cannot be run."""
+    tp, pp, cp, dp = (options.sizes.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
+    training = job.training.model_copy(
+        update={
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "recompute": "none",
+            "init_from": None,
+            "partition_activations": False,
+            "offload_activations": False,
+            "freeze": [],
+            "runtime": OWN_RUNTIME,
+            "dtype": options.dtype or job.training.dtype,
+            "global_batch_size": None,
+        }
     )
-    training = job.training.model_copy(update={
-        "dropout": 0.0, "attention_dropout": 0.0, "recompute": "none", "init_from": None,
-        "partition_activations": False, "offload_activations": False, "freeze": [],
-        "runtime": "mpctl", "dtype": dtype or job.training.dtype, "global_batch_size": None,
-    })  # fmt: skip
-    launch = job.launch.model_copy(update={"device": device, "compile": False})
-    job = complete(job.model_copy(update={
-        "parallel": parallel, "training": training, "launch": launch, "cluster": ClusterSpec(),
-    }))  # fmt: skip
+    launch = job.launch.model_copy(update={"device": options.device, "compile": False})
+    parts = {
+        "parallel": ParallelSpec(tp=tp, pp=pp, cp=cp, dp=dp),
+        "training": training,
+        "launch": launch,
+        "cluster": ClusterSpec(),
+    }
+    job = complete(job.model_copy(update=parts))
     plan = make_plan(job)
     plan.require_legal()
-    if issues := [issue for issue in check_launch(plan, machine) if issue.rule in CHECKED]:
+    if issues := [issue for issue in check_launch(plan, machine) if issue.rule in TASK_RULES]:
         raise InputError(issues)
     threads = max(1, machine.cores // job.world_size)
     chosen = {"device": chosen_device(job, machine), "threads_per_rank": threads}
     return job.model_copy(update={"launch": job.launch.model_copy(update=chosen)})
 
 
-@contextmanager
-def task_answers(job: JobSpec, request: Answer) -> Iterator[Iterator[Answer]]:
-    """The workers' answers as they come; leaving the block ends the workers.
+@overload
+def task_answers(
+    job: JobSpec, request: EvalRequest
+) -> AbstractContextManager[Iterator[EvalAnswer]]: ...
 
-    Raises InputError where a worker refused its input, RunFailed where one failed, SystemExit after
+
+@overload
+def task_answers(
+    job: JobSpec, request: SampleRequest
+) -> AbstractContextManager[Iterator[SampleAnswer]]: ...
+
+
+def task_answers(
+    job: JobSpec, request: EvalRequest | SampleRequest
+) -> AbstractContextManager[Iterator[Any]]:
+    """Start the workers; their answers as they come. Leaving the block ends the workers.
+
+    Raises InputError when a worker refused its input, RunFailed when one failed, SystemExit after
     Ctrl-C, SIGTERM or SIGHUP.
     """
+    return _answers(job, request)
+
+
+@contextmanager
+def _answers(job: JobSpec, request: EvalRequest | SampleRequest) -> Iterator[Iterator[Any]]:
     with (
         StopRequests().listening() as stops,
         tempfile.TemporaryDirectory(prefix="mpctl-") as folder,
-        _workers(job, request, Path(folder)) as processes,
+        _workers(job, request, Path(folder)) as workers,
     ):
-        yield _listen(Path(folder), processes, stops)
+        yield _listen(Path(folder), workers, stops)
 
 
 @contextmanager
-def _workers(
-    job: JobSpec, request: Answer, folder: Path
-) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _workers(job: JobSpec, request: EvalRequest | SampleRequest, folder: Path) -> Iterator[Workers]:
     (folder / "job.json").write_text(job.model_dump_json(), "utf-8")
     (folder / "request.json").write_text(json.dumps(request), "utf-8")
-    processes: list[subprocess.Popen[bytes]] = []
+    command = [sys.executable, "-m", "mpctl.runtime.task", str(folder), str(os.getpid())]
+    workers: Workers = []
     try:
         with (folder / "starting.log").open("ab") as log:
-            for environment in _environments(job):
-                processes.append(subprocess.Popen(
-                    [sys.executable, "-m", "mpctl.runtime.task", str(folder), str(os.getpid())],
-                    env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log,
-                    stderr=log, start_new_session=True,
-                ))  # fmt: skip
-        yield processes
+            for environment in task_environments(job):
+                worker = subprocess.Popen(
+                    command,
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+                workers.append(worker)
+        yield workers
     finally:
-        for process in processes:
-            process.kill()
-        for process in processes:
-            process.wait()
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            worker.wait()
 
 
-def _environments(job: JobSpec) -> Iterator[dict[str, str]]:
-    """The environment of each rank: what torchrun would set, and the number of threads."""
-    world, port = job.world_size, str(free_port(job.world_size))
-    common = {
-        "WORLD_SIZE": str(world), "MASTER_ADDR": HOST, "MASTER_PORT": port,
-        "OMP_NUM_THREADS": str(job.launch.threads_per_rank), "PYTHONUNBUFFERED": "1",
-        "PYTHONSAFEPATH": "1",
-    }  # fmt: skip
-    if job.launch.device == "cpu":
-        common |= {"CUDA_VISIBLE_DEVICES": "",
-                   "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}  # fmt: skip
-    for rank in range(world):
-        yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+def _listen(folder: Path, workers: Workers, stops: StopRequests) -> Iterator[Any]:
+    """Each complete line of the answers once, until every worker has exited with code 0.
 
-
-def _listen(
-    folder: Path, processes: list[subprocess.Popen[bytes]], stops: StopRequests
-) -> Iterator[Answer]:
-    """Each complete line of the answers once, until every worker has ended well.
-
-    A signal ends this process here (128 + its number), never between a worker's start and the note
-    of it, so that all are ended and the folder goes.
+    A signal ends this process here (exit code 128 + its number), never between the start of a
+    worker and its entry in the list, so that all workers are ended and the folder is removed.
     """
     path, offset = folder / "answers.jsonl", 0
     while True:
         if stops.received:
             raise SystemExit(128 + stops.received[0])
-        codes = [process.poll() for process in processes]
+        codes = [worker.poll() for worker in workers]
         with suppress(FileNotFoundError), path.open("rb") as stream:
             stream.seek(offset)
             for line in stream:
@@ -137,37 +173,40 @@ def _listen(
                     offset += len(line)
                     yield json.loads(line)
         if any(codes):
-            _wait(processes, ENDING_SECONDS)
-            raise _ending(folder, codes)
+            _wait(workers, ENDING_SECONDS)
+            raise _error_of(folder, codes)
         if all(code == 0 for code in codes):
             return
         time.sleep(POLL_SECONDS)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+def _wait(workers: Workers, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+    while time.monotonic() < deadline and any(worker.poll() is None for worker in workers):
         time.sleep(POLL_SECONDS)
 
 
-def _ending(folder: Path, codes: list[int | None]) -> InputError | RunFailed:
-    """Why a worker ended: what it refused, what it recorded, or else its exit code."""
+def _error_of(folder: Path, codes: list[int | None]) -> InputError | RunFailed:
+    """Why a worker ended: the input that it refused, the failure that it recorded, or else its exit
+    code and the last line of its log."""
     refused = folder / "refused.json"
     if refused.exists():
         return InputError(Issue(**issue) for issue in json.loads(refused.read_text("utf-8")))
-    found = [json.loads(path.read_text("utf-8")) for path in (folder / "failures").glob("*.json")]
-    if found:
-        first = min(found, key=lambda record: (record["is_echo"], record["time"]))
+    files = (folder / "failures").glob("*.json")
+    records: list[FailureRecord] = [json.loads(path.read_text("utf-8")) for path in files]
+    if records:
+        first = min(records, key=lambda record: (record["is_echo"], record["time"]))
         return RunFailed(f"rank {first['rank']}: {first['error']}")
     rank, code = next((rank, code) for rank, code in enumerate(codes) if code)
     log = folder / "logs" / f"rank-{rank}.log"
     log = log if log.exists() else folder / "starting.log"
     last = log.read_text("utf-8", errors="replace").strip().splitlines()[-1:]
-    return RunFailed(f"rank {rank} {_ended(code)}{': ' if last else ''}{''.join(last)}")
+    return RunFailed(": ".join([f"rank {rank} {_ending(code)}", *last]))
 
 
-def _ended(code: int) -> str:
+def _ending(code: int) -> str:
     if code >= 0:
-        return f"ended with exit code {code}"
-    hint = ", often the kernel short of memory" if -code == signal.SIGKILL else ""
+        return f"exited with code {code}"
+    is_kill = -code == signal.SIGKILL
+    hint = ", often sent by the kernel when memory runs out" if is_kill else ""
     return f"was killed by signal {-code}{hint}"

@@ -1,6 +1,5 @@
-"""A trained model by its path: what it is, which checkpoint, which tokenizer. The path is a run,
-one of its checkpoints, an import, or a Hugging Face directory. The bytes of a checkpoint are
-verified here, once, before a worker starts."""
+"""A trained model by its path: a run, one of its checkpoints, an import, or a Hugging Face
+directory. The bytes of a checkpoint are verified here, once, before a worker starts."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.launch.verify import Progress, newest_verified, unseen
+from mpctl.launch.verify import Progress, ignore_progress, newest_verified
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
@@ -19,10 +18,13 @@ from mpctl.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """origin: what the workers read the values from, one checkpoint of a run or import; run: its
-    directory where it is a run; job: the run's own, else one of the model alone; step: of the
-    checkpoint; own_ends: tokens that end a text
-    by a Hugging Face directory's own configuration."""
+    """A model whose weights can be read.
+
+    origin: what the workers read them from, one checkpoint of a run or of an import, or a Hugging
+    Face directory; job: the run's job, else a job with the model alone; tokenizer: its
+    tokenizer.json, None when there is none beside the model; run: the run's directory; step: of the
+    checkpoint; end_tokens: ids that end a text by a Hugging Face directory's configuration.
+    """
 
     origin: Path
     job: JobSpec
@@ -30,76 +32,100 @@ class TrainedModel:
     tokenizer: Path | None
     run: Path | None = None
     step: int | None = None
-    own_ends: tuple[int, ...] = ()
+    end_tokens: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The run's directory, or the origin of a model that is not from a run."""
+        return self.run or self.origin
+
+    def tokenizer_or(self, other: Path | None) -> Path | None:
+        """The tokenizer.json of `other`, a file or a folder; the model's own when it is None."""
+        from mpctl.data.tokenizer import find_tokenizer
+
+        return self.tokenizer if other is None else find_tokenizer(other)
 
 
 def open_trained(
-    path: Path, *, step: int | None = None, on_progress: Progress = unseen
+    path: Path, *, step: int | None = None, on_progress: Progress = ignore_progress
 ) -> TrainedModel:
-    """The newest whole checkpoint of a run, or that of a step. Raises InputError where there is no
-    model, or no such checkpoint. The sha256 of all its files is compared, about a second a GB;
-    on_progress is told of the stage `verify`, in bytes."""
+    """The newest undamaged checkpoint of a run, or the one of `step`; or the model in a Hugging
+    Face directory.
+
+    The sha256 of all files of the checkpoint is compared, about a second a GB; on_progress is
+    called with ("verify", bytes done, bytes in all). Raises InputError when there is no model, or
+    no such checkpoint.
+    """
     from mpctl.weights.hub import Hub
     from mpctl.weights.origin import open_origin
 
     chosen, warnings = _newest(path, _candidates(path, step), on_progress)
-    found = open_origin(chosen)
-    if isinstance(found, Hub):
+    opened = open_origin(chosen)
+    if isinstance(opened, Hub):
+        job = JobSpec(model=opened.model)
         return TrainedModel(
-            path, JobSpec(model=found.model), found.model, found.tokenizer,
-            own_ends=tuple(_ends(path)),
-        )  # fmt: skip
-    own = found.folder / "job.json"
-    job = load_job(str(own)) if own.is_file() else JobSpec(model=found.model)
-    run = found.folder if own.is_file() else None
+            path, job, opened.model, opened.tokenizer, end_tokens=tuple(_end_tokens(path))
+        )
+    own_job = opened.folder / "job.json"
+    is_run = own_job.is_file()
     return TrainedModel(
-        found.checkpoint, job, found.model, found.tokenizer, run, found.step, warnings=warnings
+        origin=opened.checkpoint,
+        job=load_job(str(own_job)) if is_run else JobSpec(model=opened.model),
+        model=opened.model,
+        tokenizer=opened.tokenizer,
+        run=opened.folder if is_run else None,
+        step=opened.step,
+        warnings=warnings,
     )
 
 
 def _candidates(path: Path, step: int | None) -> list[tuple[int, Path]]:
-    """The checkpoints that may be used, oldest first: that of a step, that which the path is
-    itself, or all of a run; none of a Hugging Face directory."""
+    """The checkpoints that may be used, oldest first: the one of `step`, the one that the path is
+    itself, or all of a run; none for a Hugging Face directory."""
     if step is not None:
         return [(step, _of_step(path, step))]
     if path.parent.name == "checkpoints":
-        return [(number, path) for number, each in list_checkpoints(path.parent) if each == path]
+        return [(number, folder) for number, folder in list_checkpoints(path.parent)
+                if folder == path]  # fmt: skip
     return list_checkpoints(path / "checkpoints")
 
 
 def _newest(
-    path: Path, saved: list[tuple[int, Path]], on_progress: Progress
+    path: Path, candidates: list[tuple[int, Path]], on_progress: Progress
 ) -> tuple[Path, tuple[str, ...]]:
-    """The newest whole checkpoint of those saved, with what to say of damaged ones that are newer;
-    the path as it is where there are none."""
-    if not saved:
+    """The newest undamaged candidate, and a warning for each damaged one that is newer; `path`
+    itself when there are no candidates."""
+    if not candidates:
         return path, ()
-    found, broken = newest_verified(saved, on_progress)
-    if found is None:
-        raise InputError(issue for _, issues in broken for issue in issues)
-    return found[1], tuple(f"{folder} is damaged ({issues[0].message}); step {found[0]} is taken"
-                           for folder, issues in broken)  # fmt: skip
+    newest, damaged = newest_verified(candidates, on_progress)
+    if newest is None:
+        raise InputError(issue for _, issues in damaged for issue in issues)
+    step, folder = newest
+    return folder, tuple(
+        f"{broken} is damaged ({issues[0].message}): step {step} is used instead"
+        for broken, issues in damaged
+    )
 
 
 def _of_step(path: Path, step: int) -> Path:
     saved = dict(list_checkpoints(path / "checkpoints"))
     if step in saved:
         return saved[step]
-    held = ", ".join(map(str, sorted(saved))) or "none"
-    raise InputError.of("no-such-step", "--step", f"{path} has no checkpoint of step {step}",
-                        f"it has {held}")  # fmt: skip
+    steps = ", ".join(map(str, sorted(saved)))
+    hint = f"it has checkpoints of step {steps}" if saved else "it has no checkpoints at all"
+    raise InputError.of("no-such-step", "--step", f"{path} has no checkpoint of step {step}", hint)
 
 
-def _ends(folder: Path) -> list[int]:
+def _end_tokens(folder: Path) -> list[int]:
     """eos_token_id of generation_config.json, else of config.json: a number, a list or absent."""
     for name in ("generation_config.json", "config.json"):
         try:
-            said: Any = json.loads((folder / name).read_text("utf-8"))
+            config: Any = json.loads((folder / name).read_text("utf-8"))
         except (OSError, ValueError):
             continue
-        ends = said.get("eos_token_id") if isinstance(said, dict) else None
-        ends = ends if isinstance(ends, list) else [ends]
-        if found := [end for end in ends if type(end) is int]:
-            return found
+        value = config.get("eos_token_id") if isinstance(config, dict) else None
+        tokens = value if isinstance(value, list) else [value]
+        if ids := [token for token in tokens if type(token) is int]:
+            return ids
     return []

@@ -1,7 +1,7 @@
 """Looks once a second whether torchrun and its ranks still run, and says what is wrong when not.
 
-Ranks notice a peer that has ended, or one that keeps them waiting for `launch.timeout_seconds`.
-None notices that all of them, or torchrun, are stopped, or that the start never comes to an end.
+Ranks notice a peer that has ended, or one that keeps them waiting for `launch.timeout_seconds`. No
+rank can notice that all ranks or torchrun are stopped, or that the ranks never reach each other.
 
 Patience is counted in looks, not in seconds of a clock: while this process is stopped itself
 (Ctrl-Z) or the machine sleeps, no look is taken and no patience is used up.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mpctl.launch.processes import ProcessTree
+from mpctl.launch.local.processes import ProcessTree
 from mpctl.rundir.breadcrumb import JOINED, JOINING, BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import LaunchSpec
@@ -27,20 +27,21 @@ STOPPED_LOOKS = 5
 
 @dataclass(frozen=True)
 class HangReport:
-    """Why an attempt is ended from outside; rank None: not the fault of one rank."""
+    """Why an attempt must be ended from outside. rank: None when no single rank is at fault."""
 
     rank: int | None
     error: str
 
 
 class RunWatch:
-    """One attempt. address: where its ranks meet, `127.0.0.1:29500`."""
+    """Watches one attempt. address: where its ranks meet, `127.0.0.1:29500`; hang: what was found,
+    None while all is well."""
 
     def __init__(
-        self, run: RunDir, family: ProcessTree, launch: LaunchSpec, *, address: str
+        self, run: RunDir, processes: ProcessTree, launch: LaunchSpec, *, address: str
     ) -> None:
-        self.run, self.family, self.launch, self.address = run, family, launch, address
-        self.trouble: HangReport | None = None
+        self.run, self.processes, self.launch, self.address = run, processes, launch, address
+        self.hang: HangReport | None = None
         self.next_look = 0.0
         self.has_started = False
         self.progress: tuple[int, ...] = ()
@@ -49,78 +50,88 @@ class RunWatch:
         self.silent: Counter[int] = Counter()
         self.signs: dict[int, tuple[int, float]] = {}
 
-    def finds_nothing(self) -> bool:
-        """Whether all is well as far as can be seen; looks at most once a second."""
-        if self.trouble is None and time.monotonic() >= self.next_look:
+    def is_healthy(self) -> bool:
+        """Whether no hang was found; looks at most once a second."""
+        if self.hang is None and time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + LOOK_SECONDS
-            self.trouble = self.look()
-        return self.trouble is None
+            self.hang = self.look()
+        return self.hang is None
 
     def look(self) -> HangReport | None:
-        self.family.find()
-        trails = [self.run.breadcrumb(rank) for rank in range(self.family.world_size)]
+        """Look at all processes and breadcrumbs now."""
+        self.processes.find()
+        states = [self.run.breadcrumb(rank) for rank in range(self.processes.world_size)]
         checks: tuple[Callable[[list[BreadcrumbState]], HangReport | None], ...] = (
-            self._stopped, self._start, self._silent,
-        )  # fmt: skip
-        return next((found for check in checks if (found := check(trails))), None)
+            self._stopped,
+            self._start,
+            self._silent,
+        )
+        return next((report for check in checks if (report := check(states))), None)
 
-    def _stopped(self, trails: list[BreadcrumbState]) -> HangReport | None:
-        for rank in (None, *sorted(self.family.ranks)):
-            is_stopped = self.family.state(rank) == psutil.STATUS_STOPPED
+    def _stopped(self, states: list[BreadcrumbState]) -> HangReport | None:
+        """Ranks, or torchrun (None), whose process was stopped at several looks in a row."""
+        for rank in (None, *sorted(self.processes.ranks)):
+            is_stopped = self.processes.state(rank) == psutil.STATUS_STOPPED
             self.stopped[rank] = self.stopped[rank] + 1 if is_stopped else 0
-        found = [rank for rank, looks in self.stopped.items() if looks >= STOPPED_LOOKS]
-        if not found:
-            return None
-        ranks = sorted(rank for rank in found if rank is not None)
-        return HangReport(ranks[0], stopped_text(ranks)) if ranks else HangReport(
-            None, "torchrun, which runs the ranks, is stopped (SIGSTOP)")  # fmt: skip
+        stopped = [rank for rank, looks in self.stopped.items() if looks >= STOPPED_LOOKS]
+        ranks = sorted(rank for rank in stopped if rank is not None)
+        if ranks:
+            return HangReport(ranks[0], stopped_text(ranks))
+        if stopped:
+            return HangReport(None, "torchrun, which runs the ranks, is stopped (SIGSTOP)")
+        return None
 
-    def _start(self, trails: list[BreadcrumbState]) -> HangReport | None:
-        """Until all ranks have joined: whether the start still comes forward."""
-        starts = [trail.start for trail in trails]
+    def _start(self, states: list[BreadcrumbState]) -> HangReport | None:
+        """Until all ranks have joined: whether the start still makes progress."""
+        starts = [state.start for state in states]
         if self.has_started or min(starts) >= JOINED:
             self.has_started = True
             return None
-        progress = (len(self.family.ranks), *starts)
+        progress = (len(self.processes.ranks), *starts)
         self.start_looks = self.start_looks + 1 if progress == self.progress else 0
         self.progress = progress
-        if self.start_looks * LOOK_SECONDS < self.launch.start_seconds:
+        seconds = self.launch.start_seconds
+        if self.start_looks * LOOK_SECONDS < seconds:
             return None
-        return HangReport(None, f"the start made no progress for {self.launch.start_seconds:g} s "
-                       f"(launch.start_seconds): {_missing(starts)} {self.address}")  # fmt: skip
+        message = f"the start made no progress for {seconds:g} s (launch.start_seconds)"
+        return HangReport(None, f"{message}: {_missing(starts, self.address)}")
 
-    def _silent(self, trails: list[BreadcrumbState]) -> HangReport | None:
-        """A rank without a heartbeat that uses no processor either; one that computes for long
-        without letting its heartbeat run is not silent."""
-        for rank in self.family.ranks:
-            sign = (trails[rank].beats, self.family.processor_seconds(rank))
-            is_silent = trails[rank].start and self.signs.get(rank) == sign
+    def _silent(self, states: list[BreadcrumbState]) -> HangReport | None:
+        """A rank without a heartbeat that uses no processor time either; a rank that computes for
+        long without running its heartbeat thread is not silent."""
+        seconds = self.launch.timeout_seconds
+        for rank in self.processes.ranks:
+            sign = (states[rank].beats, self.processes.processor_seconds(rank))
+            is_silent = states[rank].start and self.signs.get(rank) == sign
             self.silent[rank] = self.silent[rank] + 1 if is_silent else 0
             self.signs[rank] = sign
-            if self.silent[rank] * LOOK_SECONDS >= self.launch.timeout_seconds:
-                return HangReport(
-                    rank,
-                    f"showed no sign of life for {self.launch.timeout_seconds:g} s"
-                    f" (launch.timeout_seconds); its process is in state "
-                    f"'{self.family.state(rank)}'",
-                )
+            if self.silent[rank] * LOOK_SECONDS >= seconds:
+                message = f"no heartbeat and no processor time used for {seconds:g} s"
+                state = f"its process is in state '{self.processes.state(rank)}'"
+                return HangReport(rank, f"{message} (launch.timeout_seconds); {state}")
         return None
 
 
 def stopped_text(ranks: list[int]) -> str:
     """What is wrong with the first of these ranks, whose processes are stopped."""
-    others = ", ".join(map(str, ranks[1:]))
-    besides = f"; so {'are' if len(ranks) > 2 else 'is'} rank{'s' * (len(ranks) > 2)} {others}"
-    return f"its process is stopped (SIGSTOP, or a debugger){besides if others else ''}"
+    text = "its process is stopped (SIGSTOP, or a debugger)"
+    others = ranks[1:]
+    if not others:
+        return text
+    return f"{text}; so {'is' if len(others) == 1 else 'are'} {ranks_text(others)}"
 
 
-def _missing(starts: list[int]) -> str:
-    """Who keeps the others waiting, up to the address where they meet."""
-    begun = [start for start in starts if start]
-    if not begun:
-        return "torchrun has not started any rank; it listens at"
-    late = [str(rank) for rank, start in enumerate(starts) if start < JOINING]
+def ranks_text(ranks: list[int]) -> str:
+    """`rank 3`, or `ranks 3, 5`."""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _missing(starts: list[int], address: str) -> str:
+    """Which ranks keep the others waiting."""
+    if not any(starts):
+        return f"torchrun, which listens at {address}, has not started any rank"
+    late = [rank for rank, start in enumerate(starts) if start < JOINING]
     if late:
-        return f"rank{'s' * (len(late) > 1)} {', '.join(late)} did not come to meet the others at"
-    waiting = [str(rank) for rank, start in enumerate(starts) if start < JOINED]
-    return f"rank{'s' * (len(waiting) > 1)} {', '.join(waiting)} cannot reach the others at"
+        return f"{ranks_text(late)} did not connect to the others at {address}"
+    waiting = [rank for rank, start in enumerate(starts) if start < JOINED]
+    return f"{ranks_text(waiting)} cannot reach the others at {address}"

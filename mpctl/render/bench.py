@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.runner import load_warnings
+from mpctl.bench.report import ScalingReport, load_warnings
+from mpctl.bench.scaling import ScalingRow
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.render.console import get_console, plain_table
 from mpctl.render.run import RunView
@@ -31,7 +30,8 @@ def run_view(title: str, launch: LaunchPlan) -> RunView:
     return view
 
 
-def print_scaling(report: dict[str, Any]) -> None:
+def print_scaling(report: ScalingReport) -> None:
+    """A table for each mode, how efficiency is computed, and where it was measured, on stdout."""
     console = get_console()
     for mode, title in MODES.items():
         rows = [row for row in report["results"] if row["mode"] == mode]
@@ -46,7 +46,7 @@ def print_scaling(report: dict[str, Any]) -> None:
         console.print(Text.assemble(("! ", "bold yellow"), warning))
 
 
-def _table(title: str, rows: list[dict[str, Any]]) -> Table:
+def _table(title: str, rows: list[ScalingRow]) -> Table:
     columns = ("ranks", "layout", "batch", "step", "cpu a rank", "tokens/s", "speed-up",
                "efficiency")  # fmt: skip
     table = plain_table(title, columns, left=("layout",))

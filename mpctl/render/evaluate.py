@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import seconds_text
 
+if TYPE_CHECKING:
+    from mpctl.launch.evaluate import EvalDocument
+
 COLUMNS = ("corpus", "loss", "perplexity", "samples", "tokens", "time")
 RECORDED = "recorded in training"
 
 
-def print_evaluation(document: dict[str, Any]) -> None:
+def print_evaluation(document: EvalDocument) -> None:
+    """The table and a line about the model, on stdout."""
     console, rows = get_console(), document["corpora"]
     is_recorded = any(row["recorded_loss"] is not None for row in rows)
     table = plain_table("", (*COLUMNS, *([RECORDED] if is_recorded else [])), left=["corpus"])
@@ -27,7 +31,7 @@ def print_evaluation(document: dict[str, Any]) -> None:
     console.print(Text(_source(document), style="dim"))
 
 
-def _source(document: dict[str, Any]) -> str:
+def _source(document: EvalDocument) -> str:
     step = "" if document["step"] is None else f"step {document['step']} of "
     layout = " ".join(f"{axis} {n}" for axis, n in document["sizes"].items() if n > 1)
     parts = [f"{step}{document['model']}", f"samples of {document['seq_length']} tokens",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -18,13 +18,15 @@ from mpctl.render.tasks import TaskBar
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.launch.sample import Sampling, WrittenText
+    from mpctl.launch.sample import SampleDocument, Sampling
+    from mpctl.launch.written_text import WrittenText
 
 FINISH = {
     "end-of-text": "ended by end-of-text",
     "filled": "all blanks filled",
     "stop": "ended by --stop",
     "length": "ended by the limit of tokens",
+    "": "not finished",
 }
 
 
@@ -35,9 +37,9 @@ class SampleView:
     def __init__(self, sampling: Sampling, *, is_silent: bool) -> None:
         self.sampling, self.is_silent = sampling, is_silent
         self.continues = sampling.encoder.form.continues
-        self.is_stream = not is_silent and len(sampling.samples) == 1 and self.continues
-        self.bar = TaskBar(lines=not is_silent and len(sampling.samples) > 1)
-        self.limit = sum(map(_most, sampling.samples))
+        self.is_stream = not is_silent and len(sampling.texts) == 1 and self.continues
+        self.bar = TaskBar(lines=not is_silent and len(sampling.texts) > 1)
+        self.limit = sum(map(_most, sampling.texts))
         self.begun = False
 
     def __enter__(self) -> SampleView:
@@ -73,7 +75,7 @@ class SampleView:
         _write(visible(sample.fresh()))
 
     def _print_all(self) -> None:
-        samples = self.sampling.samples
+        samples = self.sampling.texts
         for number, sample in enumerate(samples, start=1):
             if sample.finish is not None:
                 title = f"--- {number}\n" if len(samples) > 1 else ""
@@ -81,7 +83,7 @@ class SampleView:
                 _write(visible(f"{title}{prompt}{self.sampling.text_of(sample)}\n"))
 
 
-def print_footer(document: dict[str, Any]) -> None:
+def print_footer(document: SampleDocument) -> None:
     """Tokens, seconds, and what wrote them, on stderr."""
     samples, step = document["samples"], document["step"]
     rate = document["tokens_per_second"]
@@ -89,7 +91,7 @@ def print_footer(document: dict[str, Any]) -> None:
     if rate is not None:
         parts.append(f"{rate:,.0f} tokens/s")
     if len(samples) == 1:
-        parts.append(FINISH[samples[0]["finish"]])
+        parts.append(FINISH[samples[0]["finish"] or ""])
     of = "" if step is None else f"step {step} of "
     parts.append(f"{of}{document['model']}")
     console = get_console(stderr=True, soft_wrap=True)

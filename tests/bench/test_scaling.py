@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mpctl.bench.folder import check_folder, take_folder
-from mpctl.bench.runner import load_warnings, write_report
+from mpctl.bench.report import load_warnings, write_report
 from mpctl.bench.scaling import Case, parse_worlds, scaling_cases, scaling_rows, timing_of
 from mpctl.cli.app import run
 from mpctl.errors import InputError
@@ -144,9 +144,9 @@ def test_overwrite_removes_nothing_of_others(tmp_path):
 def test_a_load_above_the_cores_is_said(capsys):
     assert load_warnings({"load_at_start": 2.0, "cores": 2}) == []
     (words,) = load_warnings({"load_at_start": 7.84, "cores": 2})
-    assert "the load is 7.8 on 2 cores" in words
+    assert "the load average is 7.8 on 2 cores" in words
     print_scaling(report(load_at_start=7.84))
-    assert "the load is 7.8 on 2 cores" in " ".join(capsys.readouterr().out.split())
+    assert "the load average is 7.8 on 2 cores" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_bad_case_is_named_before_any_run(corpus, tmp_path, capfd):

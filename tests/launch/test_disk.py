@@ -173,7 +173,7 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
         elif second >= 35:
             said = {0: "step 5", 1: "step 5"}
         saves.look()
-        moved[second] = saves.moved
+        moved[second] = saves.last_progress
     assert [moved[s] for s in (9, 10, 20, 29, 34, 39)] == [float("-inf"), 10, 20, 29, 29, 29]
     assert [at for at, _ in told] == [12.0, 27.0]
     assert told[0][1] == "saving step 4: 2 GiB of 20 GiB written"

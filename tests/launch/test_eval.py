@@ -15,8 +15,10 @@ from mpctl.data.indexed import IndexedDataset
 from mpctl.data.prepare import prepare
 from mpctl.data.tokenizer import end_of_text_id, load_tokenizer
 from mpctl.errors import InputError
-from mpctl.launch.evaluate import Evaluation, _tokenized, plan_evaluation
-from mpctl.launch.machine import Machine
+from mpctl.launch.eval_corpora import tokenized
+from mpctl.launch.evaluate import EvalSettings, Evaluation, plan_evaluation
+from mpctl.launch.local.machine import Machine
+from mpctl.launch.task import TaskOptions
 from mpctl.runtime.evaluation import evaluate
 from mpctl.runtime.mesh import build_mesh
 from mpctl.spec.load import parse
@@ -84,7 +86,7 @@ def test_every_family_is_evaluated_as_it_was_validated(
     family: str, data: Path, tmp_path: Path
 ) -> None:
     loss = trained(data, tmp_path, **FAMILIES[family])
-    evaluation = plan_evaluation(tmp_path, [], MACHINE, samples=6)
+    evaluation = plan_evaluation(tmp_path, [], MACHINE, settings=EvalSettings(samples=6))
     (corpus,) = evaluation.corpora
     assert corpus.prefix is not None
     (answer,) = answers_of(evaluation, [corpus.prefix])
@@ -105,7 +107,9 @@ def test_replicas_stages_and_parts_of_the_sequence_find_the_same_loss(
     """5 samples in micro batches of 2 over two replicas: one has a micro batch less to count."""
     asked, prefix = [], None
     for sizes in ({"dp": 2}, {"pp": 2}, {"cp": 2}, {}):
-        evaluation = plan_evaluation(finished.run_dir, [], MACHINE, samples=5, sizes=sizes)
+        evaluation = plan_evaluation(
+            finished.run_dir, [], MACHINE, TaskOptions(sizes=sizes), EvalSettings(samples=5)
+        )
         prefix = evaluation.corpora[0].prefix
         assert prefix is not None
         asked.append((evaluation._request([prefix]), evaluation.job.model_dump(mode="json")))
@@ -125,12 +129,12 @@ def test_text_files_are_tokenized_as_they_stand(finished: Launched, tmp_path: Pa
     for n, text in enumerate(texts):
         (tmp_path / "texts" / f"{n}.txt").write_text(text)
     asked = [f"by-name={tmp_path}/texts", str(tmp_path / "texts" / "1.txt")]
-    evaluation = plan_evaluation(finished.run_dir, asked, MACHINE, samples=3)
+    evaluation = plan_evaluation(finished.run_dir, asked, MACHINE, settings=EvalSettings(samples=3))
     assert [corpus.name for corpus in evaluation.corpora] == ["by-name", "1.txt"]
     tokenizer = load_tokenizer(evaluation.corpora[0].tokenizer)
     expected = [[*tokenizer.encode(text).ids, end_of_text_id(tokenizer)] for text in texts]
     told: list[tuple[str, int, int]] = []
-    with _tokenized(evaluation.corpora, lambda *said: told.append(said)) as prefixes:
+    with tokenized(evaluation.corpora, lambda *said: told.append(said)) as prefixes:
         folder, one = (IndexedDataset(prefix) for prefix in prefixes)
         held = [folder.document(n, 0, len(expected[n])).tolist() for n in range(len(folder))]
         assert held == expected
@@ -167,7 +171,7 @@ def test_what_cannot_be_evaluated_is_said_at_once(
     short.write_text("w1")
     evaluation = plan_evaluation(run, [str(short)], MACHINE)
     with (
-        _tokenized(evaluation.corpora, lambda *_: None) as prefixes,
+        tokenized(evaluation.corpora, lambda *_: None) as prefixes,
         pytest.raises(InputError, match="do not fill one sample of 32"),
     ):
         answers_of(evaluation, prefixes)

@@ -20,7 +20,7 @@ from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
 from mpctl.families import get_prompt_form
 from mpctl.launch.evaluate import plan_evaluation
-from mpctl.launch.machine import Machine
+from mpctl.launch.local.machine import Machine
 from mpctl.launch.sample import SamplingSettings, plan_sampling
 from mpctl.launch.trained_model import open_trained
 from mpctl.render.sample import SampleView
@@ -185,7 +185,7 @@ def test_what_cannot_be_continued_is_said_at_once(
     assert "no-weights" in rules(tmp_path, "--prompt", "x")
     assert "no-prompt" in rules(run)
     issue = rules(run, "--prompt", "x", "--step", 7)["no-such-step"]
-    assert issue["hint"] == "it has 10, 20"
+    assert issue["hint"] == "it has checkpoints of step 10, 20"
     issue = rules(run, "--prompt", "w1 counts " * 30)["prompt-fits-model"]
     assert "exceed the model's 32 positions" in issue["message"]
     issue = rules(run, "--prompt", "w1", "--max-tokens", 31)["prompt-fits-model"]
@@ -265,15 +265,15 @@ def test_a_run_and_its_export_write_the_same(finished: Launched, tmp_path: Path)
         for path in (finished.run_dir, tmp_path / "hf")
     )
     assert hub.encoder.ends == own.encoder.ends
-    prompts = [list(sample.encoded.tokens) for sample in own.samples]
-    assert [list(sample.encoded.tokens) for sample in hub.samples] == prompts
+    prompts = [list(sample.encoded.tokens) for sample in own.texts]
+    assert [list(sample.encoded.tokens) for sample in hub.texts] == prompts
     from_run = tokens_of_ours(finished.run_dir, prompts, 8)
     assert from_run == tokens_of_ours(tmp_path / "hf", prompts, 8)
 
 
 def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: Launched) -> None:
     sampling = plan_sampling(finished.run_dir, ["w7 counts", ""], SamplingSettings(), MACHINE)
-    first, empty = sampling.samples
+    first, empty = sampling.texts
     assert first.encoded.limit + len(first.encoded.tokens) == 32
     assert empty.encoded.tokens == sampling.encoder.ends
 
@@ -284,11 +284,12 @@ def test_by_default_a_text_gets_the_positions_that_its_prompt_leaves(finished: L
 def test_a_stop_string_ends_a_text_and_is_never_shown(finished: Launched) -> None:
     """`counts` comes in several tokens; what may begin it waits."""
     settings = SamplingSettings(stop=("counts",))
-    (sample,) = plan_sampling(finished.run_dir, ["w"], settings, MACHINE).samples
+    (sample,) = plan_sampling(finished.run_dir, ["w"], settings, MACHINE).texts
     ids = sample.stream.tokenizer.encode("1 w7 counts 5").ids
     shown = ""
     for place, token in enumerate(ids):
-        sample.take([0, 0, token, -1.0, False, "length" if place == len(ids) - 1 else None], 0.5)
+        finish = "length" if place == len(ids) - 1 else None
+        sample.add((0, 0, token, -1.0, False, finish), 0.5)
         shown += sample.fresh()
     assert (shown, sample.text, sample.finish) == ("1 w7 ", "1 w7 ", "stop")
 
@@ -326,10 +327,10 @@ def test_text_of_a_model_steers_no_terminal(
     hostile = "a\x1b[31m\nb\x9b2J\tc\x07"
     for prompts in ([hostile], [hostile, "w"]):
         sampling = plan_sampling(finished.run_dir, prompts, SamplingSettings(), MACHINE)
-        for sample in sampling.samples:
+        for sample in sampling.texts:
             sample.text, sample.finish = hostile, "length"
         with SampleView(sampling, is_silent=False) as view:
-            view.show(sampling.samples)
+            view.show(sampling.texts)
         said = capsys.readouterr().out
         assert said.count("a[31m\nb2J\tc") == (2 if len(prompts) == 1 else 3)
         assert not set("\x1b\x9b\x07") & set(said)

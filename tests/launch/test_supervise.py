@@ -14,7 +14,9 @@ import pytest
 from mpctl.cli.app import run as mpctl
 from mpctl.launch import supervise
 from mpctl.launch.launch_plan import plan_launch
-from mpctl.launch.machine import Machine
+from mpctl.launch.local import torchrun
+from mpctl.launch.local.machine import Machine
+from mpctl.launch.record_reader import RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import set_up_run as write_run
 from mpctl.rundir.breadcrumb import Breadcrumb
@@ -35,15 +37,15 @@ def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path)
     """A step that is validated is saved before its record is written."""
     plan = plan_launch(tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path), Machine(2, 0, 2**34))
     saves = SaveMonitor(plan.run, 1, on_event=print)
-    reader, stops = supervise.RecordReader(plan.run.metrics), supervise.StopRequests([15])
-    may_go_on = supervise._may_go_on
-    assert not may_go_on(plan, stops, reader, saves, print) and not plan.run.stop.exists()
+    reader, stops = RecordReader(plan.run.metrics), supervise.StopRequests([15])
+    grace = supervise.StopGracePeriod(plan.run, 60.0, stops, print)
+    assert not grace.is_open(reader, saves) and not plan.run.stop.exists()
     trail = Breadcrumb(tmp_path / "doing" / "rank-0")
     trail.write("saving step 1: 1 GiB of 2 GiB written")
     saves.look()
-    assert may_go_on(plan, stops, reader, saves, print) and plan.run.stop.exists()
+    assert grace.is_open(reader, saves) and plan.run.stop.exists()
     stops.received.append(15)
-    assert not may_go_on(plan, stops, reader, saves, print)
+    assert not grace.is_open(reader, saves)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_second_signal_kills_at_once(data: Path, tmp_path: Path) -> None:
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(1)
     run.worker(1).suspend()  # so that no step can be finished
     run.process.send_signal(signal.SIGINT)
-    wait_for(lambda: "once more to stop at once" in run.stderr)
+    wait_for(lambda: "repeat it to stop at once" in run.stderr)
     time.sleep(0.3)
     assert run.process.poll() is None
     asked = time.monotonic()
@@ -176,7 +178,7 @@ def test_a_rank_that_leaves_with_exit_code_0_is_named(
     assert run.ended().process.returncode == 1 and not run.left_behind(3)
     failure = run.summary["failure"]
     assert (failure["rank"], failure["coords"]["pp"]) == (2, 1), run.stderr
-    assert failure["error"] == "ended with exit code 0 before the last step"
+    assert failure["error"] == "exited with code 0 before the last step"
 
 
 def test_a_loss_that_explodes_is_a_failure(data: Path, tmp_path: Path) -> None:
@@ -225,8 +227,8 @@ def test_a_taken_port_costs_one_more_try(
     write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
     events: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = iter([taken.getsockname()[1], supervise.free_port()])
-        monkeypatch.setattr(supervise, "free_port", lambda ranks: next(ports))
+        ports = iter([taken.getsockname()[1], torchrun.free_port()])
+        monkeypatch.setattr(torchrun, "free_port", lambda ranks: next(ports))
         outcome = supervise.run_launch(prepared, lambda record: None, events.append)
     assert (outcome.status, outcome.attempts) == ("finished", 1)
     assert len(events) == 1 and "port" in events[0]
@@ -239,7 +241,7 @@ def test_a_port_taken_twice_is_a_failure_with_the_reason(
     prepared = plan_launch(tiny_plan(tiny_job(data)), run, Machine(2, 0, 2**40))
     write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(supervise, "free_port", lambda ranks: taken.getsockname()[1])
+        monkeypatch.setattr(torchrun, "free_port", lambda ranks: taken.getsockname()[1])
         outcome = supervise.run_launch(prepared, lambda record: None, lambda event: None)
     assert outcome.status == "failed" and outcome.failure.rank is None
     assert any("EADDRINUSE" in line for line in outcome.failure.last_lines)

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from mpctl.errors import RunFailed
-from mpctl.launch import port, watch
-from mpctl.launch.processes import ProcessTree
+from mpctl.launch import watch
+from mpctl.launch.local.processes import ProcessTree
 from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
 from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
 from mpctl.rundir.directory import RunDir
@@ -26,7 +22,7 @@ LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)
 
 
 class Ranks(ProcessTree):
-    """A family whose states and processor times a test sets."""
+    """Processes whose states and processor times a test sets."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__(os.getpid(), world_size)
@@ -44,15 +40,15 @@ class Ranks(ProcessTree):
 
 
 class Scene:
-    """Two ranks that have joined, their trails, and a watch over them."""
+    """Two ranks that have joined, their breadcrumbs, and a watch over them."""
 
     def __init__(self, folder: Path, *, start: int = JOINED) -> None:
         run = RunDir(folder)
-        self.trails = [Breadcrumb(folder / "doing" / f"rank-{rank}") for rank in range(2)]
-        for trail in self.trails:
-            trail.reach(start, "training")
-        self.family = Ranks(2)
-        self.watch = RunWatch(run, self.family, LAUNCH, address="127.0.0.1:29500")
+        self.breadcrumbs = [Breadcrumb(folder / "doing" / f"rank-{rank}") for rank in range(2)]
+        for crumb in self.breadcrumbs:
+            crumb.reach(start, "training")
+        self.processes = Ranks(2)
+        self.watch = RunWatch(run, self.processes, LAUNCH, address="127.0.0.1:29500")
 
     def looks(self, count: int, between: Callable[[], None] = lambda: None) -> str:
         """What the last of so many looks finds, as `rank: error`."""
@@ -63,8 +59,8 @@ class Scene:
         return "" if found is None else f"{found.rank}: {found.error}"
 
     def beat(self) -> None:
-        for trail in self.trails:
-            trail.beat()
+        for crumb in self.breadcrumbs:
+            crumb.beat()
 
 
 @pytest.fixture
@@ -72,12 +68,12 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
-def test_a_trail_tells_what_was_written(tmp_path: Path) -> None:
+def test_a_breadcrumb_has_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "doing" / "rank-0"
     assert read_breadcrumb(path).start == 0
-    trail = Breadcrumb(path)
-    trail.reach(JOINING, "joining ö" + "x" * 500)
-    trail.beat()
+    crumb = Breadcrumb(path)
+    crumb.reach(JOINING, "joining ö" + "x" * 500)
+    crumb.beat()
     found = read_breadcrumb(path)
     assert (found.start, found.beats) == (JOINING, 1)
     assert found.doing.startswith("joining öx") and path.stat().st_size == FILE_BYTES
@@ -89,21 +85,21 @@ def test_healthy_ranks_are_left_alone(scene: Scene) -> None:
     assert scene.looks(20, scene.beat) == ""
 
 
-def test_a_stopped_rank_is_trouble_after_some_looks(scene: Scene) -> None:
-    scene.family.states[1] = psutil.STATUS_STOPPED
+def test_a_stopped_rank_is_a_hang_after_some_looks(scene: Scene) -> None:
+    scene.processes.states[1] = psutil.STATUS_STOPPED
     assert scene.looks(STOPPED_LOOKS - 1, scene.beat) == ""
-    scene.family.states[1] = psutil.STATUS_RUNNING  # continued in time
+    scene.processes.states[1] = psutil.STATUS_RUNNING  # continued in time
     assert scene.looks(1, scene.beat) == ""
-    scene.family.states[1] = psutil.STATUS_STOPPED
+    scene.processes.states[1] = psutil.STATUS_STOPPED
     assert scene.looks(STOPPED_LOOKS - 1, scene.beat) == ""
     assert scene.looks(1, scene.beat).startswith("1: its process is stopped (SIGSTOP")
 
 
 def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
-    scene.family.states[None] = psutil.STATUS_STOPPED
+    scene.processes.states[None] = psutil.STATUS_STOPPED
     assert "torchrun, which runs the ranks, is stopped" in scene.looks(STOPPED_LOOKS, scene.beat)
     scene.watch.stopped.clear()
-    scene.family.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
+    scene.processes.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
     words = scene.looks(STOPPED_LOOKS)
     assert words.startswith("0: ") and words.endswith("so is rank 1")
 
@@ -114,26 +110,29 @@ def test_no_patience_is_used_up_while_no_look_is_taken(
     """The launcher was stopped for an hour: one look, not 3600 seconds."""
     now = [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
-    scene.family.states[1] = psutil.STATUS_STOPPED
-    assert scene.watch.finds_nothing()
+    scene.processes.states[1] = psutil.STATUS_STOPPED
+    assert scene.watch.is_healthy()
     now[0] += 3600
-    assert scene.watch.finds_nothing() and scene.watch.stopped[1] == 2
-    assert scene.watch.finds_nothing() and scene.watch.stopped[1] == 2  # at most one a second
+    assert scene.watch.is_healthy() and scene.watch.stopped[1] == 2
+    assert scene.watch.is_healthy() and scene.watch.stopped[1] == 2  # at most one a second
 
 
 def test_a_silent_rank(scene: Scene) -> None:
     def one_beats() -> None:
-        scene.trails[0].beat()
+        scene.breadcrumbs[0].beat()
 
     assert scene.looks(4, one_beats) == ""
     words = scene.looks(1, one_beats)
-    assert words.startswith("1: showed no sign of life for 4 s") and "state 'running'" in words
+    assert (
+        words.startswith("1: no heartbeat and no processor time used for 4 s")
+        and "state 'running'" in words
+    )
 
 
 def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) -> None:
     def compute() -> None:
-        scene.trails[0].beat()
-        scene.family.seconds[1] = scene.family.seconds.get(1, 0) + 0.5
+        scene.breadcrumbs[0].beat()
+        scene.processes.seconds[1] = scene.processes.seconds.get(1, 0) + 0.5
 
     assert scene.looks(20, compute) == ""
 
@@ -141,15 +140,15 @@ def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) ->
 @pytest.mark.parametrize(
     ("starts", "words"),
     [
-        ((0, 0), "torchrun has not started any rank; it listens at 127.0.0.1:29500"),
-        ((JOINING, 1), "rank 1 did not come to meet the others at 127.0.0.1:29500"),
+        ((0, 0), "torchrun, which listens at 127.0.0.1:29500, has not started any rank"),
+        ((JOINING, 1), "rank 1 did not connect to the others at 127.0.0.1:29500"),
         ((JOINING, JOINING), "ranks 0, 1 cannot reach the others at 127.0.0.1:29500"),
     ],
 )
 def test_a_start_without_progress(tmp_path: Path, starts: tuple[int, int], words: str) -> None:
     scene = Scene(tmp_path)
-    for trail, start in zip(scene.trails, starts, strict=True):
-        trail.reach(start, "starting")
+    for crumb, start in zip(scene.breadcrumbs, starts, strict=True):
+        crumb.reach(start, "starting")
     assert scene.looks(3, scene.beat) == ""
     found = scene.looks(1, scene.beat)
     assert found.startswith("None: the start made no progress for 3 s (launch.start_seconds)")
@@ -159,68 +158,11 @@ def test_a_start_without_progress(tmp_path: Path, starts: tuple[int, int], words
 def test_progress_starts_the_patience_anew_and_building_has_none(tmp_path: Path) -> None:
     scene = Scene(tmp_path, start=1)
     assert scene.looks(3, scene.beat) == ""
-    scene.trails[0].reach(JOINING, "joining")
+    scene.breadcrumbs[0].reach(JOINING, "joining")
     assert scene.looks(3, scene.beat) == ""
-    for trail in scene.trails:
-        trail.reach(JOINED, "building the model")
+    for crumb in scene.breadcrumbs:
+        crumb.reach(JOINED, "building the model")
     assert scene.looks(50, scene.beat) == ""
-
-
-def test_a_free_port_can_be_listened_on() -> None:
-    with socket.create_server(("127.0.0.1", port.free_port(8))) as server:
-        assert server.getsockname()[0] == "127.0.0.1"
-
-
-# In a network namespace of its own: no loopback, then one whose ports run out.
-_NAMESPACE = """
-import sys
-from mpctl.errors import RunFailed
-from mpctl.launch.port import free_port
-try:
-    free_port(4)
-except RunFailed as error:
-    sys.exit(str(error))
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "words"),
-    [
-        (":", "127.0.0.1:"),
-        ("ip link set lo up && echo 40000 40000 > /proc/sys/net/ipv4/ip_local_port_range",
-         "0 of 10 connections to 127.0.0.1:40000"),
-        ("ip link set lo up && echo 40000 40007 > /proc/sys/net/ipv4/ip_local_port_range",
-         "of 10 connections to 127.0.0.1:4000"),
-    ],
-)  # fmt: skip
-def test_a_host_whose_ranks_cannot_meet(before: str, words: str) -> None:
-    if os.geteuid() or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
-        pytest.skip("needs a network namespace")
-    command = ["unshare", "-n", "sh", "-c", f'{before}; exec "$0" -c "$1"', sys.executable,
-               _NAMESPACE]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1 and "Traceback" not in ended.stderr, ended.stderr
-    assert words in ended.stderr and "where ranks meet" in ended.stderr
-
-
-def test_a_short_queue_of_connections_is_no_hindrance() -> None:
-    """Linux before 5.4 lets 128 connections wait at a port, whatever is asked for."""
-    if os.geteuid() or subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
-        pytest.skip("needs a network namespace")
-    before = "ip link set lo up && echo 2 > /proc/sys/net/core/somaxconn"
-    command = ["unshare", "-n", "sh", "-c", f'{before} && exec "$0" -c "$1"', sys.executable,
-               _NAMESPACE]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-
-
-def test_a_refused_connection_is_a_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(99, "Cannot assign requested address")
-
-    monkeypatch.setattr(port.socket, "create_connection", refuse)
-    with pytest.raises(RunFailed, match="Cannot assign requested address"):
-        port.free_port(1)
 
 
 def test_all_ranks_stopped_end_the_run(data: Path, tmp_path: Path) -> None:

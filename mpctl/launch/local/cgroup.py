@@ -1,9 +1,9 @@
-"""What the kernel's control group of this process says of memory: its limit, and who it killed.
+"""What the kernel's control group of this process says about memory: its limit, processes killed.
 
 Containers and batch systems limit memory by control groups; the machine's own figures do not show
-it. Version 2 has memory.max, memory.current and memory.events, version 1 memory.limit_in_bytes,
-memory.usage_in_bytes and memory.oom_control. Source: the kernel's documentation of cgroup-v1/memory
-and cgroup-v2. Everything here is absent, not an error, on hosts without control groups.
+the limit. Version 2 has memory.max, memory.current and memory.events, version 1
+memory.limit_in_bytes, memory.usage_in_bytes and memory.oom_control. Source: the kernel's
+documentation of cgroup-v1/memory and cgroup-v2. Hosts without control groups have no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for "none"
 
 
 def memory_kills(root: Path = ROOT, own: Path = OWN) -> int:
-    """How many processes of this group the kernel has killed for want of memory since it exists."""
+    """How many processes of this group the kernel has killed, since the group exists, because its
+    memory ran out. root: where the groups are mounted; own: the file that names this process's."""
     for group in _groups(root, own):
         for name in ("memory.events", "memory.oom_control"):
             counts = _table(group / name)
@@ -26,13 +27,13 @@ def memory_kills(root: Path = ROOT, own: Path = OWN) -> int:
 
 
 def memory_headroom(root: Path = ROOT, own: Path = OWN) -> int | None:
-    """Bytes that this group and those above it may still take; None without a limit. Cached files,
-    which the kernel gives back when asked, do not count as taken."""
-    free = [left for group in _groups(root, own) if (left := _left(group)) is not None]
+    """Bytes that this process may still allocate within the limits of its group and the groups
+    above it; None without a limit. Cached files do not count as used: the kernel gives them up."""
+    free = [size for group in _groups(root, own) if (size := _free_bytes(group)) is not None]
     return min(free, default=None)
 
 
-def _left(group: Path) -> int | None:
+def _free_bytes(group: Path) -> int | None:
     limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
     if limit is None or limit >= NO_LIMIT:
         return None
@@ -48,21 +49,21 @@ def _groups(root: Path, own: Path) -> Iterator[Path]:
         if controllers and "memory" not in controllers.split(","):
             continue
         base = root / "memory" if controllers else root
-        inner = base / path.lstrip("/")
-        while inner != base:
-            yield inner
-            inner = inner.parent
+        group = base / path.lstrip("/")
+        while group != base:
+            yield group
+            group = group.parent
         yield base
 
 
 def _number(*paths: Path) -> int | None:
-    """The number in the first of these files that has one; `max` is none."""
+    """The number in the first of these files that has one; `max` is not a number."""
     words = (_text(path).strip() for path in paths)
     return next((int(word) for word in words if word.isdecimal()), None)
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Lines of `name number`."""
+    """The lines of the form `name number`."""
     pairs = (line.split() for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

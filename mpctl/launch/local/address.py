@@ -1,7 +1,7 @@
-"""A free TCP port of this host's loopback address, found by connecting to it.
+"""Where the ranks of one host meet: a free TCP port of the loopback address 127.0.0.1.
 
-torchrun and the ranks of one host meet at 127.0.0.1. Where it is down, or no port is left for their
-connections, they would wait for minutes; a few connections of our own tell at once.
+Where the loopback interface is down, or no port is left for their connections, the ranks would wait
+for minutes. Opening as many connections as they need shows that at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ HINT = "check that the loopback interface is up and net.ipv4.ip_local_port_range
 
 
 def free_port(ranks: int = 1) -> int:
-    """A port that nothing listens on now; another process may still take it first.
+    """A port that nothing listens on now; another process may still take it before the ranks do.
 
-    Raises RunFailed with address and reason when `ranks` ranks could not meet there.
+    Raises RunFailed with address and reason when so many ranks could not meet there.
     """
     with ExitStack() as opened:
         listener = opened.enter_context(socket.socket())
@@ -29,10 +29,10 @@ def free_port(ranks: int = 1) -> int:
             listener.listen(MOST_CONNECTIONS)
             listener.settimeout(5)
         except OSError as error:
-            raise RunFailed(f"cannot listen at {HOST}, where ranks meet: {error.strerror}; {HINT}"
-                            ) from None  # fmt: skip
+            message = f"cannot listen at {HOST}, where ranks meet: {error.strerror}"
+            raise RunFailed(f"{message}; {HINT}") from None
         port = int(listener.getsockname()[1])
-        needed = min(2 * ranks + 2, MOST_CONNECTIONS)  # two of each rank, two of torchrun
+        needed = min(2 * ranks + 2, MOST_CONNECTIONS)  # two for each rank, two for torchrun
         for number in range(needed):
             try:
                 peer = opened.enter_context(socket.create_connection((HOST, port), timeout=5))
@@ -42,6 +42,7 @@ def free_port(ranks: int = 1) -> int:
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError as error:
                 why = error.strerror or error
-                raise RunFailed(f"{number} of {needed} connections to {HOST}:{port}, where ranks "
-                                f"meet, could be opened: {why}; {HINT}") from None  # fmt: skip
+                opened_text = f"{number} of {needed} connections to {HOST}:{port}"
+                message = f"only {opened_text}, where ranks meet, could be opened: {why}"
+                raise RunFailed(f"{message}; {HINT}") from None
     return port

@@ -1,7 +1,7 @@
-"""The processes of an attempt, torchrun and its ranks: found, looked at, killed.
+"""The processes of an attempt, torchrun and its ranks: finding them, their states, killing them.
 
-Where /proc is hidden no rank is found; torchrun is then killed alone, and each rank by the kernel
-with it (runtime/process.py).
+Where /proc is hidden no rank can be found; torchrun is then killed alone, and the kernel kills each
+rank with it (runtime/process.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class ProcessTree:
-    """torchrun and its ranks; `ranks` fills as they appear."""
+    """torchrun, by its process id, and its ranks; `ranks` is filled as they appear."""
 
     def __init__(self, torchrun: int, world_size: int) -> None:
         self.pid, self.world_size = torchrun, world_size
         self.ranks: dict[int, psutil.Process] = {}
 
     def find(self) -> None:
-        """Look for ranks that have started since; nothing is read once all are known."""
+        """Look for ranks that have started since the last call, until all are known."""
         if len(self.ranks) == self.world_size:
             return
         try:
@@ -35,7 +35,8 @@ class ProcessTree:
                 self.ranks[int(child.environ()["RANK"])] = child
 
     def state(self, rank: int | None) -> str:
-        """psutil's name of a rank's state, of torchrun's for None; empty when it cannot be read."""
+        """psutil's name of the state of a rank, of torchrun for None; empty when it cannot be
+        read."""
         try:
             process = psutil.Process(self.pid) if rank is None else self.ranks[rank]
             return str(process.status())
@@ -43,7 +44,7 @@ class ProcessTree:
             return ""
 
     def processor_seconds(self, rank: int) -> float:
-        """Processor time that a rank has used; 0 when it cannot be read."""
+        """Processor time that a rank has used, in seconds; 0 when it cannot be read."""
         try:
             times = self.ranks[rank].cpu_times()
         except (*UNREADABLE, KeyError):
@@ -51,13 +52,13 @@ class ProcessTree:
         return float(times.user + times.system)
 
     def stopped_ranks(self) -> tuple[int, ...]:
-        """Ranks whose process is stopped (SIGSTOP) or held by a debugger: deaf to SIGTERM."""
+        """Ranks whose process is stopped, by SIGSTOP or a debugger: SIGTERM does not end them."""
         self.find()
         return tuple(rank for rank in sorted(self.ranks) if self.state(rank) in STOPPED)
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """End a process and everything it started; nothing happens when all have ended."""
+    """Kill a process and everything it started; processes that have ended are left alone."""
     try:
         tree = psutil.Process(process.pid).children(recursive=True)
     except UNREADABLE:

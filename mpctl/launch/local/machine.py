@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mpctl.launch.cgroup import memory_headroom
+from mpctl.launch.local.cgroup import memory_headroom
 
 # Schedulers' numbers of hosts, the closest first: of a Slurm step, of its job, of torchrun's world.
 HOSTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES",
