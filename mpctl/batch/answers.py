@@ -1,33 +1,92 @@
 """The answers of a batch, in the order of its lines; a million take no more memory than one.
 
-A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_seconds`.
+A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_seconds`. A line that
+cannot be estimated is answered too, with its issues and null for every figure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
+from typing import TypedDict
 
 from mpctl.batch.lines import Raw, parse_line
 from mpctl.batch.rows import as_others_run, load_row, require_countable
-from mpctl.errors import InputError, Issue, Status
-from mpctl.estimate.memory import peak_bytes
+from mpctl.errors import InputError, Issue, IssueEntry, Status
+from mpctl.estimate.job import Estimate
+from mpctl.planning.document import nearest_part
 from mpctl.planning.plan import Plan, make_plan
+from mpctl.planning.schemas import NearestPart
 from mpctl.rules.validate import with_tried_hints
 from mpctl.search.nearest import with_nearest
 
-Found = tuple[Status, Issue]
+Finding = tuple[Status, Issue]
+RowId = str | int | None
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
-FIGURES = (
-    "step_seconds", "step_seconds_low", "step_seconds_high", "model_tflops_per_gpu", "mfu", "hfu",
-    "tokens_per_second", "peak_memory_bytes", "stage_memory_bytes", "breakdown", "fits",
-)  # fmt: skip
 
 
-def answers(lines: Iterable[bytes | None]) -> Iterator[Raw]:
-    """Of each line, in order; None stands for a line that was too long to be read."""
+class PeakMemory(TypedDict):
+    """Bytes of the fullest rank: of tensors, with the allocator's reserve, and as nvidia-smi shows
+    them (with context and libraries)."""
+
+    allocated: int
+    reserved: int
+    device: int
+
+
+class Figures(TypedDict):
+    """The figures of an answer, None where they are not known.
+
+    stage_memory_bytes: allocated by tensors, of one rank of each stage. breakdown: seconds of the
+    step by part; time to gather keys and values over cp is in `other`.
+    """
+
+    step_seconds: float | None
+    step_seconds_low: float | None
+    step_seconds_high: float | None
+    model_tflops_per_gpu: float | None
+    mfu: float | None
+    hfu: float | None
+    tokens_per_second: float | None
+    peak_memory_bytes: PeakMemory | None
+    stage_memory_bytes: list[int] | None
+    breakdown: dict[str, float] | None
+    fits: bool | None
+
+
+class FindingEntry(IssueEntry):
+    """What is wrong with a line, or should be known of its answer."""
+
+    status: Status
+
+
+class Answer(Figures, NearestPart):
+    """The answer of one line, under its id."""
+
+    id: RowId
+    issues: list[FindingEntry]
+
+
+NO_FIGURES: Figures = {
+    "step_seconds": None,
+    "step_seconds_low": None,
+    "step_seconds_high": None,
+    "model_tflops_per_gpu": None,
+    "mfu": None,
+    "hfu": None,
+    "tokens_per_second": None,
+    "peak_memory_bytes": None,
+    "stage_memory_bytes": None,
+    "breakdown": None,
+    "fits": None,
+}
+FIGURES = tuple(NO_FIGURES)
+NO_NEAREST: NearestPart = {}
+
+
+def answers(lines: Iterable[bytes | None]) -> Iterator[Answer]:
+    """An answer for each line, in order; None stands for a line that was too long to be read."""
     reader = Reader()
     return (reader.answer(line, number) for number, line in enumerate(lines, start=1))
 
@@ -38,129 +97,134 @@ class Reader:
 
     seen: set[str] = field(default_factory=set)
 
-    def answer(self, line: bytes | None, number: int) -> Raw:
-        name: Any = None
+    def answer(self, line: bytes | None, number: int) -> Answer:
+        """The answer of line `number`, counted from 1; never raises for what a line holds."""
+        row_id: RowId = None
         try:
             row = parse_line(line, number)
-            raw, name, issues = _split(row)
-            issues += self._repeated(name)
-            if any(status == "error" for status, _ in issues):
-                return _answer(name, issues)
-            return _estimated(name, raw, issues)
+            raw, row_id, findings = _split(row)
+            findings += self._repeated(row_id)
+            if any(status == "error" for status, _ in findings):
+                return _answer(row_id, findings)
+            return _estimated(row_id, raw, findings)
         except InputError as error:
-            return _answer(name, [("error", issue) for issue in error.issues])
+            return _answer(row_id, [("error", issue) for issue in error.issues])
         except Exception as error:  # of this line alone: the others are still answered
-            return _answer(name, [("error", _unexpected(error, number))])
+            return _answer(row_id, [("error", _unexpected(error, number))])
 
-    def _repeated(self, name: Any) -> list[Found]:
-        if not isinstance(name, str):
+    def _repeated(self, row_id: RowId) -> list[Finding]:
+        if not isinstance(row_id, str):
             return []
-        if name in self.seen:
-            return [("warning", Issue("repeated-id", "id", f"{name[:60]!r} came before"))]
-        if len(self.seen) < REMEMBERED_IDS and len(name) <= 200:
-            self.seen.add(name)
+        if row_id in self.seen:
+            return [("warning", Issue("repeated-id", "id", f"{row_id[:60]!r} came before"))]
+        if len(self.seen) < REMEMBERED_IDS and len(row_id) <= 200:
+            self.seen.add(row_id)
         return []
 
 
 def _unexpected(error: Exception, number: int) -> Issue:
-    """What no rule foresaw: a fault of mpctl, which says so instead of blaming the line."""
+    """An exception that no rule foresaw is a fault of mpctl; the issue says so."""
     message = f"mpctl failed on this line: {type(error).__name__}: {str(error)[:200]}"
     return Issue("unexpected-error", f"line {number}", message, "please report it with the line")
 
 
-def _split(row: Raw) -> tuple[Raw, Any, list[Found]]:
+def _split(row: Raw) -> tuple[Raw, RowId, list[Finding]]:
     """The job, the id, and what is wrong with either."""
-    name, issues = row.get("id"), list[Found]()
-    if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
-        message = f"a JSON {type(name).__name__} is not allowed"
-        issues.append(("error", Issue("bad-value", "id", message, "use a string or an integer")))
-        name = None
+    row_id, findings = row.get("id"), list[Finding]()
+    if row_id is not None and (isinstance(row_id, bool) or not isinstance(row_id, str | int)):
+        message = f"a JSON {type(row_id).__name__} is not allowed"
+        findings.append(("error", Issue("bad-value", "id", message, "use a string or an integer")))
+        row_id = None
     raw = row.get("job", {key: value for key, value in row.items() if key != "id"})
     if not isinstance(raw, dict):
-        issues.append(("error", Issue("bad-value", "job", "is not an object")))
+        findings.append(("error", Issue("bad-value", "job", "is not an object")))
         raw = {}
-    return raw, name, issues
+    return raw, row_id, findings
 
 
-def _estimated(name: Any, raw: Raw, issues: list[Found]) -> Raw:
+def _estimated(row_id: RowId, raw: Raw, findings: list[Finding]) -> Answer:
     loaded = load_row(raw)
-    issues += [("warning", issue) for issue in loaded.warnings]
-    found: list[Found] = [("error", issue) for issue in loaded.issues]
-    if loaded.job is None or found:
-        return _answer(name, [*issues, *found])
+    findings += [("warning", issue) for issue in loaded.warnings]
+    if loaded.job is None or loaded.issues:
+        return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])
     job, assumed = as_others_run(loaded.job)
     require_countable(job)
     plan = with_nearest(make_plan(job))
-    issues += [("warning", check.issue) for check in assumed]
+    findings += [("warning", check.issue) for check in assumed]
     checks = with_tried_hints(job, list(plan.checks), loaded.open_settings)
-    issues += [(c.status, c.issue) for c in checks if c.status != "ok"]
+    findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
     if job.model is None:
-        issues.append(("error", Issue("no-model", "model", "an estimate needs a model")))
+        findings.append(("error", Issue("no-model", "model", "an estimate needs a model")))
     if plan.estimate is None:
-        return _answer(name, issues)
-    answer = _answer(name, [*issues, *_more(plan)], figures(plan))
-    if plan.nearest:
-        answer["nearest_that_fit"] = [near.as_dict() for near in plan.nearest]
-    return answer
+        return _answer(row_id, findings)
+    findings += _notes(plan.estimate)
+    return _answer(row_id, findings, figures(plan), nearest_part(plan))
 
 
-def _more(plan: Plan) -> Iterator[Found]:
-    """What else should be known: no time, or figures that rest on no measurement."""
-    assert plan.estimate is not None
-    time = plan.estimate.time
+def _notes(estimate: Estimate) -> Iterator[Finding]:
+    """Why there is no time, or which figures rest on no measurement."""
+    time = estimate.time
     if isinstance(time, str):
         yield "warning", Issue("no-step-time", "cluster", time)
     else:
-        for words in time.extrapolates:
-            yield "warning", Issue("extrapolates", "time", words)
+        for reason in time.extrapolates:
+            yield "warning", Issue("extrapolates", "time", reason)
 
 
-def figures(plan: Plan) -> Raw:
-    """What an estimate gives for a line."""
-    assert plan.estimate is not None
-    memory, device = plan.estimate.memory, plan.job.cluster.device
-    stages = [stage.allocated_bytes for stage in memory]
-    peaks = {
-        "allocated": max(stages),
-        "reserved": max(stage.reserved_bytes for stage in memory),
-        "device": peak_bytes(memory),  # with what context and libraries take: nvidia-smi's figure
-    }
+def figures(plan: Plan) -> Figures:
+    """The figures of a plan; None for all of one without a model."""
+    if plan.estimate is None:
+        return NO_FIGURES
+    memory = plan.estimate.memory
     return {
-        **time_figures(plan),
-        "peak_memory_bytes": peaks,
-        "stage_memory_bytes": stages,
-        "fits": None if device is None else peak_bytes(memory) <= device.memory_bytes,
+        **_time_figures(plan.estimate),
+        "peak_memory_bytes": {
+            "allocated": max(stage.allocated_bytes for stage in memory),
+            "reserved": max(stage.reserved_bytes for stage in memory),
+            "device": max(stage.device_bytes for stage in memory),
+        },
+        "stage_memory_bytes": [stage.allocated_bytes for stage in memory],
+        "fits": plan.fits,
     }
 
 
-def time_figures(plan: Plan) -> Raw:
-    """Of the step; gathering keys and values over cp is under `other`."""
-    assert plan.estimate is not None
-    time, tokens = plan.estimate.time, plan.estimate.layout.tokens_per_step
+def _time_figures(estimate: Estimate) -> Figures:
+    """The figures that follow from the step's time; the others None."""
+    time = estimate.time
     if isinstance(time, str):
-        return {}
-    parts = time.parts()
-    parts["other"] += parts.pop("cp")
+        return NO_FIGURES
+    breakdown = time.parts()
+    breakdown["other"] += breakdown.pop("cp")
     return {
-        "step_seconds": time.total, "step_seconds_low": time.low, "step_seconds_high": time.high,
+        **NO_FIGURES,
+        "step_seconds": time.total,
+        "step_seconds_low": time.low,
+        "step_seconds_high": time.high,
         "model_tflops_per_gpu": time.model_flops / time.total / 1e12,
-        "mfu": time.mfu, "hfu": time.hfu, "tokens_per_second": tokens / time.total,
-        "breakdown": parts,
-    }  # fmt: skip
+        "mfu": time.mfu,
+        "hfu": time.hfu,
+        "tokens_per_second": estimate.layout.tokens_per_step / time.total,
+        "breakdown": breakdown,
+    }
 
 
-def _answer(name: Any, issues: Iterable[Found], found: Raw | None = None) -> Raw:
-    """The answer's keys in their order; figures that JSON cannot hold become an issue."""
-    told = [*issues]
-    if not _is_finite(found):
-        told.append(("error", Issue("not-estimated", "time", "the estimate is no finite number")))
-        found = None
-    shown = [{"status": status, **issue.as_dict()} for status, issue in told]
-    return {"id": name, **dict.fromkeys(FIGURES), **(found or {}), "issues": shown}
+def _answer(
+    row_id: RowId,
+    findings: Sequence[Finding],
+    figures: Figures = NO_FIGURES,
+    nearest: NearestPart = NO_NEAREST,
+) -> Answer:
+    """The answer with its keys in order; figures that JSON cannot hold become an issue."""
+    if not _is_finite(figures):
+        message = "the estimate is no finite number"
+        findings = [*findings, ("error", Issue("not-estimated", "time", message))]
+        figures = NO_FIGURES
+    issues: list[FindingEntry] = [{"status": s, **issue.as_dict()} for s, issue in findings]
+    return {"id": row_id, **figures, "issues": issues, **nearest}
 
 
-def _is_finite(value: Any) -> bool:
-    """Whether every number in it is one that JSON has, however deep it lies."""
+def _is_finite(value: object) -> bool:
+    """Whether every number in it is one that JSON has, at any depth."""
     if isinstance(value, dict):
         return all(map(_is_finite, value.values()))
     if isinstance(value, list | tuple):

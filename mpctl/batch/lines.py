@@ -1,4 +1,4 @@
-"""A stream as lines of bounded length, and a line as a JSON object: all that comes is untrusted.
+"""A stream as lines of bounded length, and a line as a JSON object: the input is untrusted.
 
 By hand, `{"id": 1}` is a row; an empty line, a list, NaN, bytes that are not UTF-8, brackets nested
 thousands deep or more than a MiB are issues.
@@ -19,7 +19,10 @@ LONGEST_LINE = 2**20  # bytes; a job is some two thousand
 def read_lines(
     stream: BinaryIO, on_bytes: Callable[[int], None] | None = None
 ) -> Iterator[bytes | None]:
-    """Lines without their ends; of one longer than LONGEST_LINE only that it was there."""
+    """The lines without their ends; None in place of one longer than LONGEST_LINE.
+
+    on_bytes: called with the bytes of each line that was read.
+    """
     while line := stream.readline(LONGEST_LINE + 1):
         size = len(line)
         whole: bytes | None = line
@@ -32,6 +35,7 @@ def read_lines(
 
 
 def parse_line(line: bytes | None, number: int) -> Raw:
+    """The JSON object on line `number`; None is a line too long to be read. Raises InputError."""
     where = f"line {number}"
     if line is None:
         raise InputError.of("line-too-long", where, f"more than {LONGEST_LINE:,} bytes",

@@ -117,6 +117,7 @@ def _with(job: JobSpec, **settings: Any) -> JobSpec:
 
 
 def require_countable(job: JobSpec) -> None:
+    """Raise InputError for a job so large that its estimate would hold up the lines after it."""
     issues = []
     for where, most in LARGEST:
         table, key = where.split(".")

@@ -81,10 +81,7 @@ def plan(
     made = job.plan()
     topology = made.require_legal()
     kinds = wanted_kinds(groups)
-    if rank is not None:
-        document = rank_document(made, topology, rank)
-    elif as_json:
-        document = plan_document(made, topology, kinds=kinds, ranks=ranks)
+    document = None if rank is None else rank_document(made, topology, rank)
     if html or svg or trace:
         from mpctl.render.pictures import write_pictures
         from mpctl.render.tasks import PATIENCE, TaskBar
@@ -94,11 +91,11 @@ def plan(
             write_pictures(made, topology, command=line, html=html, svg=svg, trace=trace,
                            on_progress=bar.update)  # fmt: skip
     if as_json:
-        print_json(document)
+        print_json(document or plan_document(made, topology, kinds=kinds, ranks=ranks))
     else:
         from mpctl.render.plan import print_plan, print_rank
 
-        if rank is not None:
+        if document is not None:
             print_rank(document)
         else:
             print_plan(made, topology, kinds=kinds, ranks=ranks, full=full)
@@ -144,14 +141,12 @@ def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
 
 
 def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    from mpctl.planning.explain import explain
+    from mpctl.planning.explain import explain, explain_document
     from mpctl.render.json import print_json
 
     figures = explain(job.plan(), wanted)
     if as_json:
-        print_json({"schema": "mpctl.explain/1", "figures": [asdict(f) for f in figures]})
+        print_json(explain_document(figures))
         return
     from mpctl.render.explain import print_figures
 

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.estimate.communication import BlockTraffic, block_traffic
-from mpctl.estimate.memory import StageMemory, layout_memory
+from mpctl.estimate.memory import StageMemory, fullest_stage, layout_memory
 from mpctl.estimate.messages import Message, step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.estimate.validation import validation_messages
@@ -54,6 +54,11 @@ class Estimate:
     def memory(self) -> tuple[StageMemory, ...]:
         """Memory of one rank of each stage."""
         return tuple(layout_memory(self.layout))
+
+    @property
+    def fullest_stage(self) -> StageMemory:
+        """The stage whose ranks need most memory on their device."""
+        return fullest_stage(self.memory)
 
     @cached_property
     def checkpoint_bytes(self) -> int:

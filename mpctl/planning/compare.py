@@ -7,34 +7,40 @@ job: `tp=1,dp=2`. Settings are named as for --set.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError, Issue
-from mpctl.estimate.memory import peak_bytes
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.planning.summary import training_settings
 from mpctl.spec.load import parse_settings
 
-SAID_ELSEWHERE = ("name", "description", "source")
+if TYPE_CHECKING:
+    from mpctl.estimate.job import Estimate
+    from mpctl.planning.schemas import CompareDocument
+
+DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 
 
-def load_variants(texts: Sequence[str], overrides: Mapping[str, Any]) -> list[tuple[str, Plan]]:
-    """Legal plans by what was typed for each; overrides hold for all. Raises InputError with every
-    variant's issues."""
+def load_variants(
+    texts: Sequence[str], overrides: Mapping[str, object]
+) -> list[tuple[str, Plan]]:  # fmt: skip
+    """Each text with the legal plan of the job that it names; overrides hold for all.
+
+    Raises InputError with the issues of every variant, and where there is nothing to compare.
+    """
     if len(texts) < 2:
         raise InputError.of("usage", "--compare", f"{len(texts)} job is nothing to compare",
                             "name two or more: mpctl plan --compare demo tp=1,dp=2")  # fmt: skip
-    found, issues, first = [], list[Issue](), texts[0].split(",")[0]
+    plans, issues, first = list[tuple[str, Plan]](), list[Issue](), texts[0].split(",")[0]
     for text in texts:
         source, *settings = _split(text, first)
         try:
-            values = {**overrides, **parse_settings(settings)}
-            found.append((text, load_plan(source, values)))
+            plans.append((text, load_plan(source, {**overrides, **parse_settings(settings)})))
         except InputError as error:
             issues += [Issue(i.rule, f"{text}: {i.where}", i.message, i.hint) for i in error.issues]
     if issues:
         raise InputError(issues)
-    return found
+    return plans
 
 
 def _split(text: str, first: str) -> list[str]:
@@ -48,45 +54,46 @@ def _split(text: str, first: str) -> list[str]:
     return words if "=" not in words[0] else [first, *words]
 
 
-def compare_document(variants: Sequence[tuple[str, Plan]]) -> dict[str, Any]:
-    """Schema mpctl.compare/1. settings: those that differ, a value of each job."""
+def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
+    """The variants as JSON, each list with an entry a variant; settings: only those that differ."""
     settings = [_flat(plan.job.model_dump()) for _, plan in variants]
-    names = dict.fromkeys(name for own in settings for name in own)
-    differ = [n for n in names if len({repr(own.get(n)) for own in settings}) > 1]
+    names = dict.fromkeys(name for values in settings for name in values)
+    differ = [n for n in names if len({repr(values.get(n)) for values in settings}) > 1]
     return {
         "schema": "mpctl.compare/1",
         "jobs": [name for name, _ in variants],
         "training": [training_settings(plan.job) for _, plan in variants],
         "fits": [plan.fits for _, plan in variants],
-        "settings": {name: [own.get(name) for own in settings] for name in differ},
-        "figures": [_figures(plan) for _, plan in variants],
+        "settings": {name: [values.get(name) for values in settings] for name in differ},
+        "figures": [
+            {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})}
+            for _, plan in variants
+        ],
     }
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"parallel": {"tp": 2}}` -> `{"parallel.tp": 2}`; a source is no setting."""
-    found: dict[str, Any] = {}
+def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """`{"parallel": {"tp": 2}}` -> `{"parallel.tp": 2}`, without names and descriptions."""
+    settings: dict[str, object] = {}
     for key, value in table.items():
         if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}.")
-        elif key not in SAID_ELSEWHERE:
-            found[prefix + key] = value
-    return found
+            settings |= _flat(value, f"{prefix}{key}.")
+        elif key not in DESCRIPTIONS:
+            settings[prefix + key] = value
+    return settings
 
 
-def _figures(plan: Plan) -> dict[str, float | None]:
-    estimate, job = plan.estimate, plan.job
-    found: dict[str, float | None] = {"ranks": job.world_size}
-    if estimate is None:
-        return found
+def _figures(estimate: Estimate) -> dict[str, float | None]:
+    """Parameters, memory, time where it can be stated, and bytes sent by axis."""
     time = estimate.time
-    found |= {"parameters": estimate.parameters, "peak_bytes": peak_bytes(estimate.memory)}
+    figures: dict[str, float | None] = {"parameters": estimate.parameters}
+    figures["peak_bytes"] = estimate.fullest_stage.device_bytes
     if not isinstance(time, str):
-        tokens = estimate.layout.tokens_per_step
-        found |= {"step_seconds": time.total, "tokens_per_second": tokens / time.total}
-        found["mfu"] = time.mfu
-        found |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
+        figures["step_seconds"] = time.total
+        figures["tokens_per_second"] = estimate.layout.tokens_per_step / time.total
+        figures["mfu"] = time.mfu
+        figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
     for axis in ("tp", "cp", "dp", "pp"):
-        own = (m for stage in estimate.messages for m in stage if m.axis == axis)
-        found[f"bytes.{axis}"] = sum(m.bytes * m.count for m in own)
-    return found
+        messages = (m for stage in estimate.messages for m in stage if m.axis == axis)
+        figures[f"bytes.{axis}"] = sum(m.bytes * m.count for m in messages)
+    return figures

@@ -7,20 +7,32 @@ beyond, groups are counted, with the first and the last as examples.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.axes import GROUP_KINDS
 from mpctl.errors import InputError
+from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.stages import Span, stack_spans
+from mpctl.planning.estimate_document import communication_entry, memory_entry, time_entry
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import plan_summary, training_settings, verdict
 from mpctl.topology import Topology
 from mpctl.units import plural
 
 if TYPE_CHECKING:
-    from mpctl.estimate.communication import BlockTraffic
-    from mpctl.estimate.job import Estimate
-    from mpctl.estimate.time import StepTime
+    from mpctl.planning.schemas import (
+        EstimatePart,
+        GroupSummary,
+        HeldLayers,
+        NearestPart,
+        PlanDocument,
+        RankDocument,
+        RankEntry,
+        RanksPart,
+        Spans,
+        StackSpans,
+        StagesPart,
+    )
 
 LISTED_RANKS = 4096
 
@@ -45,12 +57,14 @@ def wanted_kinds(groups: str | None) -> tuple[str, ...] | None:
 
 def plan_document(
     plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool
-) -> dict[str, Any]:
-    """kinds None lists everything a small world has and a summary of a large one."""
-    small = topology.world_size <= LISTED_RANKS
-    list_groups = small or kinds is not None
-    chosen = tuple(topology.kinds) if kinds is None else kinds
-    document: dict[str, Any] = {
+) -> PlanDocument:
+    """The plan as JSON. kinds: of groups, to be listed whole; ranks: list every rank.
+
+    With kinds None, everything of a small world is listed and a summary of a large one.
+    """
+    is_small = topology.world_size <= LISTED_RANKS
+    lists_groups = is_small or kinds is not None
+    return {
         "schema": "mpctl.plan/1",
         "fits": plan.fits,
         "verdict": verdict(plan),
@@ -61,27 +75,25 @@ def plan_document(
         "sizes": dict(topology.sizes),
         "order": "-".join(topology.order),
         "groups": {
-            kind: [list(group) for group in topology.kind_groups(kind)]
-            if list_groups
-            else group_summary(topology, kind)
-            for kind in chosen
+            kind: list_groups(topology, kind) if lists_groups else group_summary(topology, kind)
+            for kind in (tuple(GROUP_KINDS) if kinds is None else kinds)
         },
+        **_ranks_part(plan, topology, is_listed=ranks or (kinds is None and is_small)),
+        "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
+        **_stages_part(plan.layout),
+        **nearest_part(plan),
+        **_estimate_part(plan),
     }
-    if ranks or (kinds is None and small):
-        document["ranks"] = [rank_entry(plan, topology, r) for r in range(topology.world_size)]
-    document["checks"] = [{"status": c.status, **c.issue.as_dict()} for c in plan.checks]
-    if plan.stages is not None:
-        document["stages"] = [list(map(list, spans)) for spans in plan.stages]
-        if any(stacks := [stack_layers(plan, spans) for spans in plan.stages]):
-            document["stage_stacks"] = stacks
-    if plan.nearest:
-        document["nearest_that_fit"] = [near.as_dict() for near in plan.nearest]
-    return document | _estimate_entries(plan)
 
 
-def group_summary(topology: Topology, kind: str) -> dict[str, Any]:
+def list_groups(topology: Topology, kind: str) -> list[list[int]]:
+    """Every group of a kind, in Megatron's order."""
+    return [list(group) for group in topology.kind_groups(kind)]
+
+
+def group_summary(topology: Topology, kind: str) -> GroupSummary:
     """Count, size, first and last group of a kind, by arithmetic."""
-    bases = topology.kinds[kind]
+    bases = GROUP_KINDS[kind]
     first = topology.find_group(kind, 0) or ()
     last_rank = max(topology.group(topology.world_size - 1, *bases)) - (
         0 if kind != "position_embedding" else topology.strides["pp"] * (topology.sizes["pp"] - 1)
@@ -94,33 +106,56 @@ def group_summary(topology: Topology, kind: str) -> dict[str, Any]:
     }
 
 
-def rank_entry(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
+def _ranks_part(plan: Plan, topology: Topology, *, is_listed: bool) -> RanksPart:
+    if not is_listed:
+        return {}
+    return {"ranks": [rank_entry(plan, topology, r) for r in range(topology.world_size)]}
+
+
+def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
+    """One rank: node, number on its node, coordinate along each axis, and its layers."""
     coords = topology.coords(rank)
-    entry: dict[str, Any] = {
+    return {
         "rank": rank,
         "node": topology.node(rank),
         "local_rank": topology.local_rank(rank),
         "coords": coords,
+        **_held_layers(plan.layout, coords["pp"]),
     }
-    if plan.stages is not None:
-        spans = plan.stages[coords["pp"]]
-        entry["layers"] = list(map(list, spans))
-        entry |= {"stacks": stacks} if (stacks := stack_layers(plan, spans)) else {}
-    return entry
 
 
-def stack_layers(plan: Plan, spans: Iterable[Span]) -> dict[str, list[list[int]]]:
-    """Of a model with two stacks, what a stage holds of each, by the stack's own numbers: layers 4
-    to 9 of 6 + 6 are 4 and 5 of the encoder, 0 to 3 of the decoder. Empty for other models."""
-    model = plan.job.model
-    if model is None or model.decoder_layers is None:
+def _held_layers(layout: JobLayout | None, stage: int) -> HeldLayers:
+    if layout is None:
         return {}
+    spans = layout.stages[stage]
+    layers: HeldLayers = {"layers": _as_lists(spans)}
+    if stacks := stack_layers(layout, spans):
+        layers["stacks"] = stacks
+    return layers
+
+
+def _as_lists(spans: Iterable[Span]) -> Spans:
+    return [list(span) for span in spans]
+
+
+def stack_layers(layout: JobLayout, spans: Iterable[Span]) -> StackSpans | None:
+    """Which layers of its encoder and of its decoder a model has in these spans, by each stack's
+    own numbers; None for models of one stack.
+
+    By hand, layers 4 to 9 of 6 + 6 are 4 and 5 of the encoder and 0 to 3 of the decoder.
+    """
+    model = layout.model
+    if model.decoder_layers is None:
+        return None
     encoder, decoder = stack_spans(spans, (model.layers, model.decoder_layers))
-    return {"encoder": list(map(list, encoder)), "decoder": list(map(list, decoder))}
+    return {"encoder": _as_lists(encoder), "decoder": _as_lists(decoder)}
 
 
-def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
-    """One rank: where it sits, what it holds and every group that it is in."""
+def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
+    """One rank: where it sits, what it holds and every group that it is in.
+
+    Raises InputError where there is no such rank.
+    """
     last = topology.world_size - 1
     if not 0 <= rank <= last:
         raise InputError.of(
@@ -129,7 +164,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
             f"{rank} is not a rank of this world of {plural(topology.world_size, 'rank')}",
             f"use 0 to {last}",
         )
-    groups = {kind: topology.find_group(kind, rank) for kind in topology.kinds}
+    groups = {kind: topology.find_group(kind, rank) for kind in GROUP_KINDS}
     return {
         "schema": "mpctl.rank/1",
         "world_size": topology.world_size,
@@ -138,7 +173,22 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> dict[str, Any]:
     }
 
 
-def _estimate_entries(plan: Plan) -> dict[str, Any]:
+def _stages_part(layout: JobLayout | None) -> StagesPart:
+    if layout is None:
+        return {}
+    part: StagesPart = {"stages": [_as_lists(spans) for spans in layout.stages]}
+    stacks = [held for spans in layout.stages if (held := stack_layers(layout, spans))]
+    return {**part, "stage_stacks": stacks} if stacks else part
+
+
+def nearest_part(plan: Plan) -> NearestPart:
+    """The layouts that fit, near a plan that does not; empty where it fits."""
+    if not plan.nearest:
+        return {}
+    return {"nearest_that_fit": [near.as_dict() for near in plan.nearest]}
+
+
+def _estimate_part(plan: Plan) -> EstimatePart:
     estimate = plan.estimate
     if estimate is None:
         return {}
@@ -146,91 +196,6 @@ def _estimate_entries(plan: Plan) -> dict[str, Any]:
         "summary": plan_summary(plan).as_dict(),
         "communication": communication_entry(estimate),
         "parameters": estimate.parameters,
-        "memory": {
-            "stages": [_memory_entry(s) for s in estimate.memory],
-            "checkpoint_bytes": estimate.checkpoint_bytes,
-            "is_lower_bound": False,
-        },
-        "time": _time_entry(estimate.time),
+        "memory": memory_entry(estimate),
+        "time": time_entry(estimate.time),
     }
-
-
-def communication_entry(estimate: Estimate) -> dict[str, Any]:
-    """`layer` is a block of the first stack; an encoder-decoder has `decoder_layer` beside it.
-    `step_by_stage`: messages of a step of one rank of each stage; `validation_by_stage`: of one
-    validation of `training.eval_samples`, of the first replica."""
-    first, *others = estimate.blocks
-    entries = {f"{block.stack.name}_layer": _block_entry(block) for block in others}
-    step = [[_message_entry(m) for m in stage] for stage in estimate.messages]
-    samples = estimate.layout.job.training.eval_samples
-    validation = [
-        [_message_entry(m) for m in estimate.validation(stage, replica=0, samples=[samples])]
-        for stage in range(len(estimate.layout.stages)) if samples
-    ]  # fmt: skip
-    return {"phi_bytes": first.phi_bytes, "layer": _block_entry(first), **entries,
-            "step_by_stage": step, "validation_by_stage": validation}  # fmt: skip
-
-
-def _block_entry(block: BlockTraffic) -> dict[str, Any]:
-    parts = {
-        name: {
-            "all_reduces": part.all_reduces,
-            "volume_phi": part.volume_phi,
-            "volume_bytes": part.volume_bytes,
-        }
-        for name, part in block.parts.items()
-    }
-    return parts | _block_totals(block)
-
-
-def _block_totals(block: BlockTraffic) -> dict[str, Any]:
-    names = ("all_reduces", "volume_phi", "volume_bytes", "ring_bytes_per_rank")
-    return {name: getattr(block, name) for name in names}
-
-
-def _message_entry(message: Any) -> dict[str, Any]:
-    return {key: getattr(message, key) for key in ("axis", "kind", "what", "bytes", "count")}
-
-
-def _memory_entry(stage: Any) -> dict[str, Any]:
-    keys = (
-        "stage",
-        "parameters",
-        "parameter_bytes",
-        "gradient_bytes",
-        "optimizer_bytes",
-        "activation_bytes",
-        "working_bytes",
-        "lasting_bytes",
-        "slack_bytes",
-        "context_bytes",
-        "total_bytes",
-        "allocated_bytes",
-        "reserved_bytes",
-        "device_bytes",
-        "in_flight",
-    )
-    return {key: getattr(stage, key) for key in keys}
-
-
-def _time_entry(time: StepTime | str) -> dict[str, Any]:
-    if isinstance(time, str):
-        return {"step_seconds": None, "reason": time}
-    return {
-        "step_seconds": time.total,
-        "low_seconds": time.low,
-        "high_seconds": time.high,
-        "extrapolates": list(time.extrapolates),
-        "is_lower_bound": False,
-        "breakdown": time.parts(),
-        "flops_per_rank": time.hardware_flops,
-        "model_flops_per_rank": time.model_flops,
-        "mfu": time.mfu,
-        "hfu": time.hfu,
-    }
-
-
-def axis_sizes(sizes: Iterable[tuple[str, int]]) -> str:
-    """`tp 2 x dp 2 x pp 4`; axes of size 1 are left out unless all are."""
-    used = [f"{axis} {size}" for axis, size in sizes if size > 1 and axis in AXIS_NAMES]
-    return " x ".join(used) or "one rank"

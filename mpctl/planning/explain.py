@@ -1,7 +1,7 @@
 """The figures of a plan with the formulas that gave them: `mpctl plan JOB --explain [FIGURE ...]`.
 
-A figure is named by where it stands, `communication.stage-0.tp`; a name's first parts ask for all
-below them. Memory and time bring their own figures; here stand those of communication.
+A figure's name is a path, `communication.stage-0.tp`; the beginning of a path names all figures
+below it. Those of memory and time are made beside their estimates, those of communication here.
 
 By hand, `communication.phi` of 4 samples of 512 tokens, hidden 1024, in bf16: 4 x 512 x 1024 x 2
 = 4 MiB.
@@ -10,7 +10,9 @@ By hand, `communication.phi` of 4 samples of 512 tokens, hidden 1024, in bf16: 4
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
 from mpctl.estimate.communication import BlockTraffic, local_sizes, ring_bytes
@@ -22,11 +24,17 @@ from mpctl.estimate.messages import Message
 from mpctl.planning.plan import Plan
 from mpctl.units import DTYPE_BYTES, bytes_text
 
-SHOWN = 8  # names in a hint
+if TYPE_CHECKING:
+    from mpctl.planning.schemas import ExplainDocument
+
+HINTED_NAMES = 8  # at most
 
 
 def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
-    """Those that are asked for, all when none is; raises InputError for a name that is none."""
+    """The wanted figures, by name or by the beginning of names; without names, all.
+
+    Raises InputError for a name that no figure has, and for a plan without a model.
+    """
     if plan.estimate is None:
         message, hint = "a plan without a model has no figures", "name a job with a model"
         raise InputError.of("nothing-to-explain", "--explain", message, hint)
@@ -38,7 +46,13 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
     return [f for f in figures if any(_is_below(f.name, name) for name in wanted)]
 
 
+def explain_document(figures: Sequence[Figure]) -> ExplainDocument:
+    """The figures as JSON."""
+    return {"schema": "mpctl.explain/1", "figures": [asdict(figure) for figure in figures]}
+
+
 def all_figures(estimate: Estimate) -> Iterator[Figure]:
+    """Every figure of an estimate: time, memory, communication."""
     yield from explain_time(estimate.layout)
     yield from explain_memory(estimate.layout)
     yield from communication_figures(estimate)
@@ -53,13 +67,14 @@ def _require_known(name: str, figures: Sequence[Figure]) -> None:
         return
     known = {figure.name for figure in figures}
     known |= {".".join(n.split(".")[:k]) for n in known for k in range(1, n.count(".") + 1)}
-    near = get_close_matches(name, sorted(known), n=SHOWN, cutoff=0.4)
+    near = get_close_matches(name, sorted(known), n=HINTED_NAMES, cutoff=0.4)
     tops = sorted({figure.name.split(".")[0] for figure in figures})
     raise InputError.of("unknown-figure", "--explain", f"no figure is called {name!r}",
                         f"use {', '.join(near or tops)}; --explain alone prints all")  # fmt: skip
 
 
 def communication_figures(estimate: Estimate) -> Iterator[Figure]:
+    """Bytes of one block's collectives over tp, and of each stage's messages of a step."""
     for block in estimate.blocks:
         has_others = len(estimate.blocks) > 1
         prefix = "communication" + (f".{block.stack.figure_name}" if has_others else "")
@@ -94,11 +109,11 @@ def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
 def _stage(estimate: Estimate, prefix: str, messages: Sequence[Message]) -> Iterator[Figure]:
     ranks = estimate.layout.group_sizes
     for axis in dict.fromkeys(message.axis for message in messages):
-        own = [message for message in messages if message.axis == axis]
-        whole = sum(message.bytes * message.count for message in own)
-        listed = " + ".join(f"{m.count} x {bytes_text(m.bytes)}" for m in own)
-        yield Figure(f"{prefix}.{axis}", whole, "B", "messages of a step x their bytes", listed)
-        for message in own:
+        of_axis = [message for message in messages if message.axis == axis]
+        total = sum(message.bytes * message.count for message in of_axis)
+        terms = " + ".join(f"{m.count} x {bytes_text(m.bytes)}" for m in of_axis)
+        yield Figure(f"{prefix}.{axis}", total, "B", "messages of a step x their bytes", terms)
+        for message in of_axis:
             yield _message(f"{prefix}.{axis}", message, ranks[axis])
 
 

@@ -1,14 +1,15 @@
 """A plan: one job with everything that follows from it, as one frozen value.
 
 `make_plan` never prints and never fails on a bad layout: the checks say what is wrong, and what
-cannot be known without a legal layout is None.
+cannot be known without a legal layout is None. It searches nothing: layouts that fit, near one that
+does not, are added by whoever shows the plan (search/nearest.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
 from mpctl.layout.job_layout import JobLayout, Stages, find_topology
@@ -26,26 +27,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
+    """A complete job and what is known of it before it runs.
+
+    checks: every rule's answer. topology: which rank sits where; None where the axes do not fill
+    the world. estimate: messages, memory and time of a legal job with a model, else None. nearest:
+    where the job does not fit its devices, layouts that do.
+    """
+
     job: JobSpec
     checks: tuple[Check, ...]
     topology: Topology | None
-    stages: Stages | None
     estimate: Estimate | None
     nearest: tuple[NearbyLayout, ...] = ()
 
     @property
+    def layout(self) -> JobLayout | None:
+        """The layout of a legal job with a model."""
+        return self.estimate.layout if self.estimate else None
+
+    @property
+    def stages(self) -> Stages | None:
+        """The spans of layers by [stage][chunk] of a legal job with a model."""
+        return self.layout.stages if self.layout else None
+
+    @property
     def errors(self) -> list[Check]:
+        """The checks that forbid this layout."""
         return [check for check in self.checks if check.status == "error"]
 
     @property
     def warnings(self) -> list[Check]:
+        """The checks that did not pass and forbid nothing."""
         return [check for check in self.checks if check.status == "warning"]
 
     @property
     def fits(self) -> bool | None:
         """Whether the fullest rank's memory is on its device; None without a model or a device."""
-        found = [check.status == "ok" for check in self.checks if check.rule == "memory-fits"]
-        return found[0] if found else None
+        answers = (check.status == "ok" for check in self.checks if check.rule == "memory-fits")
+        return next(answers, None)
 
     def require_legal(self) -> Topology:
         """The topology of a legal plan; raises InputError with every error otherwise."""
@@ -56,18 +75,22 @@ class Plan:
 
 def load_plan(
     source: str | None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     rules: Sequence[Rule] = RULES,
 ) -> Plan:
-    """The legal plan of a job by path or preset name; raises InputError with every issue at once,
-    those of the schema and those of the rules that can still be asked."""
+    """The legal plan of a job file or job preset.
+
+    overrides: settings by full or short name. rules: what the job is checked against. Raises
+    InputError with every issue at once: those of the schema, and those of the rules that can still
+    be checked beside them.
+    """
     loaded = load_partial(source, overrides)
     job = loaded.job
     checks = check_job(job, loaded.tables_with_errors, rules) if job else []
     errors = [check for check in checks if check.status == "error"]
     if loaded.issues or errors or job is None:
-        told = with_tried_hints(job, errors, loaded.open_settings, rules) if job else []
-        raise InputError([*loaded.issues, *(check.issue for check in told)])
+        hinted = with_tried_hints(job, errors, loaded.open_settings, rules) if job else []
+        raise InputError([*loaded.issues, *(check.issue for check in hinted)])
     renamed = [Check(i.rule, "warning", i.where, i.message, i.hint) for i in loaded.warnings]
     return make_plan(job, [*renamed, *checks])
 
@@ -75,20 +98,15 @@ def load_plan(
 def make_plan(job: JobSpec, checked: Sequence[Check] | None = None) -> Plan:
     """The plan of a complete job: its checks and, where they allow it, topology and estimates.
 
-    checked: what `check_job` answered, where it was asked before.
+    checked: the answers of `check_job`, where it was called before.
     """
-    checks = check_job(job) if checked is None else list(checked)
-    legal = all(check.status != "error" for check in checks)
+    checks = tuple(check_job(job) if checked is None else checked)
     topology = find_topology(job)
-    layout = JobLayout.of(job) if job.model and legal else None
-    estimate: Estimate | None = None
-    if layout and topology:  # a plan without a model never pays for the import
-        from mpctl.estimate.job import Estimate
+    if job.model is None or topology is None or any(check.status == "error" for check in checks):
+        return Plan(job, checks, topology, estimate=None)
+    from mpctl.estimate.job import Estimate  # a plan without a model never pays for the import
 
-        estimate = Estimate(layout)
-    if estimate:
-        fullest = max(estimate.memory, key=lambda stage: stage.device_bytes)
-        fits = memory_check(job, fullest.device_bytes, fullest.stage)
-        checks += [fits] if fits else []
-    stages = layout.stages if layout else None
-    return Plan(job, tuple(checks), topology, stages, estimate)
+    estimate = Estimate(JobLayout.of(job))
+    fullest = estimate.fullest_stage
+    fits = memory_check(job, fullest.device_bytes, fullest.stage)
+    return Plan(job, (*checks, fits) if fits else checks, topology, estimate)

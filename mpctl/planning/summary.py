@@ -1,30 +1,37 @@
-"""What a plan comes to: its verdict, its settings and its main figures, the same in every output.
+"""A plan in short: its verdict, its settings and its main figures, the same in every output.
 
-Text, JSON and page take them from here, so that they cannot disagree. Two figures of memory and two
-of speed are told apart by name: `allocated` is what the job's tensors ask for at the peak, `on the
-device` what the device's own tools show (with the allocator's reserve and the libraries' context);
-only the second decides whether a job fits. Model FLOP are those of the model, hardware FLOP also
-those of recomputation (arXiv 2205.05198, section 6.1).
+Text, JSON and page take them from here, so that they cannot disagree. There are two figures of
+memory: `allocated` is what the job's tensors take at the peak, `on the device` what the device's
+own tools show (with the allocator's reserve and the libraries' context); only the second decides
+whether a job fits. And two of speed: model FLOP are those of the model, hardware FLOP include
+recomputation (arXiv 2205.05198, section 6.1).
 
 By hand: 64 samples of 1,024 tokens in 0.25 s are 262,144 tokens/s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 
+if TYPE_CHECKING:
+    from mpctl.estimate.job import Estimate
+    from mpctl.estimate.step import StepTime
+    from mpctl.planning.schemas import SummaryEntry, TrainingEntry
+
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """Main figures of a plan, bytes and FLOP/s of one rank; None where nothing is known.
+    """Main figures of a plan, bytes and FLOP/s of one rank; None for what is not known.
 
-    fits: whether device_bytes, on the fullest rank, are there; fullest_stage: that rank's stage.
+    fits: whether the fullest rank's device_bytes are at most device_memory_bytes. fullest_stage:
+    the stage of that rank. step_seconds_low, step_seconds_high: 9 of 10 measured steps lie between.
     """
 
     fits: bool | None = None
@@ -41,7 +48,8 @@ class PlanSummary:
     mfu: float | None = None
     hfu: float | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> SummaryEntry:
+        """The summary as an entry of mpctl.plan/1."""
         return asdict(self)
 
 
@@ -49,48 +57,67 @@ def plan_summary(plan: Plan) -> PlanSummary:
     """The main figures; without a model none is known."""
     if plan.estimate is None:
         return PlanSummary()
-    fullest = max(plan.estimate.memory, key=lambda stage: stage.device_bytes)
-    device = plan.job.cluster.device
+    fullest, device = plan.estimate.fullest_stage, plan.job.cluster.device
     return PlanSummary(
-        fits=plan.fits, fullest_stage=fullest.stage, allocated_bytes=fullest.allocated_bytes,
+        fits=plan.fits,
+        fullest_stage=fullest.stage,
+        allocated_bytes=fullest.allocated_bytes,
         device_bytes=fullest.device_bytes,
-        device_memory_bytes=device.memory_bytes if device else None, **_speeds(plan),
-    )  # fmt: skip
+        device_memory_bytes=device.memory_bytes if device else None,
+        **_speeds(plan.estimate),
+    )
 
 
-def _speeds(plan: Plan) -> dict[str, float]:
-    assert plan.estimate is not None
-    time = plan.estimate.time
+def _speeds(estimate: Estimate) -> dict[str, float]:
+    time = estimate.time
     if isinstance(time, str):
         return {}
-    tokens = plan.estimate.layout.tokens_per_step
     return {
-        "step_seconds": time.total, "step_seconds_low": time.low, "step_seconds_high": time.high,
-        "tokens_per_second": tokens / time.total, "mfu": time.mfu, "hfu": time.hfu,
+        "step_seconds": time.total,
+        "step_seconds_low": time.low,
+        "step_seconds_high": time.high,
+        "tokens_per_second": estimate.layout.tokens_per_step / time.total,
+        "mfu": time.mfu,
+        "hfu": time.hfu,
         "model_flops_per_second": time.model_flops / time.total,
         "hardware_flops_per_second": time.hardware_flops / time.total,
-    }  # fmt: skip
+    }
 
 
-def model_text(plan: Plan) -> str:
-    """`355M parameters, 24 layers, hidden 1024, 16 heads, sequence 1024`; needs a model."""
-    model, estimate = plan.job.model, plan.estimate
-    assert model is not None
+def model_name(job: JobSpec) -> str | None:
+    """The model's name, else its family; None without a model."""
+    return (job.model.name or job.model.family) if job.model else None
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """`tp 2 x dp 2 x pp 4`: the axes of more than one rank, or `one rank`."""
+    used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1 and axis in AXIS_NAMES]
+    return " x ".join(used) or "one rank"
+
+
+def model_text(estimate: Estimate) -> str:
+    """`355M parameters, 24 layers, hidden 1024, 16 heads, sequence 1024`."""
+    model = estimate.layout.model
     layers = f"{model.layers} + {model.decoder_layers}" if model.decoder_layers else model.layers
     lengths = f" + {model.decoder_seq_length}" if model.decoder_seq_length else ""
-    size = f"{count_text(estimate.parameters)} parameters, " if estimate else ""
-    return (f"{size}{layers} layers, hidden {model.hidden}, {model.heads} heads, "
-            f"sequence {model.seq_length}{lengths}")  # fmt: skip
+    return (
+        f"{count_text(estimate.parameters)} parameters, {layers} layers, hidden {model.hidden}, "
+        f"{model.heads} heads, sequence {model.seq_length}{lengths}"
+    )
 
 
-def training_settings(job: JobSpec) -> dict[str, Any]:
-    """What every output says of how the model is trained."""
+def training_settings(job: JobSpec) -> TrainingEntry:
+    """The settings of training that every output states."""
     t = job.training
     return {
-        "dtype": t.dtype, "global_batch_size": t.global_batch_size,
-        "micro_batch_size": t.micro_batch_size, "micro_batches": job.num_microbatches,
-        "recompute": t.recompute, "zero": job.parallel.zero, "runtime": t.runtime,
-    }  # fmt: skip
+        "dtype": t.dtype,
+        "global_batch_size": t.global_batch_size,
+        "micro_batch_size": t.micro_batch_size,
+        "micro_batches": job.num_microbatches,
+        "recompute": t.recompute,
+        "zero": job.parallel.zero,
+        "runtime": t.runtime,
+    }
 
 
 def training_text(job: JobSpec) -> str:
@@ -105,85 +132,81 @@ def training_text(job: JobSpec) -> str:
 
 def verdict(plan: Plan) -> str:
     """Whether the plan fits its devices, in one line: `fits: a rank needs ...`."""
-    found = plan_summary(plan)
     if plan.estimate is None:
         return "legal; memory and time are not estimated: no model is named (--model NAME)"
-    need = bytes_text(found.device_bytes or 0)
-    who = "a rank" if plan.job.parallel.pp == 1 else f"stage {found.fullest_stage}"
-    if found.fits is None:
-        return (f"legal; not known whether it fits: {who} needs {need}, and no device is named "
-                "(--cluster NAME)")  # fmt: skip
-    return (f"{'fits' if found.fits else 'does not fit'}: {who} needs {need}, the device has "
-            f"{bytes_text(found.device_memory_bytes or 0)}")  # fmt: skip
+    fullest, device = plan.estimate.fullest_stage, plan.job.cluster.device
+    who = "a rank" if plan.job.parallel.pp == 1 else f"stage {fullest.stage}"
+    need = f"{who} needs {bytes_text(fullest.device_bytes)}"
+    if device is None:
+        return f"legal; not known whether it fits: {need}, and no device is named (--cluster NAME)"
+    fits = "fits" if plan.fits else "does not fit"
+    return f"{fits}: {need}, the device has {bytes_text(device.memory_bytes)}"
 
 
 def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     """The main figures as name and short text, for tiles; none without a model."""
-    found = plan_summary(plan)
-    if plan.estimate is None:
+    estimate, summary = plan.estimate, plan_summary(plan)
+    if estimate is None:
         return
-    if found.step_seconds is not None:
-        yield "step time", seconds_text(found.step_seconds)
-        yield "tokens/s", count_text(found.tokens_per_second or 0)
-        yield "MFU", f"{found.mfu or 0:.0%}"
-    yield "memory on the device", bytes_text(found.device_bytes or 0)
-    yield "allocated by tensors", bytes_text(found.allocated_bytes or 0)
-    yield "parameters", count_text(plan.estimate.parameters)
-    settings = training_settings(plan.job)
-    yield "dtype", settings["dtype"]
-    yield "global batch", f"{settings['global_batch_size']:,}"
+    if summary.step_seconds is not None:
+        yield "step time", seconds_text(summary.step_seconds)
+        yield "tokens/s", count_text(summary.tokens_per_second or 0)
+        yield "MFU", f"{summary.mfu or 0:.0%}"
+    yield "memory on the device", bytes_text(summary.device_bytes or 0)
+    yield "allocated by tensors", bytes_text(summary.allocated_bytes or 0)
+    yield "parameters", count_text(estimate.parameters)
+    yield "dtype", plan.job.training.dtype
+    yield "global batch", f"{plan.job.training.global_batch_size:,}"
 
 
-def figures(plan: Plan) -> Iterator[tuple[str, str]]:
-    """The main figures as name and text."""
-    found = plan_summary(plan)
-    if plan.estimate is None or found.device_bytes is None:
+def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Step time, speed, memory and checkpoint as name and text; none without a model."""
+    estimate, device = plan.estimate, plan.job.cluster.device
+    if estimate is None:
         return
-    yield from _times(plan, found)
-    need, have = bytes_text(found.device_bytes), found.device_memory_bytes
-    room = f", which has {bytes_text(have)}" if have else ""
-    tensors = bytes_text(found.allocated_bytes or 0)
-    yield "memory", f"{need} on the device{room}; {tensors} allocated by tensors"
-    from mpctl.spec.runtime import is_launched  # a plan without a model does not pay for it
+    yield from _time_figures(plan, estimate.time)
+    fullest = estimate.fullest_stage
+    have = f", which has {bytes_text(device.memory_bytes)}" if device else ""
+    tensors = bytes_text(fullest.allocated_bytes)
+    need = f"{bytes_text(fullest.device_bytes)} on the device{have}"
+    yield "memory", f"{need}; {tensors} allocated by tensors"
+    if plan.job.training.runtime == "mpctl":
+        yield "checkpoint", f"{bytes_text(estimate.checkpoint_bytes)} on the disk"
 
-    if is_launched(plan.job.training.runtime):
-        yield "checkpoint", f"{bytes_text(plan.estimate.checkpoint_bytes)} on the disk"
 
-
-def _times(plan: Plan, found: PlanSummary) -> Iterator[tuple[str, str]]:
-    assert plan.estimate is not None
-    time = plan.estimate.time
+def _time_figures(plan: Plan, time: StepTime | str) -> Iterator[tuple[str, str]]:
     if isinstance(time, str):
         yield "step time", f"not estimated: {time}"
         return
+    summary = plan_summary(plan)
     band = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
     yield "step time", f"{seconds_text(time.total)} (9 of 10 runs: {band})"
-    yield "tokens/s", count_text(found.tokens_per_second or 0)
-    yield from rates(found)
+    yield "tokens/s", count_text(summary.tokens_per_second or 0)
+    yield from rate_figures(summary)
 
 
-def rates(found: PlanSummary) -> Iterator[tuple[str, str]]:
-    """Model and hardware FLOP/s of a rank, each under its name."""
+def rate_figures(summary: PlanSummary) -> Iterator[tuple[str, str]]:
+    """Model and hardware FLOP/s of a rank as name and text: `MFU`, `45%: 140.4 TFLOP/s of ...`."""
     for name, word, rate, share in (
-        ("MFU", "model", found.model_flops_per_second, found.mfu),
-        ("HFU", "hardware", found.hardware_flops_per_second, found.hfu),
+        ("MFU", "model", summary.model_flops_per_second, summary.mfu),
+        ("HFU", "hardware", summary.hardware_flops_per_second, summary.hfu),
     ):
         yield name, f"{share or 0:.0%}: {rate_text(rate or 0)} of {word} FLOP a rank"
 
 
-def layout_text(plan: Plan) -> str:
+def placement_text(plan: Plan) -> str:
     """`1,024 ranks on 128 nodes x 8 GPUs of NVIDIA A100-SXM4-80GB`."""
     cluster = plan.job.cluster
     device, nodes = cluster.device, plural(cluster.nodes, "node")
     ranks = plural(plan.job.world_size, "rank")
     if device is not None and device.kind == "cpu":
         return f"{ranks} on {nodes}, each on {device.name}"
-    where = f" of {device.name}" if device else ""
-    return f"{ranks} on {nodes} x {plural(cluster.gpus_per_node or 1, 'GPU')}{where}"
+    name = f" of {device.name}" if device else ""
+    return f"{ranks} on {nodes} x {plural(cluster.gpus_per_node or 1, 'GPU')}{name}"
 
 
 def order_text(plan: Plan) -> str:
-    """How ranks and layers are dealt out: `order tp-cp-dp-pp, 1f1b, vpp 3, sequence parallel`."""
+    """How ranks and layers are ordered: `order tp-cp-dp-pp, 1f1b, vpp 3, sequence parallel`."""
     p = plan.job.parallel
     return ", ".join([
         f"order {p.order}", *([p.schedule] if p.pp > 1 else []),

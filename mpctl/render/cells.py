@@ -1,36 +1,39 @@
 """GPUs as cells of a picture: one each on up to SHOWN_NODES nodes, then a node each, then many.
 
 A cell is a range of consecutive ranks. Its letter is the number of its first rank's tp group, so
-that a picture without colour says the same; `place` is where it stands along the other axes.
+that a picture without colour says the same; below it stand its coordinates along the other axes.
 
 >>> t = Topology.of({"tp": 2, "dp": 2, "pp": 4}, gpus_per_node=8)
->>> place(t, range(8, 16)), letters(group_number(t, 9, ("tp",)))
+>>> coordinates_text(t, range(8, 16)), letters(group_number(t, 9, ("tp",)))
 ('d0-1 p2-3', 'e')
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpctl.render.fold import span_text
+from mpctl.planning.plan import Plan
+from mpctl.render.fold import layers_text, merged, span_text
 from mpctl.topology import Topology
 
-SHOWN, SHOWN_NODES = 512, 16
-TILES = 1024
+SHOWN_RANKS, SHOWN_NODES = 512, 16  # of a world that is drawn rank by rank
+TILES = 1024  # cells of a larger one, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or all nodes as tiles (number is None)."""
+    """A node and its ranks as cells; number None: the whole world, with nodes as cells."""
 
     number: int | None
     cells: tuple[range, ...]
 
 
 def boxes(topology: Topology) -> list[Box]:
+    """A box for each node of a small world, a cell a rank; of a large world one box, whose cells
+    are nodes, or of more than TILES nodes equal runs of them."""
     world, size = topology.world_size, topology.gpus_per_node
-    if world <= SHOWN and topology.nodes <= SHOWN_NODES:
+    if world <= SHOWN_RANKS and topology.nodes <= SHOWN_NODES:
         return [
             Box(node, tuple(range(r, r + 1) for r in _node(topology, node, 1)))
             for node in range(topology.nodes)
@@ -45,7 +48,7 @@ def _node(topology: Topology, node: int, nodes: int) -> range:
     return range(first, min(first + nodes * topology.gpus_per_node, topology.world_size))
 
 
-def title(topology: Topology, ranks: range) -> str:
+def cell_title(topology: Topology, ranks: range) -> str:
     """`rank 5`, `node 3` or `nodes 4-7`."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -53,13 +56,13 @@ def title(topology: Topology, ranks: range) -> str:
     return f"node {nodes[0]}" if nodes[0] == nodes[1] else f"nodes {nodes[0]}-{nodes[1]}"
 
 
-def short(topology: Topology, ranks: range) -> str:
+def cell_label(topology: Topology, ranks: range) -> str:
     """`5`, `n3` or `n4`: what is written in the cell."""
     return str(ranks[0]) if len(ranks) == 1 else f"n{topology.node(ranks[0])}"
 
 
-def place(topology: Topology, ranks: range) -> str:
-    """Along dp, pp and, where there is one, cp: of all its ranks."""
+def coordinates_text(topology: Topology, ranks: range) -> str:
+    """The coordinates of a cell's ranks along dp, pp and, where it is used, cp: `d0-1 p2`."""
     axes = ("dp", "pp") + ("cp",) * (topology.sizes["cp"] > 1)
     return " ".join(f"{axis[0]}{span_text(*extent(topology, axis, ranks))}" for axis in axes)
 
@@ -74,13 +77,22 @@ def extent(topology: Topology, axis: str, ranks: range) -> tuple[int, int]:
 
 
 def group_number(topology: Topology, rank: int, axes: Sequence[str]) -> int:
-    """Where the rank's group over `axes` comes, counted along the other axes."""
-    coords, found, width = topology.coords(rank), 0, 1
+    """The number of the rank's group over `axes`, counted along the other axes."""
+    coords, number, width = topology.coords(rank), 0, 1
     for axis in topology.order:
         if axis not in axes:
-            found += coords[axis] * width
+            number += coords[axis] * width
             width *= topology.sizes[axis]
-    return found
+    return number
+
+
+def node_layers(plan: Plan, topology: Topology, ranks: Iterable[int]) -> str:
+    """The layers of all stages that these ranks are in, `layers 0-5`; empty without a model."""
+    if plan.stages is None:
+        return ""
+    stages = sorted({topology.coords(rank)["pp"] for rank in ranks})
+    spans = merged(span for stage in stages for span in plan.stages[stage])
+    return f"layers {layers_text(spans)}"
 
 
 def letters(number: int) -> str:

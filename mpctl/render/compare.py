@@ -1,74 +1,105 @@
-"""Plans side by side as one table; what differs from the first is marked by how much."""
+"""Plans side by side as one table; what differs from the first job is marked, with by how much."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
 
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, count_text, seconds_text
 
-NAMES = {
-    "global_batch_size": "global batch", "micro_batch_size": "micro batch",
-    "micro_batches": "micro batches a step", "zero": "ZeRO", "peak_bytes": "memory on the device",
-    "step_seconds": "step time", "tokens_per_second": "tokens/s", "mfu": "MFU",
-}  # fmt: skip
-SAME = 0.0005  # of a figure: what rounding hides
+if TYPE_CHECKING:
+    from mpctl.planning.schemas import CompareDocument
+
+# What settings and figures are called where their key says too little.
+TITLES = {
+    "global_batch_size": "global batch",
+    "micro_batch_size": "micro batch",
+    "micro_batches": "micro batches a step",
+    "zero": "ZeRO",
+    "peak_bytes": "memory on the device",
+    "step_seconds": "step time",
+    "tokens_per_second": "tokens/s",
+    "mfu": "MFU",
+}
+FITS = {True: "yes", False: "no", None: "not known"}
+LEAST_DIFFERENCE = 0.0005  # of a figure: below it, rounding hides the difference
+NOTE = "≠ a setting and +x% a figure that differs from the first job's"
 
 
-def print_comparison(document: dict[str, Any]) -> None:
-    """Training, what else differs, and figures; on stdout, a column a job."""
+def print_comparison(document: CompareDocument) -> None:
+    """Print settings of training, other settings that differ, and figures: a column a job."""
     table = plain_table("", ("", *document["jobs"]), left=("",))
     table.columns[0].no_wrap = True
-    shown = {f"training.{key}": key for key in document["training"][0]}
-    shown["parallel.zero"] = "zero"
-    for key in document["training"][0]:
-        values = [own[key] for own in document["training"]]
-        table.add_row(NAMES.get(key, key), *(_setting(value, values[0]) for value in values))
-    for name, values in document["settings"].items():
-        if name not in shown:
-            table.add_row(name, *(_setting(value, values[0]) for value in values))
+    _add_rows(table, _setting_rows(document))
     table.add_section()
-    table.add_row("fits", *({True: "yes", False: "no", None: "not known"}[fits]
-                            for fits in document["fits"]))  # fmt: skip
-    figures = document["figures"]
-    for name in dict.fromkeys(key for own in figures for key in own):
-        values = [own.get(name) for own in figures]
-        if any(values):
-            table.add_row(_name(name), *_figures(name, values))
+    table.add_row("fits", *(FITS[fits] for fits in document["fits"]))
+    _add_rows(table, _figure_rows(document["figures"]))
     console = get_console()
     console.print(table)
-    console.print("≠ a setting and +x% a figure that differs from the first job's", style="dim")
+    console.print(NOTE, style="dim")
 
 
-def _name(name: str) -> str:
+def _add_rows(table: Table, rows: Iterator[tuple[str, list[str]]]) -> None:
+    for title, cells in rows:
+        table.add_row(title, *cells)
+
+
+def _setting_rows(document: CompareDocument) -> Iterator[tuple[str, list[str]]]:
+    training: list[Mapping[str, object]] = [*document["training"]]
+    for key in training[0]:
+        yield TITLES.get(key, key), _setting_cells([settings[key] for settings in training])
+    shown = {"parallel.zero", *(f"training.{key}" for key in training[0])}
+    for name, values in document["settings"].items():
+        if name not in shown:
+            yield name, _setting_cells(values)
+
+
+def _setting_cells(values: Sequence[object]) -> list[str]:
+    """Each job's value, marked where it differs from the first job's."""
+    return [_setting_text(v) if v == values[0] else f"≠ {_setting_text(v)}" for v in values]
+
+
+def _setting_text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "-" if value is None else str(value)
+
+
+def _figure_rows(jobs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, list[str]]]:
+    for name in dict.fromkeys(name for figures in jobs for name in figures):
+        values = [figures.get(name) for figures in jobs]
+        if any(values):
+            yield _figure_title(name), _figure_cells(name, values)
+
+
+def _figure_title(name: str) -> str:
     """`seconds.tp` -> `time: tp`, `bytes.tp` -> `sent in a step: tp`."""
     kind, _, part = name.partition(".")
     titles = {"seconds": "time", "bytes": "sent in a step"}
-    return f"{titles[kind]}: {part}" if part else NAMES.get(name, name)
+    return f"{titles[kind]}: {part}" if part else TITLES.get(name, name)
 
 
-def _setting(value: Any, first: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else "-" if value is None else str(value)
-    return text if value == first else f"≠ {text}"
-
-
-def _figures(name: str, values: Sequence[float | None]) -> list[str]:
-    text, first = _text(name), values[0]
+def _figure_cells(name: str, values: Sequence[float | None]) -> list[str]:
+    """Each job's figure, with its difference from the first job's: `(+7.5%) 26.3 s`."""
+    text, first = _formatter(name), values[0]
     cells = []
     for value in values:
         cell = "-" if value is None else text(value)
-        if value is not None and first and abs(value / first - 1) > SAME:
+        if value is not None and first and abs(value / first - 1) > LEAST_DIFFERENCE:
             cell = f"({value / first - 1:+.1%}) {cell}"
         cells.append(cell)
     return cells
 
 
-def _text(name: str) -> Callable[[float], str]:
-    if name == "ranks":
-        return "{:,}".format
-    if "seconds" in name and not name.endswith("per_second"):
+def _formatter(name: str) -> Callable[[float], str]:
+    """How a figure of this name is written."""
+    kind = name.partition(".")[0]
+    if kind in ("seconds", "step_seconds"):
         return seconds_text
-    if "bytes" in name:
+    if kind in ("bytes", "peak_bytes"):
         return bytes_text
-    return (lambda value: f"{value:.1%}") if name == "mfu" else count_text
+    exact: dict[str, Callable[[float], str]] = {"ranks": "{:,}".format, "mfu": "{:.1%}".format}
+    return exact.get(name, count_text)

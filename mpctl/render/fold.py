@@ -10,21 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from mpctl.topology import Topology
+
+if TYPE_CHECKING:
+    from mpctl.planning.schemas import StackSpans
 
 LISTED_MEMBERS = 8  # ranks and ranges of a group that are written out
 SHORT_RUN = 3  # consecutive ranks up to which each is written out
 
 
 def fold(keys: Sequence[object]) -> list[tuple[int, int]]:
-    """First and last place of each run of equal keys."""
+    """First and last index of each run of equal keys."""
     runs: list[tuple[int, int]] = []
-    for place, key in enumerate(keys):
+    for index, key in enumerate(keys):
         if runs and keys[runs[-1][0]] == key:
-            runs[-1] = (runs[-1][0], place)
+            runs[-1] = (runs[-1][0], index)
         else:
-            runs.append((place, place))
+            runs.append((index, index))
     return runs
 
 
@@ -34,8 +38,8 @@ def span_text(first: int, last: int) -> str:
 
 
 def members_text(ranks: Sequence[int], *, whole: bool = False) -> str:
-    """A group's ranks in brackets, consecutive ones as ranges; of many the first three and the
-    last, or where whole every rank."""
+    """A group's ranks in brackets, consecutive ones as ranges: `[0-7,64]`. Of many ranges the first
+    three and the last are written; whole: every rank, without ranges."""
     parts = list(map(str, ranks)) if whole else _runs(ranks)
     if not whole and len(parts) > LISTED_MEMBERS:
         parts = [*parts[:3], "...", parts[-1]]
@@ -44,23 +48,22 @@ def members_text(ranks: Sequence[int], *, whole: bool = False) -> str:
 
 def _runs(ranks: Sequence[int]) -> list[str]:
     starts = [0, *(at for at in range(1, len(ranks)) if ranks[at] != ranks[at - 1] + 1)]
-    found: list[str] = []
+    texts: list[str] = []
     for start, stop in zip(starts, [*starts[1:], len(ranks)], strict=True):
         run = ranks[start:stop]
-        found += map(str, run) if len(run) <= SHORT_RUN else [span_text(run[0], run[-1])]
-    return found
+        texts += map(str, run) if len(run) <= SHORT_RUN else [span_text(run[0], run[-1])]
+    return texts
 
 
-def groups_text(groups: Sequence[Sequence[int]], room: int) -> str:
-    """As many groups as fit in `room` letters, at least one, and how many more there are."""
+def groups_text(groups: Sequence[Sequence[int]], width: int) -> str:
+    """As many groups as fit in `width` characters, at least one, and the last one."""
     shown: list[str] = []
     for group in groups:
         text = members_text(group)
-        if shown and sum(map(len, shown)) + len(shown) + len(text) > room:
+        if shown and sum(map(len, shown)) + len(shown) + len(text) > width:
             break
         shown.append(text)
-    left_out = len(groups) - len(shown)
-    more = [f"... {members_text(groups[-1])}"] if left_out else []
+    more = [f"... {members_text(groups[-1])}"] if len(shown) < len(groups) else []
     return " ".join([*shown, *more])
 
 
@@ -74,15 +77,23 @@ def layers_text(spans: Iterable[Sequence[int]]) -> str:
     return f"{texts[0]}, {texts[1]}, ... {texts[-1]}"
 
 
+def stage_layers_text(spans: Iterable[Sequence[int]], stacks: StackSpans | None) -> str:
+    """The layers of a stage, `0-5`; of an encoder and a decoder `enc 4-5, dec 0-3`."""
+    if not stacks:
+        return layers_text(spans)
+    parts = {"enc": stacks["encoder"], "dec": stacks["decoder"]}
+    return ", ".join(f"{name} {layers_text(spans)}" for name, spans in parts.items() if spans)
+
+
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans in order, those that touch as one."""
-    found: list[tuple[int, int]] = []
+    """The spans in order, with those that touch joined: [(0, 2), (2, 4)] -> [(0, 4)]."""
+    joined: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
         else:
-            found.append((start, stop))
-    return found
+            joined.append((start, stop))
+    return joined
 
 
 def nodes_are_alike(topology: Topology) -> bool:

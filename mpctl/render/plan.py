@@ -7,32 +7,34 @@ by name. `--full` prints all of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.planning.document import axis_sizes
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
-    figures,
-    layout_text,
+    main_figures,
+    model_name,
     model_text,
     order_text,
+    placement_text,
+    sizes_text,
     training_text,
     verdict,
 )
 from mpctl.render.console import get_console, plain_table
-from mpctl.render.fold import members_text
-from mpctl.render.plan_layout import groups_part, held_text, nodes_part, ranks_part
+from mpctl.render.fold import members_text, stage_layers_text
+from mpctl.render.plan_layout import groups_part, nodes_part, ranks_part
 from mpctl.render.plan_stages import stages_part
 from mpctl.rules.check import Check
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.estimate.time import StepTime
+    from mpctl.estimate.step import StepTime
+    from mpctl.planning.schemas import RankDocument
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
 FITS = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "bold")}
@@ -42,16 +44,19 @@ def print_plan(
     plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
     full: bool = False,
 ) -> None:  # fmt: skip
-    """The whole plan on stdout; kinds: of groups, all of whose groups are listed; ranks: list every
-    rank; full: fold nothing."""
-    get_console().print(*_plan_parts(plan, topology, kinds, ranks, full), sep="\n")
+    """Print the whole plan on stdout.
+
+    kinds: list every group of these kinds; None: the first groups of each kind. ranks: list every
+    rank. full: fold nothing.
+    """
+    get_console().print(*_paragraphs(plan, topology, kinds, ranks, full), sep="\n")
 
 
-def _plan_parts(
+def _paragraphs(
     plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
 ) -> Iterator[RenderableType]:
     yield _headline(plan, topology)
-    yield _facts(plan)
+    yield _facts_table(plan)
     yield from _warnings(plan)
     yield Text("")
     yield from nodes_part(plan, topology, full=full)
@@ -59,55 +64,56 @@ def _plan_parts(
     if ranks:
         yield ranks_part(plan, topology)
     if plan.estimate is not None:
-        yield from stages_part(plan, topology, full=full)
-        yield from _time(plan.estimate.time)
+        yield from stages_part(plan.estimate, topology, full=full)
+        yield from _time_part(plan.estimate.time)
     yield from _checks(plan, full=full)
 
 
 def _headline(plan: Plan, topology: Topology) -> Text:
-    """What is planned, and whether it fits."""
-    model = plan.job.model
-    name = f"{model.name or model.family}: " if model else ""
-    sizes = axis_sizes(topology.sizes.items())
+    """The model and its layout, and whether it fits."""
+    name, sizes = model_name(plan.job), sizes_text(topology.sizes)
     mark, style = FITS[plan.fits]
-    return Text.assemble((f"{name}{sizes}", "bold"), "\n", (f"{mark}{verdict(plan)}", style))
+    title = f"{name}: {sizes}" if name else sizes
+    return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
 
 
-def _facts(plan: Plan) -> Table:
+def _facts_table(plan: Plan) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, text in facts(plan):
+    for name, text in _facts(plan):
         grid.add_row(name, text)
     return grid
 
 
-def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     """Layout, model, training and the main figures, as name and text."""
-    yield "layout", f"{layout_text(plan)}; {order_text(plan)}"
-    if plan.job.model is None:
+    yield "layout", f"{placement_text(plan)}; {order_text(plan)}"
+    if plan.estimate is None:
         return
-    yield "model", model_text(plan)
+    yield "model", model_text(plan.estimate)
     yield "training", training_text(plan.job)
-    yield from figures(plan)
+    yield from main_figures(plan)
 
 
 def _warnings(plan: Plan) -> Iterator[Text]:
-    """Every check that did not pass, with its way out; of memory the verdict has told."""
+    """Every check that did not pass, with its hint; of memory the hint alone, below the verdict."""
     for check in plan.checks:
         if check.rule == "memory-fits" and check.status != "ok":
             yield Text(f"→ {check.hint}")
         elif check.status != "ok":
             mark, style = MARKS[check.status]
-            yield Text.assemble((f"{mark}  ", style), (f"{check.rule}: ", "bold"), _answer(check))
+            yield Text.assemble(
+                (f"{mark}  ", style), (f"{check.rule}: ", "bold"), _check_text(check)
+            )
 
 
-def _answer(check: Check) -> str:
+def _check_text(check: Check) -> str:
     return check.message + (f" → {check.hint}" if check.hint else "")
 
 
-def _time(time: StepTime | str) -> Iterator[Text]:
-    """What the step's seconds go to; why they may be wrong."""
+def _time_part(time: StepTime | str) -> Iterator[Text]:
+    """The step's seconds by part, and why they may be wrong."""
     if isinstance(time, str):
         return
     parts = time.parts().items()
@@ -122,7 +128,7 @@ def _checks(plan: Plan, *, full: bool) -> Iterator[RenderableType]:
         table = plain_table("\nChecks", ("", "rule", "answer"), left=("", "rule", "answer"))
         for check in plan.checks:
             mark, style = MARKS[check.status]
-            table.add_row(Text(mark, style=style), check.rule, Text(_answer(check)))
+            table.add_row(Text(mark, style=style), check.rule, Text(_check_text(check)))
         yield table
         return
     passed = [check.rule for check in plan.checks if check.status == "ok"]
@@ -133,8 +139,8 @@ def _checks(plan: Plan, *, full: bool) -> Iterator[RenderableType]:
     )  # fmt: skip
 
 
-def print_rank(document: dict[str, Any]) -> None:
-    """One rank: place, layers, and the groups that it is in."""
+def print_rank(document: RankDocument) -> None:
+    """One rank on stdout: its node and coordinates, its layers, and the groups that it is in."""
     console = get_console()
     coords = ", ".join(f"{axis} {index}" for axis, index in document["coords"].items())
     console.print(
@@ -145,7 +151,7 @@ def print_rank(document: dict[str, Any]) -> None:
         )
     )
     if "layers" in document:
-        console.print(f"layers {held_text(document['layers'], document.get('stacks'))}")
+        console.print(f"layers {stage_layers_text(document['layers'], document.get('stacks'))}")
     table = plain_table("", ("group", "size", "members"), left=("group", "members"))
     for kind, group in document["groups"].items():
         table.add_row(kind, str(len(group)), members_text(group, whole=True))

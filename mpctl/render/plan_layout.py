@@ -16,63 +16,54 @@ from rich.text import Text
 from mpctl.axes import GROUP_KINDS
 from mpctl.planning.document import rank_entry
 from mpctl.planning.plan import Plan
-from mpctl.render.cells import group_number, letters
+from mpctl.render.cells import group_number, letters, node_layers
 from mpctl.render.console import plain_table
-from mpctl.render.fold import groups_text, layers_text, members_text, merged, nodes_are_alike
+from mpctl.render.fold import groups_text, members_text, nodes_are_alike, stage_layers_text
 from mpctl.topology import Topology
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
-SHOWN_NODES, GPUS_A_ROW, ROOM = 4, 8, 48
+SHOWN_NODES, GPUS_A_ROW = 4, 8
+GROUPS_WIDTH = 48  # characters of the column of members
 
 
 def nodes_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:
-    """Few nodes as boxes; of many that are alike the first one. full: all of them."""
+    """A few nodes as boxes; of many that are alike the first one. full: all of them."""
     shown = range(topology.nodes)
     if not full and topology.nodes > SHOWN_NODES:
         shown = range(1 if nodes_are_alike(topology) else SHOWN_NODES)
-    boxes = [_node(plan, topology, node) for node in shown]
-    yield Columns(boxes, padding=(0, 1))
+    yield Columns([_node(plan, topology, node) for node in shown], padding=(0, 1))
     if len(shown) == 1 < topology.nodes:
         more = f"nodes 1 to {topology.nodes - 1}: as node 0, {topology.gpus_per_node} ranks on each"
         yield Text(more, style="dim")
     elif len(shown) < topology.nodes:
         yield Text(f"... and {topology.nodes - len(shown):,} more nodes (--full)", style="dim")
-    places = ", ".join(f"{name} ({name[0]})" for name in ("dp", "pp", *_cp(topology)))
-    yield Text(f"a cell: rank and tp group; below it its place along {places}", style="dim")
-
-
-def _cp(topology: Topology) -> tuple[str, ...]:
-    return ("cp",) if topology.sizes["cp"] > 1 else ()
+    axes = ("dp", "pp", "cp") if topology.sizes["cp"] > 1 else ("dp", "pp")
+    coordinates = ", ".join(f"{axis} ({axis[0]})" for axis in axes)
+    yield Text(f"a cell: rank and tp group; below it its place along {coordinates}", style="dim")
 
 
 def _node(plan: Plan, topology: Topology, node: int) -> Panel:
     first = node * topology.gpus_per_node
     ranks = range(first, min(first + topology.gpus_per_node, topology.world_size))
-    wide = min(len(ranks), 4 if len(ranks) <= 8 else GPUS_A_ROW)
-    lines = [_row(topology, ranks[at : at + wide]) for at in range(0, len(ranks), wide)]
-    title = f"node {node}" + (f" · {_node_layers(plan, topology, ranks)}" if plan.stages else "")
+    columns = min(len(ranks), 4 if len(ranks) <= 8 else GPUS_A_ROW)
+    lines = [_row(topology, ranks[at : at + columns]) for at in range(0, len(ranks), columns)]
+    layers = node_layers(plan, topology, ranks)
+    title = f"node {node}" + (f" · {layers}" if layers else "")
     width = max(len(lines[0]) // 2, len(title) + 2) + 4
     return Panel(Text("\n").join(lines), title=title, border_style="dim", width=width)
 
 
-def _node_layers(plan: Plan, topology: Topology, ranks: range) -> str:
-    """The layers that a node holds, of all its stages."""
-    assert plan.stages is not None
-    stages = sorted({topology.coords(rank)["pp"] for rank in ranks})
-    return f"layers {layers_text(merged(span for s in stages for span in plan.stages[s]))}"
-
-
 def _row(topology: Topology, ranks: range) -> Text:
-    """GPUs side by side: rank and tp group, and below its place along the other axes."""
+    """GPUs side by side: rank and tp group, and below them the coordinates along other axes."""
     upper, lower = Text(), Text()
     has_cp, digits = topology.sizes["cp"] > 1, len(str(topology.world_size - 1))
     for rank in ranks:
         coords, group = topology.coords(rank), group_number(topology, rank, ("tp",))
-        place = f" d{coords['dp']} p{coords['pp']}" + (f" c{coords['cp']}" if has_cp else "")
+        below = f" d{coords['dp']} p{coords['pp']}" + (f" c{coords['cp']}" if has_cp else "")
         head = f" {rank:>{digits}} {letters(group)} "
-        wide = max(len(place), len(head))
-        upper.append(head.ljust(wide), f"black on {COLOURS[group % len(COLOURS)]}").append(" ")
-        lower.append(place.ljust(wide + 1), "dim")
+        width = max(len(below), len(head))
+        upper.append(head.ljust(width), f"black on {COLOURS[group % len(COLOURS)]}").append(" ")
+        lower.append(below.ljust(width + 1), "dim")
     return upper.append("\n").append_text(lower)
 
 
@@ -82,40 +73,40 @@ def groups_part(
     """The groups of each kind; kinds None: all kinds, of each the first groups. full: every one."""
     if kinds == ():
         return
-    table = plain_table("\nRank groups", ("group", "count", "size", "members"),
-                        left=("group", "members"))  # fmt: skip
-    single = []
-    for kind in kinds or GROUP_KINDS:
-        if kinds is None and not full and len(topology.find_group(kind, 0) or ()) == 1:
-            single.append(kind)
-            continue
-        groups = topology.kind_groups(kind)
-        if kinds is not None or full:
-            members = " ".join(members_text(group, whole=True) for group in groups)
-        else:
-            members = groups_text(groups, ROOM)
-        table.add_row(kind, f"{len(groups):,}", str(len(groups[0])), members)
-    if table.row_count:
-        yield table
+    lists_all = full or kinds is not None
+    shown = [kind for kind in kinds or GROUP_KINDS if lists_all or _group_size(topology, kind) > 1]
+    single = [kind for kind in kinds or GROUP_KINDS if kind not in shown]
+    if shown:
+        yield _groups_table(topology, shown, whole=lists_all)
     if single:
         yield Text(f"groups of one rank: {', '.join(single)}", style="dim")
 
 
+def _group_size(topology: Topology, kind: str) -> int:
+    return len(topology.find_group(kind, 0) or ())
+
+
+def _groups_table(topology: Topology, kinds: list[str], *, whole: bool) -> Table:
+    columns = ("group", "count", "size", "members")
+    table = plain_table("\nRank groups", columns, left=("group", "members"))
+    for kind in kinds:
+        groups = topology.kind_groups(kind)
+        if whole:
+            members = " ".join(members_text(group, whole=True) for group in groups)
+        else:
+            members = groups_text(groups, GROUPS_WIDTH)
+        table.add_row(kind, f"{len(groups):,}", str(len(groups[0])), members)
+    return table
+
+
 def ranks_part(plan: Plan, topology: Topology) -> Table:
-    """Every rank with its place and its layers."""
+    """Every rank with its node, its coordinates and its layers."""
     axes = [axis for axis in topology.order if topology.sizes[axis] > 1]
     columns = ("rank", "node", "local", *axes, "layers")
     table = plain_table("\nRanks", columns, left=("layers",))
     for rank in range(topology.world_size):
         entry = rank_entry(plan, topology, rank)
-        places = (str(entry["coords"][axis]) for axis in axes)
-        layers = held_text(entry.get("layers", []), entry.get("stacks"))
-        table.add_row(str(rank), str(entry["node"]), str(entry["local_rank"]), *places, layers)
+        coords = (str(entry["coords"][axis]) for axis in axes)
+        layers = stage_layers_text(entry.get("layers", []), entry.get("stacks"))
+        table.add_row(str(rank), str(entry["node"]), str(entry["local_rank"]), *coords, layers)
     return table
-
-
-def held_text(spans: list[list[int]], stacks: dict[str, list[list[int]]] | None) -> str:
-    """`0-5`; of an encoder and a decoder `enc 4-5, dec 0-3`."""
-    if not stacks:
-        return layers_text(spans)
-    return ", ".join(f"{name[:3]} {layers_text(own)}" for name, own in stacks.items() if own)

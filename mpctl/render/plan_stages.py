@@ -10,10 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.planning.document import stack_layers
-from mpctl.planning.plan import Plan
 from mpctl.render.console import plain_table
-from mpctl.render.fold import fold, span_text
-from mpctl.render.plan_layout import held_text
+from mpctl.render.fold import fold, span_text, stage_layers_text
 from mpctl.topology import Topology
 from mpctl.units import bytes_span_text, bytes_text, count_text
 
@@ -21,18 +19,21 @@ if TYPE_CHECKING:
     from mpctl.estimate.communication import BlockTraffic
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.memory import StageMemory
+    from mpctl.layout.job_layout import JobLayout
 
-SHOWN_STAGES, SHOWN_ENDS = 8, 2  # of more stages than the first, so many at the front stay
+SHOWN_STAGES = 8  # listed one by one; of more, the first SHOWN_ENDS, the last and the fullest
+SHOWN_ENDS = 2
 SIZES = ("states", "activations", "temporary", "allocated", "on device")
 
 
-def stages_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:
+def stages_part(
+    estimate: Estimate, topology: Topology, *, full: bool
+) -> Iterator[RenderableType]:  # fmt: skip
     """Traffic of a block and between stages, and the memory of one rank of each stage."""
-    assert plan.estimate is not None
-    for block in plan.estimate.blocks:
+    for block in estimate.blocks:
         yield _block_table(block, topology)
-    yield from _pipeline(plan.estimate, topology)
-    yield _memory(plan, plan.estimate.memory, full=full)
+    yield from _pipeline(estimate, topology)
+    yield _memory(estimate, full=full)
 
 
 def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
@@ -64,25 +65,27 @@ def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType
         sent = sum(m.bytes * m.count for m in sends)
         rows.append((f"{sum(m.count for m in sends):,}", *map(bytes_text, (sent, shared))))
     for first, last in fold(rows):
-        held = [_nodes(topology, first, last)] if nodes else []
-        table.add_row(span_text(first, last), *rows[first], *held)
+        last_cell = [_nodes(topology, first, last)] if nodes else []
+        table.add_row(span_text(first, last), *rows[first], *last_cell)
     yield table
     yield Text("shared: gradients of parameters that several stages hold, summed over them",
                style="dim")  # fmt: skip
 
 
-def _memory(plan: Plan, memory: Sequence[StageMemory], *, full: bool) -> Table:
+def _memory(estimate: Estimate, *, full: bool) -> Table:
+    memory = estimate.memory
     columns = ("stage", "layers", "params", *SIZES)
     title = "\nMemory of one rank, by stage, at its peak"
     table = plain_table(title, columns, left=("stage", "layers"))
     table.padding = (0, 1, 0, 0)  # eight columns of sizes, in a terminal of 80
     for first, last in _shown(memory, full=full):
-        own = memory[first : last + 1]
-        counts = sorted({stage.parameters for stage in own})
+        stages = memory[first : last + 1]
+        counts = sorted({stage.parameters for stage in stages})
         parameters = "-".join(count_text(count) for count in dict.fromkeys((counts[0], counts[-1])))
-        sizes = (bytes_span_text(min(row), max(row)) for row in zip(*map(_sizes, own), strict=True))
-        table.add_row(span_text(first, last), _layers(plan, first, last), parameters,
-                      *sizes)  # fmt: skip
+        columns_of_sizes = zip(*map(_sizes, stages), strict=True)
+        sizes = (bytes_span_text(min(column), max(column)) for column in columns_of_sizes)
+        layers = _layers(estimate.layout, first, last)
+        table.add_row(span_text(first, last), layers, parameters, *sizes)
     return table
 
 
@@ -101,24 +104,20 @@ def _sizes(stage: StageMemory) -> tuple[int, ...]:
             stage.allocated_bytes, stage.device_bytes)  # fmt: skip
 
 
-def _layers(plan: Plan, first: int, last: int) -> str:
+def _layers(layout: JobLayout, first: int, last: int) -> str:
     """The layers of stages first to last, as text; where a stage has several chunks, the layers of
     the first and of the last stage."""
-    assert plan.stages is not None
-    texts = [
-        held_text([list(s) for s in plan.stages[stage]], stack_layers(plan, plan.stages[stage]))
-        for stage in (first, last)
-    ]
-    if first == last:
-        return texts[0]
-    one, other = plan.stages[first], plan.stages[last]
-    if len(one) == 1 and not stack_layers(plan, one):
-        return span_text(one[0][0], other[-1][1] - 1)
-    return f"{texts[0]} ... {texts[1]}"
+    spans = layout.stages[first], layout.stages[last]
+    stacks = [stack_layers(layout, held) for held in spans]
+    if first != last and len(spans[0]) == 1 and stacks[0] is None:
+        return span_text(spans[0][0][0], spans[1][-1][1] - 1)
+    texts = [stage_layers_text(held, parts) for held, parts in zip(spans, stacks, strict=True)]
+    return texts[0] if first == last else f"{texts[0]} ... {texts[1]}"
 
 
 def _nodes_column(topology: Topology) -> tuple[str, ...]:
-    """Shown where the ranks of a stage are consecutive, on more nodes than one."""
+    """The title of the nodes' column, where a stage's ranks are consecutive and there are several
+    nodes."""
     stride = topology.strides["pp"] * topology.sizes["pp"]
     return ("nodes",) if topology.nodes > 1 and stride == topology.world_size else ()
 

@@ -10,11 +10,24 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from mpctl.estimate.timeline import StepLine, find_step_line
-from mpctl.planning.document import axis_sizes
 from mpctl.planning.plan import Plan
-from mpctl.planning.summary import layout_text, training_text, verdict
-from mpctl.render.cells import Box, boxes, group_number, letters, place, short, title
-from mpctl.render.fold import layers_text, merged
+from mpctl.planning.summary import (
+    model_name,
+    placement_text,
+    sizes_text,
+    training_text,
+    verdict,
+)
+from mpctl.render.cells import (
+    Box,
+    boxes,
+    cell_label,
+    cell_title,
+    coordinates_text,
+    group_number,
+    letters,
+    node_layers,
+)
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
 from mpctl.topology import Topology
@@ -35,7 +48,7 @@ TEXTURES = (
 
 
 def textures() -> Raw:
-    """What tells series apart without colour."""
+    """The patterns that fill the kinds of work, so that they differ without colour too."""
     return el("defs", *(
         el("pattern", el("rect", width=8, height=8, style=f"fill:var(--c{at})"), Raw(drawn),
            id=f"t{at}", width=8, height=8, patternUnits="userSpaceOnUse")
@@ -44,6 +57,7 @@ def textures() -> Raw:
 
 
 def picture_css() -> str:
+    """The style sheet of a picture, for light and dark schemes."""
     return files("mpctl.render.html").joinpath("picture.css").read_text("utf-8")
 
 
@@ -59,23 +73,24 @@ def legend(step: StepLine) -> Raw:
 
 
 def plan_svg(plan: Plan, topology: Topology) -> str:
+    """The whole file: headline, layout and, where the step can be timed, its timeline."""
     drawn = list(_stacked(_parts(plan, topology)))
     height = drawn[-1][1]
     parts = join(
         el("g", part, transform=f"translate({EDGE} {number(y)})") for part, y in drawn[:-1]
     )
     wide, high = WIDTH + 2 * EDGE, number(height)
-    said = _headline(plan, topology)
+    label = _headline(plan, topology)
     return el(
-        "svg", el("title", said), el("style", Raw(picture_css())), textures(),
+        "svg", el("title", label), el("style", Raw(picture_css())), textures(),
         el("rect", width="100%", height="100%", style="fill:var(--paper)"), parts,
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {high}", width=wide, height=high,
-        role="img", aria_label=said,
+        role="img", aria_label=label,
     ) + "\n"  # fmt: skip
 
 
 def _stacked(parts: Iterator[Part]) -> Iterator[Part]:
-    """Each part with where it begins; last an empty one, with where the picture ends."""
+    """Each part with its upper edge; last an empty part, with the height of the picture."""
     y = float(EDGE)
     for part, height in parts:
         yield part, y
@@ -107,16 +122,17 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
 
 
 def _headline(plan: Plan, topology: Topology) -> str:
-    model = plan.job.model
-    name = f"{model.name or model.family}: " if model else ""
-    return f"{name}{layout_text(plan)}, {axis_sizes(topology.sizes.items())}"
+    name = model_name(plan.job)
+    headline = f"{placement_text(plan)}, {sizes_text(topology.sizes)}"
+    return f"{name}: {headline}" if name else headline
 
 
 def timeline_title(plan: Plan, step: StepLine) -> str:
+    """`1f1b of 8 micro batches on 4 stages, 2 chunks a stage: 1.84 s`."""
     p, m = plan.job.parallel, step.microbatches
     chunks = f", {p.vpp} chunks a stage" if p.vpp > 1 else ""
-    said = f"{p.schedule} of {m} micro batches on {p.pp} stages{chunks}"
-    return f"{said}: {seconds_text(step.seconds)}"
+    schedule = f"{p.schedule} of {m} micro batches on {p.pp} stages{chunks}"
+    return f"{schedule}: {seconds_text(step.seconds)}"
 
 
 def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
@@ -124,12 +140,12 @@ def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
     rows = -(-topology.gpus_per_node // wide)
     width, height = wide * (CELL + SPACE) + 12, rows * (HIGH + SPACE) + HEAD + 8
     columns = max(1, int((WIDTH + 10) // (width + 10)))
-    found = [
+    cells = [
         el("g", _node(plan, topology, box, width, height, wide),
            transform=f"translate({at % columns * (width + 10)} {at // columns * (height + 10)})")
         for at, box in enumerate(drawn)
     ]  # fmt: skip
-    return join(found), -(-len(drawn) // columns) * (height + 10) + 6
+    return join(cells), -(-len(drawn) // columns) * (height + 10) + 6
 
 
 def _node(
@@ -145,37 +161,34 @@ def _node(
 
 
 def node_title(plan: Plan, topology: Topology, box: Box) -> str:
-    """With the layers that it holds, from its lowest to its highest stage."""
-    ranks = [cell[0] for cell in box.cells]
-    if plan.stages is None:
-        return f"node {box.number}"
-    stages = sorted({topology.coords(rank)["pp"] for rank in ranks})
-    held = merged(span for stage in stages for span in plan.stages[stage])
-    return f"node {box.number} · layers {layers_text(held)}"
+    """`node 0 · layers 0-5`: with the layers of all its stages."""
+    layers = node_layers(plan, topology, (cell[0] for cell in box.cells))
+    return f"node {box.number}" + (f" · {layers}" if layers else "")
 
 
 def _tiles(topology: Topology, box: Box) -> Part:
     columns = WIDTH // (TILE_WIDTH + SPACE)
-    found = [
+    cells = [
         _cell(topology, cell, at % columns * (TILE_WIDTH + SPACE),
               at // columns * (TILE_HEIGHT + SPACE), TILE_WIDTH, TILE_HEIGHT)
         for at, cell in enumerate(box.cells)
     ]  # fmt: skip
-    return join(found), -(-len(found) // columns) * (TILE_HEIGHT + SPACE) + 6
+    return join(cells), -(-len(cells) // columns) * (TILE_HEIGHT + SPACE) + 6
 
 
 def _cell(
     topology: Topology, ranks: range, x: float, y: float, width: float, height: float
 ) -> Raw:  # fmt: skip
     group, middle = group_number(topology, ranks[0], ("tp",)), x + width / 2
-    head = short(topology, ranks) + (f" {letters(group)}" if len(ranks) == 1 else "")
+    head = cell_label(topology, ranks) + (f" {letters(group)}" if len(ranks) == 1 else "")
     colour = group if len(ranks) == 1 else topology.coords(ranks[0])["pp"]
-    under, anchor = place(topology, ranks), {"text_anchor": "middle", "class_": "on-cell"}
-    size = "font-size:10px" if len(under) > 8 else None
+    below = coordinates_text(topology, ranks)
+    anchor = {"text_anchor": "middle", "class_": "on-cell"}
+    size = "font-size:10px" if len(below) > 8 else None
     return el(
-        "g", el("title", title(topology, ranks)),
+        "g", el("title", cell_title(topology, ranks)),
         el("rect", x=x, y=y, width=width, height=height, rx=3,
            class_=f"cell g{colour % COLOURS}"),
         el("text", head, x=number(middle), y=number(y + height * 0.42), **anchor),
-        el("text", under, x=number(middle), y=number(y + height * 0.85), style=size, **anchor),
+        el("text", below, x=number(middle), y=number(y + height * 0.85), style=size, **anchor),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Literal, TypedDict
 import psutil
 
 from mpctl.errors import InputError
-from mpctl.planning.document import axis_sizes
+from mpctl.planning.summary import sizes_text
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import KeyRecords, read_key_records
@@ -93,7 +93,7 @@ class SavedRun:
     @property
     def layout(self) -> str | None:
         """The sizes of the axes, `tp 2 x dp 2`."""
-        return axis_sizes(self.job.sizes.items()) if self.job else None
+        return sizes_text(self.job.sizes) if self.job else None
 
     @property
     def checkpoint_bytes(self) -> int:

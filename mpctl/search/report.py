@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mpctl.estimate.memory import peak_bytes
 from mpctl.estimate.time import StepTime
 from mpctl.planning.layout_settings import (
     LayoutSettings,
@@ -80,7 +79,7 @@ def given_choice(engine: LayoutEvaluator) -> Choice | None:
     plan = make_plan(engine.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
         return None
-    size = peak_bytes(plan.estimate.memory)
+    size = plan.estimate.fullest_stage.device_bytes
     return Choice(plan.job, layout_of(plan.job), plan.estimate.time, size)
 
 

@@ -13,11 +13,11 @@ from mpctl.planning.plan import Plan
 from mpctl.render.cells import (
     Box,
     boxes,
+    cell_label,
+    cell_title,
+    coordinates_text,
     group_number,
     letters,
-    place,
-    short,
-    title,
 )
 from mpctl.render.fold import layers_text, span_text
 from mpctl.render.html.parts import details, note, section, table
@@ -100,10 +100,10 @@ def _box(plan: Plan, topology: Topology, box: Box, groups: dict[int, int]) -> Ra
 
 def _cell(topology: Topology, ranks: range, group: int) -> Raw:
     return el(
-        "li", el("b", short(topology, ranks)), " ", el("em", letters(group)),
-        el("small", place(topology, ranks)),
+        "li", el("b", cell_label(topology, ranks)), " ", el("em", letters(group)),
+        el("small", coordinates_text(topology, ranks)),
         class_=f"g{group % COLOURS}", data_r=ranks[0], data_n=len(ranks),
-        title=title(topology, ranks),
+        title=cell_title(topology, ranks),
     )  # fmt: skip
 
 

@@ -14,13 +14,14 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from mpctl.estimate.timeline import find_step_line
-from mpctl.planning.document import axis_sizes
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
     headline_figures,
-    layout_text,
+    model_name,
     model_text,
     order_text,
+    placement_text,
+    sizes_text,
     training_text,
     verdict,
 )
@@ -82,24 +83,23 @@ def _head(plan: Plan, topology: Topology) -> Raw:
         Raw(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{_name(plan)}: {axis_sizes(topology.sizes.items())}"),
+        el("title", f"{_name(plan)}: {sizes_text(topology.sizes)}"),
         el("style", Raw(picture_css() + _read("page.css"))),
     )  # fmt: skip
 
 
 def _name(plan: Plan) -> str:
-    model = plan.job.model
-    return model.name or model.family if model else "A layout"
+    return model_name(plan.job) or "A layout"
 
 
 def _header(plan: Plan, topology: Topology) -> Raw:
     tiles = [el("div", el("dt", name), el("dd", value)) for name, value in headline_figures(plan)]
     mark, style = FITS[plan.fits]
     return el(
-        "header", el("h1", el("bdi", _name(plan)), ": ", axis_sizes(topology.sizes.items())),
+        "header", el("h1", el("bdi", _name(plan)), ": ", sizes_text(topology.sizes)),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
         *(el("p", f"→ {near}.") for near in _ways_out(plan)),
-        el("p", f"{layout_text(plan)}; {order_text(plan)}."),
+        el("p", f"{placement_text(plan)}; {order_text(plan)}."),
         *(el("p", text) for text in _described(plan)),
         el("dl", *tiles) if tiles else "",
     )  # fmt: skip
@@ -111,9 +111,9 @@ def _ways_out(plan: Plan) -> list[str]:
 
 def _described(plan: Plan) -> Iterator[str]:
     """The model and how it is trained."""
-    if plan.job.model is None:
+    if plan.estimate is None:
         return
-    yield f"Model: {model_text(plan)}."
+    yield f"Model: {model_text(plan.estimate)}."
     yield f"Training: {training_text(plan.job)}."
     if plan.warnings:
         yield f"{plural(len(plan.warnings), 'warning')}, told under Checks."

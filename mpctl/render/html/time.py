@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mpctl.estimate.step import PARTS, StepPart
 from mpctl.planning.plan import Plan
-from mpctl.planning.summary import plan_summary, rates
+from mpctl.planning.summary import plan_summary, rate_figures
 from mpctl.render.html.parts import Share, bar, legend, note, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.units import seconds_text
@@ -34,7 +34,7 @@ def time_section(plan: Plan, time: StepTime | str) -> Raw:
 
 def _headline(plan: Plan, time: StepTime) -> Raw:
     band = f"{seconds_text(time.low)} to {seconds_text(time.high)}"
-    rate = "; ".join(f"{name} {text}" for name, text in rates(plan_summary(plan)))
+    rate = "; ".join(f"{name} {text}" for name, text in rate_figures(plan_summary(plan)))
     return el(
         "p", el("strong", seconds_text(time.total)), f" a step (9 of 10 runs: {band}). {rate}."
     )

@@ -1,0 +1,228 @@
+"""The JSON of `mpctl plan` as types: schemas mpctl.plan/1, mpctl.rank/1, mpctl.compare/1 and
+mpctl.explain/1. Sizes are in bytes, times in seconds, layers in half-open spans [first, last + 1].
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from mpctl.errors import IssueEntry, Status
+from mpctl.planning.layout_settings import NearbyEntry
+
+Spans = list[list[int]]  # of layers: [[0, 6], [12, 18]]
+SummaryEntry = dict[str, bool | int | float | None]  # the fields of planning.summary.PlanSummary
+FigureEntry = dict[str, str | float]  # the fields of estimate.figure.Figure
+
+
+class StackSpans(TypedDict):
+    """The layers of an encoder-decoder, by each stack's own numbers."""
+
+    encoder: Spans
+    decoder: Spans
+
+
+class TrainingEntry(TypedDict):
+    """How the model is trained; micro_batches: of a step on each pipeline."""
+
+    dtype: str
+    global_batch_size: int | None
+    micro_batch_size: int
+    micro_batches: int
+    recompute: str
+    zero: int
+    runtime: str
+
+
+class CheckEntry(IssueEntry):
+    """A rule's answer."""
+
+    status: Status
+
+
+class GroupSummary(TypedDict):
+    """The groups of one kind, where there are too many to list: first and last as examples."""
+
+    count: int
+    size: int
+    first: list[int]
+    last: list[int]
+
+
+class HeldLayers(TypedDict, total=False):
+    """The layers of a rank; stacks: of an encoder-decoder. Empty without a model."""
+
+    layers: Spans
+    stacks: StackSpans
+
+
+class RankEntry(HeldLayers):
+    """Where one rank sits, its coordinate along each axis, and the layers that it holds."""
+
+    rank: int
+    node: int
+    local_rank: int
+    coords: dict[str, int]
+
+
+class RankDocument(RankEntry):
+    """Schema mpctl.rank/1: one rank with every group that it is in."""
+
+    schema: Literal["mpctl.rank/1"]
+    world_size: int
+    groups: dict[str, list[int]]
+
+
+class PartTrafficEntry(TypedDict):
+    """Collectives over tp of one parallel layer; volume_phi: in all-gathers of hidden states."""
+
+    all_reduces: int
+    volume_phi: int | float
+    volume_bytes: int
+
+
+# Collectives over tp of one block: an entry a parallel layer, `attention`, then the totals
+# all_reduces, volume_phi, volume_bytes and ring_bytes_per_rank.
+BlockTrafficEntry = dict[str, PartTrafficEntry | int | float]
+
+
+class MessageEntry(TypedDict):
+    """count equal messages of `bytes` each, which one rank takes part in; kind: of collective."""
+
+    axis: str
+    kind: str
+    what: str
+    bytes: int
+    count: int
+
+
+class DecoderTraffic(TypedDict, total=False):
+    """A block of an encoder-decoder's second stack."""
+
+    decoder_layer: BlockTrafficEntry
+
+
+class CommunicationEntry(DecoderTraffic):
+    """Messages. layer: a block of the first stack, one micro batch; step_by_stage: messages of a
+    step of one rank of each stage; validation_by_stage: those of one validation of
+    `training.eval_samples`, of the first replica."""
+
+    phi_bytes: int
+    layer: BlockTrafficEntry
+    step_by_stage: list[list[MessageEntry]]
+    validation_by_stage: list[list[MessageEntry]]
+
+
+class StageMemoryEntry(TypedDict):
+    """Bytes on one rank of a stage; `allocated_bytes` by tensors, `device_bytes` in all."""
+
+    stage: int
+    parameters: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    working_bytes: int
+    lasting_bytes: int
+    slack_bytes: int
+    context_bytes: int
+    total_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    in_flight: int
+
+
+class MemoryEntry(TypedDict):
+    """Memory by stage, and the tensors of one checkpoint."""
+
+    stages: list[StageMemoryEntry]
+    checkpoint_bytes: int
+    is_lower_bound: bool
+
+
+class NoTimeEntry(TypedDict):
+    """Why the step's time cannot be stated."""
+
+    step_seconds: None
+    reason: str
+
+
+class TimeEntry(TypedDict):
+    """The step's time: 9 of 10 measured steps lie between low and high; breakdown: by part."""
+
+    step_seconds: float
+    low_seconds: float
+    high_seconds: float
+    extrapolates: list[str]
+    is_lower_bound: bool
+    breakdown: dict[str, float]
+    flops_per_rank: float
+    model_flops_per_rank: float
+    mfu: float
+    hfu: float
+
+
+class RanksPart(TypedDict, total=False):
+    """Every rank, of a small world or where they are wanted."""
+
+    ranks: list[RankEntry]
+
+
+class StagesPart(TypedDict, total=False):
+    """What only a plan with a model has: the layers of each stage."""
+
+    stages: list[Spans]
+    stage_stacks: list[StackSpans]
+
+
+class NearestPart(TypedDict, total=False):
+    """Layouts near one that does not fit, which do."""
+
+    nearest_that_fit: list[NearbyEntry]
+
+
+class EstimatePart(TypedDict, total=False):
+    """What only a plan with a model has: its estimates."""
+
+    summary: SummaryEntry
+    communication: CommunicationEntry
+    parameters: int
+    memory: MemoryEntry
+    time: TimeEntry | NoTimeEntry
+
+
+class PlanDocument(RanksPart, StagesPart, NearestPart, EstimatePart):
+    """Schema mpctl.plan/1: what `mpctl plan --json` prints."""
+
+    schema: Literal["mpctl.plan/1"]
+    fits: bool | None
+    verdict: str
+    training: TrainingEntry
+    world_size: int
+    nodes: int
+    gpus_per_node: int
+    sizes: dict[str, int]
+    order: str
+    groups: dict[str, list[list[int]] | GroupSummary]
+    checks: list[CheckEntry]
+
+
+class CompareDocument(TypedDict):
+    """Schema mpctl.compare/1: several jobs, each list with an entry a job.
+
+    settings: those that differ, by full name; figures: by name, `seconds.tp`, `bytes.dp`.
+    """
+
+    schema: Literal["mpctl.compare/1"]
+    jobs: list[str]
+    training: list[TrainingEntry]
+    fits: list[bool | None]
+    settings: dict[str, list[object]]
+    figures: list[dict[str, float | None]]
+
+
+class ExplainDocument(TypedDict):
+    """Schema mpctl.explain/1: figures with the formulas that gave them."""
+
+    schema: Literal["mpctl.explain/1"]
+    figures: list[FigureEntry]
