@@ -51,8 +51,6 @@ BESIDE = {("kernels", "transport"), ("batch", "search"), ("__main__", "cli")}
 TOP_LEVEL = {
     "__init__", "__main__", "errors", "units", "durable", "axes", "sharding", "topology",
 }  # fmt: skip
-# Rooms that replace a part of torch by mock for a rehearsal, until it is given as an argument.
-MOCKING = {"rehearsal"}
 # Lines, docstrings not counted; the longest functions are commands: an option is a parameter.
 FUNCTION_P95, FUNCTION_MAX, FILE_MAX = 20, 92, 320
 # torch is imported here, and in the modules of families; the planning half never gets there.
@@ -120,9 +118,7 @@ def test_a_class_name_is_defined_once() -> None:
 
 
 def test_nothing_is_patched() -> None:
-    found = [
-        use for module in ALL if module.room not in MOCKING for use in measures.patches(module)
-    ]
+    found = [use for module in ALL for use in measures.patches(module)]
     assert found == []
 
 

@@ -6,17 +6,10 @@ import json
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from mpctl.spec.runtime import RuntimeProfile
-from tests.cli.calls import Mpctl, caller
+from tests.cli.calls import Mpctl
 
 ROWS = json.loads((Path(__file__).parent.parent / "recorded" / "published_runs.json").read_text())
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 def test_runs_become_presets(mpctl: Mpctl, tmp_path: Path) -> None:

@@ -7,13 +7,8 @@ import typer
 
 from mpctl.cli.app import app
 from mpctl.cli.hints import COMMANDS
-from tests.cli.calls import Mpctl, assert_refused, caller
+from tests.cli.calls import Mpctl, assert_refused
 from tests.reference.commands import commands
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 @pytest.mark.parametrize("typed", [typed for typed, _ in commands()])

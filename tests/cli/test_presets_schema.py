@@ -15,13 +15,7 @@ import pytest
 
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import KINDS, preset_names, presets_root
-from tests.cli.calls import Mpctl, assert_refused, caller
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
-
+from tests.cli.calls import Mpctl, assert_refused
 
 # ---------------------------------------------------------------- presets
 

@@ -20,17 +20,12 @@ from mpctl.cli.app import run
 from mpctl.cli.options import command_line
 from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job, parse_settings
-from tests.cli.calls import Mpctl, assert_refused, caller, spawn
+from tests.cli.calls import Mpctl, assert_refused, spawn
 
 SMALL = ("--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--global-batch-size", 32,
          "--dtype", "bf16", "--cp", 1, "--zero", 1)  # fmt: skip
 LINE = {"id": "one", "cluster": {"preset": "selene", "nodes": 1}, "model": "gpt2",
         "parallel": {"tp": 2}, "training": {"dtype": "bf16", "global_batch_size": 32}}  # fmt: skip
-
-
-@pytest.fixture
-def mpctl(capsys: pytest.CaptureFixture[str]) -> Mpctl:
-    return caller(capsys)
 
 
 # ---------------------------------------------------------------- search

@@ -1,0 +1,131 @@
+"""What `mpctl plan` refuses, with a way out for everything."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import Mpctl, assert_refused
+from tests.cli.plan_calls import document
+
+STRADDLING = ("plan", "--nodes", 2, "--gpus-per-node", 4, "--tp", 8)
+
+
+def test_tp_groups_that_leave_their_node_are_named(mpctl: Mpctl) -> None:
+    said = mpctl(*STRADDLING, "--json")
+    assert said.code == 2
+    issue = said.issues["tp-within-node"]
+    assert issue["where"] == "parallel.tp"
+    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in issue["message"]
+    assert "use tp 1, 2 or 4" in issue["hint"]
+    spoken = mpctl(*STRADDLING)
+    assert_refused(spoken, wants_json=False)
+    for part in issue.values():
+        assert part in spoken.err
+
+
+def test_and_may_be_allowed(mpctl: Mpctl) -> None:
+    plan = document(mpctl(*STRADDLING, "--allow-tp-across-nodes", "--json"))
+    (check,) = [check for check in plan["checks"] if check["rule"] == "tp-within-node"]
+    assert check["status"] == "warning"
+    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in check["message"]
+    assert "!  tp-within-node: " in mpctl(*STRADDLING, "--allow-tp-across-nodes").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "where", "near"),
+    [
+        (("--micro-batchsize", "2"), "usage", "--micro-batchsize", "--micro-batch-size"),
+        (("--tp", "two"), "usage", "", "--tp"),
+        (("--tp",), "usage", "", "--tp"),
+        (("demo", "extra"), "usage", "", "extra"),
+        (("--set", "parallel.tpp=2"), "unknown-key", "parallel.tpp", "parallel.tp"),
+        (("--set", "parallel.tp=2.5"), "bad-value", "parallel.tp", "2.5"),
+        (("--set", "training.dtype=bf17"), "bad-value", "training.dtype", "bf16"),
+        (("--tp", "0"), "bad-value", "parallel.tp", "0"),
+        (("--zero", "4"), "bad-value", "parallel.zero", "3"),
+        (("--set", "parallel.tp"), "bad-set", "--set", "KEY=VALUE"),
+        (("--model", "gtp2"), "unknown-preset", "model", "gpt2"),
+        (("--cluster", "selen"), "unknown-preset", "cluster", "selene"),
+        (("dem",), "no-such-job", "JOB", "demo"),
+        (("nowhere.toml",), "no-such-file", "nowhere.toml", "No such file"),
+        (("--nodes", "2", "--gpus-per-node", "8", "--tp", "3"), "world-size", "parallel", "16"),
+        (("--order", "pp-tp-xp"), "axis-order", "parallel.order", "xp"),
+    ],
+)
+def test_bad_input_names_the_setting(
+    mpctl: Mpctl, arguments: tuple[str, ...], rule: str, where: str, near: str
+) -> None:
+    said = mpctl("plan", "--json", *arguments)
+    assert_refused(said, wants_json=True)
+    issue = said.issues[rule]
+    assert where in issue["where"]
+    assert near in "".join(issue.values())
+    assert_refused(mpctl("plan", *arguments), wants_json=False)
+
+
+def test_issues_of_all_kinds_come_together(mpctl: Mpctl) -> None:
+    said = mpctl("plan", "--json", "--model", "gpt2", "--nodes", 2, "--gpus-per-node", 8,
+                 "--tp", 5, "--order", "tp-tp", "--set", "model.ffn=3073",
+                 "--set", "data.max_byte=1", "--set", "launch.timeout_seconds=soon")  # fmt: skip
+    assert set(said.issues) == {
+        "unknown-key", "bad-value", "world-size", "axis-order", "tp-divides-heads",
+        "tp-divides-kv-heads", "tp-divides-ffn",
+    }  # fmt: skip
+    assert all(issue["hint"] for rule, issue in said.issues.items() if rule != "bad-value")
+
+
+@pytest.mark.parametrize("text", ["tp = ", "[parallel\n", "\x00", "a = 1\na = 2\n", "=" * 99])
+def test_a_broken_job_file(mpctl: Mpctl, tmp_path: Path, text: str) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text(text)
+    said = mpctl("plan", job, "--json")
+    assert_refused(said, wants_json=True)
+    assert set(said.issues) == {"bad-syntax"}
+
+
+def test_a_job_that_is_not_text_or_not_a_file(mpctl: Mpctl, tmp_path: Path) -> None:
+    binary = tmp_path / "job.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    folder = tmp_path / "folder.toml"
+    folder.mkdir()
+    for path in (binary, folder, tmp_path, "a" * 300, "", "-"):
+        assert_refused(mpctl("plan", "--json", path), wants_json=True)
+
+
+# Each is bad by itself, so any handful of them is.
+BAD = [
+    ("--tp", "0"), ("--tp", "-3"), ("--tp", "x"), ("--pp", "1.5"), ("--cp", ""), ("--dp", "nan"),
+    ("--nodes", "0"), ("--gpus-per-node", "-8"), ("--vpp", "0"), ("--zero", "9"),
+    ("--order", ""), ("--order", "tp--pp"), ("--order", "tp-tp"), ("--order", "[bold]"),
+    ("--model", "[/red]"), ("--model", "../gpt2"), ("--cluster", "nowhere"),
+    ("--recompute", "some"), ("--dtype", "int4"), ("--micro-batch-size", "0"),
+    ("--global-batch-size", "-1"), ("--nonsense",), ("-q",), ("--groups", "xx"), ("--rank", "9999"),
+    ("--set", "=1"), ("--set", ""), ("--set", "x"), ("--set", "a.b.c=1"), ("--set", "..=1"),
+    ("--set", "parallel=3"), ("--set", "parallel.tp.x=3"), ("--set", "model={"),
+    ("--set", "model=[1,2]"), ("--set", "training.seed=-1"), ("--set", "training.seed=1979-05-27"),
+    ("--set", "training.learning_rate=inf"), ("--set", "cluster.device=[]"),
+    ("--set", "data.corpus=[1]"), ("--set", "cluster.device.peak_flops.int3=1"),
+    ("--set", "parallel.sequence_parallel=maybe"), ("--set", "model.layers=-1"),
+    ("--set", "model.hf_config=/dev/null"), ("--set", "\x1b[31m=1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_handful_of_bad_flags_ends_in_a_traceback(mpctl: Mpctl, seed: int) -> None:
+    draw = random.Random(seed)
+    faults = [
+        *draw.sample(BAD, draw.randint(1, 4)),
+        BAD[seed],  # each of them once, whatever is drawn
+    ]
+    job = draw.choice([(), ("demo",), ("two-nodes-16-gpus",)])
+    flags = [flag for fault in faults for flag in fault]
+    assert_refused(mpctl("plan", *job, *flags), wants_json=False)
+    assert_refused(mpctl("plan", *job, "--json", *flags), wants_json=True)
+
+
+@pytest.mark.parametrize("fault", BAD[40:], ids=lambda fault: " ".join(fault)[:30])
+def test_nor_does_one_alone(mpctl: Mpctl, fault: tuple[str, ...]) -> None:
+    assert_refused(mpctl("plan", "demo", *fault), wants_json=False)

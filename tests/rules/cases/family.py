@@ -1,0 +1,107 @@
+"""Cases of the rules of model families."""
+
+from tests.rules.cases.case import T5, Case
+
+CASES = (
+    Case(
+        "decoder-layers",
+        T5,
+        {**T5, "model.decoder_layers": None},
+        "model.decoder_layers",
+        ("family t5 needs",),
+        r"use 12",
+    ),
+    Case(
+        "decoder-layers",
+        {},
+        {"model.decoder_layers": 3},
+        "model.decoder_layers",
+        ("family gpt", "3 layers"),
+        r"leave it out, or use family t5",
+    ),
+    Case(
+        "decoder-length",
+        T5,
+        {**T5, "model.decoder_seq_length": None},
+        "model.decoder_seq_length",
+        ("family t5 needs",),
+        r"use 229",  # span corruption of 1024 inputs
+    ),
+    Case(
+        "decoder-length",
+        {},
+        {"model.decoder_seq_length": 64},
+        "model.decoder_seq_length",
+        ("family gpt", "64 tokens"),
+        r"leave it out, or use family t5",
+    ),
+    Case(
+        "cp-divides-decoder",
+        {**T5, "parallel.cp": 2},
+        {**T5, "parallel.cp": 2, "model.decoder_seq_length": 114},
+        "model.decoder_seq_length",
+        ("4", "114 decoder tokens"),
+        r"multiple of 4",
+    ),
+    Case(
+        "sp-divides-decoder",
+        {**T5, "parallel.tp": 4, "parallel.sequence_parallel": True},
+        {
+            **T5,
+            "parallel.tp": 4,
+            "parallel.sequence_parallel": True,
+            "model.decoder_seq_length": 114,
+        },
+        "model.decoder_seq_length",
+        ("4", "114 decoder tokens"),
+        r"multiple of 4",
+    ),
+    Case(
+        "family-positions",
+        {"model.position": "rotary"},
+        {"model.family": "bert", "model.position": "rotary"},
+        "model.position",
+        ("bert", "rotary"),
+        r"use learned",
+    ),
+    Case(
+        "shortest-sequence",
+        {"model.family": "bert", "model.seq_length": 5},
+        {"model.family": "bert", "model.seq_length": 4},
+        "model.seq_length",
+        ("4 is too short", "bert"),
+        r"use 5",
+    ),
+    Case(
+        "family-norms",
+        {"model.family": "bert", "model.norm_order": "post"},
+        {"model.norm_order": "post"},
+        "model.norm_order",
+        ("gpt", "before"),
+        r"use pre",
+    ),
+    Case(
+        "family-kv-heads",
+        T5,
+        {**T5, "model.kv_heads": 4},
+        "model.kv_heads",
+        ("4", "12"),
+        r"use 12",
+    ),
+    Case(
+        "relative-buckets",
+        {**T5, "model.relative_buckets": 8},
+        {**T5, "model.relative_buckets": 7},
+        "model.relative_buckets",
+        ("7 buckets", "at least 4"),
+        r"use 8",
+    ),
+    Case(
+        "relative-distance",
+        {**T5, "model.relative_buckets": 8, "model.relative_max_distance": 5},
+        {**T5, "model.relative_buckets": 8, "model.relative_max_distance": 4},
+        "model.relative_max_distance",
+        ("4 is not above the 4",),
+        r"use 5",
+    ),
+)
