@@ -26,7 +26,6 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -39,6 +38,7 @@ from mpctl.rehearsal.fake_backend import (
     kernels_of,
     open_fake_batches,
 )
+from mpctl.rundir.rank_files import RehearsedRank, Traffic
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory_tracker import KINDS, MemoryTracker
@@ -67,27 +67,29 @@ def main(parent: int, path: Path, ranks: list[int]) -> None:
         print(json.dumps(rehearse(job, topology, rank)), flush=True)
 
 
-def rehearse(job: JobSpec, topology: Topology, rank: int) -> dict[str, Any]:
+def rehearse(job: JobSpec, topology: Topology, rank: int) -> RehearsedRank:
     """What one rank of the job would send and hold; `failure` says what would end its step."""
     began = time.perf_counter()
     short = shortened(job, topology.coords(rank)["pp"])
     rehearsal = Rehearsal(short, topology, rank)
-    account: dict[str, Any] = {
+    account: RehearsedRank = {
         "rank": rank,
         "coords": topology.coords(rank),
         "failure": None,
         "micro_batches": job.num_microbatches,
         "micro_batches_run": short.num_microbatches,
+        "seconds": 0.0,
     }
     try:
-        account |= rehearsal.run(job.num_microbatches)
+        rehearsal.run(job.num_microbatches, account)
     except Exception as error:
         account["failure"] = {
             "error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:500],
             "doing": rehearsal.activity,
             "traceback": traceback.format_exception(error)[-20:],
         }
-    return account | {"seconds": time.perf_counter() - began}
+    account["seconds"] = time.perf_counter() - began
+    return account
 
 
 def shortened(job: JobSpec, stage: int) -> JobSpec:
@@ -138,7 +140,7 @@ class MicroBatchTraffic(TrafficCounter):
         super().clear()
         self.by_microbatch.clear()
 
-    def extrapolate(self, total: int, run: int) -> dict[str, dict[str, int]]:
+    def extrapolate(self, total: int, run: int) -> Traffic:
         """The messages of a step of `total` micro batches, of which the first `run` were run, in
         the form of `snapshot`."""
         by_microbatch = self.by_microbatch
@@ -168,8 +170,9 @@ class Rehearsal:
         """What the rank is doing, in words."""
         return self.trainer.activity if self.trainer else "building"
 
-    def run(self, num_microbatches: int) -> dict[str, Any]:
-        """Build the rank and train a step; what a step of so many micro batches sends and holds."""
+    def run(self, num_microbatches: int, account: RehearsedRank) -> None:
+        """Build the rank and train a step; add to the account what a step of so many micro batches
+        sends and holds."""
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
         device, traffic = DEVICES[kind], MicroBatchTraffic()
@@ -178,12 +181,10 @@ class Rehearsal:
                 trainer = self._build(device, traffic, tracker)
                 trainer.one_step()
             step_traffic = traffic.extrapolate(num_microbatches, self.job.num_microbatches)
-            return {
-                "parameters": sum(p.numel() for p in trainer.model.parameters()),
-                "step_traffic": step_traffic,
-                **_memory(trainer, tracker),
-                "building_bytes": self.building_bytes,
-            }
+            account["parameters"] = sum(p.numel() for p in trainer.model.parameters())
+            account["step_traffic"] = step_traffic
+            account["building_bytes"] = self.building_bytes
+            _add_memory(account, trainer, tracker)
 
     def _build(
         self, device: torch.device, traffic: MicroBatchTraffic, tracker: MemoryTracker
@@ -217,14 +218,12 @@ def _add_moments(trainer: Trainer) -> None:
         trainer.optimizer.adam.state[value] = {"step": torch.tensor(1.0), **moments}
 
 
-def _memory(trainer: Trainer, tracker: MemoryTracker) -> dict[str, Any]:
+def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker) -> None:
     states = state_tensors(trainer)
-    return {
-        "state_bytes": {kind: storage_bytes(states[kind]) for kind in states},
-        "activation_bytes": tracker.peak_activations,
-        "peak_bytes": tracker.peak,
-        "at_peak": {kind: tracker.at_peak.get(kind, 0) for kind in KINDS},
-    }
+    account["state_bytes"] = {kind: storage_bytes(states[kind]) for kind in states}
+    account["activation_bytes"] = tracker.peak_activations
+    account["peak_bytes"] = tracker.peak
+    account["at_peak"] = {kind: tracker.at_peak.get(kind, 0) for kind in KINDS}
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
+from mpctl.rundir.rank_files import FailureRecord
 
 PR_SET_PDEATHSIG = 1
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
@@ -57,7 +57,7 @@ def redirect_output(path: Path) -> None:
     os.close(target)
 
 
-def write_json(path: Path, document: Any) -> None:
+def write_json(path: Path, document: object) -> None:
     """Write a JSON document; a crash leaves the file complete or absent."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(document, indent=1) + "\n")
@@ -69,11 +69,16 @@ def record_failure(
     """Write a FailureRecord (rundir/rank_files.py), for the supervisor to tell cause from echo."""
     is_explained = isinstance(error, RunFailed)  # its message is a sentence
     words = str(error) if is_explained else f"{type(error).__name__}: {error}".strip()
-    write_json(path, {
-        "rank": rank, "coords": coords, "doing": doing, "error": words.splitlines()[0][:500],
+    record: FailureRecord = {
+        "rank": rank,
+        "coords": coords,
+        "doing": doing,
+        "error": words.splitlines()[0][:500],
         "is_echo": is_echo(error, words),
-        "time": time.time(), "traceback": traceback.format_exception(error)[-20:],
-    })  # fmt: skip
+        "time": time.time(),
+        "traceback": traceback.format_exception(error)[-20:],
+    }
+    write_json(path, record)
 
 
 def is_echo(error: BaseException, words: str) -> bool:

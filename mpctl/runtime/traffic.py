@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from mpctl.rundir.rank_files import Traffic
 from mpctl.transport.group import Collective
 
 
@@ -16,16 +17,19 @@ class TrafficCounter:
     bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def record(self, collective: Collective) -> None:
+        """Count one collective."""
         key = (collective.axis, collective.kind)
         self.counts[key] += 1
         self.bytes[key] += collective.bytes
 
     def clear(self) -> None:
+        """Count from 0 again."""
         self.counts.clear()
         self.bytes.clear()
 
-    def snapshot(self) -> dict[str, dict[str, int]]:
-        """`{"tp all_reduce": {"count": 12, "bytes": 3145728}}`, whole messages."""
+    def snapshot(self) -> Traffic:
+        """By axis and kind, `{"tp all_reduce": {"count": 12, "bytes": 3145728}}`; bytes of full
+        messages (transport/messages.py)."""
         return {
             f"{axis} {kind}": {"count": self.counts[axis, kind], "bytes": total}
             for (axis, kind), total in sorted(self.bytes.items())

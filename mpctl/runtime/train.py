@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from mpctl.families.batch import Objective
 from mpctl.kernels.parameters import shard_of
+from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.checkpointing import loader
 from mpctl.runtime.checkpointing.model_weights import padding_rows, read_values
@@ -33,6 +34,7 @@ from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.status import StepStatus, reduce_status
+from mpctl.runtime.step_record import UpdateResult, ValidationLosses
 from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
@@ -45,8 +47,7 @@ class Trainer:
     """One rank's training.
 
     step: updates so far. phase: what the run is doing, in words. saved: steps of which a checkpoint
-    exists. step_traffic: collectives of the last step. last_validation: `samples` of each corpus in
-    the last validation, and the `traffic` of all of them. loss_scale: None unless in fp16.
+    exists. step_traffic: collectives of the last step. loss_scale: None unless in fp16.
     """
 
     mesh: Mesh
@@ -59,8 +60,8 @@ class Trainer:
     step: int = 0
     phase: str = "starting"
     saved: set[int] = field(default_factory=set)
-    step_traffic: dict[str, dict[str, int]] = field(default_factory=dict)
-    last_validation: dict[str, Any] | None = None
+    step_traffic: Traffic = field(default_factory=dict)
+    last_validation: ValidationReport | None = None
 
     def __post_init__(self) -> None:
         self.loss_scale = LossScale.of(self.job.training)
@@ -96,27 +97,29 @@ class Trainer:
         """What this rank is doing: `step 3, stage 1, forward of micro batch 2`."""
         return self.phase + self.pipeline.where
 
-    def run(self) -> Iterator[dict[str, Any]]:
+    def run(self) -> Iterator[StepRecord]:
         """Train to the last step, or to the first step after a stop was requested.
 
         Yields one record a step; saves at intervals, at the end and on a stop. A step that is saved
         and validated is saved first, so that a validation that fails loses no training.
         """
         training, stopping = self.job.training, False
-        initial = self.validate() if training.eval_interval and not self.step else {}
+        initial = self.validate() if training.eval_interval and not self.step else None
         while self.step < training.steps and not stopping:
             record, stopping = self.one_step()
             if self.step == 1 and initial:
-                record |= {f"initial_{name}": value for name, value in initial.items()}
+                initial.add_initial(record)
             saves = self._saves(stopping)
             if self.step == training.steps or _is_due(training.eval_interval, self.step):
                 if saves:
                     self.save()
                 try:
-                    record |= self.validate()
+                    losses = self.validate()
                 except Exception:
                     yield record
                     raise
+                if losses:
+                    losses.add(record)
             yield record  # before a save: every step of a checkpoint is on record
             if saves:
                 self.save()
@@ -127,7 +130,7 @@ class Trainer:
         at_end = training.checkpoint_at_end and self.step == training.steps
         return stopping or at_end or _is_due(training.checkpoint_interval, self.step)
 
-    def one_step(self) -> tuple[dict[str, Any], bool]:
+    def one_step(self) -> tuple[StepRecord, bool]:
         """One update; its record, and whether any rank was asked to stop.
 
         Raises NotFinite, naming the rank it came from, where the loss or, outside of fp16, the
@@ -147,18 +150,19 @@ class Trainer:
             what = f"the loss of step {self.step} is {status.loss}"
             evidence = GradientInspector(self.names).evidence(loss)
             raise locate_nonfinite(what, self.mesh, evidence)
-        tokens = self._tokens_per_step()
-        return {
+        tokens = self.partition.layout.tokens_per_step
+        record: StepRecord = {
             "step": self.step,
             "loss": status.loss,
             "tokens": self.step * tokens,
             "step_seconds": seconds,
             "cpu_seconds": cpu,
             "tokens_per_second": tokens / seconds,
-            **update,
-            "memory_bytes": status.memory,
-            "predicted_step_seconds": self.job.launch.predicted_step_seconds,
-        }, status.stop
+        }
+        update.add(record)
+        record["memory_bytes"] = status.memory
+        record["predicted_step_seconds"] = self.job.launch.predicted_step_seconds
+        return record, status.stop
 
     def _compute_gradients(self) -> float:
         """Gradients of one step, reduced over all ranks; returns this rank's share of the loss."""
@@ -171,27 +175,26 @@ class Trainer:
         self.buffer.sum_parts()
         return loss
 
-    def _update(self, loss: float) -> dict[str, Any]:
-        """Step the optimizer, or skip the step where fp16 overflowed; what the record says of it.
+    def _update(self, loss: float) -> UpdateResult:
+        """Step the optimizer, or skip the step where fp16 overflowed.
 
         The gradient's norm is the same number on every rank, so that all decide alike.
         """
         scale = self.loss_scale
         used = scale.value if scale else 1.0
         norm = self.buffer.norm() / used
-        scaled = {"loss_scale": used} if scale else {}
         if math.isfinite(norm):
             self.buffer.scale(clip_factor(norm, self.job.training.clip_norm) / used)
             rate = self.optimizer.step(self.step)
             if scale:
                 scale.went_well()
-            return {"grad_norm": norm, "learning_rate": rate, **scaled}
+            return UpdateResult(norm, rate, used if scale else None)
         if scale is None:
             self._fail(f"the gradient norm of step {self.step + 1} is {norm}", loss)
         scale.overflowed()
         self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
         rate = learning_rate(self.job.training, self.step)
-        return {"grad_norm": None, "learning_rate": rate, **scaled, "skipped": True}
+        return UpdateResult(None, rate, used, skipped=True)
 
     def _reduce_status(self, loss: float) -> StepStatus:
         environment = self.environment
@@ -205,19 +208,15 @@ class Trainer:
         self._compute_gradients()
         raise locate_nonfinite(what, self.mesh, inspector.evidence(loss))
 
-    def _tokens_per_step(self) -> int:
-        global_batch_size = self.job.training.global_batch_size or 1
-        return global_batch_size * model_of(self.job).tokens_per_sample
-
     @torch.no_grad()
-    def validate(self) -> dict[str, Any]:
-        """The mean loss over the validation samples of each corpus, without dropout; an empty dict
-        where the job does not validate."""
+    def validate(self) -> ValidationLosses | None:
+        """The mean loss over the validation samples of each corpus, without dropout; None where the
+        job does not validate."""
         self.phase = f"validation after step {self.step}"
         if self.batches.validation is None:
-            return {}
+            return None
         self.environment.traffic.clear()
-        losses: dict[str, Any] = {"validation_loss": self._mean_loss(self.batches.validation)}
+        loss = self._mean_loss(self.batches.validation)
         others = {
             name: self._mean_loss(objective) for name, objective in self.batches.validations.items()
         }
@@ -226,7 +225,7 @@ class Trainer:
             "samples": [self.batches.eval_samples(objective) for objective in corpora],
             "traffic": self.environment.traffic.snapshot(),
         }
-        return losses | ({"validation_losses": others} if others else {})
+        return ValidationLosses(loss, others)
 
     def _mean_loss(self, objective: Objective) -> float:
         """Over its validation samples, each counted once whatever the number of replicas."""

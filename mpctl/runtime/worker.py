@@ -13,10 +13,11 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
+from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
 
 if TYPE_CHECKING:
@@ -141,11 +142,11 @@ class Worker:
         self.phase = phase
         self.breadcrumb.reach(start, phase)
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, record: StepRecord) -> None:
         with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({**record, "time": time.time()}) + "\n")
 
-    def _report(self, trainer: Trainer) -> dict[str, Any]:
+    def _report(self, trainer: Trainer) -> RankReport:
         return {
             "rank": self.rank_env.rank,
             "coords": self.coords,
