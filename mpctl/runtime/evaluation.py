@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.special import added_tokens
 from mpctl.families.batch import Batch, Objective
+from mpctl.rundir.task_files import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
@@ -31,10 +31,8 @@ from mpctl.runtime.status import StepStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
 
-Answers = Iterator[dict[str, Any]]
 
-
-def evaluate(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
+def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAnswer]:
     """Answer an EvalRequest; every rank of the mesh runs it. Raises InputError where the weights or
     a corpus cannot be read."""
     began = time.perf_counter()
@@ -50,8 +48,7 @@ def evaluate(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
         dataset = IndexedDataset(Path(corpus["prefix"]))
         added = added_tokens(Path(corpus["tokenizer"]))
         objective = make_objective(dataset, job, added, words=corpus["words"], shuffle=False)
-        for answer in evaluation.run(objective):
-            yield {"corpus": number, **answer}
+        yield from evaluation.run(number, objective)
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class _Evaluation:
     max_samples: int | None
 
     @torch.inference_mode()
-    def run(self, objective: Objective) -> Answers:
+    def run(self, corpus: int, objective: Objective) -> Iterator[EvalAnswer]:
         began, mesh = time.perf_counter(), self.mesh
         samples = min(self.max_samples or objective.samples_per_epoch, objective.samples_per_epoch)
         numbers = validation_batches(
@@ -80,8 +77,10 @@ class _Evaluation:
             counted = sum(len(samples_of) > 0 for samples_of in group)
             loss += self.pipeline.evaluate(batches, counted=counted)
             tokens += sum(map(_predicted_tokens, batches[:counted]))
-            yield {"event": "progress", "done": start + len(group), "total": len(numbers)}
+            done, total = start + len(group), len(numbers)
+            yield {"corpus": corpus, "event": "progress", "done": done, "total": total}
         yield {
+            "corpus": corpus,
             "event": "corpus",
             "loss": reduce_status(StepStatus(loss / samples), mesh).loss,
             "samples": samples,

@@ -13,9 +13,10 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
+from mpctl.rundir.task_files import EvalAnswer, EvalRequest, SampleAnswer, SampleRequest
 from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
 from mpctl.runtime.worker import RankEnv
 
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from mpctl.runtime.mesh import Mesh
     from mpctl.spec.job import JobSpec
 
-Answers = Iterator[dict[str, Any]]
+Answers = Iterator[EvalAnswer] | Iterator[SampleAnswer]
 
 
 def main(folder: Path, parent: int) -> None:
+    """Do one rank's part of the request in `folder`."""
     die_with_parent(parent)
     rank_env = RankEnv.from_environment()
     redirect_output(folder / "logs" / f"rank-{rank_env.rank}.log")
@@ -57,11 +59,13 @@ def _work(folder: Path, rank_env: RankEnv) -> None:
         dist.destroy_process_group()
 
 
-def _answers(request: dict[str, Any], job: JobSpec, mesh: Mesh) -> Answers:
+def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> Answers:
     from mpctl.runtime.evaluation import evaluate
     from mpctl.runtime.sampling.task import sample
 
-    return {"sample": sample, "evaluate": evaluate}[request["task"]](request, job, mesh)
+    if request["task"] == "sample":
+        return sample(request, job, mesh)
+    return evaluate(request, job, mesh)
 
 
 def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:

@@ -28,7 +28,7 @@ from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.sampling.draw import TokenSampler
-from mpctl.runtime.sampling.loop import fill_masks, generate
+from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate
 from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec, complete
 from mpctl.transport.group import Group
@@ -129,7 +129,8 @@ def tokens_of_ours(folder: Path, prompts: list[list[int]], limit: int) -> list[l
     ]
     texts = make_text_states(get_prompt_form(model), asked)
     found: list[list[int]] = [[] for _ in prompts]
-    for chosen in generate(module, model, Group(), texts, TokenSampler(), device=Alone.device):
+    loaded = LoadedModel(module, model, Group(), Alone.device)
+    for chosen in generate(loaded, texts, TokenSampler()):
         for one in chosen:
             found[one.text].append(one.token)
     return found
@@ -165,7 +166,8 @@ def test_masked_words_are_those_of_transformers(tmp_path: Path) -> None:
         logits = load(folder)(torch.tensor([prompt])).prediction_logits[0]
     asked = {"number": 0, "tokens": prompt, "limit": 1, "ends": [], "special": {}, "masks": masks}
     texts = make_text_states(get_prompt_form(model), [asked])
-    steps = list(fill_masks(module, model, Group(), texts, TokenSampler(), device=Alone.device))
+    loaded = LoadedModel(module, model, Group(), Alone.device)
+    steps = list(fill_masks(loaded, texts, TokenSampler()))
     assert [one.token for step in steps for one in step] == logits[masks].argmax(-1).tolist()
 
 

@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 
 class Decoder(Protocol):
-    """One batch of texts, from its prompts on."""
+    """Computes one batch of texts position by position, with caches."""
 
-    def begin(self, texts: Sequence[TextState]) -> Tensor:
-        """Feed what the texts start with -> logits [b, v_local] of the next token."""
+    def prefill(self, texts: Sequence[TextState]) -> Tensor:
+        """Feed the prompts -> logits [b, v/t] of each text's next token, of this rank's words."""
 
-    def go_on(self, fields: Sequence[Fields]) -> Tensor:
-        """Feed one more position of each text -> logits [b, v_local]."""
+    def decode(self, fields: Sequence[Fields]) -> Tensor:
+        """Feed one more position of each text -> logits [b, v/t] of the next token."""
 
 
 class StackDecoder:
@@ -46,8 +46,8 @@ class StackDecoder:
         self.caches: list[KeyValueCache] = []
         self.real: Tensor | None = None  # [b, positions so far], False at padding; None: all True
 
-    def begin(self, texts: Sequence[TextState]) -> Tensor:
-        fields = [text.first() for text in texts]
+    def prefill(self, texts: Sequence[TextState]) -> Tensor:
+        fields = [text.initial_fields() for text in texts]
         longest = max(len(each["tokens"]) for each in fields)
         room = longest + max(_positions(text) for text in texts)
         self.caches = [KeyValueCache(room) for _ in self.module.layers]
@@ -55,9 +55,9 @@ class StackDecoder:
             return self._feed(fields, _is_real(fields, "tokens", "left"))
         head = [{name: row[:-1] for name, row in each.items()} for each in fields]
         self._feed(head, _is_real(head, "tokens", "left"))
-        return self.go_on([{name: row[-1:] for name, row in each.items()} for each in fields])
+        return self.decode([{name: row[-1:] for name, row in each.items()} for each in fields])
 
-    def go_on(self, fields: Sequence[Fields]) -> Tensor:
+    def decode(self, fields: Sequence[Fields]) -> Tensor:
         return self._feed(fields, [[True]] * len(fields))
 
     def _feed(self, fields: Sequence[Fields], is_real: list[list[bool]]) -> Tensor:
@@ -76,7 +76,7 @@ class EncoderDecoder:
         self.module, self.device = module, device
         self.caches: list[DecoderCaches] = []
 
-    def begin(self, texts: Sequence[TextState]) -> Tensor:
+    def prefill(self, texts: Sequence[TextState]) -> Tensor:
         inputs = [{"tokens": text.tokens} for text in texts]
         real = torch.tensor(_is_real(inputs, "tokens", "right"), device=self.device)
         self.mask = None if bool(real.all()) else real[:, None, None]
@@ -87,14 +87,15 @@ class EncoderDecoder:
         self.caches = [
             (KeyValueCache(room), ContextCache()) for _ in range(self.module.decoder_depth)
         ]
-        return self.go_on([text.first() for text in texts])
+        return self.decode([text.initial_fields() for text in texts])
 
-    def go_on(self, fields: Sequence[Fields]) -> Tensor:
+    def decode(self, fields: Sequence[Fields]) -> Tensor:
         batch = _batch(fields, "left", self.device)
         return self.module.continued(batch, self.source, self.caches, mask=self.mask)
 
 
 def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:
+    """A decoder for one batch of texts, of the kind that the module needs."""
     if isinstance(module, EncoderDecoderModule):
         return EncoderDecoder(module, device)
     assert isinstance(module, SingleStackModule)
@@ -102,7 +103,7 @@ def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:
 
 
 def _positions(text: TextState) -> int:
-    """Positions that a text may be fed after its first ones."""
+    """The most positions that a text is fed after its first ones."""
     return max(1, len(text.masks)) * (text.limit + 1)
 
 
@@ -116,12 +117,12 @@ def _batch(fields: Sequence[Fields], side: str, device: torch.device) -> Batch:
     columns: Mapping[str, list[Sequence[int]]] = {
         name: [each[name] for each in fields] for name in fields[0]
     }
-    held = {
+    fields_of_batch = {
         name: torch.tensor([_padded(row, max(map(len, rows)), 0, side) for row in rows],
                            device=device)
         for name, rows in columns.items()
     }  # fmt: skip
-    return Batch(torch.arange(len(fields)), held)
+    return Batch(torch.arange(len(fields)), fields_of_batch)
 
 
 def _padded(row: Sequence[T], size: int, filler: T, side: str) -> list[T]:

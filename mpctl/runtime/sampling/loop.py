@@ -1,7 +1,10 @@
-"""The loop: logits of the last position, a token of each text, and that token fed in turn.
+"""The loop: logits of the last position, a token for each text, and that token fed in turn.
 
-A text that has ended is fed on beside the others of its batch, which it does not influence, until
-all have ended. BERT writes nothing: all its [MASK]s are filled from one forward pass.
+A text that has ended is computed on beside the others of its batch, which it does not influence,
+until all have ended. Families that fill words (BERT) write no new tokens: all [MASK]s of a text are
+filled from one forward pass.
+
+Letters: b texts, v vocabulary, t tp.
 """
 
 from __future__ import annotations
@@ -22,9 +25,26 @@ from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
+class LoadedModel:
+    """One rank's part of a model in a single pipeline stage, with its weights. tp: the group that
+    splits it."""
+
+    module: FamilyModule
+    model: ModelSpec
+    tp: Group
+    device: torch.device
+
+    def gather_logits(self, local: Tensor) -> Tensor:
+        """This rank's logits [b, v/t] -> [b, v], equal on every rank."""
+        rows = padded(self.model, self.tp)
+        return gather_logits(local, self.tp, vocab=self.model.vocab, padded=rows)
+
+
+@dataclass(frozen=True)
 class SampledToken:
-    """One token of one text, or of its blank number `blank`; is_end: it ended that and is no part
-    of it. finish: why the text has ended, None where it goes on."""
+    """One token of a text. text: the text's number; blank: of the text's blanks, the one that it
+    was drawn for; is_end: it ended the text or blank and is no part of it; finish: why the text has
+    ended, None while it goes on."""
 
     text: int
     blank: int
@@ -36,56 +56,40 @@ class SampledToken:
 
 @torch.inference_mode()
 def generate(
-    module: FamilyModule,
-    model: ModelSpec,
-    group: Group,
-    texts: Sequence[TextState],
-    draw: TokenSampler,
-    *,
-    device: torch.device,
+    loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler
 ) -> Iterator[list[SampledToken]]:
-    """What is chosen for the texts that have not ended, place by place."""
-    decoder, place = make_decoder(module, device), 0
-    logits = decoder.begin(texts)
+    """Step by step, one token for each text that has not ended, until all have."""
+    decoder, step = make_decoder(loaded.module, loaded.device), 0
+    logits = loaded.gather_logits(decoder.prefill(texts))
     while True:
-        tokens, shares = draw(_whole(logits, model, group), [t.number for t in texts], place)
-        yield [
-            _taken(text, token, share)
-            for text, token, share in zip(texts, tokens.tolist(), shares.tolist(), strict=True)
-            if text.finish is None
-        ]
+        tokens, log_probabilities = sampler(logits, [text.number for text in texts], step)
+        drawn = zip(texts, tokens.tolist(), log_probabilities.tolist(), strict=True)
+        yield [_append(*each) for each in drawn if each[0].finish is None]
         if all(text.finish for text in texts):
             return
-        logits, place = decoder.go_on([text.following() for text in texts]), place + 1
+        logits = loaded.gather_logits(decoder.decode([text.next_fields() for text in texts]))
+        step += 1
 
 
 @torch.inference_mode()
 def fill_masks(
-    module: FamilyModule,
-    model: ModelSpec,
-    group: Group,
-    texts: Sequence[TextState],
-    draw: TokenSampler,
-    *,
-    device: torch.device,
+    loaded: LoadedModel, texts: Sequence[TextState], sampler: TokenSampler
 ) -> Iterator[list[SampledToken]]:
-    """BERT: for each text the words of its `masks`, each drawn from the same forward pass."""
+    """The words at each text's `masks`, one a step, all of a text from the same forward pass."""
     for text in texts:
-        tokens = torch.tensor([text.tokens], device=device)
+        tokens = torch.tensor([text.tokens], device=loaded.device)
         batch = Batch(torch.zeros(1), {"tokens": tokens, "types": torch.zeros_like(tokens)})
-        logits, _ = module(batch)
-        for place, mask in enumerate(text.masks):
-            whole = _whole(logits[:, mask], model, group)
-            (token,), (share,) = draw(whole, [text.number], place)
-            finish = "filled" if place == len(text.masks) - 1 else None
-            yield [SampledToken(text.number, place, int(token), float(share), False, finish)]
+        logits, _ = loaded.module(batch)
+        for step, mask in enumerate(text.masks):
+            full = loaded.gather_logits(logits[:, mask])
+            (token,), (log_probability,) = sampler(full, [text.number], step)
+            finish = "filled" if step == len(text.masks) - 1 else None
+            yield [
+                SampledToken(text.number, step, int(token), float(log_probability), False, finish)
+            ]
 
 
-def _whole(local: Tensor, model: ModelSpec, group: Group) -> Tensor:
-    return gather_logits(local, group, vocab=model.vocab, padded=padded(model, group))
-
-
-def _taken(text: TextState, token: int, share: float) -> SampledToken:
+def _append(text: TextState, token: int, log_probability: float) -> SampledToken:
     blank = text.blank
-    text.take(token)
-    return SampledToken(text.number, blank, token, share, token in text.ends, text.finish)
+    text.append(token)
+    return SampledToken(text.number, blank, token, log_probability, token in text.ends, text.finish)

@@ -5,7 +5,7 @@
           blank until [eop] (families/glm/samples.py)
     t5    <pad>, then what the decoder writes (families/t5/samples.py)
 
-A text says what the model is fed next as fields of one position: a token and where it stands.
+A text gives what the model is fed next as fields of one position: a token and its position.
 
 By hand, GLM: A = x1 M x4 M is at positions 0 to 3; [sop] of the first blank has position 1, block
 1, its first word position 1, block 2; after [eop] the next [sop] has position 3, block 1.
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from mpctl.rundir.task_files import PromptRequest
 from mpctl.spec.prompt import PromptForm, PromptKind
 
 Fields = Mapping[str, Sequence[int]]
@@ -24,12 +24,13 @@ Fields = Mapping[str, Sequence[int]]
 
 @dataclass
 class TextState:
-    """One text: `number` names it to the draws, `limit` bounds the tokens that are written, a
-    token in `ends` ends it and is not written.
+    """One text.
 
-    start: the special token after which a blank or a decoder writes.
-    written: tokens so far, latest: the last of them, blank: the blank that is being filled.
-    finish: why it ended, None before: `end-of-text`, `length` or, with all blanks ended, `filled`.
+    number: of the prompt, part of each token's random seed. tokens: the prompt. limit: most tokens
+    to write. ends: tokens that end it and are not written. start: the special token after which a
+    blank or a decoder writes. masks: positions of the blanks. num_written: tokens so far;
+    last_token: the last of them; blank: number of the blank that is being filled. finish: why it
+    ended, None before: `end-of-text`, `length` or, with all blanks ended, `filled`.
     """
 
     number: int
@@ -38,38 +39,39 @@ class TextState:
     ends: frozenset[int]
     start: int = 0
     masks: Sequence[int] = ()
-    written: int = 0
-    latest: int = 0
+    num_written: int = 0
+    last_token: int = 0
     blank: int = 0
     finish: str | None = None
 
-    def first(self) -> Fields:
-        """What the model is fed at the start: by name, a value a position."""
+    def initial_fields(self) -> Fields:
+        """What the model is fed first: by name, one value a position."""
         return {"tokens": self.tokens, "positions": range(len(self.tokens))}
 
-    def take(self, token: int) -> None:
-        """The token that was chosen."""
+    def append(self, token: int) -> None:
+        """Add the token that was drawn; may end the text."""
         if token in self.ends:
             self.finish = "end-of-text"
         else:
-            self.written += 1
-            self.latest = token
-        if self.finish is None and self.written == self.limit:
+            self.num_written += 1
+            self.last_token = token
+        if self.finish is None and self.num_written == self.limit:
             self.finish = "length"
 
-    def following(self) -> Fields:
-        """What the model is fed next: one position. Of a text that has ended, anything legal."""
-        place = len(self.tokens) + self.written - 1
-        return {"tokens": [self.latest], "positions": [place]}
+    def next_fields(self) -> Fields:
+        """What the model is fed next: one position; of a text that has ended, any legal one."""
+        position = len(self.tokens) + self.num_written - 1
+        return {"tokens": [self.last_token], "positions": [position]}
 
 
 @dataclass
 class BlankTextState(TextState):
-    """GLM: the blanks of `masks`, their positions in part A; `limit` bounds each of them."""
+    """GLM: fills the blanks at `masks` in part A, one after the other; `limit` bounds each of
+    them. block: position in the blank, from 1."""
 
     block: int = 1
 
-    def first(self) -> Fields:
+    def initial_fields(self) -> Fields:
         a, start = len(self.tokens), self.start
         return {
             "tokens": [*self.tokens, start],
@@ -77,30 +79,30 @@ class BlankTextState(TextState):
             "blocks": [*[0] * a, 1],
         }
 
-    def take(self, token: int) -> None:
-        """[eop], or a blank that is full, moves on to the next blank."""
-        self.latest, self.block = token, self.block + 1
+    def append(self, token: int) -> None:
+        """Add the token; [eop], or a blank that is full, moves on to the next blank."""
+        self.last_token, self.block = token, self.block + 1
         is_end = token in self.ends
-        self.written += not is_end
+        self.num_written += not is_end
         if is_end or self.block > self.limit:
-            self.latest, self.block, self.blank = self.start, 1, self.blank + 1
+            self.last_token, self.block, self.blank = self.start, 1, self.blank + 1
             if self.blank == len(self.masks):
                 self.finish = "filled" if is_end else "length"
 
-    def following(self) -> Fields:
-        place = self.masks[min(self.blank, len(self.masks) - 1)]
-        return {"tokens": [self.latest], "positions": [place], "blocks": [self.block]}
+    def next_fields(self) -> Fields:
+        mask = self.masks[min(self.blank, len(self.masks) - 1)]
+        return {"tokens": [self.last_token], "positions": [mask], "blocks": [self.block]}
 
 
 @dataclass
 class DecoderTextState(TextState):
-    """T5: `tokens` are the encoder's."""
+    """T5: the prompt is the encoder's input, and the decoder writes."""
 
-    def first(self) -> Fields:
+    def initial_fields(self) -> Fields:
         return {"decoder_tokens": [self.start]}
 
-    def following(self) -> Fields:
-        return {"decoder_tokens": [self.latest]}
+    def next_fields(self) -> Fields:
+        return {"decoder_tokens": [self.last_token]}
 
 
 TEXT_STATES = {
@@ -111,20 +113,17 @@ TEXT_STATES = {
 }
 
 
-def make_text_states(form: PromptForm, asked: Sequence[Mapping[str, Any]]) -> list[TextState]:
-    """The texts of a request, each in the state before its first token is drawn.
-
-    form: the family's. asked: per text its number, tokens, masks, limit, ends, and the ids of the
-    family's special tokens by name under `special`.
-    """
+def make_text_states(form: PromptForm, prompts: Sequence[PromptRequest]) -> list[TextState]:
+    """The texts of a request, each in the state before its first token is drawn. form: the
+    family's."""
     return [
         TEXT_STATES[form.kind](
             number=text["number"],
             tokens=text["tokens"],
             limit=text["limit"],
             ends=frozenset(text["ends"]),
-            start=text["special"].get(form.start, 0),
+            start=0 if form.start is None else text["special"].get(form.start, 0),
             masks=text["masks"],
         )
-        for text in asked
+        for text in prompts
     ]

@@ -21,7 +21,7 @@ from mpctl.families.parts import padded
 from mpctl.kernels.parameters import initialise
 from mpctl.runtime.sampling.decoders import make_decoder
 from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
-from mpctl.runtime.sampling.loop import fill_masks, generate
+from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate
 from mpctl.runtime.sampling.texts import TextState, make_text_states
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.prompt import PromptForm
@@ -60,6 +60,10 @@ def build(
     )  # fmt: skip
     initialise(module, 7)
     return module, model
+
+
+def loaded_model(kind: str, group: Group) -> LoadedModel:
+    return LoadedModel(*build(kind, group, torch.float32), group, CPU)
 
 
 def asked(kind: str, lengths: tuple[int, ...], limit: int = 6) -> list[dict[str, Any]]:
@@ -104,10 +108,10 @@ def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps:
     module, model = build(kind, group)
     texts = make_text_states(form_of(family_of(kind)), asked(kind, lengths, steps))
     decoder, draw = make_decoder(module, CPU), TokenSampler(temperature=1.0, seed=11)
-    fed = [[text.first()] for text in texts]
+    fed = [[text.initial_fields()] for text in texts]
     worst = 0.0
     with torch.inference_mode():
-        local = decoder.begin(texts)
+        local = decoder.prefill(texts)
         for place in range(steps):
             whole = gather_logits(local, group, vocab=model.vocab, padded=padded(model, group))
             for row, text in enumerate(texts):
@@ -115,9 +119,9 @@ def largest_difference(kind: str, group: Group, lengths: tuple[int, ...], steps:
                 worst = max(worst, float((whole[row] - full).abs().max()))
             tokens, _ = draw(whole, [text.number for text in texts], place)
             for text, token, held in zip(texts, tokens.tolist(), fed, strict=True):
-                text.take(min(token, 50))  # so that no text ends
-                held.append(text.following())
-            local = decoder.go_on([held[-1] for held in fed])
+                text.append(min(token, 50))  # so that no text ends
+                held.append(text.next_fields())
+            local = decoder.decode([held[-1] for held in fed])
     return worst
 
 
@@ -143,14 +147,14 @@ def drawn(
     kind: str, group: Group, lengths: tuple[int, ...] = (9, 4, 13), first: int = 0, **settings: Any
 ) -> list[list[int]]:
     """Tokens by text: text `first + i` is the i-th of these."""
-    module, model = build(kind, group, torch.float32)
+    loaded = loaded_model(kind, group)
     texts = make_text_states(form_of(family_of(kind)), asked(kind, lengths))
     for text in texts:
         text.number += first
     work = fill_masks if kind == "bert" else generate
     draw = TokenSampler(**{"temperature": 0.8, "top_k": 30, "top_p": 0.95, "seed": 5, **settings})
     found: list[list[int]] = [[] for _ in texts]
-    for chosen in work(module, model, group, texts, draw, device=CPU):
+    for chosen in work(loaded, texts, draw):
         for one in chosen:
             found[one.text - first].append(one.token)
     return found
@@ -167,13 +171,13 @@ def test_two_ranks_decode_and_draw_as_one() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
     together = drawn(kind, Group())
-    module, model = build(kind, Group(), torch.float32)
+    loaded = loaded_model(kind, Group())
     work = fill_masks if kind == "bert" else generate
     draw = TokenSampler(temperature=0.8, top_k=30, top_p=0.95, seed=5)
     for number, text in enumerate(asked(kind, (9, 4, 13))):
         (only,) = make_text_states(form_of(family_of(kind)), [text])
         chosen = [
-            one.token for step in work(module, model, Group(), [only], draw, device=CPU)
+            one.token for step in work(loaded, [only], draw)
             for one in step
         ]  # fmt: skip
         assert chosen == together[number]
@@ -185,13 +189,13 @@ def test_a_text_does_not_depend_on_its_batch(kind: str) -> None:
 
 def test_a_text_ends_at_its_limit_or_at_an_end_token() -> None:
     (text,) = make_text_states(form_of("gpt"), asked("gpt", (3,), limit=2))
-    text.take(5)
-    assert (text.finish, text.following()) == (None, {"tokens": [5], "positions": [3]})
-    text.take(6)
-    assert (text.finish, text.written) == ("length", 2)
+    text.append(5)
+    assert (text.finish, text.next_fields()) == (None, {"tokens": [5], "positions": [3]})
+    text.append(6)
+    assert (text.finish, text.num_written) == ("length", 2)
     (text,) = make_text_states(form_of("gpt"), asked("gpt", (3,)))
-    text.take(END)
-    assert (text.finish, text.written) == ("end-of-text", 0)
+    text.append(END)
+    assert (text.finish, text.num_written) == ("end-of-text", 0)
 
 
 def test_blanks_are_filled_in_order_as_the_module_docstring_says() -> None:
@@ -199,15 +203,15 @@ def test_blanks_are_filled_in_order_as_the_module_docstring_says() -> None:
     told = {"number": 0, "tokens": [1, 59, 4, 59], "limit": 3, "ends": [END], "special": SPECIAL,
             "masks": [1, 3]}  # fmt: skip
     (text,) = make_text_states(form_of("glm"), [told])
-    assert text.first() == {"tokens": [1, 59, 4, 59, 58], "positions": [0, 1, 2, 3, 1],
+    assert text.initial_fields() == {"tokens": [1, 59, 4, 59, 58], "positions": [0, 1, 2, 3, 1],
                             "blocks": [0, 0, 0, 0, 1]}  # fmt: skip
     fed = []
     for token in (2, 3, END, 7, 8):
-        text.take(token)
-        fed.append([*(v[0] for v in text.following().values())])
+        text.append(token)
+        fed.append([*(v[0] for v in text.next_fields().values())])
     assert fed == [[2, 1, 2], [3, 1, 3], [58, 3, 1], [7, 3, 2], [8, 3, 3]]
     assert text.finish is None
-    text.take(9)
+    text.append(9)
     assert text.finish == "length"
 
 
