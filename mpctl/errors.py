@@ -63,10 +63,10 @@ class Issue:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Values of one setting, each of which mends an issue.
+    """Values of one setting, each of which would make the input legal.
 
-    noun: what stands before the values in a hint, `tp`; near: the value that is wrong, by which the
-    nearest are told first; also: settings that have to change with it.
+    noun: the word before the values in a hint, `tp`. near: the wrong value; the values nearest to
+    it are offered first. also: settings that have to change together with this one.
     """
 
     setting: str
@@ -78,7 +78,7 @@ class Offer:
 
     @property
     def by_nearness(self) -> list[int | str]:
-        """The values, those nearest to the wrong one first where there is one."""
+        """The values; where the wrong value is known, the nearest to it come first."""
         near = self.near
         if near is None:
             return list(self.values)
@@ -102,6 +102,7 @@ class InputError(MpctlError):
 
     @classmethod
     def of(cls, rule: str, where: str, message: str, hint: str = "") -> InputError:
+        """An error of a single issue, whose fields these are."""
         return cls([Issue(rule, where, message, hint)])
 
 

@@ -30,6 +30,11 @@ AXIS_OF_DIM = {
 
 
 def divisors(number: int) -> list[int]:
+    """Every whole number that divides `number`, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
     small = [k for k in range(1, int(number**0.5) + 1) if number % k == 0]
     return sorted({*small, *(number // k for k in small)})
 

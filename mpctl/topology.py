@@ -118,6 +118,7 @@ class Topology:
 
     @cached_property
     def world_size(self) -> int:
+        """Number of ranks."""
         return prod(self.sizes.values())
 
     @cached_property
@@ -131,6 +132,7 @@ class Topology:
 
     @property
     def nodes(self) -> int:
+        """Number of nodes that the ranks fill; the last one may be filled in part."""
         return -(-self.world_size // self.gpus_per_node)
 
     def coords(self, rank: int) -> dict[str, int]:
