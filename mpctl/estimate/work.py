@@ -208,7 +208,7 @@ class OperatorTimer:
         """Forward, dX and dW; fp8 casts the operands of linear layers first."""
         operators, needs = self.profile.operators, flow.needs[product.name]
         m, k, n = self._shape(product, flow.part.weights)
-        is_fp8 = self.job.training.dtype == "fp8" and product.part != "head"
+        is_fp8 = self.job.training.dtype == "fp8" and not product.is_head
         rates, width = (self.speed.linear, 1) if is_fp8 else (self.speed.other, self.width)
         casts = operators.cast_bytes * is_fp8 / self.speed.bandwidth
         work.forward += product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + n)

@@ -65,6 +65,6 @@ def build_module(
     backend: the kernels that its attention and norms call (kernels/backend.py)."""
     if held is None:
         table = get_table(model, tp=group.size)
-        held = table.held([(0, table.layers)])
+        held = table.stage_slices([(0, table.layers)])
     place = ShardContext(group, cp, sequence_parallel, dtype, device, backend)
     return get_implementation(model.family).module(model, training, place, *held)

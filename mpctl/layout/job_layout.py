@@ -115,7 +115,7 @@ class JobLayout:
         return self._slices(stage, self.stages[stage])
 
     def _slices(self, stage: int, spans: tuple[Span, ...] | list[Span]) -> list[StageSlice]:
-        return self.table.held(spans, is_first=stage == 0, is_last=stage == self.last_stage)
+        return self.table.stage_slices(spans, is_first=stage == 0, is_last=stage == self.last_stage)
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""

@@ -13,7 +13,8 @@ from mpctl.spec.model import ModelSpec
 
 
 def self_attention(hidden: Dims) -> tuple[MatMul, ...]:
-    """Over hidden states of these dimensions, (batch, a sequence, hidden)."""
+    """The two products of self-attention over hidden states of these dimensions: (batch, a
+    sequence, hidden)."""
     heads = (*hidden[:-1], "heads")
     return (
         MatMul("attention.qkv", "attention", hidden, ("hidden", "heads"), heads),
@@ -22,6 +23,7 @@ def self_attention(hidden: Dims) -> tuple[MatMul, ...]:
 
 
 def mlp(hidden: Dims) -> tuple[MatMul, ...]:
+    """The two products of an MLP; a gated one has twice the columns in the first."""
     ffn = (*hidden[:-1], "ffn")
     return (
         MatMul("mlp.up", "mlp", hidden, ("hidden", "ffn"), ffn),
@@ -30,19 +32,20 @@ def mlp(hidden: Dims) -> tuple[MatMul, ...]:
 
 
 def lookup(hidden: Dims) -> MatMul:
-    """Of words: the product of one-hot rows with the word table."""
+    """The lookup of words: the product of one-hot rows with the word table."""
     rows = (*hidden[:-1], "vocab")
     return MatMul("embedding.word", "embedding", rows, ("vocab", "hidden"), hidden, False, True)
 
 
 def head(hidden: Dims, *, tied: bool) -> MatMul:
-    """Logits, by the word table or by one of its own."""
+    """The logits: hidden states times the word table, or a table of the head's own."""
     logits, table = (*hidden[:-1], "vocab"), "embedding.word" if tied else "head"
-    return MatMul("head", "head", hidden, ("vocab", "hidden"), logits, table=table)
+    weight = ("vocab", "hidden")
+    return MatMul("head", "head", hidden, weight, logits, table=table, is_head=True)
 
 
 def word_table(model: ModelSpec, *, tp: int, name: str = "embedding.word") -> ParameterSpec:
-    """[v, h], padded as tp asks."""
+    """The word table [v, h], v padded to a multiple of the model's divisor x tp."""
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     return ParameterSpec(f"{name}.weight", (vocab, model.hidden), ("vocab", "hidden"))
 
@@ -54,6 +57,7 @@ def final_norm_saved(model: ModelSpec, hidden: Dims) -> tuple[SavedTensor, ...]:
 
 
 def norm_weights(name: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    """Scale [h] and, for layernorm, bias [h]."""
     weight = ParameterSpec(f"{name}.weight", (model.hidden,), ("hidden",))
     bias = ParameterSpec(f"{name}.bias", (model.hidden,), ("hidden",))
     return (weight, bias) if model.norm == "layernorm" else (weight,)
@@ -62,7 +66,7 @@ def norm_weights(name: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
 def linear_weights(
     name: str, outputs: tuple[str, int], inputs: tuple[str, int], *, bias: bool
 ) -> tuple[ParameterSpec, ...]:
-    """[out, in] and, with bias, [out], by (dimension, size) of each side."""
+    """Weight [out, in] and, with bias, [out]; outputs, inputs: (name, size) of each dimension."""
     weight = ParameterSpec(f"{name}.weight", (outputs[1], inputs[1]), (outputs[0], inputs[0]))
     return (
         (weight, ParameterSpec(f"{name}.bias", (outputs[1],), (outputs[0],))) if bias else (weight,)
@@ -70,6 +74,7 @@ def linear_weights(
 
 
 def attention_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    """Norm, fused q | k | v and output of a layer's self-attention."""
     hidden, width = ("hidden", model.hidden), model.heads * model.head_size
     fused = width + 2 * model.kv_heads * model.head_size
     return (
@@ -80,6 +85,7 @@ def attention_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
 
 
 def mlp_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    """Norm, up and down of a layer's MLP; gate and up are fused."""
     hidden, inner = ("hidden", model.hidden), model.ffn * (2 if model.gated else 1)
     return (
         *norm_weights("mlp_norm", model),

@@ -33,7 +33,11 @@ IsFrozen = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class GradFlow:
-    """What backward computes of one part. after: whether its result needs a gradient."""
+    """What backward computes of one layer or end.
+
+    part: its products and parameters. needs: gradients by the product's name. trained: parameters
+    that are not frozen. after: whether the gradient of its result is needed.
+    """
 
     part: OperatorGroup
     needs: Mapping[str, GradNeeds]
@@ -43,8 +47,11 @@ class GradFlow:
 
 @dataclass(frozen=True, slots=True)
 class StackGradFlow:
-    """Of a stack: its ends, and its layers in runs that are alike, which share a Flow with other
-    runs of their kind. shared: the trained ones."""
+    """What backward computes of a stack.
+
+    entry, exit: of its ends. runs: of its layers, in ranges that are alike; ranges of one kind
+    share one GradFlow object. shared: the trained ones of the parameters that all layers share.
+    """
 
     entry: GradFlow
     runs: tuple[tuple[range, GradFlow], ...]
@@ -53,11 +60,11 @@ class StackGradFlow:
 
     @property
     def last(self) -> GradFlow | None:
-        """The last layer's."""
+        """The gradient flow of the last layer; None in a stack without layers."""
         return self.runs[-1][1] if self.runs else None
 
     def blocks(self, layers: range) -> list[tuple[int, GradFlow]]:
-        """How many of these layers are of each kind."""
+        """(how many of these layers, their gradient flow) for each kind of layer."""
         counts: dict[int, int] = {}
         for run, flow in self.runs:
             met = min(run.stop, layers.stop) - max(run.start, layers.start)
@@ -67,7 +74,7 @@ class StackGradFlow:
 
 
 def frozen_by(patterns: Sequence[str]) -> IsFrozen:
-    """Whether a parameter's global name matches any of the patterns, case and all."""
+    """A test whether a parameter's global name matches any of the patterns, case-sensitively."""
     if not patterns:
         return lambda name: False
     match = re.compile("|".join(map(translate, patterns))).match
@@ -75,8 +82,9 @@ def frozen_by(patterns: Sequence[str]) -> IsFrozen:
 
 
 def find_flows(stacks: Sequence[LayerStack], freeze: Sequence[str]) -> tuple[StackGradFlow, ...]:
-    """Of each stack of a model, in the order of the data."""
-    is_frozen, found, source = frozen_by(freeze), [], False
+    """The gradient flow of each stack of a model, in the order of the data."""
+    is_frozen, source = frozen_by(freeze), False
+    flows: list[StackGradFlow] = []
     for stack in stacks:
         shared = _trained(stack.shared, is_frozen)
         entry = _walk(stack.entry, _trained(stack.entry.weights, is_frozen), before=False)
@@ -84,9 +92,9 @@ def find_flows(stacks: Sequence[LayerStack], freeze: Sequence[str]) -> tuple[Sta
         runs = tuple(_runs(walk, is_frozen if freeze else None, before=entry.after))
         before = runs[-1][1].after if runs else entry.after
         exit_ = _walk(stack.exit, _trained(stack.exit.weights, is_frozen), before=before)
-        found.append(StackGradFlow(entry, runs, exit_, shared))
+        flows.append(StackGradFlow(entry, runs, exit_, shared))
         source = exit_.after
-    return tuple(found)
+    return tuple(flows)
 
 
 def _trained(
@@ -97,7 +105,11 @@ def _trained(
 
 @dataclass(frozen=True, slots=True)
 class _LayerWalk:
-    """source: whether what the stack before gave needs a gradient; joins: the shared bias."""
+    """Finds the gradient flow of a layer of a stack.
+
+    source: whether the result of the stack before needs a gradient. joins: whether a trained bias
+    of all layers joins the attention scores.
+    """
 
     stack: LayerStack
     source: bool
@@ -115,30 +127,37 @@ class _LayerWalk:
 def _runs(
     walk: _LayerWalk, is_frozen: IsFrozen | None, *, before: bool
 ) -> Iterator[tuple[range, GradFlow]]:
-    """Layers that train the same and whose inputs need the same, together; None: all of them."""
+    """Ranges of layers that train the same parameters and whose inputs need the same gradients.
+
+    is_frozen None: nothing is frozen, and all layers are alike.
+    """
     stack, weights = walk.stack, walk.stack.block.weights
     if is_frozen is None:
         yield range(stack.layers), walk(weights, before=True)
         return
     kinds: dict[tuple[tuple[ParameterSpec, ...], bool], GradFlow] = {}
-    found: list[GradFlow] = []
+    flows: list[GradFlow] = []
     for layer in range(stack.layers):
         kind = _trained(weights, is_frozen, f"{stack.prefix}.{layer}."), before
         if kind not in kinds:
             kinds[kind] = walk(kind[0], before=before)
-        found.append(kinds[kind])
-        before = found[-1].after
-    for _, run in groupby(range(stack.layers), key=lambda layer: id(found[layer])):
-        held = list(run)
-        yield range(held[0], held[-1] + 1), found[held[0]]
+        flows.append(kinds[kind])
+        before = flows[-1].after
+    for _, run in groupby(range(stack.layers), key=lambda layer: id(flows[layer])):
+        layers = list(run)
+        yield range(layers[0], layers[-1] + 1), flows[layers[0]]
 
 
 def _walk(
     part: OperatorGroup, trained: tuple[ParameterSpec, ...], *, before: bool, source: bool = False,
     foreign: Collection[str] = (), joins: bool = False,
 ) -> GradFlow:  # fmt: skip
-    """before: whether the stream needs a gradient where it enters; foreign: products that read the
-    source instead; joins: a trained bias meets the first product's result."""
+    """The gradient flow of a part, found along the order of the data.
+
+    before: whether the residual stream needs a gradient where it enters. source: whether the result
+    of the stack before does. foreign: names of products that read that result. joins: whether a
+    trained bias is added behind the first product.
+    """
     names, stream = {weight.name for weight in trained}, before
     products = {product.parameter: product for product in part.products}
     needs: dict[str, GradNeeds] = {}

@@ -1,17 +1,18 @@
 """A model's matrix products and parameters by named dimensions, without torch.
 
-What is split follows from the sharding law; which collectives a product needs follows from the
-contraction law, applied three times:
+What is split follows from the sharding law (sharding.py alone maps a dimension to an axis, so a
+tensor axis that factors into several is a change there); which collectives a product needs follows
+from the contraction law, applied three times:
 
     forward  Y = X W      contracts what X and W share and Y lacks
     dX = dY W^T           contracts what Y and W share and X lacks
     dW = X^T dY           contracts what X and Y share and W lacks (batch: once a step, over dp)
 
 A reduced product is a row-parallel one and sends its result; a column-parallel one sends its input.
-What backward does not compute (dX or dW of what is frozen) it does not send: gradients.py.
+What backward does not compute (dX or dW of what is frozen) it does not send: grad_flow.py.
 
->>> qkv = Product("qkv", "attention", ("batch", "seq", "hidden"), ("hidden", "heads"),
-...               ("batch", "seq", "heads"))
+>>> qkv = MatMul("qkv", "attention", ("batch", "seq", "hidden"), ("hidden", "heads"),
+...              ("batch", "seq", "heads"))
 >>> qkv.forward_axes, qkv.backward_axes          # column-parallel: f, all-reduced backward
 ((), ('tp',))
 >>> qkv.message
@@ -40,6 +41,7 @@ class ParameterSpec:
 
     @cached_property
     def numel(self) -> int:
+        """Elements of the whole parameter."""
         return prod(self.shape)
 
     @cached_property
@@ -48,12 +50,13 @@ class ParameterSpec:
         return any(AXIS_OF_DIM.get(dim) == "tp" for dim in self.dims)
 
     def local_numel(self, tp: int) -> int:
+        """Elements of it on each of tp ranks."""
         return self.numel // tp if self.is_split else self.numel
 
 
 @dataclass(frozen=True, slots=True)
 class CollectivePhases:
-    """Kinds of collectives in the order in which they happen."""
+    """Kinds of collectives of a product, such as `all_reduce`, in the order of their happening."""
 
     forward: tuple[str, ...]
     backward: tuple[str, ...]
@@ -61,7 +64,10 @@ class CollectivePhases:
 
 @dataclass(frozen=True, slots=True)
 class GradNeeds:
-    """Which gradients backward computes at Y = X W + b; y: any at all, at or before it."""
+    """Which gradients backward computes at Y = X W + b.
+
+    x: dX. w: dW. y: any gradient at all, of this product or of what lies before it.
+    """
 
     x: bool = True
     w: bool = True
@@ -72,8 +78,11 @@ class GradNeeds:
 class MatMul:
     """A matrix product Y = X W by the names of its dimensions.
 
-    A table lookup is the product of one-hot rows with the table; it has no input gradient. table:
-    the module whose weight it multiplies by, where that is another's (a tied head).
+    part: the heading under which reports count it. reads, weight, writes: the dimensions of X, W
+    and Y. input_gradient: whether X can have a gradient. is_lookup: whether it is the lookup of
+    rows in a table, which counts as the product of one-hot rows with it and computes nothing.
+    table: the module whose weight it multiplies by, where that is another's (a tied head). is_head:
+    whether it belongs to an output head, which low-precision training leaves in its wider dtype.
     """
 
     name: str
@@ -84,37 +93,42 @@ class MatMul:
     input_gradient: bool = True
     is_lookup: bool = False
     table: str = ""
+    is_head: bool = False
 
     @property
     def parameter(self) -> str:
+        """Name of W."""
         return f"{self.table or self.name}.weight"
 
     @property
     def bias(self) -> str:
+        """Name of b, which is there where the model has biases."""
         return f"{self.name}.bias"
 
     @property
     def rows(self) -> Dims:
-        """Dimensions of X that W does not meet: one row of X each."""
+        """The dimensions of X that W does not contract; a row of X for each of their elements."""
         return tuple(dim for dim in self.reads if dim in self.writes)
 
     @property
     def forward_axes(self) -> tuple[str, ...]:
+        """Axes over which forward leaves partial sums: those of contracted dimensions."""
         return reduced_axes((set(self.reads) & set(self.weight)) - set(self.writes))
 
     @property
     def backward_axes(self) -> tuple[str, ...]:
+        """Axes over which dX = dY W^T leaves partial sums."""
         if not self.input_gradient:
             return ()
         return reduced_axes((set(self.writes) & set(self.weight)) - set(self.reads))
 
     @property
     def message(self) -> Dims:
-        """Of what it sends over tp, forward or backward: the unsplit side."""
+        """Dimensions of the tensor that it sends over tp, forward or backward: its unsplit side."""
         return self.writes if "tp" in self.forward_axes else self.reads
 
     def collectives(self, *, sequence_parallel: bool, needs: GradNeeds) -> CollectivePhases:
-        """Over tp, of one message each.
+        """The collectives over tp that forward and backward need, each of one `message`.
 
         Sequence parallelism splits an all-reduce into its two phases and moves one to the other
         side; a column product gathers its input again for dW (arXiv 2205.05198, section 4.2.2).
@@ -174,8 +188,14 @@ class OperatorGroup:
 class LayerStack:
     """Equal layers in a row, with what stands before the first and after the last of them.
 
-    Names in `block` are relative to `{prefix}.N.`, where layers count from 0 in each stack. shared:
-    parameters that every stage with a layer of the stack holds (a bias that all layers add).
+    prefix: of parameter names; those in `block` are relative to `{prefix}.N.`, where layers count
+    from 0 in each stack. block: one layer. cores: its attentions, the first over its own hidden
+    states. entry, exit: embedding and head, or nothing. shared: parameters that every stage with a
+    layer of the stack holds (a bias that all layers add).
+
+    Layers of two kinds, such as a mixture of experts in every k-th layer, would make `block` a
+    function of the layer's number, with one OperatorGroup for each kind: the runs of alike layers
+    in grad_flow.py already carry their own group and count, and everything that counts asks them.
     """
 
     prefix: str

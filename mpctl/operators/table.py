@@ -1,8 +1,8 @@
 """The operator table: a model as stacks of equal layers and their ends, without torch.
 
 The planner counts it and tests hold the built module against it: same parameter names, same local
-shapes, same collectives, byte by byte (products.py). With patterns of frozen parameters it also
-knows which gradients each layer and end still computes (gradients.py).
+shapes, same collectives, byte by byte (matmul.py). With patterns of frozen parameters it also knows
+which gradients each layer and end still computes (grad_flow.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class StageSlice:
-    """What a stage has of one stack."""
+    """What a pipeline stage has of one stack.
+
+    layers: numbers within the stack. has_entry, has_exit: whether the stack's ends are here.
+    """
 
     stack: LayerStack
     flow: StackGradFlow
@@ -30,15 +33,16 @@ class StageSlice:
 
     @property
     def ends(self) -> tuple[GradFlow, ...]:
-        """Entry and exit, where they are here."""
+        """The gradient flow of the entry and of the exit, where they are here."""
         return (self.flow.entry,) * self.has_entry + (self.flow.exit,) * self.has_exit
 
     @property
     def blocks(self) -> list[tuple[int, GradFlow]]:
-        """How many layers are here of each kind."""
+        """(number of layers here, their gradient flow) for each kind of layer."""
         return self.flow.blocks(self.layers)
 
     def end_weights(self, *, trained_only: bool = False) -> tuple[ParameterSpec, ...]:
+        """Parameters of the ends and, where layers are here, those that all layers share."""
         shared = self.flow.shared if trained_only else self.stack.shared
         ends = (end.trained if trained_only else end.part.weights for end in self.ends)
         return (*(w for weights in ends for w in weights), *(shared if self.layers else ()))
@@ -63,11 +67,13 @@ class OperatorTable:
 
     @property
     def layers(self) -> int:
+        """Layers of all stacks together."""
         return sum(stack.layers for stack in self.stacks)
 
     def boundary(self, layer: int) -> tuple[Dims, ...]:
-        """The tensors between layer - 1 and `layer`, which a stage that ends there hands over: the
-        hidden states and, inside a stack that is not the first, the result of the one before.
+        """Dimensions of the tensors between layer - 1 and `layer`, which a stage that ends there
+        sends on: the hidden states and, inside a stack that is not the first, the result of the
+        stack before.
 
         By hand, T5 of 2 and 2 layers: one tensor of the encoder's at 1 and 2, two at 3.
         """
@@ -78,52 +84,55 @@ class OperatorTable:
         )
 
     def boundary_needs(self, layer: int) -> tuple[bool, ...]:
-        """Of each of them, whether its gradient is sent back: where anything trained lies before
-        it, whatever the gradient's value."""
+        """For each tensor of `boundary`, whether its gradient is sent back: where anything trained
+        lies before it, whatever the gradient's value."""
         at, before = self._at(layer)
         met = (_after(self.flows[at], before),) if before or not at else ()
         return (*met, *(flow.exit.after for flow in self.flows[max(at - 1, 0) : at]))
 
     def _at(self, layer: int) -> tuple[int, int]:
-        """The stack of `layer`, and how many layers of it lie before; behind the last, the last."""
+        """(number of the stack that `layer` lies in, layers of that stack before it); of the number
+        behind the last layer, the last stack."""
         for at, stack in enumerate(self.stacks[:-1]):
             if layer < stack.layers:
                 return at, layer
             layer -= stack.layers
         return len(self.stacks) - 1, layer
 
-    def held(
+    def stage_slices(
         self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
     ) -> list[StageSlice]:
-        """What a stage of these layers has, a Held for each stack and span that meet.
+        """What a stage of these layers has: a slice for each stack and span that meet.
 
-        is_first, is_last: pipeline ends have the model's ends even where they have no layer.
+        spans: [start, stop) in the numbering through all stacks. is_first, is_last: whether it is
+        the first or last stage of the pipeline, which has the model's ends even without a layer.
         """
         return [
-            found for start, stop in spans
-            for found in self._in_span(start, stop, is_first=is_first, is_last=is_last)
-        ]  # fmt: skip
+            stage_slice
+            for start, stop in spans
+            for stage_slice in self._in_span(start, stop, is_first=is_first, is_last=is_last)
+        ]
 
     def _in_span(
         self, start: int, stop: int, *, is_first: bool, is_last: bool
     ) -> Iterator[StageSlice]:
         offset = 0
         for stack, flow in zip(self.stacks, self.flows, strict=True):
-            own = range(max(start - offset, 0), min(stop - offset, stack.layers))
-            has_entry = is_first and start == 0 if stack is self.stacks[0] else 0 in own
+            layers = range(max(start - offset, 0), min(stop - offset, stack.layers))
+            has_entry = is_first and start == 0 if stack is self.stacks[0] else 0 in layers
             is_end = stack is self.stacks[-1]
-            has_exit = is_last and stop == self.layers if is_end else stack.layers - 1 in own
-            if own or has_entry or has_exit:
-                yield StageSlice(stack, flow, own, has_entry, has_exit)
+            has_exit = is_last and stop == self.layers if is_end else stack.layers - 1 in layers
+            if layers or has_entry or has_exit:
+                yield StageSlice(stack, flow, layers, has_entry, has_exit)
             offset += stack.layers
 
     def stage_weights(
         self, spans: Sequence[Span], *, is_first: bool = True, is_last: bool = True
     ) -> Iterator[ParameterSpec]:
-        """Every parameter of a stage by its full name, once."""
+        """Every parameter of a stage by its full name, once; arguments as for stage_slices."""
         seen: set[str] = set()
-        for held in self.held(spans, is_first=is_first, is_last=is_last):
-            for weight in _named(held):
+        for stage_slice in self.stage_slices(spans, is_first=is_first, is_last=is_last):
+            for weight in _named(stage_slice):
                 if weight.name not in seen:
                     seen.add(weight.name)
                     yield weight
@@ -135,8 +144,8 @@ class OperatorTable:
     @cached_property
     def numel(self) -> int:
         """Parameters of the whole model, padding included, each once."""
-        held = self.held([(0, self.layers)])
-        ends = {w.name: w.numel for part in held for w in part.end_weights()}
+        slices = self.stage_slices([(0, self.layers)])
+        ends = {w.name: w.numel for part in slices for w in part.end_weights()}
         blocks = (s.layers * sum(w.numel for w in s.block.weights) for s in self.stacks)
         return sum(ends.values()) + sum(blocks)
 
@@ -147,14 +156,14 @@ def _after(flow: StackGradFlow, layers: int) -> bool:
     return next(runs).after if layers else flow.entry.after
 
 
-def _named(held: StageSlice) -> Iterator[ParameterSpec]:
-    stack = held.stack
-    if held.has_entry:
+def _named(stage_slice: StageSlice) -> Iterator[ParameterSpec]:
+    stack = stage_slice.stack
+    if stage_slice.has_entry:
         yield from stack.entry.weights
-    if held.layers:
+    if stage_slice.layers:
         yield from stack.shared
-    for layer in held.layers:
+    for layer in stage_slice.layers:
         for weight in stack.block.weights:
             yield ParameterSpec(f"{stack.prefix}.{layer}.{weight.name}", weight.shape, weight.dims)
-    if held.has_exit:
+    if stage_slice.has_exit:
         yield from stack.exit.weights

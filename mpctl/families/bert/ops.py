@@ -37,7 +37,9 @@ from mpctl.spec.model import ModelSpec
 HIDDEN: Dims = ("batch", "seq", "hidden")
 FIRST: Dims = ("batch", "hidden")
 BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
-TRANSFORM = MatMul("transform", "head", HIDDEN, ("hidden", "features"), (*HIDDEN[:2], "features"))
+TRANSFORM = MatMul(
+    "transform", "head", HIDDEN, ("hidden", "features"), (*HIDDEN[:2], "features"), is_head=True
+)
 POOLER = MatMul("pooler", "next", FIRST, ("hidden", "features"), ("batch", "features"))
 NEXT = MatMul("next", "next", POOLER.writes, ("features", "classes"), ("batch", "classes"))
 CLASSES = 2
