@@ -23,8 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mpctl.kernels.config import AttentionConfig, LayerConfig, MLPConfig
 from mpctl.kernels.layer import ParallelTransformerLayer
 from mpctl.kernels.parameters import initialise
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Group
 from mpctl.transport.segment import open_segment
 from mpctl.transport.shared import Exchange
@@ -69,8 +71,9 @@ def dtensor_blocks(size: int) -> nn.Module:
 
 
 def our_blocks(group: Group) -> nn.Module:
+    config = LayerConfig(AttentionConfig(HIDDEN, HEADS), MLPConfig(HIDDEN, 4 * HIDDEN))
     made = (
-        ParallelTransformerLayer(HIDDEN, HEADS, 4 * HIDDEN, group=group, site=f"layers.{n}")
+        ParallelTransformerLayer(config, ShardContext(tp=group), f"layers.{n}")
         for n in range(LAYERS)
     )
     blocks = nn.Sequential(*made)

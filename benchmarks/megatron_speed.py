@@ -17,9 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mpctl.kernels.config import MLPConfig
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import VocabParallelEmbedding
 from mpctl.kernels.mlp import ParallelMLP
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Group
 from tests import megatron
 from tests.ranks import run_ranks
@@ -38,7 +40,7 @@ def contenders(rank: int, size: int) -> dict[str, dict[str, Step]]:
     logits = torch.randn(BATCH, SEQ, VOCAB // size, requires_grad=True)
     modules: dict[str, dict[str, nn.Module]] = {
         "MLP": {
-            "ours": _filled(ParallelMLP(HIDDEN, FFN, group=group)),
+            "ours": _filled(ParallelMLP(MLPConfig(HIDDEN, FFN), ShardContext(tp=group))),
             "theirs": _filled(megatron.TheirMLP(HIDDEN, FFN, **place)),
         },
         "word table": {

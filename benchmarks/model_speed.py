@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import initialise
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -162,10 +163,7 @@ def our_step(
     shape: str, group: Group, tokens: Tensor, targets: Tensor, dtype: torch.dtype
 ) -> tuple[nn.Module, Step]:
     model = ModelSpec(**settings(shape))
-    module = build_module(
-        model, TrainingSpec(), group=group, cp=Group(name="cp"), sequence_parallel=False,
-        dtype=dtype, device=torch.device("cpu"),
-    )  # fmt: skip
+    module = build_module(model, TrainingSpec(), ShardContext(group, dtype=dtype))
     initialise(module, 1)
     batch = Batch(torch.arange(BATCH), {"tokens": tokens, "targets": targets})
 

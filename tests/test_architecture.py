@@ -55,7 +55,9 @@ TOP_LEVEL = {
 FUNCTION_P95, FUNCTION_MAX, FILE_MAX = 20, 92, 320
 # torch is imported here, and in the modules of families; the planning half never gets there.
 TORCH_ROOMS = {"transport", "kernels", "data", "weights", "runtime", "rehearsal"}
-TORCH_FILES = ("module", "batch", "modules", "parts", "samples", "implementation")  # of families
+TORCH_FILES = (  # of families
+    "module", "batch", "modules", "parts", "single_stack", "samples", "implementation",
+)  # fmt: skip
 LOOKS_INTO_TORCH = {"launch", "cli", "render"}  # in functions: before a run; a launch has no torch
 SEEN_BEFORE_A_RUN = {"data", "weights"}
 DRAWING = {"plotext", "matplotlib", "tensorboard"}  # imported where something is drawn or written

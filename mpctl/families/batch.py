@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import SampleSource
-from mpctl.kernels.cache import ContextCache, KeyValueCache
+from mpctl.kernels.cache import DecoderCaches
 from mpctl.kernels.counter_rng import CounterRNG
 
 
@@ -49,28 +49,23 @@ State = tuple[Tensor, ...]
 class FamilyModule(nn.Module):
     """What one rank has of a model: all of it, or what a pipeline stage holds."""
 
-    def advance(self, state: State, batch: Batch, noise: CounterRNG | None) -> State:
+    def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """What the stage before gave, () for the first -> what the stage behind needs; of the last
         one the loss alone. `OperatorTable.boundary` names the dimensions in between.
 
         The loss is the sum over the batch's samples of their mean losses, of which training sums
-        this rank's part; a scalar. noise None is no dropout.
+        this rank's part; a scalar. rng None is no dropout.
         """
         raise NotImplementedError
 
-    def forward(self, batch: Batch, noise: CounterRNG | None = None) -> Any:
+    def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Any:
         """Logits of this rank's words, [b, s/c, v_local], of a model in one stage."""
         raise NotImplementedError
 
-    def loss(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
+    def loss(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """The loss of a batch, by a model in one stage; a scalar, as `advance` gives it."""
-        (loss,) = self.advance((), batch, noise)
+        (loss,) = self.advance((), batch, rng)
         return loss
-
-
-DecoderCaches = tuple[KeyValueCache, ContextCache]
-"""Of one decoder layer: its self-attention's, and its cross attention's over the encoder's result.
-"""
 
 
 class EncoderDecoderModule(FamilyModule):
@@ -82,17 +77,17 @@ class EncoderDecoderModule(FamilyModule):
         """Layers of the decoder, each of which needs its caches."""
         raise NotImplementedError
 
-    def encoded(
-        self, state: State, batch: Batch, noise: CounterRNG | None, *, mask: Tensor | None = None
+    def encode(
+        self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None
     ) -> Tensor:
         """The encoder's result y [b, s, h] for `tokens` [b, s]; mask [b, 1, 1, s]: False at
         padding."""
         raise NotImplementedError
 
-    def continued(
+    def decode_step(
         self, batch: Batch, source: Tensor, caches: Sequence[DecoderCaches], *,
         mask: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Logits [b, v_local] behind the last of `decoder_tokens` [b, q], which follow those in
-        the caches, one pair a layer. source: y; mask as for `encoded`."""
+        the caches, one pair a layer. source: y; mask as for `encode`."""
         raise NotImplementedError

@@ -10,17 +10,13 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from mpctl.errors import InputError
 from mpctl.families import get_family, get_table
 from mpctl.families.batch import FamilyModule, Objective
-from mpctl.families.parts import ShardContext
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
-from mpctl.transport.group import Group
 
 
 @dataclass(frozen=True)
@@ -57,14 +53,18 @@ def get_implementation(name: str) -> FamilyImplementation:
 
 
 def build_module(
-    model: ModelSpec, training: TrainingSpec, *, group: Group, cp: Group, sequence_parallel: bool,
-    dtype: torch.dtype, device: torch.device, held: Sequence[StageSlice] | None = None,
-    backend: KernelBackend = TORCH_BACKEND,
-) -> FamilyModule:  # fmt: skip
-    """What a stage holds of the family's module, by default all of it; uninitialised.
-    backend: the kernels that its attention and norms call (kernels/backend.py)."""
-    if held is None:
-        table = get_table(model, tp=group.size)
-        held = table.stage_slices([(0, table.layers)])
-    place = ShardContext(group, cp, sequence_parallel, dtype, device, backend)
-    return get_implementation(model.family).module(model, training, place, *held)
+    model: ModelSpec,
+    training: TrainingSpec,
+    shard_context: ShardContext,
+    stage_slices: Sequence[StageSlice] | None = None,
+) -> FamilyModule:
+    """This rank's share of a pipeline stage's module, with uninitialised parameters.
+
+    shard_context: how it is cut, its dtype and device, and the kernels that it calls.
+    stage_slices: what the stage has of each stack of layers; by default all of the model.
+    """
+    if stage_slices is None:
+        table = get_table(model, tp=shard_context.tp.size)
+        stage_slices = table.stage_slices([(0, table.layers)])
+    implementation = get_implementation(model.family)
+    return implementation.module(model, training, shard_context, *stage_slices)

@@ -1,9 +1,9 @@
 """Self attention split by whole heads: softmax(scale Q K^T) V, then an output projection.
 
 Megatron-LM (arXiv 1909.08053, section 3, figure 3b): Q, K, V by columns, so a rank owns a/t heads
-and the core (context.py) needs no sync; the projection by rows. One all-reduce of b*s*h forward,
-one backward. Q, K and V are one product of fused parts [q | k | v]; 12 heads of 64 on t=4, rank 1:
-heads 3..6, columns 192..384 of each part.
+and the core (attention_core.py) needs no sync; the projection by rows. One all-reduce of b*s*h
+forward, one backward. Q, K and V are one product of fused parts [q | k | v]; 12 heads of 64 on
+t=4, rank 1: heads 3..6, columns 192..384 of each part.
 
 Fewer key-value heads than ranks (k < t, t = k*r): the projection stays split by columns, so that a
 rank holds d/r columns of a head, each weight is held once and gradients and norms need no care. Its
@@ -16,111 +16,76 @@ Letters: b batch, s sequence, h hidden, a heads, k key-value heads, d head size,
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.attention_core import AttentionCore
 from mpctl.kernels.cache import KeyValueCache
-from mpctl.kernels.context import WHOLE, AttentionCore, context_positions
+from mpctl.kernels.config import AttentionConfig
+from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
-from mpctl.kernels.parameters import Init
 from mpctl.kernels.regions import gather_sequence
-from mpctl.kernels.rotary import Rotary
-from mpctl.sharding import divisors, local_range, local_size, splits_kv_heads
-from mpctl.transport.group import Group
+from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.sharding import divisors, splits_kv_heads
 
 
 class ParallelSelfAttention(nn.Module):
-    """hidden [b, s/c, h] -> [b, s/c, h]; with sequence_parallel both are [b, s/(ct), h].
+    """hidden [b, s/c, h] -> [b, s/c, h]; with sequence parallelism both are [b, s/(ct), h].
 
-    kv_heads: fewer key and value heads, each shared by a/k queries (arXiv 2305.13245). site names
-    the place to the dropout mask, with the layer's global number. recompute_core: scores are not
-    kept for backward. cp: the group over which the sequence is split, scale: of the scores, by
-    default 1/sqrt(d) (context.py). Raises ValueError where heads or kv_heads cannot be split over
-    the group.
+    rng_site names the layer to the dropout mask, with the layer's global number. recompute: scores
+    are not kept for backward. Raises ValueError where heads or kv_heads cannot be split over
+    `shard_context.tp`.
     """
 
     def __init__(
         self,
-        hidden: int,
-        heads: int,
+        config: AttentionConfig,
+        shard_context: ShardContext,
+        rng_site: str,
         *,
-        group: Group,
-        site: str,
-        kv_heads: int | None = None,
-        head_dim: int | None = None,
-        dropout: float = 0.0,
-        causal: bool = True,
-        scale: float | None = None,
-        bias: bool = True,
-        rotary: Rotary | None = None,
-        recompute_core: bool = False,
-        sequence_parallel: bool = False,
-        cp: Group | None = None,
-        init_std: float = 0.02,
-        output_std: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        backend: KernelBackend = TORCH_BACKEND,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
-        kv_heads = heads if kv_heads is None else kv_heads
-        self.head_dim = local_size(hidden, parts=heads) if head_dim is None else head_dim
-        self.shared = local_size(heads, parts=kv_heads)
-        self.heads, self.kv_heads, self.group, self.rotary = heads, kv_heads, group, rotary
-        self.local_heads = local_range(heads, parts=group.size, index=group.rank)
-        _check_kv(heads, kv_heads, self.head_dim, group.size)
-        self.core = AttentionCore(
-            site, self.local_heads, dropout, causal, recompute_core, cp or WHOLE, scale, backend
-        )
-        inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
-        parts = (heads * self.head_dim, *[kv_heads * self.head_dim] * 2)
-        self.qkv = ColumnParallelLinear(
-            hidden,
-            sum(parts),
-            group=group,
-            parts=parts,
-            bias=bias,
-            sequence_parallel=sequence_parallel,
-            init=inner,
-            dtype=dtype,
-            device=device,
-        )
-        self.output = RowParallelLinear(
-            parts[0],
-            hidden,
-            group=group,
-            bias=bias,
-            sequence_parallel=sequence_parallel,
-            init=outer,
-            dtype=dtype,
-            device=device,
-        )
+        layers, d = shard_context.layers, config.head_size
+        self.config, self.shard_context = config, shard_context
+        self.core = AttentionCore.of(config, shard_context, rng_site, recompute=recompute)
+        self.local_heads = self.core.heads
+        _check_kv(config.heads, config.num_kv_heads, d, shard_context.tp.size)
+        parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
+        h, bias = config.hidden, config.bias
+        self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
+        self.output = layers.row_linear(parts[0], h, bias=bias, init=config.output_init)
 
     def forward(
-        self, hidden: Tensor, noise: CounterRNG | None = None, *, mask: Tensor | None = None,
-        bias: Tensor | None = None, positions: Positions | None = None,
+        self,
+        hidden: Tensor,
+        rng: CounterRNG | None = None,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        positions: Positions | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Tensor:  # fmt: skip
-        """mask, bias: see AttentionCore; they join `causal`. positions: of the rotary, [s/c] or
-        [b, s/c]; by default where the tokens stand. cache: hidden holds the s positions that follow
-        those in the cache, which gets theirs too; mask and bias are then [.., s, all positions]."""
+    ) -> Tensor:
+        """rng: draws dropout; None is no dropout. mask, bias: as AttentionCore's. positions:
+        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cache: of the
+        earlier positions; hidden holds the s positions behind them, whose keys and values are
+        added to it, and mask and bias are then [.., s, all positions]."""
         query, key, value = self._split(self.qkv(hidden))
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
-        if self.rotary is not None:
-            places = rows if positions is None else positions
-            query, key = self.rotary(query, key, self._positions(query, places))
+        if self.config.rotary is not None:
+            given = rows if positions is None else positions
+            rotated = self._local_positions(query) if given is None else given
+            query, key = self.config.rotary(query, key, rotated)
         if cache is not None:
-            key, value = cache.extended(key, value)
-        context = self.core(query, key, value, noise, mask=mask, bias=bias, rows=rows)
+            key, value = cache.append(key, value)
+        context = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)
         # [b, a/t, s, d] -> [b, s, a/t*d]
-        return self.output(context.transpose(1, 2).flatten(2))
+        output: Tensor = self.output(context.transpose(1, 2).flatten(2))
+        return output
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, kv = qkv.tensor_split((len(self.local_heads) * self.head_dim,), dim=-1)
-        if self.kv_heads < self.group.size:
+        query, kv = qkv.tensor_split((len(self.local_heads) * self.config.head_size,), dim=-1)
+        if self.config.num_kv_heads < self.shard_context.tp.size:
             key, value = self._gathered(kv)
         else:
             key, value = (self._by_head(part) for part in kv.chunk(2, dim=-1))
@@ -128,34 +93,33 @@ class ParallelSelfAttention(nn.Module):
 
     def _by_head(self, part: Tensor) -> Tensor:
         # [b, s, n*d] -> [b, n, s, d]
-        return part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
 
     def _gathered(self, kv: Tensor) -> tuple[Tensor, Tensor]:
         """A rank's columns of key and value -> 2 of [b, 1, s, d], the head of its queries."""
-        t = self.group.size
-        ranks = t // self.kv_heads
-        first = self.group.rank // ranks * ranks
+        tp = self.shard_context.tp
+        ranks = tp.size // self.config.num_kv_heads
+        first = tp.rank // ranks * ranks
         # [b, s, 2kd/t] -> [b, t*s, 2kd/t] -> [b, t, s, 2, kd/t]
-        columns = gather_sequence(kv, self.group).unflatten(1, (t, -1)).unflatten(-1, (2, -1))
+        columns = gather_sequence(kv, tp).unflatten(1, (tp.size, -1)).unflatten(-1, (2, -1))
         # -> [b, t/k, s, 2, kd/t] -> [2, b, s, t/k, kd/t] -> [2, b, 1, s, d]
-        own = columns[:, first : first + ranks].permute(3, 0, 2, 1, 4).flatten(-2)[:, :, None]
-        return own[0], own[1]
+        head = columns[:, first : first + ranks].permute(3, 0, 2, 1, 4).flatten(-2)[:, :, None]
+        return head[0], head[1]
 
-    def _positions(self, query: Tensor, given: Positions | None) -> Positions:
-        if given is not None:
-            return given
+    def _local_positions(self, query: Tensor) -> Positions:
         cp = self.core.cp
         return context_positions(query.shape[-2] * cp.size, cp.size, cp.rank, device=query.device)
 
     def extra_repr(self) -> str:
-        own = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"
-        local = max(1, self.kv_heads // self.group.size)
-        kv = f", {local} of {self.kv_heads} kv" if self.shared > 1 else ""
-        core = self.core
-        scale = "" if core.scale is None else f", scale={core.scale}"
-        rest = f"d={self.head_dim}, causal={core.causal}, dropout={core.dropout}{scale}"
-        split = f", c={core.cp.size}" if core.cp.size > 1 else ""
-        return f"{own}{kv}, {rest}, t={self.group.size}{split}"
+        config, t, c = self.config, self.shard_context.tp.size, self.core.cp.size
+        heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
+        is_shared = config.queries_per_kv_head > 1
+        kv = (
+            f", {max(1, config.num_kv_heads // t)} of {config.num_kv_heads} kv" if is_shared else ""
+        )
+        scale = "" if config.scale is None else f", scale={config.scale}"
+        core = f"d={config.head_size}, causal={config.causal}, dropout={config.dropout}{scale}"
+        return f"{heads}{kv}, {core}, t={t}" + (f", c={c}" if c > 1 else "")
 
 
 def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:

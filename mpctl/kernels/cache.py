@@ -10,39 +10,50 @@ Letters: b batch, k key-value heads, t tp, n capacity in positions, s new positi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor
 
 
 class KeyValueCache:
-    """Room for `capacity` positions of one attention layer; memory is taken at the first use.
+    """Keys and values of up to `capacity` positions of one attention layer.
 
-    length: the positions that are held.
+    length: how many positions are stored. Memory is allocated at the first `append`.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
-        self.held: Tensor | None = None
+        self._stored: Tensor | None = None
 
-    def extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add key and value [b, k/t, s, d]; those of all positions so far, [b, k/t, length, d].
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store key and value [b, k/t, s, d]; returns those of all positions, [b, k/t, length, d].
 
         Raises ValueError where the new positions exceed the capacity.
         """
         start, stop = self.length, self.length + key.shape[-2]
         if stop > self.capacity:
             raise ValueError(f"{stop} positions for a cache of {self.capacity}")
-        if self.held is None:
+        if self._stored is None:
             shape = (2, *key.shape[:-2], self.capacity, key.shape[-1])
-            self.held = key.new_empty(shape)
-        self.held[0, ..., start:stop, :] = key
-        self.held[1, ..., start:stop, :] = value
+            self._stored = key.new_empty(shape)
+        self._stored[0, ..., start:stop, :] = key
+        self._stored[1, ..., start:stop, :] = value
         self.length = stop
-        return self.held[0, ..., :stop, :], self.held[1, ..., :stop, :]
+        return self._stored[0, ..., :stop, :], self._stored[1, ..., :stop, :]
 
 
 class ContextCache:
-    """Keys and values of an encoder's result in one cross-attention layer, computed once: 2 of
-    [b, a/t, s, d], None before the first use."""
+    """Keys and values of an encoder's output in one cross-attention layer, computed once.
+
+    keys_values: 2 of [b, a/t, s, d]; None before the first use.
+    """
 
     def __init__(self) -> None:
-        self.held: tuple[Tensor, Tensor] | None = None
+        self.keys_values: tuple[Tensor, Tensor] | None = None
+
+
+class DecoderCaches(NamedTuple):
+    """What incremental decoding keeps of a decoder layer; None keeps nothing."""
+
+    own: KeyValueCache | None = None
+    cross: ContextCache | None = None

@@ -123,10 +123,11 @@ class CounterRNG:
     training: bool = True
 
     def active(self, p: float) -> bool:
+        """Whether dropout of probability p changes anything: in training, where p > 0."""
         return self.training and p > 0
 
     def dropout(
-        self, x: Tensor, p: float, *, site: str,
+        self, x: Tensor, p: float, *, rng_site: str,
         columns: Positions | None = None, rows: Positions | None = None,
     ) -> Tensor:  # fmt: skip
         """x [b, s, h_local] with a share p zeroed, the rest scaled by 1 / (1 - p).
@@ -137,11 +138,11 @@ class CounterRNG:
         if not self.active(p):
             return x
         _, s, h = x.shape
-        places = (self._samples(x, 3), _numbers(rows, s, x)[:, None], _numbers(columns, h, x))
-        return _drop(x, keep_mask(self._key(site), p, places), p)
+        coordinates = (self._samples(x, 3), _numbers(rows, s, x)[:, None], _numbers(columns, h, x))
+        return _drop(x, keep_mask(self._key(rng_site), p, coordinates), p)
 
     def attention_dropout(
-        self, probabilities: Tensor, p: float, *, site: str, heads: Positions,
+        self, probabilities: Tensor, p: float, *, rng_site: str, heads: Positions,
         rows: Positions | None = None, columns: Positions | None = None,
     ) -> Tensor:  # fmt: skip
         """probabilities [b, a_local, s, s_keys]; heads: the global numbers of the local heads.
@@ -151,16 +152,16 @@ class CounterRNG:
         if not self.active(p):
             return probabilities
         _, a, s, keys = probabilities.shape
-        places = (
+        coordinates = (
             self._samples(probabilities, 4),
             _numbers(heads, a, probabilities)[:, None, None],
             _numbers(rows, s, probabilities)[:, None],
             _numbers(columns, keys, probabilities),
         )
-        return _drop(probabilities, keep_mask(self._key(site), p, places), p)
+        return _drop(probabilities, keep_mask(self._key(rng_site), p, coordinates), p)
 
-    def _key(self, site: str) -> int:
-        return site_key(self.seed, "dropout", self.step, site)
+    def _key(self, rng_site: str) -> int:
+        return site_key(self.seed, "dropout", self.step, rng_site)
 
     def _samples(self, x: Tensor, dims: int) -> Tensor:
         if self.samples.shape != x.shape[:1]:
@@ -169,11 +170,11 @@ class CounterRNG:
         return self.samples.to(x.device).view(-1, *[1] * (dims - 1))
 
 
-def _numbers(places: Positions | None, size: int, like: Tensor) -> Tensor:
-    places = range(size) if places is None else places
-    if len(places) != size:
-        raise ValueError(f"{places} names {len(places)} places, the tensor has {size}")
-    return numbers(places, like.device)
+def _numbers(positions: Positions | None, size: int, like: Tensor) -> Tensor:
+    positions = range(size) if positions is None else positions
+    if len(positions) != size:
+        raise ValueError(f"{positions} names {len(positions)} places, the tensor has {size}")
+    return numbers(positions, like.device)
 
 
 def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:

@@ -17,100 +17,97 @@ c cp.
 
 from __future__ import annotations
 
-import torch
+from dataclasses import replace
+
 from torch import Tensor, nn
 
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.attention_core import AttentionCore
 from mpctl.kernels.cache import ContextCache
-from mpctl.kernels.context import WHOLE, AttentionCore
+from mpctl.kernels.config import AttentionConfig
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.parameters import Init
-from mpctl.sharding import local_range, local_size
-from mpctl.transport.group import Group
+from mpctl.kernels.tensor_parallel import ShardContext
 
 
 class ParallelCrossAttention(nn.Module):
     """hidden [b, q/c, h], context [b, s/c, h_context] -> [b, q/c, h].
 
-    context_hidden: width of the encoder, h by default. scale: of the scores, by default 1/sqrt(d).
-    cp: the group over which both sequences are split. sequence_parallel: hidden, context and
-    result are split over the group too, [b, q/(ct), h] and so on. Raises ValueError where heads do
-    not divide by the group.
+    With sequence parallelism hidden, context and result are split over tp too, [b, q/(ct), h] and
+    so on. config: of the attention; a query sees the whole context whatever `causal` says.
+    rng_site: names the layer to the dropout mask. recompute: scores are not kept for backward.
+    context_hidden: features of the context, h by default. Raises ValueError where heads do not
+    divide by the tensor-parallel ranks, and for shared key-value heads or rotary positions, which
+    cross-attention does not have.
     """
 
     def __init__(
         self,
-        hidden: int,
-        heads: int,
+        config: AttentionConfig,
+        shard_context: ShardContext,
+        rng_site: str,
         *,
-        group: Group,
-        site: str,
+        recompute: bool = False,
         context_hidden: int | None = None,
-        head_dim: int | None = None,
-        dropout: float = 0.0,
-        scale: float | None = None,
-        bias: bool = True,
-        recompute_core: bool = False,
-        sequence_parallel: bool = False,
-        cp: Group | None = None,
-        init_std: float = 0.02,
-        output_std: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        backend: KernelBackend = TORCH_BACKEND,
     ) -> None:
         super().__init__()
-        self.heads, self.group = heads, group
-        self.head_dim = local_size(hidden, parts=heads) if head_dim is None else head_dim
-        self.local_heads = local_range(heads, parts=group.size, index=group.rank)
-        self.core = AttentionCore(
-            site, self.local_heads, dropout, False, recompute_core, cp or WHOLE, scale, backend
+        _check(config)
+        layers, width = shard_context.layers, config.heads * config.head_size
+        self.config, self.shard_context = config, shard_context
+        bidirectional = replace(config, causal=False)
+        self.core = AttentionCore.of(bidirectional, shard_context, rng_site, recompute=recompute)
+        self.local_heads = self.core.heads
+        h, bias, init = config.hidden, config.bias, config.init
+        self.query = layers.column_linear(h, width, bias=bias, init=init)
+        self.key_value = layers.column_linear(
+            context_hidden or h, 2 * width, bias=bias, init=init, parts=(width, width)
         )
-        inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
-        width, source = heads * self.head_dim, context_hidden or hidden
-        self.query = ColumnParallelLinear(
-            hidden, width, group=group, bias=bias, sequence_parallel=sequence_parallel,
-            init=inner, dtype=dtype, device=device,
-        )  # fmt: skip
-        self.key_value = ColumnParallelLinear(
-            source, 2 * width, group=group, stride=2, bias=bias,
-            sequence_parallel=sequence_parallel, init=inner, dtype=dtype, device=device,
-        )  # fmt: skip
-        self.output = RowParallelLinear(
-            width, hidden, group=group, bias=bias, sequence_parallel=sequence_parallel,
-            init=outer, dtype=dtype, device=device,
-        )  # fmt: skip
+        self.output = layers.row_linear(width, h, bias=bias, init=config.output_init)
 
     def forward(
-        self, hidden: Tensor, context: Tensor, noise: CounterRNG | None = None, *,
-        mask: Tensor | None = None, cache: ContextCache | None = None,
-    ) -> Tensor:  # fmt: skip
-        """mask [b or 1, a/t or 1, q/c or 1, s], True where a query may see a token of the context;
-        rows as this rank holds them, keys of the whole encoder. cache: keeps the keys and values of
-        the first call's context, which later calls then read; gradients do not reach them."""
+        self,
+        hidden: Tensor,
+        context: Tensor,
+        rng: CounterRNG | None = None,
+        *,
+        mask: Tensor | None = None,
+        cache: ContextCache | None = None,
+    ) -> Tensor:
+        """rng: draws dropout; None is no dropout. mask [b or 1, a/t or 1, q/c or 1, s]: True where
+        a query may see a token of the context; rows as this rank holds them, keys of the whole
+        context. cache: keeps keys and values of the first call's context, which later calls read
+        instead of computing them; gradients do not reach them."""
         query = self._by_head(self.query(hidden))
         key, value = self._keys_values(context, cache)
-        seen = self.core(query, key, value, noise, mask=mask)
+        seen = self.core(query, key, value, rng, mask=mask)
         # [b, a/t, q, d] -> [b, q, a/t*d]
-        return self.output(seen.transpose(1, 2).flatten(2))
+        output: Tensor = self.output(seen.transpose(1, 2).flatten(2))
+        return output
 
     def _keys_values(self, context: Tensor, cache: ContextCache | None) -> tuple[Tensor, Tensor]:
-        if cache is not None and cache.held is not None:
-            return cache.held
+        if cache is not None and cache.keys_values is not None:
+            return cache.keys_values
         key, value = (self._by_head(part) for part in self.key_value(context).chunk(2, dim=-1))
         if cache is not None:
-            cache.held = key.detach(), value.detach()
+            cache.keys_values = key.detach(), value.detach()
         return key, value
 
     def _by_head(self, part: Tensor) -> Tensor:
         # [b, s, a/t*d] -> [b, a/t, s, d]
-        return part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return part.unflatten(-1, (-1, self.config.head_size)).transpose(1, 2)
 
     def extra_repr(self) -> str:
-        own = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"
-        core = self.core
-        scale = "" if core.scale is None else f", scale={core.scale}"
-        split = f", c={core.cp.size}" if core.cp.size > 1 else ""
-        rest = f"d={self.head_dim}, dropout={core.dropout}{scale}"
-        return f"{own}, {rest}, t={self.group.size}{split}"
+        config, c = self.config, self.core.cp.size
+        heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
+        scale = "" if config.scale is None else f", scale={config.scale}"
+        split = f", c={c}" if c > 1 else ""
+        core = f"d={config.head_size}, dropout={config.dropout}{scale}"
+        return f"{heads}, {core}, t={self.shard_context.tp.size}{split}"
+
+
+def _check(config: AttentionConfig) -> None:
+    if config.num_kv_heads != config.heads:
+        raise ValueError(
+            f"kv_heads {config.num_kv_heads}: cross-attention has as many as heads "
+            f"(set kv_heads to {config.heads})"
+        )
+    if config.rotary is not None:
+        raise ValueError("rotary positions: cross-attention has none (leave rotary out)")

@@ -11,12 +11,13 @@ encoder rows; whole messages:
     with sequence parallelism   3Q, 1S all-gather, 3Q reduce-scatter
                                 + 6Q, 1S all-gather, 3Q, 1S reduce-scatter
     recompute full              backward has the forward's too, without dropout one of Q fewer
-    full, partition             and 1Q all-gather of the kept input
+    full, partition_activations and 1Q all-gather of the kept input
     context parallelism         1 all-gather of 2*b*(a/t)*q*d and 1 of 2*b*(a/t)*s*d elements
                                 + a reduce-scatter of each
 
-Every layer sends its own S, and keeps y, one tensor for all of them: recompute full, partition and
-offload drop, split or move x alone. b=1, q=8, s=16, h=4 in float32: Q is 128 bytes, S 256.
+Every layer sends its own S, and keeps y, one tensor for all layers: recomputation, and
+partitioned or offloaded activations, concern x alone. b=1, q=8, s=16,
+h=4 in float32: Q is 128 bytes, S 256.
 
 Letters: b batch, q decoder positions, s encoder positions, h hidden, a heads, d head size, t tp,
 c cp.
@@ -24,105 +25,90 @@ c cp.
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from mpctl.kernels.attention import ParallelSelfAttention
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.cache import ContextCache, KeyValueCache
+from mpctl.kernels.cache import DecoderCaches
+from mpctl.kernels.config import LayerConfig
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_attention import ParallelCrossAttention
-from mpctl.kernels.layer import Norm, Recompute, ResidualLayer
-from mpctl.kernels.mlp import Activation, ParallelMLP
-from mpctl.transport.group import Group
+from mpctl.kernels.mlp import ParallelMLP
+from mpctl.kernels.residual import ResidualLayer
+from mpctl.kernels.tensor_parallel import ShardContext
 
-Caches = tuple[KeyValueCache | None, ContextCache | None]
+NO_CACHES = DecoderCaches()
 
 
 class ParallelDecoderLayer(ResidualLayer):
     """hidden [b, q/c, h], context [b, s/c, h] -> [b, q/c, h].
 
-    With sequence_parallel all three are split over the group too, [b, q/(ct), h] and so on. site,
-    dropout, attention_dropout, output_std (of the three projections into the residual), scale: as
-    ParallelTransformerLayer's. attention_dropout and scale count for both attentions.
+    With sequence parallelism all three are split over tp too, [b, q/(ct), h] and so on.
+    config.attention describes both attentions: the self-attention is causal where it says so, the
+    cross-attention never is. rng_site: see ResidualLayer. Raises ValueError for norm_order post,
+    and for what cross-attention does not do (cross_attention.py).
     """
 
-    def __init__(
-        self,
-        hidden: int,
-        heads: int,
-        ffn: int,
-        *,
-        group: Group,
-        site: str,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        head_dim: int | None = None,
-        scale: float | None = None,
-        activation: Activation = "gelu",
-        bias: bool = True,
-        norm: Norm = "layernorm",
-        eps: float = 1e-5,
-        cp: Group | None = None,
-        sequence_parallel: bool = False,
-        recompute: Recompute = "none",
-        partition: bool = False,
-        offload: bool = False,
-        init_std: float = 0.02,
-        output_std: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-        backend: KernelBackend = TORCH_BACKEND,
-    ) -> None:
-        super().__init__(
-            group=group, site=site, dropout=dropout, cp=cp, sequence_parallel=sequence_parallel,
-            recompute=recompute, partition=partition, offload=offload,
-        )  # fmt: skip
-        place: dict[str, Any] = {"dtype": dtype, "device": device}
-        linear: dict[str, Any] = {
-            "group": group, "bias": bias, "sequence_parallel": sequence_parallel,
-            "init_std": init_std, "output_std": output_std, **place,
-        }  # fmt: skip
-        core: dict[str, Any] = {
-            "head_dim": head_dim, "dropout": attention_dropout, "scale": scale, "cp": cp,
-            "backend": backend, "recompute_core": recompute == "selective",
-        }  # fmt: skip
-        self.attention_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
+    def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
+        super().__init__(config, shard_context, rng_site)
+        if config.norm_order != "pre":
+            raise ValueError("norm_order post: a decoder layer is pre-norm (set norm_order to pre)")
+        recompute = config.recompute == "selective"
+        self.attention_norm = self._norm()
         self.attention = ParallelSelfAttention(
-            hidden, heads, site=f"{site}.attention.probabilities", **core, **linear
+            config.attention,
+            shard_context,
+            f"{rng_site}.attention.probabilities",
+            recompute=recompute,
         )
-        self.cross_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
+        self.cross_norm = self._norm()
         self.cross = ParallelCrossAttention(
-            hidden, heads, site=f"{site}.cross.probabilities", **core, **linear
+            config.attention, shard_context, f"{rng_site}.cross.probabilities", recompute=recompute
         )
-        self.mlp_norm = self._norm(norm, hidden, eps=eps, backend=backend, **place)
-        self.mlp = ParallelMLP(hidden, ffn, activation=activation, **linear)
+        self.mlp_norm = self._norm()
+        self.mlp = ParallelMLP(config.mlp, shard_context)
 
     def forward(
-        self, hidden: Tensor, context: Tensor, noise: CounterRNG | None = None, *,
-        bias: Tensor | None = None, mask: Tensor | None = None,
-        context_mask: Tensor | None = None, caches: Caches = (None, None),
-    ) -> Tensor:  # fmt: skip
-        """bias [1 or b, a/t, q/c, q], relative.py's, and mask [b or 1, 1, q/c, q]: of the self
-        attention; context_mask [b or 1, 1, q/c, s]: which of the encoder's tokens are seen. caches:
-        of the self-attention and of the cross-attention (cache.py)."""
-        return self._kept(
-            self._once, hidden, context, noise, bias=bias, mask=mask, context_mask=context_mask,
+        self,
+        hidden: Tensor,
+        context: Tensor,
+        rng: CounterRNG | None = None,
+        *,
+        bias: Tensor | None = None,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+        caches: DecoderCaches = NO_CACHES,
+    ) -> Tensor:
+        """rng: draws dropout; None is no dropout. bias [1 or b, a/t, q/c, q] and mask
+        [b or 1, 1, q/c, q] are the self-attention's; context_mask [b or 1, 1, q/c, s]: which of the
+        encoder's tokens are seen. caches: for incremental decoding (cache.py)."""
+        return self._checkpointed(
+            self._compute,
+            hidden,
+            context,
+            rng,
+            bias=bias,
+            mask=mask,
+            context_mask=context_mask,
             caches=caches,
-        )  # fmt: skip
+        )
 
-    def _once(
-        self, hidden: Tensor, context: Tensor, noise: CounterRNG | None, *, bias: Tensor | None,
-        mask: Tensor | None, context_mask: Tensor | None, caches: Caches,
-    ) -> Tensor:  # fmt: skip
+    def _compute(
+        self,
+        hidden: Tensor,
+        context: Tensor,
+        rng: CounterRNG | None,
+        *,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        context_mask: Tensor | None,
+        caches: DecoderCaches,
+    ) -> Tensor:
         def attend(x: Tensor) -> Tensor:
-            return self.attention(x, noise, bias=bias, mask=mask, cache=caches[0])
+            return self.attention(x, rng, bias=bias, mask=mask, cache=caches.own)
 
-        def look(x: Tensor) -> Tensor:
-            return self.cross(x, context, noise, mask=context_mask, cache=caches[1])
+        def attend_to_context(x: Tensor) -> Tensor:
+            return self.cross(x, context, rng, mask=context_mask, cache=caches.cross)
 
-        hidden = self._branch("attention", hidden, self.attention_norm, attend, noise)
-        hidden = self._branch("cross", hidden, self.cross_norm, look, noise)
-        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, noise)
+        hidden = self._branch("attention", hidden, self.attention_norm, attend, rng)
+        hidden = self._branch("cross", hidden, self.cross_norm, attend_to_context, rng)
+        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng)

@@ -24,25 +24,32 @@ from mpctl.transport.group import Group
 
 @dataclass(frozen=True)
 class InputCheckpointer:
-    """partition: the tensor is equal on every rank of `group`. offload: keep it in host memory."""
+    """Saves a tensor until backward.
+
+    partition: save 1/t of it on each rank of `group`, where it is equal on all of them. offload:
+    save it in host memory.
+    """
 
     group: Group
     partition: bool = False
     offload: bool = False
 
-    def keep(self, tensor: Tensor) -> Tensor:
-        """What stands for `tensor` until backward; raises ValueError where t does not divide it."""
-        kept = tensor.detach()
-        if self._splits:
-            own = local_range(kept.numel(), parts=self.group.size, index=self.group.rank)
-            # [b, s, h] -> [b*s*h] -> [b*s*h/t], a copy so that the whole can be freed
-            kept = kept.reshape(-1)[own.start : own.stop].clone()
-        return _to_host(kept) if self.offload else kept
+    def save(self, tensor: Tensor) -> Tensor:
+        """What `restore` needs of `tensor`: [n] or [n/t], on the device or on the host.
 
-    def restore(self, kept: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
-        """The tensor again, bit for bit, outside autograd."""
-        kept = kept.detach().to(device, non_blocking=True)
-        return (self.group.all_gather(kept, 0) if self._splits else kept).view(shape)
+        Raises ValueError where t does not divide the number of elements.
+        """
+        saved = tensor.detach()
+        if self._splits:
+            own = local_range(saved.numel(), parts=self.group.size, index=self.group.rank)
+            # [b, s, h] -> [b*s*h] -> [b*s*h/t], a copy so that the whole can be freed
+            saved = saved.reshape(-1)[own.start : own.stop].clone()
+        return _to_host(saved) if self.offload else saved
+
+    def restore(self, saved: Tensor, shape: torch.Size, device: torch.device) -> Tensor:
+        """The tensor that was saved, bit for bit, outside autograd; one all-gather if split."""
+        saved = saved.detach().to(device, non_blocking=True)
+        return (self.group.all_gather(saved, 0) if self._splits else saved).view(shape)
 
     @property
     def _splits(self) -> bool:

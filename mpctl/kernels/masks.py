@@ -18,11 +18,11 @@ from torch import Tensor
 Positions = range | Tensor
 
 
-def numbers(places: Positions, device: torch.device | None = None) -> Tensor:
-    """Global positions or numbers, given as a range or as a tensor, as a tensor."""
-    if isinstance(places, Tensor):
-        return places.to(device)
-    return torch.arange(places.start, places.stop, places.step, device=device)
+def numbers(positions: Positions, device: torch.device | None = None) -> Tensor:
+    """Global positions, given as a range or as an integer tensor, as a tensor on `device`."""
+    if isinstance(positions, Tensor):
+        return positions.to(device)
+    return torch.arange(positions.start, positions.stop, positions.step, device=device)
 
 
 def causal_mask(

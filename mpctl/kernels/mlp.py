@@ -16,17 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.parameters import Init
-from mpctl.transport.group import Group
-
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu", "geglu_tanh"]
+from mpctl.kernels.config import Activation, MLPConfig
+from mpctl.kernels.tensor_parallel import ShardContext
 
 # gelu is exact (arXiv 1606.08415), gelu_tanh the approximation that GPT-2 was trained with.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -43,49 +40,33 @@ _GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The function itself; of a gated MLP, its gate's."""
+    """The elementwise function; of a gated activation, the function of its gate."""
     return {**_ACTIVATIONS, **_GATES}[name]
 
 
 class ParallelMLP(nn.Module):
-    """[b, s, h] -> [b, s, f/t] -> [b, s, h]; with sequence_parallel from and to [b, s/t, h]."""
+    """[b, s, h] -> [b, s, f/t] -> [b, s, h]; with sequence parallelism from and to [b, s/t, h].
 
-    def __init__(
-        self,
-        hidden: int,
-        ffn: int,
-        *,
-        group: Group,
-        activation: Activation = "gelu",
-        bias: bool = True,
-        sequence_parallel: bool = False,
-        init_std: float = 0.02,
-        output_std: float | None = None,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> None:
+    Raises ValueError where ffn cannot be split over the tensor-parallel ranks.
+    """
+
+    def __init__(self, config: MLPConfig, shard_context: ShardContext) -> None:
         super().__init__()
-        known = {**_ACTIVATIONS, **_GATES}
-        if activation not in known:
-            raise ValueError(f"activation {activation!r} is not one of {', '.join(known)}")
-        self.activation: Activation = activation
-        parts = (ffn, ffn) if activation in _GATES else (ffn,)
-        inner, outer = Init("normal", init_std), Init("normal", output_std or init_std)
-        self.up = ColumnParallelLinear(
-            hidden, sum(parts), group=group, parts=parts, bias=bias,
-            sequence_parallel=sequence_parallel, init=inner, dtype=dtype, device=device,
-        )  # fmt: skip
-        self.down = RowParallelLinear(
-            ffn, hidden, group=group, bias=bias, sequence_parallel=sequence_parallel,
-            init=outer, dtype=dtype, device=device,
-        )  # fmt: skip
+        self.activation: Activation = config.activation
+        parts = (config.ffn, config.ffn) if config.is_gated else (config.ffn,)
+        layers, h, bias = shard_context.layers, config.hidden, config.bias
+        self.up = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
+        self.down = layers.row_linear(config.ffn, h, bias=bias, init=config.output_init)
 
     def forward(self, x: Tensor) -> Tensor:
+        """As the class says; the activation, or gate, is elementwise on this rank's columns."""
         up = self.up(x)
         gate = _GATES.get(self.activation)
         if gate is None:
-            return self.down(_ACTIVATIONS[self.activation](up))
-        return self.down(_Gated.apply(up, gate))
+            down: Tensor = self.down(_ACTIVATIONS[self.activation](up))
+        else:
+            down = self.down(_Gated.apply(up, gate))
+        return down
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}"

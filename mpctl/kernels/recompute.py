@@ -2,8 +2,8 @@
 
 full: a layer keeps its input, 2bsh bytes in 16 bit, for one more forward in backward. selective:
 the attention core alone, whose scores cost 5as/h bytes per element of [b, s, h], few operations.
-Noise is a function of (seed, step, place), so the second forward draws the masks of the first and
-no generator state is saved or restored.
+Dropout is a function of (seed, step, position) (counter_rng.py), so the second forward draws the
+masks of the first and no generator state is saved or restored.
 
 The second forward ends at the last tensor that backward asks for. A layer with dropout needs the
 last mask, and a post-norm layer its last norm's input, so these run to their end; otherwise the
@@ -26,12 +26,12 @@ from mpctl.kernels.input_checkpoint import InputCheckpointer
 from mpctl.transport.group import Group
 
 
-def core(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """function(*args, **kwargs) that keeps its arguments and computes the rest again in backward.
+def recomputed(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """function(*args, **kwargs), of which only the arguments are kept: backward calls it again.
 
-    The hook of selective recomputation: q, k and v are views of one product (rotary makes new q
-    and k), so that keeping them is all but free. The function must do
-    the same twice, which stateless noise does.
+    The function must compute the same at both calls, as `CounterRNG` does; no generator state is
+    saved. For selective recomputation of attention: q, k and v are views of one product (rotary
+    positions make new q and k), so that keeping them costs next to nothing.
     """
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
@@ -45,21 +45,22 @@ def checkpointed(
     offload: bool = False,
     **kwargs: Any,
 ) -> Tensor:
-    """function(hidden, *args, **kwargs), keeping `hidden` alone, as `InputCheckpointer` says.
+    """function(hidden, *args, **kwargs), of which `hidden` alone is kept; backward calls it again.
 
-    partition needs a hidden equal on every rank of `group`; its backward then gathers it, one
-    all-gather of the whole. Other arguments, masks and positions, are kept as they are.
+    partition: keep 1/t of hidden, which must be equal on every rank of `group`; backward gathers
+    it, one all-gather of the whole message. offload: keep it in host memory (input_checkpoint.py).
+    Other arguments, masks and positions, are kept as they are. Without gradients nothing is kept.
     """
     if not torch.is_grad_enabled():
         return function(hidden, *args, **kwargs)
-    keeper = InputCheckpointer(group or Group(), partition, offload)
-    shape, device, wanted = hidden.shape, hidden.device, hidden.requires_grad
-    first = [hidden]
+    checkpointer = InputCheckpointer(group or Group(), partition, offload)
+    shape, device, requires_grad = hidden.shape, hidden.device, hidden.requires_grad
+    live = [hidden]
 
-    def run(kept: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """The first time on the live input, which is then let go; later on the kept one."""
-        again = first.pop() if first else keeper.restore(kept, shape, device)
-        return function(again.requires_grad_(wanted), *args, **kwargs)
+    def run(saved: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """In forward on the live input, which is then released; in backward on the saved one."""
+        restored = live.pop() if live else checkpointer.restore(saved, shape, device)
+        return function(restored.requires_grad_(requires_grad), *args, **kwargs)
 
-    result: Tensor = core(run, keeper.keep(hidden), *args, **kwargs)
+    result: Tensor = recomputed(run, checkpointer.save(hidden), *args, **kwargs)
     return result

@@ -5,7 +5,7 @@ transformer_layers.py). Half of the buckets are exact distances, the other half 
 up to max_distance, beyond which all share the last. Bidirectional: half of the buckets look back,
 half ahead. By hand, 32 buckets, causal: distance 15 -> 15, 16 -> 16, 32 -> 21, 128 and more -> 31.
 
-The table [buckets, heads] is split over heads: each rank makes the bias of its own heads, and no
+The table [buckets, heads] is split over heads: each rank makes the bias of its heads, and no
 traffic is needed. Letters: q queries, k keys, a heads, t ranks.
 """
 
@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels.masks import Positions, numbers
 from mpctl.kernels.parameters import Init, Shard, shard_parameter
-from mpctl.sharding import local_range
-from mpctl.transport.group import Group
+from mpctl.kernels.tensor_parallel import ShardContext
 
 
 def relative_buckets(
@@ -43,10 +42,11 @@ def relative_buckets(
 
 
 class RelativeBias(nn.Module):
-    """forward(query_len, key_len, offset) -> [1, a/t, q, k], added to the scores of the own heads.
+    """forward(query_len, key_len, offset) -> [1, a/t, q, k], added to the scores of local heads.
 
     T5 makes one for the encoder and one for the decoder, at the first layer, and every layer of the
-    stack adds it. Raises ValueError where heads do not divide by the group.
+    stack adds it. Raises ValueError for a table that is too small or too short, and where heads do
+    not divide by the tensor-parallel ranks.
     """
 
     def __init__(
@@ -54,20 +54,22 @@ class RelativeBias(nn.Module):
         buckets: int,
         max_distance: int,
         heads: int,
+        shard_context: ShardContext,
         *,
-        group: Group,
         bidirectional: bool,
         init_std: float = 0.02,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         _check(buckets, max_distance, bidirectional)
-        own = local_range(heads, parts=group.size, index=group.rank)
         self.buckets, self.max_distance, self.bidirectional = buckets, max_distance, bidirectional
-        self.heads, self.local_heads, self.group = heads, own, group
-        table, init = Shard((buckets, heads), 1, (own,)), Init("normal", init_std)
-        self.weight = shard_parameter(table, init=init, dtype=dtype, device=device)
+        self.heads, self.local_heads = heads, shard_context.layers.local_heads(heads)
+        self.shard_context = shard_context
+        self.weight = shard_parameter(
+            Shard((buckets, heads), 1, (self.local_heads,)),
+            init=Init("normal", init_std),
+            dtype=shard_context.dtype,
+            device=shard_context.device,
+        )
 
     def forward(self, query_len: int, key_len: int, offset: int = 0) -> Tensor:
         """Queries at positions offset..offset + query_len, keys at 0..key_len."""
@@ -81,18 +83,18 @@ class RelativeBias(nn.Module):
         device = self.weight.device
         # [1, k] - [q, 1] -> [q, k] -> [q, k, a/t] -> [1, a/t, q, k]
         relative = numbers(keys, device) - numbers(queries, device)[:, None]
-        places = relative_buckets(
+        rows = relative_buckets(
             relative,
             buckets=self.buckets,
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        return F.embedding(places, self.weight).permute(2, 0, 1).contiguous()[None]
+        return F.embedding(rows, self.weight).permute(2, 0, 1).contiguous()[None]
 
     def extra_repr(self) -> str:
-        own = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"
-        law = f"{self.buckets} buckets to {self.max_distance}, bidirectional={self.bidirectional}"
-        return f"{own}, {law}, t={self.group.size}"
+        heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {self.heads}"
+        table = f"{self.buckets} buckets to {self.max_distance}, bidirectional={self.bidirectional}"
+        return f"{heads}, {table}, t={self.shard_context.tp.size}"
 
 
 def _check(buckets: int, max_distance: int, bidirectional: bool) -> None:

@@ -54,9 +54,9 @@ class Rotary:
 
     def table(self, positions: Positions, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin [s, d/2] of positions [s], or [b, 1, s, d/2] of positions [b, s]."""
-        places = numbers(positions, like.device)
-        angles = places.double()[..., None] * self.frequencies(like.device)
-        angles = angles if places.ndim == 1 else angles[:, None]
+        rows = numbers(positions, like.device)
+        angles = rows.double()[..., None] * self.frequencies(like.device)
+        angles = angles if rows.ndim == 1 else angles[:, None]
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

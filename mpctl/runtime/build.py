@@ -15,7 +15,8 @@ from torch import nn
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.layer import ResidualLayer
+from mpctl.kernels.residual import ResidualLayer
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
@@ -114,18 +115,16 @@ def build_chunks(
 ) -> list[FamilyModule]:
     """The modules of this rank's stage, one a chunk, uninitialized, on the mesh's device."""
     job = partition.job
+    shard_context = ShardContext(
+        mesh.tp,
+        mesh.cp,
+        job.parallel.sequence_parallel,
+        TORCH_DTYPES[job.training.dtype],
+        mesh.device,
+        kernels,
+    )
     chunks = [
-        build_module(
-            partition.model,
-            job.training,
-            group=mesh.tp,
-            cp=mesh.cp,
-            device=mesh.device,
-            dtype=TORCH_DTYPES[job.training.dtype],
-            held=slices,
-            sequence_parallel=job.parallel.sequence_parallel,
-            backend=kernels,
-        )
+        build_module(partition.model, job.training, shard_context, slices)
         for slices in partition.chunks
     ]
     if job.launch.compile:

@@ -208,9 +208,9 @@ class _ProgramRun:
         """The states to send on; none of the last chunk, whose loss is added up."""
         before, behind = self.runner.partition.borders[action.chunk]
         batch = self._batch(action.microbatch)
-        noise = None if self.step is None else CounterRNG(self.seed, self.step, batch.samples)
+        rng = None if self.step is None else CounterRNG(self.seed, self.step, batch.samples)
         inputs = tuple(t.requires_grad_(n) for t, n in zip(tensors, before.needs, strict=True))
-        outputs = self.runner.chunks[action.chunk].advance(inputs, batch, noise)
+        outputs = self.runner.chunks[action.chunk].advance(inputs, batch, rng)
         if not behind.shapes:
             (loss,) = outputs
             outputs = (loss / self.samples,)

@@ -21,6 +21,7 @@ from torch import Tensor
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import Shard, assemble, initialise, shard_of
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
@@ -82,9 +83,8 @@ def attention(h: Tensor, w: Weights) -> Tensor:
 def _rank(rank: int, size: int) -> dict[str, Any]:
     group = Group(rank, size, None, "tp") if size > 1 else Group()
     model = build_module(
-        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), group=group, cp=Group(name="cp"),
-        sequence_parallel=False, dtype=torch.float64, device=torch.device("cpu"),
-    )  # fmt: skip
+        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(group, dtype=torch.float64)
+    )
     initialise(model, 7)
     with torch.no_grad():  # zeros and ones would hide a forgotten bias
         for p in model.parameters():
@@ -135,9 +135,8 @@ def test_logits_and_gradients_are_the_papers(tp: int) -> None:
 def test_a_word_of_a_blank_is_not_told_by_later_ones() -> None:
     """What figure 2's mask is for: changing x3, read last, changes no earlier prediction."""
     model = build_module(
-        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), group=Group(), cp=Group(name="cp"),
-        sequence_parallel=False, dtype=torch.float64, device=torch.device("cpu"),
-    )  # fmt: skip
+        ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(Group(), dtype=torch.float64)
+    )
     initialise(model, 7)
     other = [*TOKENS[:-1], 20]
     with torch.no_grad():

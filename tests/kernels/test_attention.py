@@ -12,6 +12,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.parameters import is_partial
 from mpctl.kernels.rotary import Rotary
 from mpctl.transport.group import Group
+from tests.kernels.build import make_attention
 from tests.kernels.oracle import (
     close,
     copies,
@@ -36,12 +37,12 @@ CASES: dict[str, dict] = {
     "mask dropout": {"causal": False, "mask": True, "dropout": 0.2},
     "mask causal shared": {"mask": True, "kv_heads": 1},
     "bias": {"causal": False, "bias": True},
-    "bias recomputed": {"causal": False, "bias": True, "recompute_core": True},
+    "bias recomputed": {"causal": False, "bias": True, "recompute": True},
     "scale": {"scale": 1.0, "kv_heads": 2},
     "scale bias": {"scale": 1.0, "causal": False, "bias": True},
     "scale dropout": {"scale": 0.2, "bias": True, "dropout": 0.2},
     "all": {
-        "rotary": True, "mask": True, "bias": True, "dropout": 0.2, "recompute_core": True,
+        "rotary": True, "mask": True, "bias": True, "dropout": 0.2, "recompute": True,
         "kv_heads": 2,
     },
 }  # fmt: skip
@@ -50,8 +51,8 @@ CASES: dict[str, dict] = {
 def _made(case: str, group: Group, split: bool = False, **more) -> ParallelSelfAttention:
     wanted = {k: v for k, v in CASES[case].items() if k not in ("mask", "bias", "rotary")}
     rotary = Rotary(D, 100.0) if "rotary" in CASES[case] else None
-    made = ParallelSelfAttention(
-        H, A, head_dim=D, group=group, site="x", rotary=rotary, sequence_parallel=split,
+    made = make_attention(
+        H, A, head_dim=D, tp=group, rng_site="x", rotary=rotary, sequence_parallel=split,
         dtype=torch.float64, **wanted, **more,
     )  # fmt: skip
     fill(made)
@@ -66,7 +67,7 @@ def _mask() -> Tensor:
     return mask
 
 
-def _noise() -> CounterRNG:
+def _rng() -> CounterRNG:
     return CounterRNG(5, 6, SAMPLES)
 
 
@@ -80,7 +81,7 @@ def _run(rank: int, size: int, split: bool) -> dict:
         x = numbers(B, S, H, seed=8)[:, own].clone().requires_grad_()
         bias = numbers(1, A, S, S, seed=22)[:, heads].clone().requires_grad_()
         y = module(
-            x, _noise(), mask=_mask() if "mask" in wanted else None,
+            x, _rng(), mask=_mask() if "mask" in wanted else None,
             bias=bias if "bias" in wanted else None,
         )  # fmt: skip
         y.backward(numbers(B, S, H, seed=9)[:, own])
@@ -106,7 +107,9 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, bias: Tensor) -> Tensor
     seen = torch.ones(S, S).tril().bool() if wanted.get("causal", True) else torch.ones(S, S).bool()
     seen = seen & _mask()[:, 0] if "mask" in wanted else seen
     ones = torch.ones(B, A, S, S, dtype=torch.float64)
-    factor = _noise().attention_dropout(ones, wanted.get("dropout", 0.0), site="x", heads=range(A))
+    factor = _rng().attention_dropout(
+        ones, wanted.get("dropout", 0.0), rng_site="x", heads=range(A)
+    )
     for head in range(A):
         other = head * kv // A
         q, k, v = fused[:, :, head], fused[:, :, A + other], fused[:, :, A + kv + other]
@@ -163,7 +166,7 @@ def test_the_fused_kernel_runs_where_there_is_no_attention_dropout() -> None:
         backend = _Counted()
         module = _made(case, Group(), backend=backend)
         more = {"mask": _mask()} if "mask" in wanted else {}
-        module(x, _noise(), **more)
+        module(x, _rng(), **more)
         assert backend.calls == (0 if wanted.get("dropout") else 1), case
         module(x, None, **more)
         assert backend.calls == (1 if wanted.get("dropout") else 2), case
@@ -172,12 +175,10 @@ def test_the_fused_kernel_runs_where_there_is_no_attention_dropout() -> None:
 def test_a_recomputed_core_keeps_no_scores() -> None:
     kept = []
     for again in (False, True):
-        module = ParallelSelfAttention(
-            64, 4, group=Group(), site="x", dropout=0.1, recompute_core=again
-        )
+        module = make_attention(64, 4, tp=Group(), rng_site="x", dropout=0.1, recompute=again)
         fill(module)
-        x, noise = torch.ones(1, 256, 64, requires_grad=True), CounterRNG(1, 2, torch.tensor([3]))
-        kept.append(saved_bytes(lambda m=module, x=x, noise=noise: m(x, noise)))
+        x, rng = torch.ones(1, 256, 64, requires_grad=True), CounterRNG(1, 2, torch.tensor([3]))
+        kept.append(saved_bytes(lambda m=module, x=x, rng=rng: m(x, rng)))
     # probabilities, mask and dropped probabilities of 4 heads in float32
     assert kept[0] - kept[1] >= (4 + 1 + 4) * 4 * 256 * 256
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpctl.kernels.attention import ParallelSelfAttention
 from mpctl.transport.group import Collective, Group
+from tests.kernels.build import make_attention
 from tests.kernels.oracle import fill, grouped, logged
 from tests.ranks import run_ranks
 
@@ -17,8 +17,8 @@ def _traffic(rank: int, size: int) -> list:
     results = []
     for kv in (4, 2, 1):
         log: list[Collective] = []
-        module = ParallelSelfAttention(
-            H, A, head_dim=D, group=grouped(rank, size, log), site="x", kv_heads=kv
+        module = make_attention(
+            H, A, head_dim=D, tp=grouped(rank, size, log), rng_site="x", kv_heads=kv
         )
         fill(module)
         y = module(torch.ones(B, S, H, requires_grad=True))
@@ -42,7 +42,7 @@ def test_the_traffic_of_fewer_heads_than_ranks() -> None:
 def test_each_weight_of_shared_heads_is_held_once() -> None:
     held = []
     for rank in range(4):
-        module = ParallelSelfAttention(H, A, head_dim=D, group=Group(rank, 4), site="x", kv_heads=1)
+        module = make_attention(H, A, head_dim=D, tp=Group(rank, 4), rng_site="x", kv_heads=1)
         held += module.qkv.weight.shard.index(0).tolist()
         assert ", 1 of 1 kv, d=4" in repr(module)
     assert sorted(held) == list(range((A + 2) * D))
@@ -50,6 +50,6 @@ def test_each_weight_of_shared_heads_is_held_once() -> None:
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     with pytest.raises(ValueError, match=r"kv_heads: 2 is not divisible by 4 .*use one of 1, 2 r"):
-        ParallelSelfAttention(24, 8, group=Group(0, 4), site="x", kv_heads=2, head_dim=3)
+        make_attention(24, 8, tp=Group(0, 4), rng_site="x", kv_heads=2, head_dim=3)
     with pytest.raises(ValueError, match=r"kv_heads: 3 is not divisible by 2 "):
-        ParallelSelfAttention(48, 12, group=Group(0, 2), site="x", kv_heads=3)
+        make_attention(48, 12, tp=Group(0, 2), rng_site="x", kv_heads=3)

@@ -12,9 +12,9 @@ from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.parameters import initialise
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
-from mpctl.transport.group import Group
 
 LAYERS = 2
 
@@ -43,10 +43,7 @@ def test_a_model_calls_the_kernels_that_it_was_built_with(norm: str, kernel: str
     model = ModelSpec(layers=LAYERS, hidden=16, heads=2, vocab=30, seq_length=8, norm=norm)
     backend, losses = _Recorded(), []
     for kernels in ({}, {"backend": backend}):
-        module = build_module(
-            model, TrainingSpec(), group=Group(), cp=Group(name="cp"), sequence_parallel=False,
-            dtype=torch.float64, device=torch.device("cpu"), **kernels,
-        )  # fmt: skip
+        module = build_module(model, TrainingSpec(), ShardContext(dtype=torch.float64, **kernels))
         initialise(module, 7)
         tokens = torch.arange(8).expand(2, 8)
         batch = Batch(torch.arange(2), {"tokens": tokens, "targets": tokens})

@@ -7,15 +7,23 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
-from mpctl.kernels import context
+from mpctl.kernels import attention_core
 from mpctl.kernels.attention import ParallelSelfAttention
+from mpctl.kernels.attention_core import AttentionCore
 from mpctl.kernels.backend import KernelBackend
-from mpctl.kernels.context import AttentionCore, context_blocks, context_positions, context_split
+from mpctl.kernels.context import (
+    context_blocks,
+    context_positions,
+    context_split,
+    gather_context,
+)
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
 from mpctl.kernels.relative import RelativeBias
 from mpctl.kernels.rotary import Rotary
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Collective, Group
+from tests.kernels.build import make_attention
 from tests.kernels.oracle import axes, close, fill, logged, numbers
 from tests.ranks import run_ranks
 
@@ -26,7 +34,7 @@ CASES: dict[str, dict] = {
     "causal": {},
     "rotary": {"rotary": Rotary(D, 100.0), "kv_heads": K},
     "dropout": {"rotary": Rotary(D, 100.0), "dropout": 0.3},
-    "dropout recomputed": {"dropout": 0.3, "recompute_core": True, "kv_heads": K},
+    "dropout recomputed": {"dropout": 0.3, "recompute": True, "kv_heads": K},
     "both ways": {"causal": False},
     "both ways dropout": {"causal": False, "dropout": 0.3},
     "glm": {"causal": False, "mask": True, "dropout": 0.3},
@@ -37,10 +45,10 @@ CASES: dict[str, dict] = {
 
 def _made(case: str, tp: Group, cp: Group) -> tuple[ParallelSelfAttention, RelativeBias]:
     wanted = {k: v for k, v in CASES[case].items() if k not in ("mask", "bias")}
-    made = ParallelSelfAttention(
-        H, A, head_dim=D, group=tp, cp=cp, site="x", dtype=torch.float64, **wanted
+    made = make_attention(
+        H, A, head_dim=D, tp=tp, cp=cp, rng_site="x", dtype=torch.float64, **wanted
     )
-    bias = RelativeBias(8, 12, A, group=tp, bidirectional=True, dtype=torch.float64)
+    bias = RelativeBias(8, 12, A, ShardContext(tp=tp, dtype=torch.float64), bidirectional=True)
     fill(made)
     fill(bias)
     return made, bias
@@ -136,7 +144,7 @@ def test_blocks_meet_their_prefix_and_no_mask_is_made(
             seen.append((query.shape[-2], key.shape[-2]))
             return query
 
-    monkeypatch.setattr(context, "gather_context", lambda key, value, cp: (key, value))
+    monkeypatch.setattr(attention_core, "gather_context", lambda key, value, cp: (key, value))
     for rank in range(c):
         core = AttentionCore("x", range(A), cp=Group(rank, c, name="cp"), backend=Recorded())
         seen.clear()
@@ -159,26 +167,26 @@ def test_positions_by_hand() -> None:
         context_blocks(12, 4, 0)
     odd = torch.ones(1, 1, 3, 2)
     with pytest.raises(ValueError, match="6 is not divisible by 4"):
-        context.gather_context(odd, odd, Group(0, 2))
+        gather_context(odd, odd, Group(0, 2))
 
 
 def test_noise_of_scattered_rows_and_columns_is_the_wholes() -> None:
-    noise, rows = CounterRNG(1, 2, torch.arange(3)), torch.tensor([0, 1, 14, 15])
+    rng, rows = CounterRNG(1, 2, torch.arange(3)), torch.tensor([0, 1, 14, 15])
     x = torch.rand(3, S, 6) + 0.5
-    y = noise.dropout(x, 0.4, site="x")
-    assert torch.equal(noise.dropout(x[:, rows], 0.4, site="x", rows=rows), y[:, rows])
+    y = rng.dropout(x, 0.4, rng_site="x")
+    assert torch.equal(rng.dropout(x[:, rows], 0.4, rng_site="x", rows=rows), y[:, rows])
     columns = torch.tensor([5, 0, 2])
-    z = noise.dropout(x[:, :, columns], 0.4, site="x", columns=columns)
+    z = rng.dropout(x[:, :, columns], 0.4, rng_site="x", columns=columns)
     assert torch.equal(z, y[:, :, columns])
     shares = torch.rand(3, 4, S, S) + 0.5
-    y = noise.attention_dropout(shares, 0.4, site="x", heads=range(4))
+    y = rng.attention_dropout(shares, 0.4, rng_site="x", heads=range(4))
     keys = torch.tensor([9, 3, 4, 11, 0])
     part = shares[:, 1:3][:, :, rows][..., keys]
-    z = noise.attention_dropout(part, 0.4, site="x", heads=range(1, 3), rows=rows, columns=keys)
+    z = rng.attention_dropout(part, 0.4, rng_site="x", heads=range(1, 3), rows=rows, columns=keys)
     assert torch.equal(z, y[:, 1:3][:, :, rows][..., keys])
-    z = noise.attention_dropout(
-        shares[..., 4:9], 0.4, site="x", heads=range(4), columns=range(4, 9)
+    z = rng.attention_dropout(
+        shares[..., 4:9], 0.4, rng_site="x", heads=range(4), columns=range(4, 9)
     )
     assert torch.equal(z, y[..., 4:9])
     with pytest.raises(ValueError, match="names 4 places, the tensor has 16"):
-        noise.dropout(x, 0.4, site="x", rows=rows)
+        rng.dropout(x, 0.4, rng_site="x", rows=rows)

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.kernels.context import NO_CP
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_attention import ParallelCrossAttention
 from mpctl.kernels.masks import cross_padding_mask
 from mpctl.kernels.parameters import is_partial
 from mpctl.transport.group import Collective, Group
+from tests.kernels.build import make_cross_attention
 from tests.kernels.oracle import (
     axes,
     close,
@@ -36,11 +38,11 @@ SCALE = 0.7
 
 
 def _made(
-    case: str, group: Group, split: bool = False, cp: Group | None = None
+    case: str, group: Group, split: bool = False, cp: Group = NO_CP
 ) -> ParallelCrossAttention:
-    made = ParallelCrossAttention(
-        H, A, group=group, site="x", context_hidden=C, dropout=CASES[case][0], scale=SCALE,
-        recompute_core=True, sequence_parallel=split, cp=cp, dtype=torch.float64,
+    made = make_cross_attention(
+        H, A, tp=group, rng_site="x", context_hidden=C, dropout=CASES[case][0], scale=SCALE,
+        recompute=True, sequence_parallel=split, cp=cp, dtype=torch.float64,
     )  # fmt: skip
     fill(made)
     return made
@@ -78,7 +80,9 @@ def _formula(case: str, w: dict[str, Tensor], x: Tensor, context: Tensor) -> Ten
     shares = scores.exp() * (REAL[:, None, None] if masked else 1)
     shares = shares / shares.sum(-1, keepdim=True)
     ones = torch.ones(B, A, Q, S, dtype=torch.float64)
-    shares = shares * CounterRNG(5, 6, SAMPLES).attention_dropout(ones, p, site="x", heads=range(A))
+    shares = shares * CounterRNG(5, 6, SAMPLES).attention_dropout(
+        ones, p, rng_site="x", heads=range(A)
+    )
     out = torch.einsum("baqk,bkad->bqad", shares, kv[:, :, 1]).flatten(2)
     return out @ w["output.weight"].T + w["output.bias"]
 
@@ -157,8 +161,8 @@ def test_a_masked_token_of_the_context_does_not_matter() -> None:
 
 
 def test_weights_are_two_parts_and_bad_heads_are_refused() -> None:
-    module = ParallelCrossAttention(32, 4, group=Group(1, 2), site="x")
+    module = make_cross_attention(32, 4, tp=Group(1, 2), rng_site="x")
     assert module.key_value.weight.shard.blocks == (range(16, 32), range(48, 64))
     assert repr(module).startswith("ParallelCrossAttention(\n  heads 2..4 of 4, d=8, dropout=0.0")
     with pytest.raises(ValueError, match="3 is not divisible by 2"):
-        ParallelCrossAttention(24, 3, group=Group(0, 2), site="x")
+        make_cross_attention(24, 3, tp=Group(0, 2), rng_site="x")

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.decoder_layer import ParallelDecoderLayer
 from mpctl.kernels.relative import RelativeBias
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Collective, Group
+from tests.kernels.build import make_decoder_layer
 from tests.kernels.oracle import (
     axes,
     below,
@@ -53,12 +54,15 @@ CASES = [(style, kind) for style in STYLES for kind in KINDS]
 def _made(style: str, kind: tuple[bool, str, bool], tp: Group, cp: Group):
     """The layer, and the table of the relative bias that a T5 adds."""
     split, recompute, partition = kind
-    layer = ParallelDecoderLayer(
-        H, A, FFN, group=tp, cp=cp, site="layers.1", head_dim=D, sequence_parallel=split,
-        recompute=recompute, partition=partition, offload=partition, dtype=torch.float64,
+    layer = make_decoder_layer(
+        H, A, FFN, tp=tp, cp=cp, rng_site="layers.1", head_dim=D, sequence_parallel=split,
+        recompute=recompute, partition_activations=partition,
+        offload_activations=partition, dtype=torch.float64,
         **STYLES[style],
     )  # fmt: skip
-    layer.relative = RelativeBias(8, 12, A, group=tp, bidirectional=False, dtype=torch.float64)
+    layer.relative = RelativeBias(
+        8, 12, A, ShardContext(tp=tp, dtype=torch.float64), bidirectional=False
+    )
     fill(layer)
     return layer
 
@@ -102,7 +106,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, style: str, site: str, scores: Tens
     shares = scores.exp() / scores.exp().sum(-1, keepdim=True)
     p = STYLES[style].get("attention_dropout", 0.0)
     drawn = CounterRNG(5, 6, SAMPLES).attention_dropout(
-        torch.ones_like(shares), p, site=f"layers.1.{site}.probabilities", heads=range(A)
+        torch.ones_like(shares), p, rng_site=f"layers.1.{site}.probabilities", heads=range(A)
     )
     return torch.einsum("bhqk,bhkd->bqhd", shares * drawn, v).flatten(2)
 
@@ -127,9 +131,9 @@ def _mlp(w: dict[str, Tensor], x: Tensor, gated: bool) -> Tensor:
 
 
 def _formula(w: dict[str, Tensor], x: Tensor, y: Tensor, style: str) -> Tensor:
-    ones, noise = torch.ones_like(x).detach(), CounterRNG(5, 6, SAMPLES)
+    ones, rng = torch.ones_like(x).detach(), CounterRNG(5, 6, SAMPLES)
     drawn = {
-        name: noise.dropout(ones, STYLES[style].get("dropout", 0.0), site=f"layers.1.{name}")
+        name: rng.dropout(ones, STYLES[style].get("dropout", 0.0), rng_site=f"layers.1.{name}")
         for name in ("attention", "cross", "mlp")
     }
     causal = torch.full((Q, Q), -torch.inf, dtype=x.dtype).triu(1)
@@ -231,18 +235,18 @@ def test_every_message_is_counted_by_the_law(outcomes: tuple) -> None:
 def test_full_recomputation_keeps_the_input_and_the_one_context() -> None:
     layer = _made("t5 dropout", (False, "full", False), Group(), Group())
     x, y = (numbers(B, n, H).requires_grad_() for n in (Q, S))
-    noise = CounterRNG(5, 6, SAMPLES)
-    assert saved_bytes(lambda: layer(x, y, noise)) == B * (Q + S) * H * 8
-    assert saved_bytes(lambda: layer(layer(x, y, noise), y, noise)) == B * (2 * Q + S) * H * 8
+    rng = CounterRNG(5, 6, SAMPLES)
+    assert saved_bytes(lambda: layer(x, y, rng)) == B * (Q + S) * H * 8
+    assert saved_bytes(lambda: layer(layer(x, y, rng), y, rng)) == B * (2 * Q + S) * H * 8
 
 
 def test_bad_settings_are_refused_and_repr_shows_the_parts() -> None:
-    common = {"group": Group(), "site": "x"}
+    common = {"tp": Group(), "rng_site": "x"}
     with pytest.raises(ValueError, match=r"\(set recompute to full\)"):
-        ParallelDecoderLayer(H, A, FFN, offload=True, **common)
+        make_decoder_layer(H, A, FFN, offload_activations=True, **common)
     with pytest.raises(ValueError, match="'batch' is not one of layernorm, rmsnorm"):
-        ParallelDecoderLayer(H, A, FFN, norm="batch", **common)
-    text = repr(ParallelDecoderLayer(H, A, FFN, scale=1.0, recompute="full", **common))
-    assert "site=x, dropout=0.0, recompute=full\n" in text
+        make_decoder_layer(H, A, FFN, norm="batch", **common)
+    text = repr(make_decoder_layer(H, A, FFN, scale=1.0, recompute="full", **common))
+    assert "rng_site=x, dropout=0.0, recompute=full\n" in text
     inner = "heads 0..4 of 4, d=4, dropout=0.0, scale=1.0, t=1"
     assert f"(cross): ParallelCrossAttention(\n    {inner}\n" in text

@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.attention import ParallelSelfAttention
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.mlp import ParallelMLP
 from mpctl.kernels.norm import LayerNorm
 from mpctl.transport.group import Collective, Group
 from tests.kernels import oracle
+from tests.kernels.build import make_attention, make_layer, make_mlp
 from tests.kernels.oracle import below, close, copies, fill, gradients, grouped, logged, numbers
 from tests.ranks import run_ranks
 
@@ -23,18 +21,18 @@ DROPOUT = 0.1
 
 
 def _made(kind: str, group: Group) -> nn.Module:
-    common = {"group": group, "dtype": torch.float64}
-    heads = {**common, "site": "layers.1"}
+    common = {"tp": group, "dtype": torch.float64}
+    heads = {**common, "rng_site": "layers.1"}
     made = {
-        "mlp": lambda: ParallelMLP(H, 4 * H, **common),
-        "mlp tanh": lambda: ParallelMLP(H, 4 * H, activation="gelu_tanh", **common),
-        "attention": lambda: ParallelSelfAttention(H, A, **heads),
-        "attention both ways": lambda: ParallelSelfAttention(H, A, causal=False, **heads),
-        "attention wide heads": lambda: ParallelSelfAttention(H, A, head_dim=6, **heads),
-        "attention shared": lambda: ParallelSelfAttention(H, 8, kv_heads=4, **heads),
-        "attention dropout": lambda: ParallelSelfAttention(H, A, dropout=0.3, **heads),
-        "layer": lambda: ParallelTransformerLayer(H, A, 4 * H, **heads),
-        "layer dropout": lambda: ParallelTransformerLayer(
+        "mlp": lambda: make_mlp(H, 4 * H, **common),
+        "mlp tanh": lambda: make_mlp(H, 4 * H, activation="gelu_tanh", **common),
+        "attention": lambda: make_attention(H, A, **heads),
+        "attention both ways": lambda: make_attention(H, A, causal=False, **heads),
+        "attention wide heads": lambda: make_attention(H, A, head_dim=6, **heads),
+        "attention shared": lambda: make_attention(H, 8, kv_heads=4, **heads),
+        "attention dropout": lambda: make_attention(H, A, dropout=0.3, **heads),
+        "layer": lambda: make_layer(H, A, 4 * H, **heads),
+        "layer dropout": lambda: make_layer(
             H, A, 4 * H, dropout=DROPOUT, attention_dropout=DROPOUT, **heads
         ),
     }[kind]()
@@ -50,11 +48,11 @@ KINDS = (
 
 def _run(rank: int, size: int) -> dict:
     group, results = grouped(rank, size), {}
-    noise = CounterRNG(**NOISE, samples=SAMPLES)
+    rng = CounterRNG(**NOISE, samples=SAMPLES)
     for kind in KINDS:
         module = _made(kind, group)
         x = numbers(B, S, H, seed=8).requires_grad_()
-        y = module(x) if kind.startswith("mlp") else module(x, noise)
+        y = module(x) if kind.startswith("mlp") else module(x, rng)
         y.backward(numbers(B, S, H, seed=9))
         results[kind] = [y.detach(), x.grad, gradients(module)]
     return results
@@ -62,10 +60,10 @@ def _run(rank: int, size: int) -> dict:
 
 def _mask(site: str, p: float, *shape: int) -> Tensor:
     """The mask that one process draws for the whole, as a factor."""
-    ones, noise = torch.ones(*shape, dtype=torch.float64), CounterRNG(**NOISE, samples=SAMPLES)
+    ones, rng = torch.ones(*shape, dtype=torch.float64), CounterRNG(**NOISE, samples=SAMPLES)
     if len(shape) == 4:
-        return noise.attention_dropout(ones, p, site=site, heads=range(shape[1]))
-    return noise.dropout(ones, p, site=site)
+        return rng.attention_dropout(ones, p, rng_site=site, heads=range(shape[1]))
+    return rng.dropout(ones, p, rng_site=site)
 
 
 def _layer(w: dict[str, Tensor], x: Tensor, p: float) -> Tensor:
@@ -121,9 +119,7 @@ def test_dropout_does_change_the_output() -> None:
 
 def _recorded(rank: int, size: int) -> list:
     log: list[Collective] = []
-    layer = ParallelTransformerLayer(
-        H, A, 4 * H, group=grouped(rank, size, log), site="layers.1", dropout=0.1
-    )
+    layer = make_layer(H, A, 4 * H, tp=grouped(rank, size, log), rng_site="layers.1", dropout=0.1)
     fill(layer)
     x = torch.ones(B, S, H, requires_grad=True)
     y = layer(x, CounterRNG(**NOISE, samples=SAMPLES))
@@ -147,16 +143,16 @@ def test_training_off_or_no_noise_is_the_fast_path() -> None:
 
 
 def test_recomputation_draws_the_same_masks() -> None:
-    layer, noise = _made("layer dropout", Group()), CounterRNG(**NOISE, samples=SAMPLES)
+    layer, rng = _made("layer dropout", Group()), CounterRNG(**NOISE, samples=SAMPLES)
     outcomes = []
     for again in (False, True):
         x = numbers(B, S, H).requires_grad_()
         if again:
             y = torch.utils.checkpoint.checkpoint(
-                layer, x, noise, use_reentrant=False, preserve_rng_state=False
+                layer, x, rng, use_reentrant=False, preserve_rng_state=False
             )
         else:
-            y = layer(x, noise)
+            y = layer(x, rng)
         y.sum().backward()
         outcomes.append(x.grad)
     assert torch.equal(*outcomes)
@@ -172,17 +168,17 @@ def test_a_sample_does_not_see_its_batch() -> None:
 
 def test_bad_heads_are_refused() -> None:
     with pytest.raises(ValueError, match=r"6 is not divisible by 4 \(use one of 1, 2, 3, 6\)"):
-        ParallelSelfAttention(24, 6, group=Group(0, 4), site="x")
+        make_attention(24, 6, tp=Group(0, 4), rng_site="x")
     with pytest.raises(ValueError, match="2 is not divisible by 4"):
-        ParallelSelfAttention(24, 8, group=Group(0, 4), kv_heads=2, site="x", head_dim=3)
+        make_attention(24, 8, tp=Group(0, 4), kv_heads=2, rng_site="x", head_dim=3)
     with pytest.raises(ValueError, match="16 is not divisible by 3"):
-        ParallelSelfAttention(16, 3, group=Group(), site="x")
+        make_attention(16, 3, tp=Group(), rng_site="x")
     with pytest.raises(ValueError, match="'tanh' is not one of gelu"):
-        ParallelMLP(8, 8, group=Group(), activation="tanh")
+        make_mlp(8, 8, tp=Group(), activation="tanh")
 
 
 def test_repr_tells_local_and_full_sizes() -> None:
-    text = repr(ParallelTransformerLayer(H, A, 64, group=Group(1, 2), site="layers.1"))
+    text = repr(make_layer(H, A, 64, tp=Group(1, 2), rng_site="layers.1"))
     assert "heads 2..4 of 4, d=4, causal=True, dropout=0.0, t=2" in text
     assert "(up): ColumnParallelLinear(16 -> 32 of 64, bias=True, t=2)" in text
     assert repr(LayerNorm(16)) == "LayerNorm(16 (replicated), eps=1e-05)"

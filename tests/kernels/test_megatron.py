@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import VocabParallelEmbedding
-from mpctl.kernels.mlp import ParallelMLP
 from mpctl.kernels.parameters import initialise
 from mpctl.transport.group import Group
 from tests import megatron
+from tests.kernels.build import make_mlp
 from tests.ranks import run_ranks
 
 HIDDEN, FFN, VOCAB, SHAPE = 16, 64, 96, (2, 8)
@@ -41,7 +41,7 @@ def _rank(rank: int, size: int) -> dict[str, Any]:
     megatron.set_up(size)
     group = Group(rank, size) if size > 1 else Group()
     place: dict[str, Any] = {"size": size, "dtype": torch.float64}
-    mlp = ParallelMLP(HIDDEN, FFN, group=group, dtype=torch.float64)
+    mlp = make_mlp(HIDDEN, FFN, tp=group, dtype=torch.float64)
     table = VocabParallelEmbedding(VOCAB, HIDDEN, group=group, dtype=torch.float64)
     initialise(mlp, 3)
     initialise(table, 4)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mpctl.kernels.mlp import ParallelMLP
 from mpctl.kernels.parameters import is_partial
 from mpctl.transport.group import Group
+from tests.kernels.build import make_mlp
 from tests.kernels.oracle import (
     close,
     copies,
@@ -29,9 +30,7 @@ B, S, H, FFN = 2, 8, 8, 12
 
 
 def _made(kind: str, group: Group, split: bool) -> ParallelMLP:
-    made = ParallelMLP(
-        H, FFN, group=group, activation=kind, sequence_parallel=split, dtype=torch.float64
-    )
+    made = make_mlp(H, FFN, tp=group, activation=kind, sequence_parallel=split, dtype=torch.float64)
     fill(made)
     return made
 
@@ -95,14 +94,14 @@ def test_gated_mlps_against_their_formula(size: int) -> None:
 
 
 def test_each_part_of_the_fused_weight_is_split_by_itself() -> None:
-    mlp = ParallelMLP(H, 8, group=Group(1, 2), activation="swiglu")
+    mlp = make_mlp(H, 8, tp=Group(1, 2), activation="swiglu")
     assert mlp.up.weight.shard.shape == (16, H)
     assert mlp.up.weight.shard.blocks == (range(4, 8), range(12, 16))
     assert mlp.down.weight.shape == (H, 4)
 
 
 def test_the_gate_keeps_the_fused_product_alone() -> None:
-    mlp = ParallelMLP(16, 256, group=Group(), activation="swiglu", bias=False)
+    mlp = make_mlp(16, 256, tp=Group(), activation="swiglu", bias=False)
     torch.nn.init.normal_(mlp.up.weight)
     x = torch.ones(1, 32, 16, requires_grad=True)
     weights = 4 * sum(p.numel() for p in mlp.parameters())

@@ -8,7 +8,6 @@ from torch import nn
 
 from mpctl.kernels import parameters
 from mpctl.kernels.counter_rng import site_key
-from mpctl.kernels.layer import ParallelTransformerLayer
 from mpctl.kernels.parameters import (
     Init,
     Shard,
@@ -20,12 +19,13 @@ from mpctl.kernels.parameters import (
     shard_parameter,
 )
 from mpctl.transport.group import Group
+from tests.kernels.build import make_layer
 from tests.kernels.oracle import numbers
 
 
 def _layer(rank: int, size: int, dtype: torch.dtype = torch.float32) -> nn.Module:
-    return ParallelTransformerLayer(
-        24, 12, 48, group=Group(rank, size), site="layers.0", output_std=0.005, dtype=dtype
+    return make_layer(
+        24, 12, 48, tp=Group(rank, size), rng_site="layers.0", output_std=0.005, dtype=dtype
     )
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.layer import ParallelTransformerLayer
 from mpctl.kernels.masks import padding_mask
 from mpctl.transport.group import Collective, Group
 from tests.kernels import oracle
+from tests.kernels.build import make_layer
 from tests.kernels.oracle import (
     axes,
     below,
@@ -47,10 +47,10 @@ CASES = [(p, kind) for p in DROPOUTS for kind in KINDS]
 
 def _made(p: float, kind: tuple[bool, str, bool], tp: Group, cp: Group, order: str = "post"):
     split, recompute, partition = kind
-    layer = ParallelTransformerLayer(
-        H, A, 4 * H, group=tp, cp=cp, site="layers.1", order=order, causal=False, eps=1e-12,
+    layer = make_layer(
+        H, A, 4 * H, tp=tp, cp=cp, rng_site="layers.1", norm_order=order, causal=False, eps=1e-12,
         dropout=p, attention_dropout=p, sequence_parallel=split, recompute=recompute,
-        partition=partition, offload=partition, dtype=torch.float64,
+        partition_activations=partition, offload_activations=partition, dtype=torch.float64,
     )  # fmt: skip
     fill(layer)
     return layer
@@ -88,12 +88,12 @@ def _norm(w: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 @cache
 def _expected(p: float) -> tuple[list[Tensor], dict[str, Tensor]]:
-    w, noise = copies(_made(p, KINDS[0], Group(), Group())), CounterRNG(5, 6, SAMPLES)
+    w, rng = copies(_made(p, KINDS[0], Group(), Group())), CounterRNG(5, 6, SAMPLES)
     ones = torch.ones(B, S, H, dtype=torch.float64)
-    drawn = [noise.dropout(ones, p, site=f"layers.1.{name}") for name in ("attention", "mlp")]
+    drawn = [rng.dropout(ones, p, rng_site=f"layers.1.{name}") for name in ("attention", "mlp")]
     ones = torch.ones(B, A, S, S, dtype=torch.float64)
     site = "layers.1.attention.probabilities"
-    factor = noise.attention_dropout(ones, p, site=site, heads=range(A))
+    factor = rng.attention_dropout(ones, p, rng_site=site, heads=range(A))
     x = numbers(B, S, H, seed=8).requires_grad_()
     y = _norm(w, "attention_norm", x + _attention(below(w, "attention"), x, factor) * drawn[0])
     y = _norm(w, "mlp_norm", y + oracle.mlp(below(w, "mlp"), y) * drawn[1])

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.input_checkpoint import InputCheckpointer
-from mpctl.kernels.layer import ParallelTransformerLayer
-from mpctl.kernels.recompute import checkpointed, core
+from mpctl.kernels.recompute import checkpointed, recomputed
 from mpctl.transport.group import Collective, Group
+from tests.kernels.build import make_layer
 from tests.kernels.oracle import close, grouped, logged, numbers, saved_bytes
 from tests.ranks import run_ranks
 
@@ -77,11 +77,11 @@ def test_the_input_alone_is_kept_and_a_partition_keeps_its_part(
 
 def test_rank_one_of_two_keeps_the_second_half() -> None:
     x = torch.arange(8.0).view(1, 4, 2)
-    kept = InputCheckpointer(Group(1, 2), partition=True).keep(x)
+    kept = InputCheckpointer(Group(1, 2), partition=True).save(x)
     assert kept.tolist() == [4, 5, 6, 7]
     assert kept.untyped_storage().nbytes() == 16
     with pytest.raises(ValueError, match="6 is not divisible by 4"):
-        InputCheckpointer(Group(1, 4), partition=True).keep(torch.ones(1, 3, 2))
+        InputCheckpointer(Group(1, 4), partition=True).save(torch.ones(1, 3, 2))
 
 
 @pytest.mark.parametrize(("way", "freed"), [({"offload": True}, True), ({}, False)])
@@ -125,14 +125,14 @@ def test_an_input_without_gradient_still_trains_the_weights() -> None:
 
 
 def test_core_keeps_its_arguments_and_draws_the_same_mask() -> None:
-    noise = CounterRNG(1, 2, torch.arange(B))
+    rng = CounterRNG(1, 2, torch.arange(B))
 
     def dropped(q: Tensor, k: Tensor) -> Tensor:
         scores = (q @ k.transpose(-1, -2)).softmax(-1)
-        return noise.dropout(scores, 0.5, site="x") @ k
+        return rng.dropout(scores, 0.5, rng_site="x") @ k
 
     outcomes = []
-    for run in (dropped, lambda q, k: core(dropped, q, k)):
+    for run in (dropped, lambda q, k: recomputed(dropped, q, k)):
         q, k = (numbers(B, S, H, seed=i).requires_grad_() for i in (1, 2))
         kept = saved_bytes(lambda run=run, q=q, k=k: run(q, k))
         run(q, k).sum().backward()
@@ -150,11 +150,15 @@ def test_what_a_layer_keeps() -> None:
         "none": {},
         "selective": {"recompute": "selective"},
         "full": {"recompute": "full"},
-        "partition": {"recompute": "full", "partition": True, "group": Group(1, 4)},
+        "partition": {
+            "recompute": "full",
+            "partition_activations": True,
+            "tp": Group(1, 4),
+        },
     }.items():
-        layer = ParallelTransformerLayer(
-            16, 4, 64, site="x", dropout=0.1, attention_dropout=0.1,
-            **{"group": Group(), **options},
+        layer = make_layer(
+            16, 4, 64, rng_site="x", dropout=0.1, attention_dropout=0.1,
+            **{"tp": Group(), **options},
         )  # fmt: skip
         x = torch.ones(1, 64, 16, requires_grad=True)
         with pytest.MonkeyPatch.context() as patch:

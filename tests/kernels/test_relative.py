@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mpctl.kernels.relative import RelativeBias, relative_buckets
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Group
 from tests.kernels.oracle import close, fill, gradients, grouped, logged, numbers, whole
 from tests.ranks import run_ranks
@@ -44,9 +45,12 @@ def _run(rank: int, size: int) -> list:
     for bidirectional in (True, False):
         log: list = []
         bias = RelativeBias(
-            8, 20, 4, group=grouped(rank, size, log), bidirectional=bidirectional,
-            dtype=torch.float64,
-        )  # fmt: skip
+            8,
+            20,
+            4,
+            ShardContext(tp=grouped(rank, size, log), dtype=torch.float64),
+            bidirectional=bidirectional,
+        )
         fill(bias)
         heads = bias.local_heads
         y = bias(5, 9, 2)
@@ -75,7 +79,7 @@ def test_the_split_bias_and_its_gradient(size: int) -> None:
 
 
 def test_any_positions_are_rows_of_the_whole() -> None:
-    bias = RelativeBias(8, 20, 4, group=Group(), bidirectional=True, dtype=torch.float64)
+    bias = RelativeBias(8, 20, 4, ShardContext(tp=Group(), dtype=torch.float64), bidirectional=True)
     fill(bias)
     rows = torch.tensor([0, 1, 6, 7])
     assert torch.equal(bias.at(rows, range(8)), bias(8, 8)[:, :, rows])
@@ -83,17 +87,17 @@ def test_any_positions_are_rows_of_the_whole() -> None:
 
 def test_bad_tables_are_refused() -> None:
     with pytest.raises(ValueError, match="2 relative buckets"):
-        RelativeBias(2, 128, 4, group=Group(), bidirectional=True)
+        RelativeBias(2, 128, 4, ShardContext(tp=Group()), bidirectional=True)
     with pytest.raises(ValueError, match="max_distance 8 must exceed the 8 exact"):
-        RelativeBias(32, 8, 4, group=Group(), bidirectional=True)
+        RelativeBias(32, 8, 4, ShardContext(tp=Group()), bidirectional=True)
     with pytest.raises(ValueError, match="6 is not divisible by 4"):
-        RelativeBias(32, 128, 6, group=Group(0, 4), bidirectional=True)
-    text = repr(RelativeBias(32, 128, 6, group=Group(1, 2), bidirectional=False))
+        RelativeBias(32, 128, 6, ShardContext(tp=Group(0, 4)), bidirectional=True)
+    text = repr(RelativeBias(32, 128, 6, ShardContext(tp=Group(1, 2)), bidirectional=False))
     assert text == "RelativeBias(heads 3..6 of 6, 32 buckets to 128, bidirectional=False, t=2)"
 
 
 def test_a_bias_is_contiguous() -> None:
     """Its last stride is 1, without which CUDA's fused attention refuses it."""
-    bias = RelativeBias(8, 20, 4, group=Group(0, 2), bidirectional=True)
+    bias = RelativeBias(8, 20, 4, ShardContext(tp=Group(0, 2)), bidirectional=True)
     fill(bias)
     assert bias(5, 9).is_contiguous() and bias(5, 9).shape == (1, 2, 5, 9)

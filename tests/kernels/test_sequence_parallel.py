@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.layer import ParallelTransformerLayer, held_rows
 from mpctl.kernels.parameters import is_partial
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.sharding import local_range
 from mpctl.transport.group import Collective, Group
+from tests.kernels.build import make_layer
 from tests.kernels.oracle import close, fill, gradients, grouped, logged, numbers, whole
 from tests.ranks import run_ranks
 
@@ -28,10 +29,10 @@ KINDS = [
 
 def _layer(group: Group, kind: tuple[bool, str, bool], p: float, norm: str = "layernorm"):
     split, recompute, partition = kind
-    layer = ParallelTransformerLayer(
-        H, A, 4 * H, group=group, site="layers.1", dropout=p, attention_dropout=p, norm=norm,
-        sequence_parallel=split, recompute=recompute, partition=partition, offload=partition,
-        dtype=torch.float64,
+    layer = make_layer(
+        H, A, 4 * H, tp=group, rng_site="layers.1", dropout=p, attention_dropout=p, norm=norm,
+        sequence_parallel=split, recompute=recompute, partition_activations=partition,
+        offload_activations=partition, dtype=torch.float64,
     )  # fmt: skip
     fill(layer)
     return layer
@@ -130,35 +131,35 @@ def test_every_message_is_counted_by_the_law(results: list) -> None:
 def test_dropout_masks_follow_the_global_rows() -> None:
     """A layer that took its rows to be the first ones would draw rank 0's mask on every rank."""
     layer = _layer(Group(1, 2), (True, "none", False), 0.5)
-    ones, noise = torch.ones(B, S, H, dtype=torch.float64), CounterRNG(5, 6, SAMPLES)
-    own = layer._dropped(ones[:, : S // 2], noise, "mlp")
-    full = noise.dropout(ones, 0.5, site="layers.1.mlp")
+    ones, rng = torch.ones(B, S, H, dtype=torch.float64), CounterRNG(5, 6, SAMPLES)
+    own = layer._dropout(ones[:, : S // 2], rng, "mlp")
+    full = rng.dropout(ones, 0.5, rng_site="layers.1.mlp")
     assert torch.equal(own, full[:, S // 2 :])
     assert not torch.equal(own, full[:, : S // 2])
 
 
 def test_rows_under_context_and_sequence_parallelism_by_hand() -> None:
     # s=16, c=2: rank 1 of cp holds blocks 1 and 2, positions 4..12; rank 1 of tp the later half
-    groups = {"group": Group(1, 2), "cp": Group(1, 2, name="cp")}
-    rows = held_rows(4, **groups, sequence_parallel=True, device=torch.device("cpu"))
+    context = ShardContext(Group(1, 2), Group(1, 2, name="cp"), sequence_parallel=True)
+    rows = context.positions(4, torch.device("cpu"))
     assert rows.tolist() == [8, 9, 10, 11]
 
 
 def test_bad_combinations_are_refused_in_words() -> None:
-    common = {"group": Group(), "site": "x"}
+    common = {"tp": Group(), "rng_site": "x"}
     with pytest.raises(ValueError, match=r"recompute none: .*\(set recompute to full\)"):
-        ParallelTransformerLayer(H, A, H, partition=True, **common)
+        make_layer(H, A, H, partition_activations=True, **common)
     with pytest.raises(ValueError, match=r"1/t already \(drop one\)"):
-        ParallelTransformerLayer(
-            H, A, H, partition=True, recompute="full", sequence_parallel=True, **common
+        make_layer(
+            H, A, H, partition_activations=True, recompute="full", sequence_parallel=True, **common
         )
     with pytest.raises(ValueError, match="'some' is not one of none, selective, full"):
-        ParallelTransformerLayer(H, A, H, recompute="some", **common)
+        make_layer(H, A, H, recompute="some", **common)
     with pytest.raises(ValueError, match="'batch' is not one of layernorm, rmsnorm"):
-        ParallelTransformerLayer(H, A, H, norm="batch", **common)
+        make_layer(H, A, H, norm="batch", **common)
 
 
 def test_repr_tells_what_is_unusual() -> None:
     text = repr(_layer(Group(), (True, "full", False), 0.0))
-    assert "site=layers.1, dropout=0.0, sequence_parallel, recompute=full\n" in text
+    assert "rng_site=layers.1, dropout=0.0, sequence_parallel, recompute=full\n" in text
     assert "recompute" not in repr(_layer(Group(), (False, "none", False), 0.0))

@@ -310,10 +310,10 @@ def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
     (chunk,) = trainer.pipeline.chunks
     advance = chunk.advance
 
-    def burning(state: State, batch: Batch, noise: CounterRNG | None) -> State:
-        if rank == 1 and noise is not None and next(calls) == 6:
+    def burning(state: State, batch: Batch, rng: CounterRNG | None) -> State:
+        if rank == 1 and rng is not None and next(calls) == 6:
             raise RuntimeError("layers on fire")
-        return advance(state, batch, noise)
+        return advance(state, batch, rng)
 
     chunk.advance = burning  # type: ignore[method-assign]
     try:

@@ -16,6 +16,7 @@ from mpctl.errors import InputError
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import Shard, assemble, shard_of
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
@@ -37,10 +38,7 @@ def built(folder: Path, group: Group) -> FamilyModule:
     """The rank's share of the model in a Hugging Face directory; whatever was there is written
     over."""
     hub = open_hub(folder)
-    model = build_module(
-        hub.model, TrainingSpec(), group=group, cp=Group(name="cp"), sequence_parallel=False,
-        dtype=torch.float32, device=torch.device("cpu"),
-    )  # fmt: skip
+    model = build_module(hub.model, TrainingSpec(), ShardContext(group, dtype=torch.float32))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(float("nan"))

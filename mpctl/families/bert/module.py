@@ -17,64 +17,64 @@ from torch import Tensor, nn
 
 from mpctl.families.batch import Batch
 from mpctl.families.bert.ops import CLASSES
-from mpctl.families.parts import (
-    ReplicatedLinear,
-    ShardContext,
-    SingleStackModule,
-    norm_of,
-    padded,
-    weighted_sum,
-)
+from mpctl.families.parts import model_norm, padded, weighted_sum
+from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.mlp import activation_of
-from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
+from mpctl.kernels.parameters import Init
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
-from mpctl.sharding import local_range
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 
 class BERT(SingleStackModule):
-    """Fed tokens, types, targets and weights [b, s/c], and next [b]; the loss of a sample is the
-    mean over its masked words plus the next-sentence loss."""
+    """A batch has tokens, types, targets and weights [b, s/c], and next [b]; the loss of a sample
+    is the mean over its masked words plus the next-sentence loss."""
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        shard_context: ShardContext,
+        stage_slice: StageSlice,
     ) -> None:
         tables = {"position": model.max_positions, "types": model.token_types}
-        super().__init__(model, training, place, held, tables=tables, causal=False,
-                         order=model.norm_order)  # fmt: skip
+        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=False)
         is_post = model.norm_order == "post"
-        if self.embedding is not None and held.has_entry:
-            self.embedding.norm = norm_of(model, place) if is_post else nn.Identity()
-        if held.has_exit:
-            self._build_heads(model, training, place)
-            self.final_norm = nn.Identity() if is_post else norm_of(model, place)
+        if self.embedding is not None and stage_slice.has_entry:
+            self.embedding.norm = model_norm(model, shard_context) if is_post else nn.Identity()
+        if stage_slice.has_exit:
+            self._build_heads(model, training, shard_context)
+            self.final_norm = nn.Identity() if is_post else model_norm(model, shard_context)
 
-    def _build_heads(self, model: ModelSpec, training: TrainingSpec, place: ShardContext) -> None:
-        init, h = Init("normal", training.init_std), model.hidden
-        self.transform = ReplicatedLinear(h, h, place, init=init)
+    def _build_heads(
+        self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext
+    ) -> None:
+        layers, h = shard_context.layers, model.hidden
+        init = Init("normal", training.init_std)
+        self.transform = layers.replicated_linear(h, h, init=init)
         self.activation = activation_of(model.activation)
-        self.transform_norm = norm_of(model, place)
+        self.transform_norm = model_norm(model, shard_context)
         self.head = self.head or nn.Module()
-        self.head.bias = _word_bias(model, place)
-        self.pooler = ReplicatedLinear(h, h, place, init=init)
-        self.next = ReplicatedLinear(h, CLASSES, place, init=init)
+        self.head.bias = layers.word_bias(padded(model, shard_context.tp))
+        self.pooler = layers.replicated_linear(h, h, init=init)
+        self.next = layers.replicated_linear(h, CLASSES, init=init)
 
-    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
+    def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
+        """[b, s/c, h] of tokens, positions and segments; post-norm models norm their sum."""
         assert self.embedding is not None
         hidden = self.embedding(batch["tokens"], position=None, types=batch["types"])
-        return self.embedding.dropped(self.embedding.get_submodule("norm")(hidden), noise)
+        return self.embedding.dropped(self.embedding.get_submodule("norm")(hidden), rng)
 
     def logits(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Behind the last layer -> [b, s/c, v_local] of this rank's words and, where the first
-        token is, next-sentence logits [b, 2]."""
+        """Hidden states behind the last layer -> logits [b, s/c, v_local] of this rank's words
+        and, on the ranks that hold the first token, next-sentence logits [b, 2]."""
         assert self.head is not None
         hidden = self.final_norm(hidden)
-        logits = self.words(self.transform_norm(self.activation(self.transform(hidden))))
+        logits = self.word_logits(self.transform_norm(self.activation(self.transform(hidden))))
         bias = self.head.get_parameter("bias")
-        has_first = self.place.cp.rank == 0
-        has_first &= not (self.place.sequence_parallel and self.place.group.rank)
+        has_first = self.shard_context.holds_first_position
         return logits + bias[: logits.shape[-1]], self._next(hidden) if has_first else None
 
     def _next(self, hidden: Tensor) -> Tensor:
@@ -82,17 +82,12 @@ class BERT(SingleStackModule):
         logits: Tensor = self.next(torch.tanh(self.pooler(hidden[:, :1])))
         return logits[:, 0]
 
-    def left(self, hidden: Tensor, batch: Batch) -> Tensor:
+    def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The sum over samples of their masked-word loss and, on the ranks that hold the first
+        token, of their next-sentence loss."""
         logits, follows = self.logits(hidden)
-        losses = self.losses(logits, batch["targets"])
+        losses = self.word_losses(logits, batch["targets"])
         total = weighted_sum(losses, batch["weights"])
         if follows is None:
             return total
         return total + F.cross_entropy(follows.to(losses.dtype), batch["next"], reduction="sum")
-
-
-def _word_bias(model: ModelSpec, place: ShardContext) -> nn.Parameter:
-    """[v/t], of this rank's words."""
-    rows = padded(model, place.group)
-    own = local_range(rows, parts=place.group.size, index=place.group.rank)
-    return shard_parameter(Shard((rows,), 0, (own,)), init=ZEROS, **place.of_tensors)

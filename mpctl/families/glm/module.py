@@ -10,42 +10,51 @@ from __future__ import annotations
 from torch import Tensor
 
 from mpctl.families.batch import Batch
-from mpctl.families.parts import ShardContext, SingleStackModule, norm_of, weighted_sum
+from mpctl.families.parts import model_norm, weighted_sum
+from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import partly_bidirectional_mask
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 
 class GLM(SingleStackModule):
-    """Fed tokens, positions, blocks, targets and weights [b, s/c], and context [b], the tokens of
-    part A; the loss of a sample is the mean over the words of its blanks."""
+    """A batch has tokens, positions, blocks, targets and weights [b, s/c], and context [b], the
+    number of tokens of part A; the loss of a sample is the mean over the words of its blanks."""
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        shard_context: ShardContext,
+        stage_slice: StageSlice,
     ) -> None:
         tables = dict.fromkeys(("position", "block"), model.max_positions)
-        super().__init__(model, training, place, held, tables=tables, causal=False)
-        self.final_norm = norm_of(model, place) if held.has_exit else None
+        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=False)
+        self.final_norm = model_norm(model, shard_context) if stage_slice.has_exit else None
 
-    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
+    def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
+        """[b, s/c, h] of tokens with both of their positions."""
         assert self.embedding is not None
         hidden = self.embedding(batch["tokens"], position=batch["positions"], block=batch["blocks"])
-        return self.embedding.dropped(hidden, noise)
+        return self.embedding.dropped(hidden, rng)
 
-    def beside(self, batch: Batch) -> dict[str, Tensor]:
+    def layer_kwargs(self, batch: Batch) -> dict[str, Tensor]:
         """mask [b, 1, s/c, s]: what this rank's tokens may attend to."""
-        context, cp = batch["context"], self.place.cp
+        context, cp = batch["context"], self.shard_context.cp
         length = batch["tokens"].shape[1] * cp.size
         rows = context_positions(length, cp.size, cp.rank, device=context.device)
         return {"mask": partly_bidirectional_mask(context, length, queries=rows)}
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Behind the last layer -> [b, s/c, v_local]."""
+        """Hidden states behind the last layer [b, s/c, h] -> [b, s/c, v_local]."""
         assert self.final_norm is not None
-        return self.words(self.final_norm(hidden))
+        return self.word_logits(self.final_norm(hidden))
 
-    def left(self, hidden: Tensor, batch: Batch) -> Tensor:
-        return weighted_sum(self.losses(self.logits(hidden), batch["targets"]), batch["weights"])
+    def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The sum over samples of the mean loss of the words of their blanks."""
+        losses = self.word_losses(self.logits(hidden), batch["targets"])
+        return weighted_sum(losses, batch["weights"])

@@ -12,36 +12,44 @@ from __future__ import annotations
 from torch import Tensor
 
 from mpctl.families.batch import Batch
-from mpctl.families.parts import ShardContext, SingleStackModule, norm_of
+from mpctl.families.parts import model_norm
+from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 
 class GPT(SingleStackModule):
-    """Fed tokens and targets [b, s/c]; the loss of a sample is the mean over its tokens. Tokens
-    may have other positions [b, s/c] than where they stand in the batch."""
+    """A batch has tokens and targets [b, s/c], and may have positions [b, s/c]; the loss of a
+    sample is the mean over its tokens."""
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        shard_context: ShardContext,
+        stage_slice: StageSlice,
     ) -> None:
         tables = {"position": model.max_positions} if model.position == "learned" else {}
-        super().__init__(model, training, place, held, tables=tables, causal=True)
-        self.final_norm = norm_of(model, place) if held.has_exit else None
+        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=True)
+        self.final_norm = model_norm(model, shard_context) if stage_slice.has_exit else None
 
-    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
+    def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
+        """[b, s/c, h] of the tokens; a batch may give other positions than where they stand."""
         assert self.embedding is not None
-        learned = self.model.position == "learned"
-        places = {"position": batch.fields.get("positions")} if learned else {}
-        hidden = self.embedding(batch["tokens"], **places)
-        return self.embedding.dropped(hidden, noise)
+        is_learned = self.model.position == "learned"
+        rows = {"position": batch.fields.get("positions")} if is_learned else {}
+        hidden = self.embedding(batch["tokens"], **rows)
+        return self.embedding.dropped(hidden, rng)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Behind the last layer -> [b, s/c, v_local]."""
+        """Hidden states behind the last layer [b, s/c, h] -> [b, s/c, v_local]."""
         assert self.final_norm is not None
-        return self.words(self.final_norm(hidden))
+        return self.word_logits(self.final_norm(hidden))
 
-    def left(self, hidden: Tensor, batch: Batch) -> Tensor:
-        losses = self.losses(self.logits(hidden), batch["targets"])
+    def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """The sum over samples of the mean loss of their tokens."""
+        losses = self.word_losses(self.logits(hidden), batch["targets"])
         return losses.sum() * (1 / self.model.seq_length)

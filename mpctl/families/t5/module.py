@@ -17,22 +17,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mpctl.families.batch import Batch, DecoderCaches, EncoderDecoderModule, State
+from mpctl.families.batch import Batch, EncoderDecoderModule, State
 from mpctl.families.parts import (
     Embedding,
-    ShardContext,
-    encoder_layers,
-    layer_settings,
-    norm_of,
-    own_head,
+    layer_config,
+    model_norm,
+    output_head,
+    self_attention_layers,
     weighted_sum,
     word_losses,
 )
+from mpctl.kernels.cache import DecoderCaches
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
-from mpctl.kernels.embedding import tied_logits
 from mpctl.kernels.relative import RelativeBias
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
@@ -47,23 +47,30 @@ class _Stack(nn.Module):
         self,
         model: ModelSpec,
         training: TrainingSpec,
-        place: ShardContext,
-        held: StageSlice,
+        shard_context: ShardContext,
+        stage_slice: StageSlice,
         layers: nn.ModuleDict,
         *,
         bidirectional: bool,
     ) -> None:
         super().__init__()
-        self.cp, self.layers, self.held = place.cp, layers, held
-        self.position = RelativeBias(
-            model.relative_buckets, model.relative_max_distance, model.heads, group=place.group,
-            bidirectional=bidirectional, init_std=training.init_std, **place.of_tensors,
-        ) if layers else None  # fmt: skip
-        self.final_norm = norm_of(model, place) if held.has_exit else nn.Identity()
+        self.cp, self.layers, self.stage_slice = shard_context.cp, layers, stage_slice
+        self.position = None
+        if layers:
+            self.position = RelativeBias(
+                model.relative_buckets,
+                model.relative_max_distance,
+                model.heads,
+                shard_context,
+                bidirectional=bidirectional,
+                init_std=training.init_std,
+            )
+        has_exit = stage_slice.has_exit
+        self.final_norm = model_norm(model, shard_context) if has_exit else nn.Identity()
 
     def forward(self, hidden: Tensor, length: int, *args: Any, **masks: Tensor | None) -> Tensor:
-        """length: of the whole sequence; args: the context of a decoder, and the noise; masks: as
-        the layers take them."""
+        """hidden [b, s/c, h] -> [b, s/c, h]. length: of the whole sequence; args: a decoder's
+        context, and the rng; masks: as the layers take them."""
         if self.position is not None:
             cp = self.cp
             rows = context_positions(length, cp.size, cp.rank, device=hidden.device)
@@ -73,12 +80,13 @@ class _Stack(nn.Module):
         normed: Tensor = self.final_norm(hidden)
         return normed
 
-    def continued(
+    def decode_step(
         self, hidden: Tensor, context: Tensor, caches: Sequence[DecoderCaches], mask: Tensor | None
     ) -> Tensor:
-        """hidden [b, q, h] of the decoder's positions after those in the caches -> [b, q, h]."""
-        assert self.position is not None
-        start = caches[0][0].length
+        """hidden [b, q, h] of the decoder's positions behind those in the caches -> [b, q, h]."""
+        if self.position is None or caches[0].own is None:
+            raise ValueError("a step of decoding needs layers, with a cache each")
+        start = caches[0].own.length
         rows = range(start, start + hidden.shape[1])
         bias = self.position.at(rows, range(rows.stop))
         for layer, pair in zip(self.layers.values(), caches, strict=True):
@@ -88,57 +96,59 @@ class _Stack(nn.Module):
 
 
 class T5(EncoderDecoderModule):
-    """Fed tokens [b, s/c], decoder_tokens, targets and weights [b, q/c]; the loss of a sample is
-    the mean over its targets."""
+    """A batch has tokens [b, s/c], and decoder_tokens, targets and weights [b, q/c]; the loss of a
+    sample is the mean over its targets."""
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, *held: StageSlice
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        shard_context: ShardContext,
+        *stage_slices: StageSlice,
     ) -> None:
         super().__init__()
-        self.model, self.place = model, place
-        self.encoder, self.decoder = (
-            _encoder(model, training, place, held),
-            _decoder(model, training, place, held),
-        )
-        self.has_entry = any(part.has_entry for part in held)
-        self.has_exit = self.decoder is not None and self.decoder.held.has_exit
+        self.model, self.shard_context = model, shard_context
+        self.encoder = _encoder(model, training, shard_context, stage_slices)
+        self.decoder = _decoder(model, training, shard_context, stage_slices)
+        self.has_entry = any(part.has_entry for part in stage_slices)
+        self.has_exit = self.decoder is not None and self.decoder.stage_slice.has_exit
         self.embedding = None
         if self.has_entry or (self.has_exit and model.tied_embeddings):
-            self.embedding = Embedding(model, training, place, tables={}, word_std=WORD_STD)
-        self.head = own_head(model, training, place) if self.has_exit else None
+            self.embedding = Embedding(model, training, shard_context, tables={}, word_std=WORD_STD)
+        self.head = output_head(model, training, shard_context) if self.has_exit else None
 
     @property
     def decoder_depth(self) -> int:
         """Layers of the decoder in this module."""
         return len(self.decoder.layers) if self.decoder is not None else 0
 
-    def advance(self, state: State, batch: Batch, noise: CounterRNG | None) -> State:
+    def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         if self.encoder is not None:
-            state = (self.encoded(state, batch, noise),)
+            state = (self.encode(state, batch, rng),)
         if self.decoder is None:
             return state
-        hidden, source = self.decoded(state, batch, noise)
+        hidden, source = self.decode(state, batch, rng)
         if not self.has_exit:
             return hidden, source
-        losses = word_losses(self.model, self.place, self.logits(hidden), batch["targets"])
+        losses = word_losses(self.model, self.shard_context, self.logits(hidden), batch["targets"])
         return (weighted_sum(losses, batch["weights"]),)
 
-    def forward(self, batch: Batch, noise: CounterRNG | None = None) -> Tensor:
-        source = self.encoded((), batch, noise)
-        return self.logits(self.decoded((source,), batch, noise)[0])
+    def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Tensor:
+        source = self.encode((), batch, rng)
+        return self.logits(self.decode((source,), batch, rng)[0])
 
-    def encoded(
-        self, state: State, batch: Batch, noise: CounterRNG | None, *, mask: Tensor | None = None
+    def encode(
+        self, state: State, batch: Batch, rng: CounterRNG | None, *, mask: Tensor | None = None
     ) -> Tensor:
         """The encoder's result y; mask [b, 1, 1, s]: which tokens are no padding."""
         assert self.encoder is not None
         tokens = batch["tokens"]
-        hidden = state[0] if state else self._embedded(tokens, noise, "encoder.embedding")
-        length, masks = tokens.shape[1] * self.place.cp.size, {} if mask is None else {"mask": mask}
-        encoded: Tensor = self.encoder(hidden, length, noise, **masks)
+        hidden = state[0] if state else self._embedded(tokens, rng, "encoder.embedding")
+        length = tokens.shape[1] * self.shard_context.cp.size
+        encoded: Tensor = self.encoder(hidden, length, rng, mask=mask)
         return encoded
 
-    def continued(
+    def decode_step(
         self,
         batch: Batch,
         source: Tensor,
@@ -151,62 +161,66 @@ class T5(EncoderDecoderModule):
         one stage, without sequence or context parallelism."""
         assert self.decoder is not None
         hidden = self._embedded(batch["decoder_tokens"], None, "decoder.embedding")
-        hidden = self.decoder.continued(hidden, source, caches, mask)
+        hidden = self.decoder.decode_step(hidden, source, caches, mask)
         return self.logits(hidden[:, -1:])[:, 0]
 
-    def decoded(
-        self, state: State, batch: Batch, noise: CounterRNG | None
-    ) -> tuple[Tensor, Tensor]:
+    def decode(self, state: State, batch: Batch, rng: CounterRNG | None) -> tuple[Tensor, Tensor]:
         """state: the encoder's result y alone, or hidden states and y -> both."""
         assert self.decoder is not None
         tokens, source = batch["decoder_tokens"], state[-1]
-        if self.decoder.held.has_entry:
-            hidden = self._embedded(tokens, noise, "decoder.embedding")
+        if self.decoder.stage_slice.has_entry:
+            hidden = self._embedded(tokens, rng, "decoder.embedding")
         else:
             hidden = state[0]
-        return self.decoder(hidden, tokens.shape[1] * self.place.cp.size, source, noise), source
+        length = tokens.shape[1] * self.shard_context.cp.size
+        return self.decoder(hidden, length, source, rng), source
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Behind the decoder's norm -> [b, q/c, v_local]."""
         if self.head is not None:
-            return self.head(hidden)
+            logits: Tensor = self.head(hidden)
+            return logits
         assert self.embedding is not None
-        return tied_logits(hidden * self.model.hidden**-0.5, self.embedding.word)
+        scaled = hidden * self.model.hidden**-0.5
+        return self.shard_context.layers.tied_logits(scaled, self.embedding.word)
 
-    def _embedded(self, tokens: Tensor, noise: CounterRNG | None, site: str) -> Tensor:
+    def _embedded(self, tokens: Tensor, rng: CounterRNG | None, rng_site: str) -> Tensor:
         assert self.embedding is not None
-        return self.embedding.dropped(self.embedding(tokens), noise, site=site)
+        return self.embedding.dropped(self.embedding(tokens), rng, rng_site=rng_site)
 
 
-def _find(held: Sequence[StageSlice], prefix: str) -> StageSlice | None:
-    return next((part for part in held if part.stack.prefix == prefix), None)
+def _slice_of(stage_slices: Sequence[StageSlice], prefix: str) -> StageSlice | None:
+    return next((part for part in stage_slices if part.stack.prefix == prefix), None)
 
 
 def _encoder(
-    model: ModelSpec, training: TrainingSpec, place: ShardContext, held: Sequence[StageSlice]
+    model: ModelSpec,
+    training: TrainingSpec,
+    shard_context: ShardContext,
+    stage_slices: Sequence[StageSlice],
 ) -> _Stack | None:
-    part = _find(held, "encoder.layers")
+    part = _slice_of(stage_slices, "encoder.layers")
     if part is None:
         return None
-    layers = encoder_layers(
-        model, training, place, part.layers, prefix=part.stack.prefix, causal=False,
-        scale=UNSCALED,
-    )  # fmt: skip
-    return _Stack(model, training, place, part, layers, bidirectional=True)
+    config = layer_config(model, training, causal=False, scale=UNSCALED)
+    layers = self_attention_layers(config, shard_context, part.layers, prefix=part.stack.prefix)
+    return _Stack(model, training, shard_context, part, layers, bidirectional=True)
 
 
 def _decoder(
-    model: ModelSpec, training: TrainingSpec, place: ShardContext, held: Sequence[StageSlice]
+    model: ModelSpec,
+    training: TrainingSpec,
+    shard_context: ShardContext,
+    stage_slices: Sequence[StageSlice],
 ) -> _Stack | None:
-    part = _find(held, "decoder.layers")
+    part = _slice_of(stage_slices, "decoder.layers")
     if part is None:
         return None
-    settings = layer_settings(model, training) | place.of_layers
-    layers = nn.ModuleDict({
-        str(n): ParallelDecoderLayer(
-            model.hidden, model.heads, model.ffn, site=f"{part.stack.prefix}.{n}",
-            scale=UNSCALED, **settings,
-        )
-        for n in part.layers
-    })  # fmt: skip
-    return _Stack(model, training, place, part, layers, bidirectional=False)
+    config = layer_config(model, training, causal=True, scale=UNSCALED)
+    layers = nn.ModuleDict(
+        {
+            str(n): ParallelDecoderLayer(config, shard_context, f"{part.stack.prefix}.{n}")
+            for n in part.layers
+        }
+    )
+    return _Stack(model, training, shard_context, part, layers, bidirectional=False)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from mpctl.families import get_prompt_form
-from mpctl.families.batch import Batch, DecoderCaches, EncoderDecoderModule
-from mpctl.families.parts import SingleStackModule
-from mpctl.kernels.cache import ContextCache, KeyValueCache
+from mpctl.families.batch import Batch, EncoderDecoderModule
+from mpctl.families.single_stack import SingleStackModule
+from mpctl.kernels.cache import ContextCache, DecoderCaches, KeyValueCache
 from mpctl.runtime.sampling.texts import Fields, TextState
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class StackDecoder:
         # [b, positions] -> [b, 1, 1, positions]
         mask = None if bool(self.real.all()) else self.real[:, None, None]
         batch = _batch(fields, "left", self.device)
-        return self.module.continued(batch, self.caches, mask=mask)
+        return self.module.decode_step(batch, self.caches, mask=mask)
 
 
 class EncoderDecoder:
@@ -80,18 +80,19 @@ class EncoderDecoder:
         inputs = [{"tokens": text.tokens} for text in texts]
         real = torch.tensor(_is_real(inputs, "tokens", "right"), device=self.device)
         self.mask = None if bool(real.all()) else real[:, None, None]
-        self.source = self.module.encoded(
+        self.source = self.module.encode(
             (), _batch(inputs, "right", self.device), None, mask=self.mask
         )
         room = 1 + max(text.limit for text in texts)
         self.caches = [
-            (KeyValueCache(room), ContextCache()) for _ in range(self.module.decoder_depth)
+            DecoderCaches(KeyValueCache(room), ContextCache())
+            for _ in range(self.module.decoder_depth)
         ]
         return self.decode([text.initial_fields() for text in texts])
 
     def decode(self, fields: Sequence[Fields]) -> Tensor:
         batch = _batch(fields, "left", self.device)
-        return self.module.continued(batch, self.source, self.caches, mask=self.mask)
+        return self.module.decode_step(batch, self.source, self.caches, mask=self.mask)
 
 
 def make_decoder(module: torch.nn.Module, device: torch.device) -> Decoder:

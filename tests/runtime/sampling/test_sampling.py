@@ -19,6 +19,7 @@ from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.families.parts import padded
 from mpctl.kernels.parameters import initialise
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.runtime.sampling.decoders import make_decoder
 from mpctl.runtime.sampling.draw import TokenSampler, gather_logits
 from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate
@@ -55,9 +56,8 @@ def build(
 ) -> tuple[FamilyModule, ModelSpec]:
     model = ModelSpec.model_validate({**SHAPE, **MODELS[kind]})
     module = build_module(
-        model, TrainingSpec(init_std=0.3), group=group, cp=Group(), sequence_parallel=False,
-        dtype=dtype, device=CPU,
-    )  # fmt: skip
+        model, TrainingSpec(init_std=0.3), ShardContext(group, dtype=dtype, device=CPU)
+    )
     initialise(module, 7)
     return module, model
 

@@ -1,0 +1,58 @@
+"""Modules that every tensor-parallel rank holds whole: lookup tables and small linear layers.
+
+Position and segment tables, BERT's pooler and classifier: too small to split. Under sequence
+parallelism each rank feeds them its own positions only, so that their gradients are partial sums
+(parameters.mark_partial).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mpctl.kernels.masks import Positions
+from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
+
+
+class ReplicatedTable(nn.Module):
+    """A lookup table of n rows [n, h]: positions, segments."""
+
+    def __init__(
+        self,
+        rows: int,
+        hidden: int,
+        *,
+        init: Init,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = shard_parameter(Shard((rows, hidden)), init=init, dtype=dtype, device=device)
+
+    def forward(self, rows: Positions) -> Tensor:
+        """The rows of a range, [s, h], or those that an integer tensor [..] names, [.., h]."""
+        weight: Tensor = self.weight
+        return weight[rows.start : rows.stop] if isinstance(rows, range) else weight[rows]
+
+
+class ReplicatedLinear(nn.Module):
+    """x [.., i] -> x W^T + b [.., o]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        init: Init,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.weight = shard_parameter(
+            Shard((out_features, in_features)), init=init, dtype=dtype, device=device
+        )
+        self.bias = shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)

@@ -1,0 +1,89 @@
+"""What an encoder's and a decoder's layer share: residual branches and their recomputation.
+
+pre     x += drop(branch(norm(x)))        GPT-2, T5, Llama
+post    x = norm(x + drop(branch(x)))     BERT (arXiv 1706.03762, section 3.1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+
+from mpctl.kernels.config import LayerConfig
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.recompute import checkpointed
+from mpctl.kernels.tensor_parallel import ShardContext
+
+
+class ResidualLayer(nn.Module):
+    """Base of the transformer layers.
+
+    rng_site names the layer to the dropout masks; it must not depend on the layout, `layers.7` by
+    the layer's global number. Raises ValueError for partition_activations under sequence
+    parallelism, where a layer's input is a part already.
+    """
+
+    def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
+        super().__init__()
+        if config.partition_activations and shard_context.sequence_parallel:
+            raise ValueError(
+                "partition_activations: under sequence_parallel a layer's input is 1/t already "
+                "(drop one)"
+            )
+        self.config, self.shard_context, self.rng_site = config, shard_context, rng_site
+
+    def _norm(self) -> nn.Module:
+        config = self.config
+        return self.shard_context.layers.norm(config.norm, config.hidden, eps=config.eps)
+
+    def _checkpointed(self, compute: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """compute(hidden, ..) that keeps for backward what `config.recompute` says; where no
+        gradient is asked for, nothing is kept."""
+        config = self.config
+        if config.recompute != "full" or not self._needs_gradients(*args, *kwargs.values()):
+            return compute(*args, **kwargs)
+        return checkpointed(
+            compute,
+            *args,
+            group=self.shard_context.tp,
+            partition=config.partition_activations,
+            offload=config.offload_activations,
+            **kwargs,
+        )
+
+    def _needs_gradients(self, *inputs: Any) -> bool:
+        tensors = (value for value in inputs if isinstance(value, Tensor))
+        return any(tensor.requires_grad for tensor in chain(tensors, self.parameters()))
+
+    def _branch(
+        self,
+        name: str,
+        x: Tensor,
+        norm: nn.Module,
+        compute: Callable[[Tensor], Tensor],
+        rng: CounterRNG | None,
+    ) -> Tensor:
+        if self.config.norm_order == "post":
+            return norm(x + self._dropout(compute(x), rng, name))
+        return x + self._dropout(compute(norm(x)), rng, name)
+
+    def _dropout(self, x: Tensor, rng: CounterRNG | None, branch: str) -> Tensor:
+        if rng is None or not rng.active(self.config.dropout):
+            return x
+        rows = self.shard_context.positions(x.shape[1], x.device)
+        return rng.dropout(x, self.config.dropout, rng_site=f"{self.rng_site}.{branch}", rows=rows)
+
+    def extra_repr(self) -> str:
+        config = self.config
+        unusual = {
+            f"norm_order={config.norm_order}": config.norm_order != "pre",
+            "sequence_parallel": self.shard_context.sequence_parallel,
+            f"recompute={config.recompute}": config.recompute != "none",
+            "partition_activations": config.partition_activations,
+            "offload_activations": config.offload_activations,
+        }
+        options = "".join(f", {name}" for name, is_set in unusual.items() if is_set)
+        return f"rng_site={self.rng_site}, dropout={config.dropout}{options}"

@@ -1,0 +1,217 @@
+"""Which modules a layer is built of where its weights are split over tensor-parallel ranks.
+
+Layers and model families never name a split module: they ask `ShardContext.layers`, a
+`TensorParallel`, for a column- or row-parallel linear layer, a norm, an embedding, an output head
+or a loss. So they are the same code whatever the mode of tensor parallelism is:
+
+    1d    Megatron-LM (arXiv 1909.08053): weights over t ranks, activations replicated, or split
+          over the sequence (arXiv 2205.05198)
+
+To add a mode (2D: arXiv 2104.05343, 2.5D: 2105.14500, 3D: 2105.14450): a class with the methods of
+`TensorParallel`, given as `ShardContext(tensor_parallel=...)`. `Topology` factors the tp axis into
+the groups that such a mode needs.
+
+Letters: b batch, s sequence, h hidden, v vocabulary, t tp, c cp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
+from mpctl.kernels.config import Norm
+from mpctl.kernels.context import NO_CP, context_positions
+from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
+from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.kernels.masks import Positions
+from mpctl.kernels.norm import LayerNorm, RMSNorm
+from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.replicated import ReplicatedLinear, ReplicatedTable
+from mpctl.sharding import local_range
+from mpctl.transport.group import Group
+
+NORMS: dict[Norm, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+NO_TP = Group()  # of weights that are whole
+M = TypeVar("M", bound=nn.Module)
+
+
+class TensorParallel(Protocol):
+    """Makes the split modules of one mode. Shapes are those of 1d; a column-parallel layer gives
+    what a row-parallel layer takes, whatever lies between them elementwise."""
+
+    def local_heads(self, heads: int) -> range:
+        """The attention heads of this rank, by global number; ValueError where they do not
+        divide."""
+
+    def column_linear(
+        self, inputs: int, outputs: int, *, bias: bool, init: Init,
+        parts: Sequence[int] | None = None,
+    ) -> nn.Module:  # fmt: skip
+        """[b, s, inputs] -> [b, s, outputs/t]; parts: sizes of fused outputs, each split by
+        itself."""
+
+    def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> nn.Module:
+        """[b, s, inputs/t] -> [b, s, outputs], summed over the ranks."""
+
+    def norm(self, kind: Norm, hidden: int, *, eps: float) -> nn.Module:
+        """Normalisation over the last dimension of activations between layers, [b, s, h]."""
+
+    def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> nn.Module:
+        """A small linear layer between layers: [b, s, inputs] -> [b, s, outputs]."""
+
+    def replicated_table(self, rows: int, hidden: int, *, init: Init) -> nn.Module:
+        """A small lookup table: row numbers [..] -> [.., hidden]."""
+
+    def word_embedding(
+        self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
+    ) -> VocabParallelEmbedding:
+        """Tokens [b, s] -> vectors [b, s, hidden]."""
+
+    def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> nn.Module:
+        """[b, s, hidden] -> logits [b, s, v_local] of this rank's words."""
+
+    def word_bias(self, padded_vocab: int) -> nn.Parameter:
+        """One number a word, [padded_vocab/t], added to the logits."""
+
+    def tied_logits(self, hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
+        """[b, s, hidden] -> logits [b, s, v_local] by the table of the word embedding."""
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
+        """Logits [b, s, v_local], targets [b, s] -> losses [b, s]; overwrites the logits in
+        backward."""
+
+
+class TensorParallel1D:
+    """Megatron's split over one group of t ranks: `TensorParallel` for `context.tp`."""
+
+    def __init__(self, context: ShardContext) -> None:
+        self.context, self.group = context, context.tp
+        self._tensors: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
+        self._split = {
+            "group": context.tp, "sequence_parallel": context.sequence_parallel, **self._tensors
+        }  # fmt: skip
+
+    def local_heads(self, heads: int) -> range:
+        """A contiguous block of heads / t."""
+        return local_range(heads, parts=self.group.size, index=self.group.rank)
+
+    def column_linear(
+        self, inputs: int, outputs: int, *, bias: bool, init: Init,
+        parts: Sequence[int] | None = None,
+    ) -> ColumnParallelLinear:  # fmt: skip
+        """Rows of W over the ranks (linear.py)."""
+        return ColumnParallelLinear(
+            inputs, outputs, bias=bias, init=init, parts=parts, **self._split
+        )
+
+    def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> RowParallelLinear:
+        """Columns of W over the ranks (linear.py)."""
+        return RowParallelLinear(inputs, outputs, bias=bias, init=init, **self._split)
+
+    def norm(self, kind: Norm, hidden: int, *, eps: float) -> LayerNorm | RMSNorm:
+        """A replicated norm; its gradients are partial under sequence parallelism."""
+        norm = NORMS[kind](hidden, eps=eps, backend=self.context.backend, **self._tensors)
+        return self._marked(norm)
+
+    def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> ReplicatedLinear:
+        """Replicated; its gradients are partial under sequence parallelism."""
+        return self._marked(ReplicatedLinear(inputs, outputs, init=init, **self._tensors))
+
+    def replicated_table(self, rows: int, hidden: int, *, init: Init) -> ReplicatedTable:
+        """Replicated; its gradients are partial under sequence parallelism."""
+        return self._marked(ReplicatedTable(rows, hidden, init=init, **self._tensors))
+
+    def word_embedding(
+        self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
+    ) -> VocabParallelEmbedding:
+        """Rows of the table over the ranks (embedding.py)."""
+        return VocabParallelEmbedding(
+            vocab, hidden, padded_vocab=padded_vocab, init=init, **self._split
+        )
+
+    def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> OutputHead:
+        """Rows of W, that is words, over the ranks (embedding.py)."""
+        return OutputHead(vocab, hidden, padded_vocab=padded_vocab, init=init, **self._split)
+
+    def word_bias(self, padded_vocab: int) -> nn.Parameter:
+        """The block of this rank's rows of the word table, zeros at first."""
+        shard = Shard((padded_vocab,), 0, (self._words(padded_vocab),))
+        return shard_parameter(shard, init=ZEROS, **self._tensors)
+
+    def tied_logits(self, hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
+        """By this rank's rows of the word table (embedding.py)."""
+        return tied_logits(hidden, embedding)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
+        """Three all-reduces of b*s numbers; logits stay split (cross_entropy.py)."""
+        first = self._words(padded_vocab).start
+        return vocab_parallel_cross_entropy(
+            logits, targets, group=self.group, first=first, overwrite=True
+        )
+
+    def _words(self, padded_vocab: int) -> range:
+        return local_range(padded_vocab, parts=self.group.size, index=self.group.rank)
+
+    def _marked(self, module: M) -> M:
+        """Under sequence parallelism a replicated module's gradients are partial sums over tp."""
+        if self.context.sequence_parallel:
+            mark_partial(module)
+        return module
+
+
+@dataclass(frozen=True)
+class ShardContext:
+    """How a rank's share of a model is cut and where it lies; by default the whole model.
+
+    tp: the group over which weights are split; cp: that over which the sequence is
+    (context.py). sequence_parallel: activations between the layers are split over tp too, along
+    the sequence (arXiv 2205.05198). dtype, device: of parameters, torch's defaults by default.
+    backend: the kernels of attention and norms. tensor_parallel: the mode of tensor parallelism.
+    """
+
+    tp: Group = NO_TP
+    cp: Group = NO_CP
+    sequence_parallel: bool = False
+    dtype: torch.dtype | None = None
+    device: torch.device | str | None = None
+    backend: KernelBackend = TORCH_BACKEND
+    tensor_parallel: Callable[[ShardContext], TensorParallel] = TensorParallel1D
+
+    @cached_property
+    def layers(self) -> TensorParallel:
+        """What makes the split modules."""
+        return self.tensor_parallel(self)
+
+    @property
+    def holds_first_position(self) -> bool:
+        """Whether the first position of the sequence is among this rank's rows."""
+        return self.cp.rank == 0 and (not self.sequence_parallel or self.tp.rank == 0)
+
+    def positions(self, length: int, device: torch.device) -> Positions:
+        """Global positions of the `length` rows that this rank holds of activations between
+        layers.
+
+        By hand: 8 positions, cp 2, tp 2 with sequence parallelism: cp rank 0 holds 0 1 6 7, of
+        which its tp rank 1 has 6 7.
+        """
+        parts, index = (self.tp.size, self.tp.rank) if self.sequence_parallel else (1, 0)
+        own = local_range(length * parts, parts=parts, index=index)
+        if self.cp.size == 1:
+            return own
+        length_cp = length * parts * self.cp.size
+        of_cp = context_positions(length_cp, self.cp.size, self.cp.rank, device=device)
+        return of_cp[own.start : own.stop]
+
+    def own_rows(self, tensor: Tensor) -> Tensor:
+        """[b, s/c, ..] -> [b, s/(ct), ..] under sequence parallelism, else as it is."""
+        if not self.sequence_parallel:
+            return tensor
+        own = local_range(tensor.shape[1], parts=self.tp.size, index=self.tp.rank)
+        return tensor[:, own.start : own.stop]
