@@ -179,13 +179,12 @@ OF_THE_WHOLE = {
     "public",
     "rank_groups",
 }  # tests/test_X.py that test no X.py
-NOT_TESTED_YET = {"rundir"}  # rooms whose tests still lie with those of launch and runs
 
 
 def test_tests_mirror_the_rooms() -> None:
     packages = {module.parts[0] for module in ALL if len(module.parts) > 1}
     folders = {path.parent.name for path in TESTS.glob("*/test_*.py")}
-    assert folders - HELPERS == packages - NOT_TESTED_YET
+    assert folders - HELPERS == packages
     files = {path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")}
     assert files - OF_THE_WHOLE <= TOP_LEVEL
 

@@ -1,0 +1,58 @@
+"""A rank's breadcrumb outlives the rank; a reader takes whatever there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from mpctl.rundir.breadcrumb import (
+    FILE_BYTES,
+    JOINED,
+    STARTED,
+    TEXT_BYTES,
+    Breadcrumb,
+    BreadcrumbState,
+    read_breadcrumb,
+)
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from mpctl.rundir.breadcrumb import JOINED, Breadcrumb
+crumb = Breadcrumb(Path(sys.argv[1]))
+crumb.reach(JOINED, "joined")
+crumb.write("step 7, forward of micro batch 2")
+crumb.beat()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_rank_wrote_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "doing" / "rank-3"
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)])
+    assert ended.returncode == -9
+    assert read_breadcrumb(path) == BreadcrumbState("step 7, forward of micro batch 2", JOINED, 1)
+
+
+def test_a_long_text_is_cut_and_a_short_one_replaces_it(tmp_path: Path) -> None:
+    crumb = Breadcrumb(tmp_path / "rank-0")
+    crumb.write("é" * TEXT_BYTES)
+    assert read_breadcrumb(crumb.path).doing == "é" * (TEXT_BYTES // 2)
+    crumb.write("saving")
+    assert read_breadcrumb(crumb.path) == BreadcrumbState("saving", STARTED, 0)
+    assert crumb.path.stat().st_size == FILE_BYTES
+
+
+def test_no_file_and_half_a_file_are_states_too(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0"
+    assert read_breadcrumb(path) == BreadcrumbState()
+    path.write_bytes(b"starting\xff")
+    assert read_breadcrumb(path) == BreadcrumbState("starting\N{REPLACEMENT CHARACTER}")
+
+
+def test_a_rank_that_ends_removes_it(tmp_path: Path) -> None:
+    crumb = Breadcrumb(tmp_path / "rank-0")
+    crumb.end()
+    crumb.end()
+    assert list(tmp_path.iterdir()) == []
