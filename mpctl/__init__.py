@@ -25,6 +25,8 @@ PUBLIC = {
     "mpctl.search.result": ("SearchResult",),
     "mpctl.transport.group": ("Group",),
     "mpctl.kernels.linear": ("ColumnParallelLinear", "RowParallelLinear"),
+    "mpctl.kernels.config": ("AttentionConfig", "LayerConfig", "MLPConfig"),
+    "mpctl.kernels.tensor_parallel": ("ShardContext",),
     "mpctl.kernels.layer": ("ParallelTransformerLayer",),
     "mpctl.kernels.embedding": ("VocabParallelEmbedding",),
 }

@@ -2,10 +2,14 @@
 
 from mpctl.errors import InputError as InputError
 from mpctl.errors import Issue as Issue
+from mpctl.kernels.config import AttentionConfig as AttentionConfig
+from mpctl.kernels.config import LayerConfig as LayerConfig
+from mpctl.kernels.config import MLPConfig as MLPConfig
 from mpctl.kernels.embedding import VocabParallelEmbedding as VocabParallelEmbedding
 from mpctl.kernels.layer import ParallelTransformerLayer as ParallelTransformerLayer
 from mpctl.kernels.linear import ColumnParallelLinear as ColumnParallelLinear
 from mpctl.kernels.linear import RowParallelLinear as RowParallelLinear
+from mpctl.kernels.tensor_parallel import ShardContext as ShardContext
 from mpctl.layout.job_layout import JobLayout as JobLayout
 from mpctl.planning.plan import Plan as Plan
 from mpctl.planning.plan import load_plan as load_plan

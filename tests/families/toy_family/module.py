@@ -5,29 +5,37 @@ from __future__ import annotations
 from torch import Tensor
 
 from mpctl.families.batch import Batch
-from mpctl.families.parts import ShardContext, SingleStackModule, weighted_sum
+from mpctl.families.parts import weighted_sum
+from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 
 class Toy(SingleStackModule):
-    """Fed tokens, targets and weights [b, s/c]."""
+    """A batch has tokens, targets and weights [b, s/c]."""
 
     def __init__(
-        self, model: ModelSpec, training: TrainingSpec, place: ShardContext, held: StageSlice
+        self,
+        model: ModelSpec,
+        training: TrainingSpec,
+        shard_context: ShardContext,
+        stage_slice: StageSlice,
     ) -> None:
-        super().__init__(model, training, place, held, tables={"parity": 2}, causal=True)
+        tables = {"parity": 2}
+        super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=True)
 
-    def entered(self, batch: Batch, noise: CounterRNG | None) -> Tensor:
+    def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         assert self.embedding is not None
         tokens = batch["tokens"]
         parity = (tokens * 0).add_(1).cumsum(1) % 2
-        return self.embedding.dropped(self.embedding(tokens, parity=parity), noise)
+        return self.embedding.dropped(self.embedding(tokens, parity=parity), rng)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.words(hidden)
+        return self.word_logits(hidden)
 
-    def left(self, hidden: Tensor, batch: Batch) -> Tensor:
-        return weighted_sum(self.losses(self.logits(hidden), batch["targets"]), batch["weights"])
+    def compute_loss(self, hidden: Tensor, batch: Batch) -> Tensor:
+        losses = self.word_losses(self.logits(hidden), batch["targets"])
+        return weighted_sum(losses, batch["weights"])
