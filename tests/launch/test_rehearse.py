@@ -128,7 +128,9 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
         memory = estimate.memory[0]
         vars(changed)["memory"] = (replace(memory, **{part: getattr(memory, part) + 1}),)
     found: list[dict[str, Any]] = []
-    document = rehearse(replace(plan, estimate=changed), HERE, [0], on_account=found.append)
+    document = rehearse(
+        replace(plan, estimate=changed), HERE, [0], command="", on_rank=found.append
+    )
     assert found == document["ranks"]
     assert not document["agrees"] and exit_code(document) == 1
     lines = [line for line in told(document, capsys).splitlines() if line.startswith("✗")]
@@ -137,7 +139,7 @@ def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.slow
 def test_a_rank_that_fails_fails_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
-    document = rehearse(tiny_plan(), HERE, [0], on_account=lambda _: None)
+    document = rehearse(tiny_plan(), HERE, [0], command="", on_rank=lambda _: None)
     (rank,) = document["ranks"]
     failed = {"rank": 0, "coords": rank["coords"], "agrees": False, "over_bytes": None,
               "failure": {"doing": "step 1", "error": "ValueError: 3 of 4"}}  # fmt: skip
@@ -146,7 +148,7 @@ def test_a_rank_that_fails_fails_the_rehearsal(capsys: pytest.CaptureFixture[str
     assert text.splitlines()[-1] == "2 of 1 rank rehearsed, 1 failed"
 
 
-@pytest.mark.parametrize(("says", "told"), [("Killed", "Killed"), ("", "without a word")])
+@pytest.mark.parametrize(("says", "told"), [("Killed", "Killed"), ("", "it printed no error")])
 def test_a_process_that_ends_early_says_why(
     tmp_path: Path, monkeypatch, says: str, told: str
 ) -> None:
@@ -155,7 +157,7 @@ def test_a_process_that_ends_early_says_why(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(RunFailed, match=f"rank 7 ended with exit code 3: {told}"):
-        rehearse(tiny_plan(), HERE, [7], on_account=lambda _: None)
+        rehearse(tiny_plan(), HERE, [7], command="", on_rank=lambda _: None)
 
 
 def test_the_planning_half_stays_without_torch() -> None:
