@@ -1,10 +1,11 @@
-"""Weights' gradients that backward leaves for later, so that what others wait for comes first.
+"""Weight gradients that backward leaves for later, so that what other stages wait for comes first.
 
 Backward of Y = X W^T is two products: dX = dY W, which the stage before waits for, and dW = dY^T X,
-which nobody does before the update (arXiv 2401.10241, section 2). A weight that carries a
-`DeferredWgrad` has its dW put off (product.py): dY and X are kept, and `Deferred` computes it when
-it is called, gathering X where it is split, and adds it as backward would have. Gradients of biases
-and norms are small and come with dX. The weight is a leaf, not a view of one.
+which no rank needs before the update (arXiv 2401.10241, section 2). A weight with a `DeferredWgrad`
+(`parameters.defer_wgrad`) has its dW deferred (product.py): dY and X are saved, and `Deferred`
+computes dW when it is called, gathering X where it is split, and adds it as backward would have.
+Gradients of biases and norms are small and are computed with dX. The weight is a leaf tensor, not a
+view of one.
 
 By hand: one product, x = 2, w = 3: backward of y leaves dx = 3 and no dw; the deferred call adds 2.
 """
@@ -14,37 +15,28 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Deferred = Callable[[], None]
 
 
 class DeferredWgrad:
-    """What the backwards since the last `take` put off, in their order."""
+    """The weight gradients that backward has deferred since the last `take`, in their order."""
 
     def __init__(self) -> None:
         self._deferred: list[Deferred] = []
 
     def add(self, weight: Tensor, gradient: Callable[[], Tensor]) -> None:
-        """gradient: computes that of the leaf `weight`, to be added to it."""
+        """Defer one. gradient: computes that of the leaf `weight`, to which it will be added."""
 
         def deferred() -> None:
             with torch.no_grad():
-                found = gradient()
-            torch.autograd.backward([weight], [found])
+                computed = gradient()
+            torch.autograd.backward([weight], [computed])
 
         self._deferred.append(deferred)
 
     def take(self) -> list[Deferred]:
+        """The gradients deferred so far, to be computed by calling them; none are left."""
         taken, self._deferred = self._deferred, []
         return taken
-
-
-def defer_wgrad(weight: nn.Parameter, later: DeferredWgrad) -> None:
-    """From the next forward on, products leave this weight's gradient to `later`."""
-    weight.later = later  # type: ignore[attr-defined]
-
-
-def later_of(weight: Tensor) -> DeferredWgrad | None:
-    found: DeferredWgrad | None = getattr(weight, "later", None)
-    return found

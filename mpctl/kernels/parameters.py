@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from mpctl.kernels import counter_rng as noise
+from mpctl.kernels.deferred_wgrad import DeferredWgrad
 
 # Elements drawn at a time, some 20 bytes each in temporaries: 20 MiB.
 _CHUNK = 1 << 20
+_ATTRIBUTES = "parallel_attributes"  # the one name under which a parameter carries its own
 
 
 @dataclass(frozen=True)
@@ -86,32 +88,72 @@ def shard_parameter(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> nn.Parameter:
-    """An uninitialised parameter of the local shape that carries `.shard` and `.init`."""
+    """An uninitialised parameter of the shard's local shape, with ParallelAttributes."""
     parameter = nn.Parameter(torch.empty(shard.local_shape, dtype=dtype, device=device))
-    parameter.shard = shard  # type: ignore[attr-defined]
-    parameter.init = init  # type: ignore[attr-defined]
+    _attach(parameter, ParallelAttributes(shard, init))
     return parameter
 
 
+@dataclass
+class ParallelAttributes:
+    """What a parameter is in the parallel model.
+
+    shard: the part of the full parameter that this rank holds. init: the law of its initial value;
+    None for a parameter that `shard_parameter` did not make. is_partial: whether its gradient has
+    to be summed over tp. deferred_wgrad: where products leave the computation of its gradient; None
+    to compute it in backward.
+    """
+
+    shard: Shard
+    init: Init | None = None
+    is_partial: bool = False
+    deferred_wgrad: DeferredWgrad | None = None
+
+
+def parallel_attributes(parameter: Tensor) -> ParallelAttributes:
+    """The attributes of a parameter; one that `shard_parameter` did not make is replicated.
+
+    They are kept on the tensor, under one name, because a parameter stays the same object while
+    ZeRO, compilation and pipeline chunks change what is around it; a subclass of nn.Parameter
+    would not survive torch's fake tensors.
+    """
+    attributes: ParallelAttributes | None = getattr(parameter, _ATTRIBUTES, None)
+    return ParallelAttributes(Shard(tuple(parameter.shape))) if attributes is None else attributes
+
+
+def _attach(parameter: Tensor, attributes: ParallelAttributes) -> None:
+    setattr(parameter, _ATTRIBUTES, attributes)
+
+
+def defer_wgrad(weight: nn.Parameter, deferred: DeferredWgrad) -> None:
+    """From the next forward on, products leave this weight's gradient to `deferred`."""
+    _attach(weight, replace(parallel_attributes(weight), deferred_wgrad=deferred))
+
+
+def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
+    """Where products leave this weight's gradient; None to compute it in backward."""
+    attributes: ParallelAttributes | None = getattr(weight, _ATTRIBUTES, None)
+    return None if attributes is None else attributes.deferred_wgrad
+
+
 def mark_partial(owner: nn.Module | nn.Parameter) -> None:
-    """Say that each rank of tp sees a part of the sequence by these replicated parameters.
+    """Say that each rank of tp uses these replicated parameters for a part of the sequence only.
 
     Their gradients are then partial sums, to be summed over tp before use: norms, the biases of
     row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2).
     """
     for parameter in owner.parameters() if isinstance(owner, nn.Module) else (owner,):
-        parameter.partial_over_tp = True  # type: ignore[attr-defined]
+        _attach(parameter, replace(parallel_attributes(parameter), is_partial=True))
 
 
 def is_partial(parameter: Tensor) -> bool:
     """Whether the gradient still has to be summed over tp."""
-    return bool(getattr(parameter, "partial_over_tp", False))
+    return parallel_attributes(parameter).is_partial
 
 
 def shard_of(parameter: Tensor) -> Shard:
     """The shard of a parameter; one made elsewhere counts as replicated."""
-    shard: Shard | None = getattr(parameter, "shard", None)
-    return Shard(tuple(parameter.shape)) if shard is None else shard
+    return parallel_attributes(parameter).shard
 
 
 def is_sharded(parameter: Tensor) -> bool:
@@ -132,14 +174,14 @@ def initialise(module: nn.Module, seed: int, *, prefix: str = "") -> None:
     Raises ValueError at a parameter that carries no Init.
     """
     for name, parameter in module.named_parameters(prefix=prefix):
-        draw(parameter, name, seed)
+        initialise_parameter(parameter, name, seed)
 
 
 @torch.no_grad()
-def draw(parameter: nn.Parameter, name: str, seed: int) -> None:
+def initialise_parameter(parameter: nn.Parameter, name: str, seed: int) -> None:
     """Fill one parameter. Stages number their layers globally, so that names do not depend on the
     layout."""
-    init: Init | None = getattr(parameter, "init", None)
+    init = parallel_attributes(parameter).init
     if init is None:
         raise ValueError(f"parameter {name} carries no Init (make it with shard_parameter)")
     if init.kind == "normal":

@@ -8,9 +8,10 @@ Y = X W^T + b with W [o/t, i] (arXiv 1909.08053, section 3). Backward has two pr
 dX comes first, its sum is started, and dW and db are computed before it is waited for; so the
 message is hidden where dW takes longer. With sequence parallelism (arXiv 2205.05198, section 4.2.2)
 X is kept as the shard [b, s/t, i]; its second all-gather travels while dX is computed, then the
-reduce-scatter of dX while dW is. A weight that says so has dW, and X's gathering, put off
-(later.py). By hand, t=2, i=h, 32-bit, b=1, s=8, h=16: each message is 512 bytes whole. What needs
-no gradient costs neither product nor message.
+reduce-scatter of dX while dW is. A weight with a `DeferredWgrad` has dW, and the gathering of X,
+deferred (deferred_wgrad.py). What needs no gradient costs neither product nor message.
+
+By hand, t=2, i=h, 32-bit, b=1, s=8, h=16: each message is 512 bytes whole.
 
 Letters: b batch, s sequence, i in, o out, t ranks of the group.
 """
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mpctl.kernels.deferred_wgrad import later_of
+from mpctl.kernels.parameters import deferred_wgrad_of
 from mpctl.kernels.regions import SEQUENCE
 from mpctl.transport.group import Group, Pending
 
@@ -41,7 +42,7 @@ def column_product(
 
     sequence_parallel: x is this rank's [b, s/t, i], and so is dX. A group of one is F.linear.
     """
-    if group.size == 1 and later_of(weight) is None:
+    if group.size == 1 and deferred_wgrad_of(weight) is None:
         return F.linear(x, weight, bias)
     return _ColumnProduct.apply(x, weight, bias, group, sequence_parallel)
 
@@ -51,8 +52,8 @@ class _ColumnProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group: Group, split: bool
     ) -> Tensor:
-        ctx.group, ctx.split, ctx.later = group, split, later_of(weight)
-        ctx.leaf = weight if ctx.later else None
+        ctx.group, ctx.split, ctx.deferred = group, split, deferred_wgrad_of(weight)
+        ctx.leaf = weight if ctx.deferred else None
         for_dx, for_dw = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
         # [b, s/t, i] -> [b, s, i] -> [b, s, o/t]
@@ -62,18 +63,18 @@ class _ColumnProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        is_put_off = ctx.later is not None and x is not None
+        is_deferred = ctx.deferred is not None and x is not None
         group, split = ctx.group, ctx.split
-        whole = None if x is None or is_put_off else _gathering(x, group, split)
+        whole = None if x is None or is_deferred else _gathering(x, group, split)
         # [b, s, o/t] -> [b*s, o/t]
         rows = grad.flatten(0, -2)
         dx = None if weight is None else _summing((rows @ weight).view(*grad.shape[:-1], -1), ctx)
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
         # [o/t, b*s] x [b*s, i] -> [o/t, i]
         dw = None if whole is None else rows.T @ whole.wait().flatten(0, -2)
-        if is_put_off:
+        if is_deferred:
             values = x.detach()  # x itself and ctx would keep the graph, and all that it ends in
-            ctx.later.add(
+            ctx.deferred.add(
                 ctx.leaf, lambda: rows.T @ _gathering(values, group, split).wait().flatten(0, -2)
             )
         return None if dx is None else dx.wait(), dw, db, None, None

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.parameters import draw
+from mpctl.kernels.parameters import initialise_parameter
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.traffic import TrafficCounter
@@ -51,7 +51,7 @@ class RuntimeEnvironment:
     open_batches: OpenBatches
     peak_memory: Callable[[], int]
     stop_requested: Callable[[], bool] = lambda: False
-    initialize: Callable[[nn.Parameter, str, int], None] = draw
+    initialize: Callable[[nn.Parameter, str, int], None] = initialise_parameter
     kernels: KernelBackend = TORCH_BACKEND
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     norm_block: int = NORM_BLOCK

@@ -34,8 +34,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from mpctl.families.batch import Batch, FamilyModule, State
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.deferred_wgrad import Deferred, DeferredWgrad, defer_wgrad
+from mpctl.kernels.deferred_wgrad import Deferred, DeferredWgrad
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
+from mpctl.kernels.parameters import defer_wgrad
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.deferred_wgrad import DeferredWgrad, defer_wgrad
+from mpctl.kernels.deferred_wgrad import DeferredWgrad
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.parameters import initialise
+from mpctl.kernels.parameters import defer_wgrad, initialise
 from mpctl.transport.group import Collective, Group
 from tests.ranks import run_ranks
 

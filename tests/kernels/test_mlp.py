@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mpctl.kernels.mlp import ParallelMLP
-from mpctl.kernels.parameters import is_partial
+from mpctl.kernels.parameters import is_partial, shard_of
 from mpctl.transport.group import Group
 from tests.kernels.build import make_mlp
 from tests.kernels.oracle import (
@@ -95,8 +95,8 @@ def test_gated_mlps_against_their_formula(size: int) -> None:
 
 def test_each_part_of_the_fused_weight_is_split_by_itself() -> None:
     mlp = make_mlp(H, 8, tp=Group(1, 2), activation="swiglu")
-    assert mlp.up.weight.shard.shape == (16, H)
-    assert mlp.up.weight.shard.blocks == (range(4, 8), range(12, 16))
+    assert shard_of(mlp.up.weight).shape == (16, H)
+    assert shard_of(mlp.up.weight).blocks == (range(4, 8), range(12, 16))
     assert mlp.down.weight.shape == (H, 4)
 
 

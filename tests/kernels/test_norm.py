@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from mpctl.kernels.norm import RMSNorm
-from mpctl.kernels.parameters import ONES, Shard, shard_of
+from mpctl.kernels.parameters import ONES, Shard, parallel_attributes, shard_of
 from tests.kernels.oracle import close, fill, numbers
 
 
@@ -45,7 +45,7 @@ def test_its_weight_is_replicated_and_starts_at_one() -> None:
     norm = RMSNorm(8)
     assert [name for name, _ in norm.named_parameters()] == ["weight"]
     assert shard_of(norm.weight) == Shard((8,))
-    assert norm.weight.init == ONES
+    assert parallel_attributes(norm.weight).init == ONES
     assert repr(norm) == "RMSNorm(8 (replicated), eps=1e-05)"
 
 

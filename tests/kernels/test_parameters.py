@@ -55,7 +55,9 @@ def test_dtype_changes_the_rounding_only() -> None:
 def test_the_chunk_size_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> torch.Tensor:
         weight = shard_parameter(Shard((37, 19), 0, (range(3, 36),)), init=Init("normal", 1.0))
-        parameters.fill_normal(weight.data, shard_of(weight), 5, weight.init)
+        parameters.fill_normal(
+            weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init
+        )
         return weight.data
 
     whole = drawn()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from mpctl.kernels.deferred_wgrad import later_of
+from mpctl.kernels.parameters import deferred_wgrad_of
 from mpctl.layout.limits import MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener
@@ -36,7 +36,9 @@ class GradientOverlap(PassListener):
         self, buffer: GradientBuffer, actions: Iterable[Action], *, each: bool, early: bool
     ) -> None:
         self.buffer, self.stores, self.each, self.early = buffer, buffer.stores, each, early
-        self.deferred = [{p for p in s.shard.parameters if later_of(p)} for s in self.stores]
+        self.deferred = [
+            {p for p in s.shard.parameters if deferred_wgrad_of(p)} for s in self.stores
+        ]
         self.last: dict[int, Action] = {}  # the action that completes a bucket, by its number
         for action in actions:
             self.last |= dict.fromkeys(self._completed_by(action), action)
