@@ -21,6 +21,8 @@ from math import prod
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import Dims, GradNeeds, LayerStack, ParameterSpec
+from mpctl.spec.runtime import RuntimeProfile
+from mpctl.spec.training import TrainingSpec
 from mpctl.units import DTYPE_BYTES
 
 Sizes = Mapping[str, int]
@@ -95,10 +97,23 @@ def local_sizes(layout: JobLayout) -> Sizes:
     }
 
 
+def value_bytes(training: TrainingSpec) -> int:
+    """Bytes of an element of activations and parameters; only operands of products are fp8."""
+    return max(2, DTYPE_BYTES[training.dtype])
+
+
+def gradient_bytes(training: TrainingSpec, profile: RuntimeProfile) -> int:
+    """Bytes of a gradient's element where it is accumulated and reduced: the job's choice, else the
+    runtime's, in no fewer bytes than the parameter."""
+    if training.gradient_dtype is not None:
+        return DTYPE_BYTES[training.gradient_dtype]
+    return max(value_bytes(training), DTYPE_BYTES[profile.gradient_dtype or training.dtype])
+
+
 def message_bytes(layout: JobLayout, dims: Dims) -> int:
     """Bytes of a tensor of these dimensions in the training dtype, whole over tp."""
     sizes = local_sizes(layout)
-    return prod(sizes[dim] for dim in dims) * DTYPE_BYTES[layout.job.training.dtype]
+    return prod(sizes[dim] for dim in dims) * value_bytes(layout.job.training)
 
 
 def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
@@ -127,14 +142,17 @@ def block_traffic(
     return BlockTraffic(stack, phi, parallel.tp, parts)
 
 
-def local_parameters(layout: JobLayout, stage: int, *, trained_only: bool = False) -> int:
+def local_parameters(
+    layout: JobLayout, stage: int, *, trained_only: bool = False, whole_only: bool = False
+) -> int:
     """Number of parameters that one rank of a stage holds, before ZeRO shares them.
 
-    trained_only: leave frozen parameters out.
+    trained_only: leave frozen parameters out. whole_only: only those that tp does not split.
     """
 
     def count(weights: Iterable[ParameterSpec]) -> int:
-        return sum(weight.local_numel(layout.job.parallel.tp) for weight in weights)
+        tp = layout.job.parallel.tp
+        return sum(w.local_numel(tp) for w in weights if not (whole_only and w.is_split))
 
     slices = layout.stage_slices(stage)
     ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}

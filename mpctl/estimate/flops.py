@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterable, Sequence
 from math import prod
 
 from mpctl.estimate.communication import local_sizes
-from mpctl.estimate.messages import runs_again
+from mpctl.estimate.recompute import is_repeated
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp
 from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.orders import Kind
+from mpctl.spec.runtime import get_profile
 
 ALL: tuple[Kind, ...] = ("forward", "backward")
 FORWARD: tuple[Kind, ...] = ("forward",)
@@ -43,7 +44,7 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
 
 
 def _repeated(layout: JobLayout, cores: Sequence[AttentionOp], flow: GradFlow) -> float:
-    if runs_again(layout, flow):
+    if is_repeated(layout, get_profile(layout.job.training.runtime), flow):
         return block_flops(layout, cores, flow, FORWARD, again=0)
     if layout.job.training.recompute != "selective":
         return 0.0
@@ -70,7 +71,8 @@ def block_flops(
     again: int | None = None,
 ) -> float:
     """One layer and micro batch. again: forwards repeated; what the job's recomputation says."""
-    again = int(runs_again(layout, flow)) if again is None else again
+    if again is None:
+        again = int(is_repeated(layout, get_profile(layout.job.training.runtime), flow))
     scores = sum(_core_flops(layout, core, flow, again, kinds) for core in cores)
     return _part_flops(layout, flow, again, kinds) + scores
 

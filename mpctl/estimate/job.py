@@ -12,7 +12,8 @@ from functools import cached_property
 from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, fullest_stage, layout_memory
-from mpctl.estimate.messages import Message, step_messages
+from mpctl.estimate.message import MessageCount
+from mpctl.estimate.messages import step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.estimate.validation import validation_messages
 from mpctl.layout.job_layout import JobLayout
@@ -34,11 +35,13 @@ class Estimate:
         )
 
     @cached_property
-    def messages(self) -> tuple[tuple[Message, ...], ...]:
+    def messages(self) -> tuple[tuple[MessageCount, ...], ...]:
         """Messages of one step, of one rank of each stage."""
         return tuple(step_messages(self.layout))
 
-    def validation(self, stage: int, replica: int, samples: Sequence[int]) -> tuple[Message, ...]:
+    def validation(
+        self, stage: int, replica: int, samples: Sequence[int]
+    ) -> tuple[MessageCount, ...]:
         """Messages of one validation, of one rank of a stage in a data-parallel replica.
 
         samples: validation samples of each corpus.

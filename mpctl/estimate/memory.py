@@ -144,7 +144,7 @@ def _at_peak(layout: JobLayout, contents: StageContents, stage: int) -> StageMem
     slack, context = software.slack - 1, round(software.context_bytes)
     if not is_cuda(job):
         slack, context = 0.0, 0
-    kept, peak, in_flight = held_at_most(job, contents.chunks, stage=stage)
+    kept, peak, in_flight = peak_activations(layout, contents.chunks, stage=stage)
     activations = round(kept)
     work = round(max(peak - kept + contents.work, states.stepping - kept))
     bare = states.parameters + states.gradients + states.optimizer
@@ -168,13 +168,14 @@ def _split(job: JobSpec) -> int:
     return job.parallel.tp if job.parallel.sequence_parallel else 1
 
 
-def held_at_most(
-    job: JobSpec, chunks: Sequence[ChunkBytes], *, stage: int
+def peak_activations(
+    layout: JobLayout, chunks: Sequence[ChunkBytes], *, stage: int
 ) -> tuple[float, float, int]:
-    """(kept for backwards at most, most with what an action under way has, chunks in flight)."""
-    p = job.parallel
+    """Activations of a stage whose chunks take these bytes: (most bytes saved for backwards at
+    once, most bytes with what a running action needs besides, most chunks in flight)."""
+    p = layout.job.parallel
     schedule: ScheduleName = p.schedule if p.pp > 1 else "1f1b"
-    return _held(schedule, stage, p.pp, job.num_microbatches, tuple(chunks))
+    return _held(schedule, stage, p.pp, layout.num_microbatches, tuple(chunks))
 
 
 def _in_two(chunk: ChunkBytes, stage: int, stages: int, microbatches: int) -> tuple[float, float]:

@@ -21,10 +21,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import log2
 
-from mpctl.estimate.messages import Message
-from mpctl.estimate.p2p import P2PTransfer
+from mpctl.axes import AXIS_NAMES
+from mpctl.estimate.message import Message
 from mpctl.spec.cluster import ClusterSpec, LinkSpec
 from mpctl.topology import Group, Topology
+
+# The axes of a group whose name in plans is not an axis: `dp` is over the replicas, dp x cp.
+GROUP_AXES: dict[str, tuple[str, ...]] = {"dp": ("dp", "cp"), "world": AXIS_NAMES}
 
 
 class MissingLink(LookupError):
@@ -62,12 +65,17 @@ class Network:
     cluster: ClusterSpec
     topology: Topology
 
-    def seconds(self, axis: str, kind: str, size: float) -> float:
-        """Of one collective over an axis; `dp` is over the replicas, dp x cp."""
-        return self.route(axis).collective(kind, size)
+    def seconds(self, message: Message) -> float:
+        """Seconds of a message, `count` of them one after the other. Raises MissingLink where a
+        link that it crosses has no bandwidth."""
+        return message.count * self._once(message)
 
-    def collective(self, message: Message) -> float:
-        return message.count * self.seconds(message.axis, message.kind, message.bytes)
+    def _once(self, message: Message) -> float:
+        if message.kind == "send":
+            return self._send(message.stages, message.bytes)
+        if message.stages:
+            return self._sum_over(message.stages, message.bytes)
+        return self.route(message.axis).collective(message.kind, message.bytes)
 
     def route(self, axis: str) -> Route:
         routes = self._routes
@@ -81,10 +89,12 @@ class Network:
 
     def _find(self, axis: str) -> Route:
         topology = self.topology
-        axes = ("dp", "cp") if axis == "dp" else (axis,)
+        axes = GROUP_AXES.get(axis, (axis,))
         ranks = topology.group_size(*axes)
         if ranks == 1:
             return Route(1, 1, 0.0, 0.0, 0.0, 0.0)
+        if ranks == topology.world_size:
+            return self._route(axis, ranks, topology.nodes, -(-ranks // topology.nodes))
         straddling = [topology.straddling(a) for a in axes if topology.sizes[a] > 1]
         group = topology.group(straddling[0][0][0][0] if straddling[0][1] else 0, *axes)
         nodes = len({topology.node(rank) for rank in group})
@@ -112,24 +122,19 @@ class Network:
         """Ranks of a node."""
         return min(self.topology.gpus_per_node, self.topology.world_size)
 
-    def sum_over(self, stages: Collection[int], size: float) -> float:
+    def _sum_over(self, stages: Collection[int], size: float) -> float:
         """Seconds of an all-reduce by the ranks of a pipeline at these stages."""
         nodes = len({self.topology.node(self._pipeline[stage]) for stage in stages})
         in_node = len(stages) if nodes == 1 else 1
         return self._route("pp", len(stages), nodes, in_node).collective("all_reduce", size)
 
-    def transfer(self, hand_over: P2PTransfer, *, scatters: bool = False) -> float:
-        """Seconds from one stage to another. scatters: a rank of tp sends its part alone, and the
-        receivers gather the parts, where tp is not split already."""
-        crosses = self._are_apart((hand_over.sender.stage, hand_over.receiver.stage))
+    def _send(self, stages: Collection[int], size: float) -> float:
+        """Seconds of a message from one stage to another, over one link that the ranks of a stage
+        on one node share."""
+        crosses = self._are_apart(stages)
         link, sharing = self._link("pp", _level(crosses)), self._sharing if crosses else 1
-        pace, parts = sharing / (link.bandwidth * link.efficiency), 1
-        if scatters:
-            parts = self.topology.sizes["tp"]
-        seconds = sum(size * pace / parts + link.latency + link.start for size in hand_over.sizes)
-        if parts > 1:
-            seconds += sum(self.seconds("tp", "all_gather", size) for size in hand_over.sizes)
-        return seconds
+        pace = sharing / (link.bandwidth * link.efficiency)
+        return size * pace + link.latency + link.start
 
     @cached_property
     def _pipeline(self) -> Group:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mpctl.estimate.communication import message_bytes
+from mpctl.estimate.message import Message
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
@@ -26,11 +27,16 @@ from mpctl.pipeline.schedule.orders import StageChunk
 
 @dataclass(frozen=True, slots=True)
 class P2PTransfer:
-    """What goes from one chunk to the next for one micro batch: bytes of each tensor."""
+    """What one chunk sends to the next for one micro batch.
+
+    sizes: bytes of each tensor that arrives. messages: how they get there. is_forward: activations,
+    not gradients.
+    """
 
     sender: StageChunk
     receiver: StageChunk
     sizes: tuple[int, ...]
+    messages: tuple[Message, ...]
     is_forward: bool = True
 
 
@@ -42,9 +48,9 @@ class SharedParameter:
     stages: tuple[int, ...]
 
 
-def hand_overs(layout: JobLayout) -> Iterator[P2PTransfer]:
+def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTransfer]:
     """Transfers of one micro batch at every boundary of virtual stages: activations, then
-    gradients."""
+    gradients. scatters: the runtime sends a part of a whole tensor from each tp rank."""
     table, parallel = layout.table, layout.job.parallel
     virtual = [
         (StageChunk(stage, chunk), span)
@@ -52,22 +58,57 @@ def hand_overs(layout: JobLayout) -> Iterator[P2PTransfer]:
         for stage, span in enumerate(row)
     ]
     split = parallel.tp if parallel.sequence_parallel else 1
+    parts = parallel.tp if scatters and split == 1 else 1
     for (before, (_, layer)), (behind, _) in pairwise(virtual):
         sizes = [message_bytes(layout, dims) // split for dims in table.boundary(layer)]
         trained = zip(sizes, table.boundary_needs(layer), strict=True)
-        yield P2PTransfer(before, behind, tuple(sizes))
-        yield P2PTransfer(
-            behind, before, tuple(size for size, is_trained in trained if is_trained), False
-        )
+        backward = tuple(size for size, is_trained in trained if is_trained)
+        yield _transfer(before, behind, tuple(sizes), parts, is_forward=True)
+        yield _transfer(behind, before, backward, parts, is_forward=False)
+
+
+def _transfer(
+    sender: StageChunk,
+    receiver: StageChunk,
+    sizes: tuple[int, ...],
+    parts: int,
+    *,
+    is_forward: bool,
+) -> P2PTransfer:
+    """The tensors from sender to receiver; in `parts` parts, which the receivers gather."""
+    ends = (sender.stage, receiver.stage)
+    messages = [
+        Message("pp", "send", "stages", size // parts, 1, "transfer", "stage", stages=ends)
+        for size in sizes
+    ]
+    if parts > 1:
+        messages += [
+            Message("tp", "all_gather", "stages", size, 1, "transfer", "stage") for size in sizes
+        ]
+    return P2PTransfer(sender, receiver, sizes, tuple(messages), is_forward)
+
+
+def stage_transfers(layout: JobLayout, *, scatters: bool) -> list[list[Message]]:
+    """By stage, what it sends to other stages and gathers of what it receives, in one micro
+    batch."""
+    messages: list[list[Message]] = [[] for _ in layout.stages]
+    for transfer in transfers(layout, scatters=scatters):
+        for message in transfer.messages:
+            end = transfer.sender if message.kind == "send" else transfer.receiver
+            messages[end.stage].append(message)
+    for own in messages:
+        own.sort(key=lambda message: (message.axis, message.bytes))
+    return messages
 
 
 def shared_parameters(layout: JobLayout) -> list[SharedParameter]:
     """Trained parameters that several stages hold, in the order in which the stages have them."""
-    is_frozen, stages = frozen_by(layout.table.freeze), layout.shared_parameters
-    weights: dict[str, ParameterSpec] = {}
-    for stage in range(len(layout.stages) if stages else 0):
-        for part in layout.stage_slices(stage):
-            weights |= {w.name: w for w in part.end_weights() if w.name in stages}
-    return [
-        SharedParameter(weights[name], held) for name, held in stages.items() if not is_frozen(name)
-    ]
+    is_frozen = frozen_by(layout.table.freeze)
+    trained = {n: held for n, held in layout.shared_parameters.items() if not is_frozen(n)}
+    weights = {
+        weight.name: weight
+        for stage in {held[0] for held in trained.values()}
+        for part in layout.stage_slices(stage)
+        for weight in part.end_weights()
+    }
+    return [SharedParameter(weights[name], held) for name, held in trained.items()]

@@ -16,23 +16,25 @@ By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no mes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from mpctl.estimate.band import find_band
 from mpctl.estimate.communication import local_parameters
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.kernels import MissingFigure, device_speed
 from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
+from mpctl.estimate.message import Message
+from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.p2p import hand_overs, shared_parameters
+from mpctl.estimate.p2p import transfers
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
 from mpctl.estimate.work import OperatorTimer, OpTimes
 from mpctl.layout.job_layout import JobLayout, Stages
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
-from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
@@ -72,6 +74,15 @@ class _ChunkPass:
     other: float
 
 
+class _ClosingTimes(NamedTuple):
+    """Seconds of a stage in messages once a step, by group, as far as nothing hides them."""
+
+    dp: float
+    tp: float
+    pp: float
+    world: float
+
+
 @dataclass(frozen=True)
 class StepTimeModel:
     """Seconds of one step of a layout, piece by piece."""
@@ -84,6 +95,11 @@ class StepTimeModel:
         """The job that is timed."""
         return self.layout.job
 
+    @cached_property
+    def messages(self) -> StepMessages:
+        """All messages of the step: what is timed here is one of them."""
+        return StepMessages(self.layout, self.operators.profile)
+
     @property
     def stages(self) -> Stages:
         """Spans of layers by [stage][chunk]."""
@@ -93,11 +109,11 @@ class StepTimeModel:
         own, ends = self.passes, self.pipeline.ends()
         m = self.job.num_microbatches
         works = [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in own]
-        after = [sum(parts) for parts in zip(self._gradients, self._optimizer, strict=True)]
-        shared = self._shared
-        late = max(e + a + b for e, a, b in zip(ends, after, shared, strict=True))
+        closing, optimizer = self._closing, self._optimizer
+        after = [c.dp + c.tp + c.world + o for c, o in zip(closing, optimizer, strict=True)]
+        late = max(e + a + c.pp for e, a, c in zip(ends, after, closing, strict=True))
         busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
-        row = own[busiest]
+        row, once = own[busiest], closing[busiest]
         compute, tp, cp, dp, other = (
             m * sum(getattr(p, name) for p in row)
             for name in ("compute", "tp", "cp", "dp", "other")
@@ -107,11 +123,19 @@ class StepTimeModel:
         model_flops, hardware = model_and_hardware_flops(self.layout)
         speed = self.operators.speed
         return StepTime(
-            compute=compute, tp=tp, cp=cp, pp=waits - bubble if len(own) > 1 else 0.0,
-            dp=dp + self._gradients[busiest], bubble=bubble, optimizer=self._optimizer[busiest],
-            other=other + self._host_step, model_flops=model_flops, hardware_flops=hardware,
-            peak=speed.peak, band=find_band(self.layout, self.operators.profile, speed),
-        )  # fmt: skip
+            compute=compute,
+            tp=tp + once.tp,
+            cp=cp,
+            pp=waits - bubble if len(own) > 1 else 0.0,
+            dp=dp + once.dp,
+            bubble=bubble,
+            optimizer=optimizer[busiest],
+            other=other + once.world + self._host_step,
+            model_flops=model_flops,
+            hardware_flops=hardware,
+            peak=speed.peak,
+            band=find_band(self.layout, self.operators.profile, speed),
+        )
 
     def layer(self) -> ChunkTimes:
         """One layer of the first stack alone, as kernels take it: single layers are timed so."""
@@ -133,32 +157,38 @@ class StepTimeModel:
 
     @cached_property
     def passes(self) -> list[list[_ChunkPass]]:
-        """[stage][chunk]. Stages between the ends that hold as much share one."""
-        known: dict[tuple[int, ...], _ChunkPass] = {}
-        found = []
-        for stage, spans in enumerate(self.stages):
-            row = []
-            for chunk in range(len(spans)):
-                held = self.layout.chunk_slices(stage, chunk)
-                ends = [id(end) for part in held for end in part.ends]
-                layers = [
-                    n for part in held for count, flow in part.blocks for n in (count, id(flow))
-                ]
-                key = (*ends, -1, *layers)
-                if key not in known:
-                    known[key] = self._pass(held)
-                row.append(known[key])
-            found.append(row)
-        return found
+        """[stage][chunk]. Stages that hold as much share one."""
+        known: dict[Hashable, list[_ChunkPass]] = {}
+        rows = []
+        for stage, key in enumerate(self._stage_keys):
+            if key not in known:
+                known[key] = [self._pass(stage, chunk) for chunk in range(len(self.stages[stage]))]
+            rows.append(known[key])
+        return rows
 
-    def _pass(self, held: Sequence[StageSlice]) -> _ChunkPass:
+    @cached_property
+    def _stage_keys(self) -> list[Hashable]:
+        """What the seconds of a stage follow from, whatever its number: equal ones take as long."""
+        keys: list[Hashable] = []
+        shared = self.layout.shared_parameters
+        for stage in range(len(self.stages)):
+            slices = self.layout.stage_slices(stage)
+            ends = [id(end) for part in slices for end in part.ends]
+            layers = [
+                n for part in slices for count, flow in part.blocks for n in (count, id(flow))
+            ]
+            names = [name for name, stages in shared.items() if stage in stages]
+            keys.append((*ends, -1, *layers, *names))
+        return keys
+
+    def _pass(self, stage: int, chunk: int) -> _ChunkPass:
         work = OpTimes()
-        for part in held:
+        for part in self.layout.chunk_slices(stage, chunk):
             for layers, flow in part.blocks:
                 work.add(self._block(part.stack, flow), layers)
             for end in part.ends:
                 work.add(self.operators.end(end))
-        return self._paced(work)
+        return self._paced(work, self.messages.gradients.chunk(stage, chunk))
 
     def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         blocks = self._blocks
@@ -170,7 +200,7 @@ class StepTimeModel:
     def _blocks(self) -> dict[int, OpTimes]:
         return {}
 
-    def _paced(self, work: OpTimes) -> _ChunkPass:
+    def _paced(self, work: OpTimes, messages: Sequence[Message]) -> _ChunkPass:
         """The slower of the kernels and their host, and ZeRO's messages beside them."""
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
@@ -179,7 +209,8 @@ class StepTimeModel:
         host = profile.host.micro_batch + sends
         host_forward = slow * (work.host_forward + host)
         host_backward = slow * (work.host_backward + host)
-        gather, scatter = self._zero(work)
+        gather = self._seconds(m for m in messages if m.phase == "forward")
+        scatter = self._seconds(m for m in messages if m.phase == "backward")
         paced = sum if self.operators.speed.waits else pace
         ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
         zero_ahead = self._beside(ahead, gather)
@@ -192,24 +223,8 @@ class StepTimeModel:
             zero_ahead + zero_back, (ahead - forward) + (back - backward),
         )  # fmt: skip
 
-    @property
-    def _zero_stage(self) -> int:
-        """What is sent as under it: ZeRO-3 that keeps parameters over a step sends as ZeRO-1."""
-        p = self.job.parallel
-        keeps = p.pp > 1 and self.operators.profile.overlap.keeps
-        return min(p.zero, 1) if keeps else p.zero
-
-    def _zero(self, work: OpTimes) -> tuple[float, float]:
-        """Seconds of a micro batch's gathers forward, and of its gathers and scatters backward."""
-        zero, network = self._zero_stage, self.operators.network
-        if zero < 2 or not work.parameters:
-            return 0.0, 0.0
-        pieces = max(1.0, work.layers)
-        size = work.parameters / pieces
-        width = self.operators.gradient / self.operators.width
-        gather = pieces * network.seconds("dp", "all_gather", size) if zero == 3 else 0.0
-        scatter = pieces * network.seconds("dp", "reduce_scatter", size * width)
-        return gather, gather + scatter
+    def _seconds(self, messages: Iterable[Message]) -> float:
+        return sum(map(self.operators.network.seconds, messages))
 
     def _beside(self, seconds: float, messages: float) -> float:
         """What messages beside so many seconds of work add to them."""
@@ -229,12 +244,10 @@ class StepTimeModel:
         ahead: list[float] = []
         back: list[float] = []
         if self.job.parallel.pp > 1:
-            share = 1 - self.operators.profile.overlap.pp
-            scatters = self.operators.profile.overlap.scatters and self.operators.split == 1
-            network = self.operators.network
-            for hand_over in hand_overs(self.layout):
-                seconds = share * network.transfer(hand_over, scatters=scatters)
-                (ahead if hand_over.is_forward else back).append(seconds)
+            overlap = self.operators.profile.overlap
+            for transfer in transfers(self.layout, scatters=overlap.scatters):
+                seconds = (1 - overlap.pp) * self._seconds(transfer.messages)
+                (ahead if transfer.is_forward else back).append(seconds)
         chunks = [[found.chunk for found in row] for row in self.passes]
         return PipelineTiming(
             self.job.parallel.schedule, chunks, ahead, back, self.job.num_microbatches
@@ -243,42 +256,35 @@ class StepTimeModel:
     @cached_property
     def _trained(self) -> list[int]:
         """Parameters that one rank of each stage trains."""
-        return [
-            local_parameters(self.layout, stage, trained_only=True)
-            for stage in range(len(self.stages))
-        ]
+        known: dict[Hashable, int] = {}
+        for stage, key in enumerate(self._stage_keys):
+            if key not in known:
+                known[key] = local_parameters(self.layout, stage, trained_only=True)
+        return [known[key] for key in self._stage_keys]
 
     @cached_property
-    def _gradients(self) -> list[float]:
-        """Seconds of each stage in what dp sends once a step, beyond what backward hides."""
-        network, zero = self.operators.network, self._zero_stage
-        found: list[float] = []
-        if network.route("dp").ranks == 1:
-            return [0.0] * len(self.stages)
-        share = self._beside_share(self.operators.profile.overlap.dp)
-        for row, parameters in zip(self.passes, self._trained, strict=True):
-            grads, values = parameters * self.operators.gradient, parameters * self.operators.width
-            if zero == 0:
-                sent = network.seconds("dp", "all_reduce", grads)
+    def _closing(self) -> list[_ClosingTimes]:
+        """Of each stage, what is sent once a step."""
+        known: dict[Hashable, _ClosingTimes] = {}
+        for stage, key in enumerate(self._stage_keys):
+            if key not in known:
+                known[key] = self._closing_of(stage)
+        return [known[key] for key in self._stage_keys]
+
+    def _closing_of(self, stage: int) -> _ClosingTimes:
+        """Gradients and parameters beside the last backward, the rest after it."""
+        covered, rest = 0.0, {"dp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
+        for message in self.messages.once_a_step(stage):
+            seconds = self.operators.network.seconds(message)
+            if message.cover == "last_backward":
+                covered += seconds
             else:
-                sent = network.seconds("dp", "all_gather", values) if zero < 3 else 0.0
-                sent += network.seconds("dp", "reduce_scatter", grads) if zero < 2 else 0.0
-            backward = sum(p.chunk.backward for p in row)
-            hidden = min(share * sent, backward)
-            found.append(sent - hidden + self.operators.profile.overlap.drag * hidden)
-        return found
-
-    @cached_property
-    def _shared(self) -> list[float]:
-        """Seconds of each stage in sums over the pipeline: a table that two stages hold."""
-        seconds = [0.0] * len(self.stages)
-        if len(seconds) > 1:
-            for shared in shared_parameters(self.layout):
-                size = shared.weight.local_numel(self.job.parallel.tp) * self.operators.gradient
-                taken = self.operators.network.sum_over(shared.stages, size)
-                for stage in shared.stages:
-                    seconds[stage] += taken
-        return seconds
+                rest[message.axis] += seconds
+        overlap = self.operators.profile.overlap
+        backward = sum(p.chunk.backward for p in self.passes[stage])
+        hidden = min(self._beside_share(overlap.dp) * covered, backward)
+        rest["dp"] += covered - hidden + overlap.drag * hidden
+        return _ClosingTimes(**rest)
 
     @cached_property
     def _optimizer(self) -> list[float]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.makespan import PipelineTiming
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.p2p import hand_overs
+from mpctl.estimate.p2p import transfers
 from mpctl.estimate.time import get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import StageChunk, actions
@@ -55,7 +55,7 @@ def find_step_line(layout: JobLayout) -> StepLine | str:
 
 def handed_over(layout: JobLayout) -> dict[Pair, int]:
     """Bytes of one micro batch that each chunk sends to its neighbours."""
-    return {(h.sender, h.receiver): sum(h.sizes) for h in hand_overs(layout)}
+    return {(t.sender, t.receiver): sum(t.sizes) for t in transfers(layout)}
 
 
 def play(pipeline: PipelineTiming, sizes: Mapping[Pair, int], *, limit: int = PLAYED) -> StepLine:

@@ -12,19 +12,18 @@ By hand, 5 samples, dp 2, micro batches of 2: replica 0 computes 2 and 1 samples
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import chain
 
-from mpctl.estimate.messages import Message, forward_bucket, pass_messages, sent, status_message
-from mpctl.estimate.p2p import hand_overs
+from mpctl.estimate.message import MessageCount, count_messages
+from mpctl.estimate.messages import StepMessages, status_message
 from mpctl.layout.job_layout import JobLayout
 from mpctl.sharding import validation_sizes
 
 
 def validation_messages(
     layout: JobLayout, *, stage: int, replica: int, samples: Sequence[int]
-) -> tuple[Message, ...]:
+) -> tuple[MessageCount, ...]:
     """The messages of one validation, of one rank of pipeline stage `stage`.
 
     replica: its data-parallel replica. samples: number of validation samples of each corpus.
@@ -33,16 +32,14 @@ def validation_messages(
     for corpus in samples:
         sizes.update(_batch_sizes(layout, replica, corpus))
     forwards = (
-        _forwards(layout.with_micro_batch_size(size), stage, count)
+        StepMessages.of(layout.with_micro_batch_size(size)).forward_of(stage, count)
         for size, count in sorted(sizes.items())
     )
-    parameters = (
-        replace(message, count=message.count * sizes.total())
-        for bucket in layout.buckets(stage)
-        for message in forward_bucket(layout, bucket)
-    )
-    status = replace(status_message(layout.job), count=len(samples))
-    return tuple(sent(layout, chain(*forwards, parameters, [status])))
+    messages = StepMessages.of(layout)
+    gathers = (m.times(sizes.total()) for m in messages.gradients.forward(stage))
+    status = messages.sent([status_message(layout.job).times(len(samples))])
+    alone = (count_messages([message]) for message in chain(gathers, status))
+    return tuple(chain(*forwards, *alone))
 
 
 def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int]:
@@ -51,14 +48,3 @@ def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int
     return validation_sizes(
         samples, micro_batch=job.training.micro_batch_size, parts=job.sizes["dp"], index=replica
     )
-
-
-def _forwards(layout: JobLayout, stage: int, count: int) -> Iterator[Message]:
-    """Forward messages of `count` micro batches on a stage, without those of parameters."""
-    for part in layout.stage_slices(stage):
-        for message in pass_messages(layout, part, forward_only=True):
-            yield replace(message, count=message.count * count)
-    for hand_over in hand_overs(layout):
-        if hand_over.is_forward and hand_over.sender.stage == stage:
-            for size in hand_over.sizes:
-                yield Message("pp", "send", "stages", size, count)

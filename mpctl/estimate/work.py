@@ -17,10 +17,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from math import prod
 
-from mpctl.estimate.communication import Sizes, local_sizes
+from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
-from mpctl.estimate.messages import LOSS_ALL_REDUCES, runs_again
+from mpctl.estimate.layer_messages import LayerMessages
+from mpctl.estimate.message import Message
 from mpctl.estimate.network import Network
+from mpctl.estimate.recompute import is_repeated, repeats_last_product
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul, ParameterSpec
@@ -28,8 +30,6 @@ from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
-from mpctl.spec.training import TrainingSpec
-from mpctl.units import DTYPE_BYTES
 
 SYNCED = 8  # ranks of tp for which host.sync is stated
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
@@ -37,8 +37,8 @@ ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden sta
 
 @dataclass(slots=True)
 class OpTimes:
-    """Seconds of a micro batch by pass: products and what memory bounds, messages over tp and cp
-    that nothing hides, and the host's; bytes of ZeRO-3's parameters, gathered for each pass."""
+    """Seconds of a micro batch by pass: kernels (forward, gradients of inputs and of weights),
+    messages over tp and cp that nothing hides, and the host's launches."""
 
     forward: float = 0.0
     inputs: float = 0.0
@@ -49,33 +49,18 @@ class OpTimes:
     cp_backward: float = 0.0
     host_forward: float = 0.0
     host_backward: float = 0.0
-    parameters: float = 0.0
-    layers: float = 0.0
 
     def add(self, other: OpTimes, times: int = 1) -> None:
         for name in NAMES:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
 
     def again(self, forward: OpTimes) -> None:
-        """Its forward once more in backward."""
+        """Kernels and launches of this forward once more in backward; its messages are listed."""
         self.inputs += forward.forward
-        self.tp_backward += forward.tp_forward
-        self.cp_backward += forward.cp_forward
         self.host_backward += forward.host_forward
 
 
 NAMES = tuple(field.name for field in fields(OpTimes))
-
-
-def value_bytes(training: TrainingSpec) -> int:
-    """Bytes of an element of activations and parameters; only operands of products are fp8."""
-    return max(2, DTYPE_BYTES[training.dtype])
-
-
-def gradient_bytes(training: TrainingSpec, profile: RuntimeProfile) -> int:
-    """Bytes of a gradient's element where it is accumulated and reduced."""
-    dtype = training.gradient_dtype or profile.gradient_dtype or training.dtype
-    return max(value_bytes(training), DTYPE_BYTES[dtype])
 
 
 @dataclass(frozen=True)
@@ -113,6 +98,11 @@ class OperatorTimer:
         return gradient_bytes(self.job.training, self.profile)
 
     @cached_property
+    def messages(self) -> LayerMessages:
+        """What layers and ends send over tp and cp."""
+        return LayerMessages(self.layout, self.profile)
+
+    @cached_property
     def tp(self) -> int:
         return self.job.parallel.tp
 
@@ -123,8 +113,10 @@ class OperatorTimer:
 
     def block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         """One layer."""
-        work = OpTimes(layers=1)
-        self._products(work, flow)
+        work = OpTimes()
+        messages = self.messages.block(stack, flow)
+        self._send(work, messages)
+        self._products(work, flow, messages)
         ahead = OpTimes(work.forward)
         hidden = self._bytes("batch", stack.seq, "hidden") / self.split * (1 + len(stack.cores))
         self._passes(work, self.profile.operators.hidden, hidden, flow)
@@ -137,13 +129,13 @@ class OperatorTimer:
         self._host(work, flow)
         self._repeat(work, scores, ahead.forward, flow)
         self._accumulate(work, flow.trained)
-        work.parameters = self.width * sum(w.local_numel(self.tp) for w in flow.part.weights)
         return work
 
     def end(self, flow: GradFlow) -> OpTimes:
         """Before the first or after the last layer of a stack; logits bring their loss."""
-        work = OpTimes()
-        self._products(work, flow)
+        work, messages = OpTimes(), self.messages.end(flow)
+        self._send(work, messages)
+        self._products(work, flow, messages)
         for product in flow.part.products:
             if product.is_lookup:
                 hidden = self._bytes(*product.writes) / self.split
@@ -153,32 +145,22 @@ class OperatorTimer:
             if "vocab" in product.writes:
                 self._loss(work, product, flow)
         self._accumulate(work, tuple(w for w in flow.trained if len(w.shape) > 1))
-        work.parameters = self.width * sum(w.local_numel(self.tp) for w in flow.part.weights)
         return work
 
     def _repeat(self, work: OpTimes, scores: OpTimes, products: float, flow: GradFlow) -> None:
         training = self.job.training
-        if training.recompute == "full" and runs_again(self.layout, flow):
-            last = self._last(flow)
+        if is_repeated(self.layout, self.profile, flow):
             work.again(work)
-            work.inputs -= last.forward
-            work.tp_backward -= last.tp_forward
+            if not repeats_last_product(self.layout, self.profile):
+                last = OpTimes()
+                self._product(last, flow.part.products[-1], flow, ())
+                work.inputs -= last.forward
         elif training.recompute == "selective" and flow.after:
             if self.profile.operators.recompute == "core":
-                work.again(OpTimes(scores.forward, cp_forward=scores.cp_forward))
+                work.again(OpTimes(scores.forward))
             else:  # every other product, all that memory bounds, no attention
                 bound = work.forward - products - scores.forward
                 work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))
-
-    def _last(self, flow: GradFlow) -> OpTimes:
-        """The last product, where recomputation ends before it: no mask or norm asks for its
-        result."""
-        work, product = OpTimes(), flow.part.products[-1]
-        ends = self.job.training.dropout > 0 or self.model.norm_order == "post"
-        if self.profile.operators.stops_early and not ends:
-            self._product(work, product, flow)
-            self._messages(work, product, flow)
-        return work
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
         host = self.profile.host
@@ -198,13 +180,14 @@ class OperatorTimer:
         moved = self.profile.operators.gradient_bytes * sum(w.local_numel(self.tp) for w in trained)
         work.weights += moved / self.speed.bandwidth
 
-    def _products(self, work: OpTimes, flow: GradFlow) -> None:
+    def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:
         for product in flow.part.products:
-            self._messages(work, product, flow)
             if not product.is_lookup:
-                self._product(work, product, flow)
+                self._product(work, product, flow, messages)
 
-    def _product(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
+    def _product(
+        self, work: OpTimes, product: MatMul, flow: GradFlow, messages: Sequence[Message]
+    ) -> None:
         """Forward, dX and dW; fp8 casts the operands of linear layers first."""
         operators, needs = self.profile.operators, flow.needs[product.name]
         m, k, n = self._shape(product, flow.part.weights)
@@ -217,7 +200,7 @@ class OperatorTimer:
         if needs.w:
             seconds = product_seconds(rates, k, m, n, width, self.gradient)
             work.weights += seconds
-            self._hide(work, product, seconds)
+            self._hide(work, product, seconds, messages)
         is_inner = "ffn" in (*product.reads, *product.writes)
         passes = operators.inner if is_inner else operators.width
         if is_inner or "heads" in (*product.reads, *product.writes):
@@ -233,31 +216,37 @@ class OperatorTimer:
             k, n = (k * local, n) if dim in product.reads else (k, n * local)
         return (m if weight.is_split else m // self.split), k, n
 
-    def _messages(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
-        if self.tp == 1:
-            return
-        needs = flow.needs[product.name]
-        phases = product.collectives(sequence_parallel=self.split > 1, needs=needs)
-        if not (phases.forward or phases.backward):
-            return
-        size = self._bytes(*product.message)
-        work.tp_forward += sum(self.network.seconds("tp", kind, size) for kind in phases.forward)
-        work.tp_backward += sum(self.network.seconds("tp", kind, size) for kind in phases.backward)
+    def _send(self, work: OpTimes, messages: Sequence[Message]) -> None:
+        """The price of messages over tp and cp, by pass; a repeated forward is part of backward."""
+        for message in messages:
+            seconds = self.network.seconds(message)
+            if message.axis == "tp" and message.phase == "forward":
+                work.tp_forward += seconds
+            elif message.axis == "tp":
+                work.tp_backward += seconds
+            elif message.phase == "forward":
+                work.cp_forward += seconds
+            else:
+                work.cp_backward += seconds
 
-    def _hide(self, work: OpTimes, product: MatMul, seconds: float) -> None:
-        """A column product's messages beside its own dW."""
+    def _hide(
+        self, work: OpTimes, product: MatMul, seconds: float, messages: Sequence[Message]
+    ) -> None:
+        """What the product sends backward beside its own dW of so many seconds."""
         share = self.profile.overlap.tp
-        if self.tp == 1 or not share or "tp" not in product.backward_axes:
+        if not share:
             return
-        size = self._bytes(*product.message)
-        kind = "all_reduce" if self.split == 1 else "reduce_scatter"
-        sent = self.network.seconds("tp", kind, size) * (1 if self.split == 1 else 2)
+        sent = sum(
+            self.network.seconds(message)
+            for message in messages
+            if message.product == product.name and message.cover == "weight_gradient"
+        )
         hidden = share * min(sent, seconds)
         work.tp_backward -= hidden
         work.weights += self.profile.overlap.drag * hidden
 
     def _core(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
-        """softmax(Q K^T) V, and what its keys cost to gather."""
+        """softmax(Q K^T) V, forward and backward."""
         model, p = self.model, self.job.parallel
         gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
         queries, keys = self.sizes[core.queries], self.sizes[core.keys] * p.cp
@@ -272,11 +261,6 @@ class OperatorTimer:
                 work.inputs += seconds / own.flash_backward
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
-        if p.cp > 1:
-            head = 2 * batch * keys * model.head_size * self.width
-            size = head * max(1, model.kv_heads // p.tp)
-            work.cp_forward += self.network.seconds("cp", "all_gather", size)
-            work.cp_backward += self.network.seconds("cp", "reduce_scatter", size) * (gradients > 0)
 
     def _held_scores(
         self, work: OpTimes, heads: int, queries: int, keys: int, gradients: int, flow: GradFlow
@@ -290,13 +274,10 @@ class OperatorTimer:
         self._passes(work, self.profile.operators.scores, size, flow)
 
     def _loss(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
-        """Casts, softmax and its gradient over the logits; three sums of a float32 a token."""
+        """Casts, softmax and its gradient over the logits."""
         rows = prod(self.sizes[dim] for dim in product.rows)
         weight = next(w for w in flow.part.weights if w.name == product.parameter)
         logits = rows * weight.shape[weight.dims.index("vocab")] // self.tp
         passes = self.profile.operators.logits
         work.forward += passes.forward * logits / self.speed.bandwidth
         work.inputs += passes.backward * logits / self.speed.bandwidth * flow.needs[product.name].y
-        if self.tp > 1:
-            sums = LOSS_ALL_REDUCES * self.network.seconds("tp", "all_reduce", 4 * rows)
-            work.tp_forward += sums

@@ -12,7 +12,7 @@ from typing import cast
 
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.memory import StageMemory
-from mpctl.estimate.messages import Message
+from mpctl.estimate.message import MessageCount
 from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.supervise import RunOutcome
@@ -145,7 +145,7 @@ def compare_memory(
     }
 
 
-def planned_traffic(messages: tuple[Message, ...]) -> Traffic:
+def planned_traffic(messages: tuple[MessageCount, ...]) -> Traffic:
     """A stage's messages in the form in which a rank counts them."""
     traffic: Traffic = {}
     for message in messages:

@@ -75,6 +75,21 @@ class Bucket:
             at += size
 
 
+class BucketShape(NamedTuple):
+    """What the bytes of a bucket's messages follow from; equal buckets share one.
+
+    numel: elements on this rank. chunks: the stage's chunks that use it. stages: the stages that
+    hold it where there are several, else none. The rest as a Bucket's.
+    """
+
+    numel: int
+    chunks: tuple[int, ...]
+    goes_back: bool
+    is_trained: bool
+    is_partial: bool
+    stages: tuple[int, ...] = ()
+
+
 class _BucketItem(NamedTuple):
     """A parameter at the first unit of a chunk that uses it."""
 
@@ -175,18 +190,29 @@ def _by_unit(items: Iterable[_BucketItem]) -> Iterator[list[_BucketItem]]:
 def _by_size(rules: BucketRules, items: Sequence[_BucketItem]) -> Iterator[list[_BucketItem]]:
     """Trained parameters in groups of at most `max_elements`, those with whole gradients first."""
     for is_partial in (False, True):
-        group: list[_BucketItem] = []
-        size = 0
-        for item in items:
-            if not item.is_trained or item.is_partial is not is_partial:
-                continue
-            if group and size + item.size > rules.max_elements:
-                yield group
-                group, size = [], 0
-            group.append(item)
-            size += item.size
-        if group:
-            yield group
+        kind = [item for item in items if item.is_trained and item.is_partial is is_partial]
+        start = 0
+        for count, _ in filled((item.size for item in kind), rules.max_elements):
+            yield kind[start : start + count]
+            start += count
+
+
+def filled(sizes: Iterable[int], max_elements: int) -> Iterator[tuple[int, int]]:
+    """(parameters, elements) of each bucket that parameters of these sizes fill, in order: one more
+    than `max_elements` opens the next bucket.
+
+    >>> list(filled([3, 3, 4], 6))
+    [(2, 6), (1, 4)]
+    """
+    count = elements = 0
+    for size in sizes:
+        if count and elements + size > max_elements:
+            yield count, elements
+            count = elements = 0
+        count += 1
+        elements += size
+    if count:
+        yield count, elements
 
 
 def _bucket(items: Sequence[_BucketItem], shared: Collection[str]) -> Bucket:

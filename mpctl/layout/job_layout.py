@@ -17,7 +17,8 @@ from functools import cached_property
 
 from mpctl.errors import InputError
 from mpctl.families import get_table
-from mpctl.layout.buckets import Bucket, BucketRules, chunk_buckets, layer_units
+from mpctl.layout.bucket_shapes import bucket_shapes
+from mpctl.layout.buckets import Bucket, BucketRules, BucketShape, chunk_buckets, layer_units
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
@@ -82,7 +83,7 @@ class JobLayout:
     @cached_property
     def zero_stage(self) -> int:
         """The ZeRO stage in effect: 0 where a single replica has nothing to share."""
-        return zero_stage(self.job)
+        return self.job.parallel.zero if self.replicas > 1 else 0
 
     @cached_property
     def num_microbatches(self) -> int:
@@ -108,14 +109,24 @@ class JobLayout:
 
     def chunk_slices(self, stage: int, chunk: int) -> list[StageSlice]:
         """What one chunk of a stage holds of each layer stack."""
-        return self._slices(stage, [self.stages[stage][chunk]])
+        return self._slices[stage][chunk]
 
     def stage_slices(self, stage: int) -> list[StageSlice]:
         """What a stage holds of each layer stack, chunk by chunk."""
-        return self._slices(stage, self.stages[stage])
+        return [part for slices in self._slices[stage] for part in slices]
 
-    def _slices(self, stage: int, spans: tuple[Span, ...] | list[Span]) -> list[StageSlice]:
-        return self.table.stage_slices(spans, is_first=stage == 0, is_last=stage == self.last_stage)
+    @cached_property
+    def _slices(self) -> list[list[list[StageSlice]]]:
+        """By [stage][chunk]."""
+        return [
+            [
+                self.table.stage_slices(
+                    [span], is_first=stage == 0, is_last=stage == self.last_stage
+                )
+                for span in spans
+            ]
+            for stage, spans in enumerate(self.stages)
+        ]
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""
@@ -138,6 +149,11 @@ class JobLayout:
         """The gradients of a stage that are reduced together, in the order of their reduction."""
         chunks = [self.chunk_slices(stage, chunk) for chunk in range(len(self.stages[stage]))]
         return chunk_buckets(chunks, self._bucket_rules, self.shared_parameters)
+
+    def bucket_shapes(self, stage: int) -> Mapping[BucketShape, int]:
+        """How many buckets of each shape `buckets` has for a stage, without naming parameters."""
+        chunks = [self.chunk_slices(stage, chunk) for chunk in range(len(self.stages[stage]))]
+        return bucket_shapes(chunks, self._bucket_rules, self.shared_parameters)
 
     @cached_property
     def _bucket_rules(self) -> BucketRules:

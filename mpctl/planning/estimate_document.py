@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from mpctl.estimate.communication import BlockTraffic
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.memory import StageMemory
-    from mpctl.estimate.messages import Message
+    from mpctl.estimate.message import MessageCount
     from mpctl.estimate.step import StepTime
     from mpctl.planning.schemas import (
         BlockTrafficEntry,
@@ -57,7 +57,7 @@ def _block_entry(block: BlockTraffic) -> BlockTrafficEntry:
     }
 
 
-def _message_entry(message: Message) -> MessageEntry:
+def _message_entry(message: MessageCount) -> MessageEntry:
     return {
         "axis": message.axis,
         "kind": message.kind,

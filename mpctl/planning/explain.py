@@ -20,7 +20,7 @@ from mpctl.estimate.explain import explain_time
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.messages import Message
+from mpctl.estimate.message import MessageCount
 from mpctl.planning.plan import Plan
 from mpctl.units import DTYPE_BYTES, bytes_text
 
@@ -106,7 +106,7 @@ def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
     )  # fmt: skip
 
 
-def _stage(estimate: Estimate, prefix: str, messages: Sequence[Message]) -> Iterator[Figure]:
+def _stage(estimate: Estimate, prefix: str, messages: Sequence[MessageCount]) -> Iterator[Figure]:
     ranks = estimate.layout.group_sizes
     for axis in dict.fromkeys(message.axis for message in messages):
         of_axis = [message for message in messages if message.axis == axis]
@@ -117,7 +117,7 @@ def _stage(estimate: Estimate, prefix: str, messages: Sequence[Message]) -> Iter
             yield _message(f"{prefix}.{axis}", message, ranks[axis])
 
 
-def _message(prefix: str, message: Message, ranks: int) -> Figure:
+def _message(prefix: str, message: MessageCount, ranks: int) -> Figure:
     phases = {"all_reduce": 2, "send": 0}.get(message.kind, 1)
     sent = message.bytes if not phases else ring_bytes(message.bytes, ranks, phases=phases)
     what = message.what.replace(" ", "-")

@@ -20,6 +20,7 @@ from functools import cache
 from math import inf
 from typing import NamedTuple
 
+from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.work import OpTimes
 from mpctl.planning.layout_settings import LayoutSettings
@@ -64,17 +65,22 @@ def summed(passes: Iterable[tuple[int, PassBound]]) -> PassBound:
 
 @dataclass(frozen=True, slots=True)
 class CostBounds:
-    """Of a group. whole: all layers and ends, one micro batch; layer, most: the fastest and the
-    slowest one; ends: all together; exit: what stands after the last; bytes and trained: parameters
-    of the smallest layer on a rank."""
+    """Costs of one micro batch that all layouts of a layer key share.
+
+    whole: all layers and ends. layer, most: the fastest and the slowest layer. ends: all ends
+    together. exit: what stands after the last layer. numel, trained: elements on a rank of the
+    smallest layer, all of them and those with gradients. goes_back: whether every layer has a
+    backward.
+    """
 
     whole: PassBound
     layer: PassBound
     most: PassBound
     ends: PassBound
     exit: PassBound
-    bytes: float
+    numel: int
     trained: int
+    goes_back: bool
 
 
 class StageCut(NamedTuple):
@@ -101,14 +107,15 @@ class StepTimeBound:
         table, slow = self.engine.table(group.tp), self.engine.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
-        sizes: list[tuple[float, int]] = []
+        sizes: list[tuple[int, int, bool]] = []
         try:
             for stack, flow in zip(table.stacks, table.flows, strict=True):
                 for run, kind in flow.runs:
                     work = operators.block(stack, kind)
                     layers.append((len(run), passed(work, slow)))
-                    trained = sum(w.local_numel(group.tp) for w in kind.trained)
-                    sizes.append((work.parameters, trained))
+                    weights = (kind.part.weights, kind.trained)
+                    numel, trained = (sum(w.local_numel(group.tp) for w in ws) for ws in weights)
+                    sizes.append((numel, trained, kind.after))
                 ends += [(1, passed(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
         except MissingLink:
             return None
@@ -117,7 +124,8 @@ class StepTimeBound:
         )
         return CostBounds(
             summed([*layers, *ends]), least, most, summed(ends), ends[-1][1],
-            min(size for size, _ in sizes), min(count for _, count in sizes),
+            min(numel for numel, _, _ in sizes), min(trained for _, trained, _ in sizes),
+            all(goes_back for *_, goes_back in sizes),
         )  # fmt: skip
 
     def _any(self, group: LayerKey) -> LayoutSettings:
@@ -212,26 +220,28 @@ class StepTimeBound:
 
     def _messages(self, layout: LayoutSettings, costs: CostBounds, own: _Once) -> float:
         """Over dp, of a stage with few layers whose last backward hides what one of many can."""
-        overlap = self.engine.profile.overlap
-        zero = min(layout.zero, 1) if layout.pp > 1 and overlap.keeps else layout.zero
+        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=self.engine.profile)
+        group = ReplicaGroup(layout.dp * layout.cp, zero, *self.engine.widths)
         try:
-            route = self.engine.network(layout).route("dp")
+            return self._timed(layout, group, costs, own)
         except MissingLink:
             return inf
-        width, gradient = self.engine.widths
-        trained, backward, seconds = own.least * costs.trained, own.backward, 0.0
-        if zero >= 2:
-            scatter = route.collective("reduce_scatter", costs.bytes * gradient / width)
-            gather = route.collective("all_gather", costs.bytes) if zero == 3 else 0.0
-            each = own.least * (2 * gather + scatter)
-            seconds += own.microbatches * shown(each, overlap.zero, overlap.drag)
+
+    def _timed(
+        self, layout: LayoutSettings, group: ReplicaGroup, costs: CostBounds, own: _Once
+    ) -> float:
+        """No more than the price of the replicas' messages: several layers may share a bucket."""
+        overlap, seconds = self.engine.profile.overlap, self.engine.network(layout).seconds
+        least, backward, added = own.least, own.backward, 0.0
+        if group.zero >= 2:
+            each = 1 if overlap.buckets and group.zero == 2 else least
+            numel, trained = (least // each * size for size in (costs.numel, costs.trained))
+            passes = group.passes(numel, trained, goes_back=costs.goes_back)
+            sent = each * sum(map(seconds, passes))
+            added += own.microbatches * shown(sent, overlap.zero, overlap.drag)
             backward = inf  # it is longer by messages whose sizes may differ
-        if zero == 0:
-            sent = route.collective("all_reduce", trained * gradient)
-        else:
-            sent = route.collective("all_gather", trained * width) if zero < 3 else 0.0
-            sent += route.collective("reduce_scatter", trained * gradient) if zero < 2 else 0.0
-        return seconds + shown(sent, overlap.dp, overlap.drag, backward)
+        sent = sum(map(seconds, group.step(least * costs.trained)))
+        return added + shown(sent, overlap.dp, overlap.drag, backward)
 
 
 class _Once(NamedTuple):

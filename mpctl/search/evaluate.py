@@ -13,6 +13,7 @@ from functools import cached_property
 from math import gcd
 from typing import Any, TypeVar
 
+from mpctl.estimate.communication import gradient_bytes, value_bytes
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.memory import (
     MemoryCache,
@@ -23,7 +24,7 @@ from mpctl.estimate.memory import (
 )
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.time import StepTime, StepTimeModel
-from mpctl.estimate.work import OperatorTimer, OpTimes, gradient_bytes, value_bytes
+from mpctl.estimate.work import OperatorTimer, OpTimes
 from mpctl.families import get_table
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow

@@ -90,6 +90,11 @@ class OverlapShares(StrictModel):
         description="in a pipeline, ZeRO-3's parameters stay gathered from the first micro batch "
         "to the last, and gradients are scattered once",
     )
+    buckets: bool = Field(
+        False, description="gradients are reduced in buckets of parallel.bucket_bytes, padded to "
+        "equal slices; else all of a stage in one message, or a layer's where ZeRO sends in every "
+        "micro batch"
+    )  # fmt: skip
     scatters: bool = Field(
         False, description="tp ranks each send a part of a message between stages, then gather it"
     )

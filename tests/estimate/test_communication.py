@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.estimate.communication import block_traffic, local_parameters, phi_bytes
-from mpctl.estimate.messages import Message, pass_messages, sent
+from mpctl.estimate.message import MessageCount
+from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.p2p import shared_parameters
 from mpctl.families.gpt.ops import BLOCK, HIDDEN
 from mpctl.layout.job_layout import JobLayout
@@ -26,7 +27,7 @@ def golden() -> Plan:
     return load_plan("two-nodes-16-gpus")
 
 
-def messages(plan: Plan, stage: int) -> list[Message]:
+def messages(plan: Plan, stage: int) -> list[MessageCount]:
     assert plan.estimate is not None
     return list(plan.estimate.messages[stage])
 
@@ -170,9 +171,7 @@ def test_messages_of_a_forward_alone() -> None:
         job = job_of({"parallel.tp": 2, "parallel.sequence_parallel": split,
                       "training.recompute": "full"})  # fmt: skip
         layout = JobLayout.of(job)
-        (part,) = layout.stage_slices(0)
-        forward = pass_messages(layout, part, forward_only=True)
-        counts = {(m.what, m.kind): m.count for m in sent(layout, forward)}
+        counts = {(m.what, m.kind): m.count for m in StepMessages.of(layout).forward_of(0, 1)}
         gathers = {("blocks", "all_gather"): 24, ("head", "all_gather"): 1} if split else {}
         assert counts == {
             ("blocks", kind): 24, ("embedding.word", kind): 1, ("loss", "all_reduce"): 3, **gathers,

@@ -151,21 +151,28 @@ def test_recomputation_counts_to_hfu_and_not_to_mfu() -> None:
     assert to_its_end.total == pytest.approx(full.hardware_flops / 1e12)
 
 
+NORM = 8 / 1e9 + 2e-6  # the gradient norm's square, summed over two ranks of a node
+STATUS = (2 + 2) * 8 / 1e9 + 2e-6  # the status of two ranks
+
+
 def test_tp_seconds_by_hand() -> None:
     """tp 2: a ring sends each message once (2 (2-1)/2) in 2 steps of 1 us, at 1 GB/s."""
     time = timed({"parallel.tp": 2, "training.global_batch_size": 4})
     phi, m = 16 * 64 * 4, 4
     states = m * (2 * 4 + 1 + 1)  # blocks, word table, head
     seconds = states * (phi / 1e9 + 2e-6) + 3 * m * (16 * 4 / 1e9 + 2e-6)
-    assert time.tp == pytest.approx(seconds, rel=1e-12)
-    assert time.dp == 0
+    assert time.tp == pytest.approx(seconds + NORM, rel=1e-12)
+    assert (time.dp, time.other) == (0, pytest.approx(STATUS))
 
 
 def test_sequence_parallelism_sends_ten_phases_a_block() -> None:
-    """10 half-rings a block, 2 at the word table (gather back, scatter), 3 at the head."""
+    """10 half-rings a block, 2 at the word table (gather back, scatter), 3 at the head; once a step
+    gradients of norms, of row biases and of positions, which each rank has of its own tokens."""
     job = {"parallel.tp": 2, "parallel.sequence_parallel": True}
     phase, loss = 16 * 64 * 4 / 2 / 1e9 + 1e-6, 16 * 4 / 1e9 + 2e-6
-    assert timed(job).tp == pytest.approx((2 * 10 + 2 + 3) * phase + 3 * loss)
+    partial = (2 * 6 * 64 + 16 * 64 + 2 * 64) * 4 / 1e9 + 2e-6
+    expected = (2 * 10 + 2 + 3) * phase + 3 * loss + partial + NORM
+    assert timed(job).tp == pytest.approx(expected)
 
 
 def test_a_column_products_message_hides_behind_its_own_dw() -> None:
@@ -200,17 +207,18 @@ def test_groups_that_share_a_node_share_its_link() -> None:
 
 
 def test_zero_1_scatters_gradients_and_gathers_parameters() -> None:
-    """Half an all-reduce each; as long, but for bf16 parameters."""
+    """Half an all-reduce each; as long, but for bf16 parameters and the norm over dp."""
     plain, zero = timed({"parallel.dp": 4}), timed({"parallel.dp": 4, "parallel.zero": 1})
-    assert zero.dp == pytest.approx(plain.dp)
+    assert zero.dp == pytest.approx(plain.dp + 1.5 * 8 / 1e9 + 6e-6)
 
 
 def test_zero_3_gathers_twice_and_scatters_once_a_micro_batch() -> None:
-    """Of 2 layers and of two ends with their tables, each by itself."""
+    """Of 2 layers each by itself, and of the ends together, with the tied table once."""
     time = timed({"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8})
-    layer, ends = 12 * 64 * 64 + 13 * 64, (256 + 16) * 64 + 2 * 64 + 256 * 64
-    phase = 2 * (0.75 * 4 * layer / 1e9 + 3e-6) + 0.75 * 4 * ends / 1e9
-    assert time.dp == pytest.approx(2 * 3 * phase, rel=0.01)
+    layer, ends = 12 * 64 * 64 + 13 * 64, (256 + 16) * 64 + 2 * 64
+    phase = 0.75 * 4 * (2 * layer + ends) / 1e9 + 3 * 3e-6
+    norm = 1.5 * 8 / 1e9 + 6e-6
+    assert time.dp == pytest.approx(2 * 3 * phase + norm)
     hidden = timed({"parallel.dp": 4, "parallel.zero": 3, "training.global_batch_size": 8},
                    with_part("overlap", dp=0, zero=1.0))  # fmt: skip
     assert hidden.total == pytest.approx(max(hidden.compute, time.dp), rel=0.35)
@@ -223,7 +231,7 @@ def test_a_pipeline_may_keep_zero_3s_parameters() -> None:
     few, many = ({**job, "training.global_batch_size": batch} for batch in (8, 64))
     keeping = with_part("overlap", keeps=True)
     assert timed(many, keeping).dp == pytest.approx(timed(few, keeping).dp)
-    assert timed(many).dp == pytest.approx(8 * timed(few).dp)
+    assert timed(many).dp - NORM == pytest.approx(8 * (timed(few).dp - NORM))
 
 
 def test_a_slower_cluster_slows_kernels_and_nothing_else() -> None:
@@ -276,8 +284,8 @@ def test_two_unequal_stages_by_hand() -> None:
     slow = LAYER + HEAD
     assert time.compute == pytest.approx(12 * slow)
     assert time.bubble == pytest.approx(3 * LAYER)
-    assert time.pp == pytest.approx(4 * HOP - 3 * HEAD + WORDS)
-    assert time.total == pytest.approx(6 * LAYER + 9 * slow + 4 * HOP + WORDS)
+    assert time.pp == pytest.approx(4 * HOP - 3 * HEAD + WORDS + NORM)
+    assert time.total == pytest.approx(6 * LAYER + 9 * slow + 4 * HOP + WORDS + NORM + STATUS)
     assert (time.tp, time.cp, time.dp) == (0, 0, 0)
 
 
@@ -285,7 +293,7 @@ def test_gpipe_by_hand() -> None:
     """Stage 1 waits F and t, does all of its work, and t later stage 0 its last backward."""
     time = timed({"parallel.pp": 2, "training.global_batch_size": 4, "parallel.schedule": "gpipe"})
     assert time.bubble == pytest.approx(3 * LAYER)
-    assert time.pp == pytest.approx(2 * HOP + WORDS)
+    assert time.pp == pytest.approx(2 * HOP + WORDS + NORM)
 
 
 def test_a_layer_given_to_the_other_stage_balances_the_head() -> None:
@@ -332,7 +340,7 @@ def test_tp_messages_of_a_stage_are_played_too() -> None:
     time = timed({"cluster.device": slow, "parallel.tp": 2, "parallel.pp": 2,
                   "training.global_batch_size": 4})  # fmt: skip
     phi, loss = 16 * 64 * 4 / 1e9 + 2e-6, 16 * 4 / 1e9 + 2e-6
-    assert time.tp == pytest.approx(4 * (5 * phi + 3 * loss))
+    assert time.tp == pytest.approx(4 * (5 * phi + 3 * loss) + NORM)
     assert time.bubble == pytest.approx((2 + 1) * phi + 2 * phi, rel=0.01)
 
 
@@ -343,7 +351,8 @@ def test_boundaries_of_unequal_links() -> None:
     apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.pp": 4, **network}
     time = timed({**apart, "model.layers": 4, "parallel.schedule": "gpipe"})
     words = 256 * 64 * 4 * 2 / 1e8 + 2e-4  # as if both ranks of the node summed theirs
-    assert time.pp == pytest.approx(2 * (2 * HOP + 4096 / 1e8 + 1e-4) + words)
+    norm = 1.5 * 8 / 1e8 + 2 * (1e-6 + 1e-4)  # 2 + 2 ranks, up and down a tree
+    assert time.pp == pytest.approx(2 * (2 * HOP + 4096 / 1e8 + 1e-4) + words + norm)
 
 
 def test_stages_on_two_nodes_share_the_nodes_link() -> None:
@@ -351,7 +360,8 @@ def test_stages_on_two_nodes_share_the_nodes_link() -> None:
     network = {"cluster.inter_node.bandwidth": 1e9, "cluster.inter_node.latency": 1e-6}
     apart = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.pp": 2, **network}
     time = timed({**apart, "training.global_batch_size": 2, "parallel.schedule": "gpipe"})
-    assert time.pp == pytest.approx(2 * (2 * 4096 / 1e9 + 1e-6) + 2 * 256 * 64 * 4 / 1e9 + 2e-6)
+    words, norm = 2 * 256 * 64 * 4 / 1e9 + 2e-6, 2 * 8 / 1e9 + 2e-6
+    assert time.pp == pytest.approx(2 * (2 * 4096 / 1e9 + 1e-6) + words + norm)
 
 
 def test_a_missing_figure_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.layout.buckets import Bucket
+from mpctl.layout.buckets import Bucket, BucketShape
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.load import load_job
 
@@ -29,6 +29,13 @@ def bucket(*sizes: int) -> Bucket:
     return Bucket(names, sizes, (0,), 0, "", True, True, False, False)
 
 
+MODELS: list[dict[str, Any]] = [
+    {}, {"model.tied_embeddings": False, "model.kv_heads": 1},
+    {"model.family": "bert"}, {"model.family": "glm"},
+    {"model.family": "t5", "model.position": "relative", "model.norm": "rmsnorm",
+     "model.bias": False, "model.layers": 2, "model.decoder_layers": 2,
+     "model.decoder_seq_length": 4},
+]  # fmt: skip
 LAYOUTS: list[dict[str, Any]] = [
     {}, {"tp": 2, "sequence_parallel": True}, {"pp": 2},
     {"pp": 2, "vpp": 2, "schedule": "interleaved"},
@@ -65,6 +72,30 @@ def test_every_parameter_is_in_one(zero: int, how: dict[str, Any], freeze: tuple
         units = [held.unit for held in buckets if len(held.chunks) == 1 and not held.is_partial
                  and not held.is_shared and len(layout.stages[stage]) == 1]  # fmt: skip
         assert units == sorted(units, reverse=True)  # the order in which backward ends them
+
+
+@pytest.mark.parametrize("zero", range(4))
+@pytest.mark.parametrize("how", LAYOUTS, ids=str)
+@pytest.mark.parametrize("freeze", [(), ("layers.[01].*norm*", "embedding.position.*")])
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.get("model.family", "gpt")))
+def test_shapes_are_those_of_the_named_buckets(
+    zero: int, how: dict[str, Any], freeze: tuple[str, ...], model: dict[str, Any]
+) -> None:
+    parallel = {f"parallel.{k}": v for k, v in {"dp": 2, "zero": zero, **how}.items()}
+    settings = {**GPT, **model, **parallel, "parallel.bucket_bytes": 1000}
+    layout = JobLayout.of(load_job(None, {**settings, "training.freeze": list(freeze)}))
+    for stage in range(len(layout.stages)):
+        shapes: dict[BucketShape, int] = {}
+        for own in layout.buckets(stage):
+            holders = layout.shared_parameters[own.names[0]] if own.is_shared else ()
+            is_by_unit = zero == 3 or own.is_shared or len(own.chunks) > 1
+            goes_back = own.goes_back if is_by_unit else True  # only asked where ZeRO 3 gathers
+            shape = BucketShape(
+                own.numel, own.chunks, goes_back, own.is_trained, own.is_partial, holders
+            )
+            shapes[shape] = shapes.get(shape, 0) + 1
+        found = layout.bucket_shapes(stage)
+        assert list(found.items()) == list(shapes.items())
 
 
 def test_a_bucket_is_filled_to_its_size_from_the_last_layer_on() -> None:

@@ -15,7 +15,7 @@ from math import log2
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.messages import Message
+from mpctl.estimate.message import MessageCount
 from mpctl.estimate.timeline import handed_over
 from mpctl.planning.plan import Plan
 from mpctl.render.fold import fold
@@ -59,7 +59,7 @@ def rank_pairs(plan: Plan, topology: Topology, estimate: Estimate) -> Pairs:
 
 
 def _ring(
-    topology: Topology, estimate: Estimate, rank: int, message: Message
+    topology: Topology, estimate: Estimate, rank: int, message: MessageCount
 ) -> tuple[int, float]:  # fmt: skip
     """The next of a rank in its group, and the bytes that go there."""
     axes = {"dp": ("dp", "cp"), "world": AXIS_NAMES}.get(message.axis, (message.axis,))

@@ -1,0 +1,225 @@
+"""What the replicas of a stage send: gradients, parameters under ZeRO, and what follows them.
+
+Of N bytes of gradients over the replicas (dp x cp), m micro batches (arXiv 1910.02054, section 7):
+ZeRO 0 all-reduces N once a step; 1 reduce-scatters N and gathers the parameters once; 2 scatters in
+each micro batch and gathers once; 3 scatters in each micro batch and gathers the parameters of a
+layer for its forward and, where gradients pass, again for its backward. After it, gradients of
+which each tp rank has a part (sequence parallelism) are summed over tp, and those of parameters
+that several stages hold over these stages.
+
+How gradients are grouped is the runtime's (`overlap.buckets` of its profile). Ours fills buckets
+(layout/buckets.py), each padded to equal slices, and what follows the reduction is of a slice from
+ZeRO 1 on. Of others all gradients of a stage are one message or, where ZeRO sends in every micro
+batch, those of a layer and those of the ends of a chunk; what follows is whole. A runtime that
+keeps ZeRO 3's parameters over a step of a pipeline (`overlap.keeps`) sends as under ZeRO 1.
+
+By hand, 10 float32 parameters over 4 replicas in one bucket: ZeRO 0 all-reduces 40 bytes, ZeRO 1
+reduce-scatters 48 (12 elements) and gathers 48.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from mpctl.estimate.communication import gradient_bytes, local_parameters, value_bytes
+from mpctl.estimate.message import Cover, Message, Phase
+from mpctl.estimate.p2p import SharedParameter, shared_parameters
+from mpctl.layout.buckets import BucketShape
+from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.matmul import ParameterSpec
+from mpctl.operators.table import StageSlice
+from mpctl.spec.runtime import RuntimeProfile
+
+# What may hide messages of the replicas: a layer's own pass, or once a step the last backward.
+COVERS: dict[Phase, Cover] = {
+    "forward": "layer", "backward": "layer", "step": "last_backward",
+}  # fmt: skip
+
+
+class ReplicaGroup(NamedTuple):
+    """Ranks that reduce their gradients together, and in how many bytes.
+
+    zero: the ZeRO stage that messages follow. value, gradient: bytes of an element of parameters
+    and of gradients.
+    """
+
+    replicas: int
+    zero: int
+    value: int
+    gradient: int
+
+    def padded(self, numel: int) -> int:
+        """Elements of equal slices that hold `numel`."""
+        return -(-numel // self.replicas) * self.replicas if self.zero else numel
+
+    def passes(self, numel: int, trained: int, *, goes_back: bool) -> Iterator[Message]:
+        """Messages of one group of parameters in every micro batch: `numel` elements, of which
+        `trained` have gradients. goes_back: whether backward needs the parameters."""
+        if self.zero >= 2 and trained:
+            yield self.reduced("reduce_scatter", trained, "backward")
+        if self.zero == 3 and numel:
+            yield self.gathered(numel, "forward")
+            if goes_back:
+                yield self.gathered(numel, "backward")
+
+    def step(self, trained: int) -> Iterator[Message]:
+        """Messages of one group of `trained` elements once a step: gradients, then parameters."""
+        if not trained:
+            return
+        if self.zero < 2:
+            kind = "reduce_scatter" if self.zero else "all_reduce"
+            yield self.reduced(kind, trained, "step")
+        if self.zero in (1, 2):
+            yield self.gathered(trained, "step")
+
+    def reduced(self, kind: str, numel: int, phase: Phase) -> Message:
+        """The reduction of so many elements of gradients."""
+        size = self.padded(numel) * self.gradient
+        return Message("dp", kind, "gradients", size, 1, phase, COVERS[phase])
+
+    def gathered(self, numel: int, phase: Phase) -> Message:
+        """The gathering of so many elements of parameters."""
+        size = self.padded(numel) * self.value
+        return Message("dp", "all_gather", "parameters", size, 1, phase, COVERS[phase])
+
+
+def sent_zero_stage(zero: int, *, pp: int, profile: RuntimeProfile) -> int:
+    """The ZeRO stage that messages follow, of the one in effect."""
+    return min(zero, 1) if pp > 1 and profile.overlap.keeps else zero
+
+
+@dataclass(frozen=True)
+class GradientMessages:
+    """Lists what the replicas of each stage send under one layout and runtime profile."""
+
+    layout: JobLayout
+    profile: RuntimeProfile
+
+    @cached_property
+    def group(self) -> ReplicaGroup:
+        """The replicas of this layout."""
+        layout, training = self.layout, self.layout.job.training
+        zero = sent_zero_stage(layout.zero_stage, pp=layout.job.parallel.pp, profile=self.profile)
+        return ReplicaGroup(
+            layout.replicas, zero, value_bytes(training), gradient_bytes(training, self.profile)
+        )
+
+    def chunk(self, stage: int, chunk: int) -> list[Message]:
+        """Messages of one micro batch in one chunk of a stage."""
+        if self.group.zero < 2 or self.group.replicas == 1:
+            return []
+        if not self.profile.overlap.buckets:
+            return list(self._by_layer(self.layout.chunk_slices(stage, chunk)))
+        return [
+            message.times(count)
+            for shape, count in self._shapes(stage).items()
+            if chunk in shape.chunks
+            for message in self._bucket_passes(shape)
+        ]
+
+    def step(self, stage: int) -> list[Message]:
+        """Messages of a stage once a step, in the order in which they are sent."""
+        if self.profile.overlap.buckets:
+            return [
+                message.times(count)
+                for shape, count in self._shapes(stage).items()
+                for message in self._bucket_step(shape)
+            ]
+        return list(self._whole_stage(stage))
+
+    def all(self, stage: int) -> Iterator[Message]:
+        """All messages of a stage in one step, those of every micro batch as often."""
+        m = self.layout.num_microbatches
+        if not self.profile.overlap.buckets:
+            for chunk in range(len(self.layout.stages[stage])):
+                yield from (message.times(m) for message in self.chunk(stage, chunk))
+            yield from self.step(stage)
+            return
+        for shape, count in self._shapes(stage).items():
+            passes = [message.times(m * len(shape.chunks)) for message in self._passes_of(shape)]
+            own = [*(p for p in passes if p.what == "gradients"), *self._bucket_step(shape),
+                   *(p for p in passes if p.what != "gradients")]  # fmt: skip
+            yield from (message.times(count) for message in own)
+
+    def forward(self, stage: int) -> list[Message]:
+        """What the forward of one micro batch alone gathers on a stage, chunk by chunk."""
+        if self.group.zero < 3 or self.group.replicas == 1:
+            return []
+        if self.profile.overlap.buckets:
+            return [
+                self.group.gathered(bucket.numel, "forward").times(len(bucket.chunks))
+                for bucket in self.layout.buckets(stage)
+            ]
+        chunks = range(len(self.layout.stages[stage]))
+        messages = (message for chunk in chunks for message in self.chunk(stage, chunk))
+        return [message for message in messages if message.phase == "forward"]
+
+    def _shapes(self, stage: int) -> Mapping[BucketShape, int]:
+        return self.layout.bucket_shapes(stage)
+
+    def _passes_of(self, shape: BucketShape) -> list[Message]:
+        return [] if self.group.replicas == 1 else self._bucket_passes(shape)
+
+    def _bucket_passes(self, shape: BucketShape) -> list[Message]:
+        trained = shape.numel if shape.is_trained else 0
+        return list(self.group.passes(shape.numel, trained, goes_back=shape.goes_back))
+
+    def _bucket_step(self, shape: BucketShape) -> Iterator[Message]:
+        """A bucket once a step: what follows the reduction is of a slice under ZeRO."""
+        if not shape.is_trained:
+            return
+        group = self.group
+        messages = list(group.step(shape.numel)) if group.replicas > 1 else []
+        slices = group.replicas if group.zero else 1
+        size = group.padded(shape.numel) // slices * group.gradient
+        yield from (message for message in messages if message.what == "gradients")
+        yield from self._after_reduction(size, shape.is_partial, shape.stages)
+        yield from (message for message in messages if message.what == "parameters")
+
+    def _after_reduction(
+        self, size: int, is_partial: bool, stages: tuple[int, ...]
+    ) -> Iterator[Message]:
+        if is_partial and self.layout.job.parallel.tp > 1:
+            yield Message("tp", "all_reduce", "partial gradients", size)
+        if stages:
+            yield Message("pp", "all_reduce", "shared parameters", size, stages=stages)
+
+    def _by_layer(self, slices: Sequence[StageSlice]) -> Iterator[Message]:
+        """Every layer by itself, and the ends of the chunk together, once each."""
+        tp = self.layout.job.parallel.tp
+        for part in slices:
+            for layers, flow in part.blocks:
+                numel, trained = _numel(flow.part.weights, tp), _numel(flow.trained, tp)
+                for message in self.group.passes(numel, trained, goes_back=flow.after):
+                    yield message.times(layers)
+        ends, trained_ends = (
+            {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
+            for trained_only in (False, True)
+        )
+        numel, trained = _numel(ends.values(), tp), _numel(trained_ends.values(), tp)
+        yield from self.group.passes(numel, trained, goes_back=True)
+
+    def _whole_stage(self, stage: int) -> Iterator[Message]:
+        """All gradients of a stage together, then the partial and the shared ones among them."""
+        layout, group = self.layout, self.group
+        if group.replicas > 1:
+            yield from group.step(local_parameters(layout, stage, trained_only=True))
+        if layout.job.parallel.sequence_parallel:
+            partial = local_parameters(layout, stage, trained_only=True, whole_only=True)
+            if partial:
+                yield from self._after_reduction(partial * group.gradient, True, ())
+        for shared in self._shared:
+            if stage in shared.stages:
+                size = shared.weight.local_numel(layout.job.parallel.tp) * group.gradient
+                yield from self._after_reduction(size, False, shared.stages)
+
+    @cached_property
+    def _shared(self) -> list[SharedParameter]:
+        return shared_parameters(self.layout)
+
+
+def _numel(weights: Iterable[ParameterSpec], tp: int) -> int:
+    return sum(weight.local_numel(tp) for weight in weights)

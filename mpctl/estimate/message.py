@@ -1,0 +1,67 @@
+"""One message of a training step as a value, and equal messages counted together.
+
+A `Message` says everything that its bytes and its seconds follow from: the group that it goes over,
+the kind of collective, its bytes, when in a step it is sent and which computation may hide it. The
+lists of messages are made in layer_messages.py (tp and cp), p2p.py (between stages) and
+gradient_messages.py (replicas), and put together in messages.py; whatever is counted in bytes or
+timed in seconds is one of these lists, so that no message can have one without the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
+Cover = Literal["weight_gradient", "layer", "last_backward", "stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`count` equal messages that one rank takes part in.
+
+    axis: the group, by its name in plans: tp, cp, pp, dp (the replicas, dp x cp) or world. kind:
+    all_reduce, all_gather, reduce_scatter or send. what: what is sent, in words. bytes: of the
+    whole message, before a collective divides it over its ranks. phase: when it is sent: in every
+    micro batch's forward, backward or repeated forward (recompute), between two stages (transfer),
+    or once a step. cover: the computation that may hide it: the weight gradient of the product that
+    sends it, the layer's own pass, the last backward of the stage, or the work of the stages that
+    exchange it; None where nothing does. product: the matrix product that sends it, else empty.
+    stages: the pipeline stages that take part, where these are not all of them.
+    """
+
+    axis: str
+    kind: str
+    what: str
+    bytes: int
+    count: int = 1
+    phase: Phase = "step"
+    cover: Cover | None = None
+    product: str = ""
+    stages: tuple[int, ...] = ()
+
+    def times(self, count: int) -> Message:
+        """The message `count` times as often."""
+        return replace(self, count=self.count * count)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCount:
+    """How often messages of one kind and size are sent in a step, whenever that is; fields as a
+    Message's."""
+
+    axis: str
+    kind: str
+    what: str
+    bytes: int
+    count: int
+
+
+def count_messages(messages: Iterable[Message]) -> Iterator[MessageCount]:
+    """Equal messages counted together, in the order in which they first appear."""
+    counts: Counter[tuple[str, str, str, int]] = Counter()
+    for message in messages:
+        counts[message.axis, message.kind, message.what, message.bytes] += message.count
+    return (MessageCount(*key, count) for key, count in counts.items() if count)
