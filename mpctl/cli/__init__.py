@@ -1,1 +1,2 @@
-"""The commands: parse, call, render, exit code."""
+"""The commands: each parses its options, calls the other rooms, prints the result, sets the exit
+code."""

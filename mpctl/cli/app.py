@@ -1,6 +1,6 @@
-"""The `mpctl` command: finds the subcommand, runs it, turns errors into words and exit codes.
+"""The `mpctl` command: finds the subcommand, runs it, turns errors into messages and exit codes.
 
-A subcommand's module is imported only when it is typed, so that `mpctl plan` never pays for
+A subcommand's module is imported only when it is used, so that `mpctl plan` never pays for
 `mpctl launch`. Exit codes: 0 done; 1 the run failed; 2 bad input; 3 legal, but it does
 not fit the devices' memory (`plan`, `search`, `launch --rehearse`); 128 + n on signal n.
 """
@@ -22,17 +22,19 @@ COMMANDS = (
     "plan", "search", "launch", "runs", "show", "sample", "eval", "bench", "calibrate", "data",
     "weights", "presets", "schema",
 )  # fmt: skip
-# What the system says of a path that cannot be used, whatever was to be done with it.
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+"""Errors of the system about a path that cannot be used, whatever was to be done with it."""
 
 
 class LazyGroup(HintingGroup):
-    """A group whose commands live in `mpctl.cli.NAME` as `app`."""
+    """A group of commands; the command NAME is `app` in the module `mpctl.cli.NAME`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
+        """The commands in the order in which --help lists them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return a command; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
         command = typer.main.get_command(import_module(f"mpctl.cli.{cmd_name}").app)
@@ -55,14 +57,18 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def mpctl(
     version: bool = typer.Option(
-        False, "--version", callback=_show_version, is_eager=True, help="Print the version."
+        False,
+        "--version",
+        callback=_show_version,
+        is_eager=True,
+        help="Print the version and exit.",
     ),
 ) -> None:
-    """Plan a parallel layout of transformer training, launch it, hold the plan against the run."""
+    """Plan a parallel layout of transformer training, launch it, compare the plan with the run."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; its exit code. Never shows a traceback for bad input."""
+    """Run one command line and return its exit code; bad input never ends in a traceback."""
     wants_json = "--json" in arguments
     try:
         return app(args=arguments, standalone_mode=False, prog_name="mpctl") or 0
@@ -77,7 +83,7 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno not in UNUSABLE or error.filename is None:
             raise
-        hint = "name a path that exists and that this user may use"
+        hint = "name a path that exists and that this user may read or write"
         issue = Issue("path-unusable", str(error.filename), str(error.strerror), hint)
         return _report([issue], wants_json, InputError([issue]))
     except Exception as error:
@@ -87,10 +93,10 @@ def run(arguments: list[str]) -> int:
             if hidden := list(hidden_modules()):
                 return _report(hidden, False, InputError(hidden))
             raise
-        words = error.format_message()
-        if not words:  # a group typed bare has shown its help instead
+        message = error.format_message()
+        if not message:  # a group without a command has shown its help instead
             return 2
-        return _report([usage_issue(error, words)], wants_json, None)
+        return _report([usage_issue(error, message)], wants_json, None)
 
 
 def _report(issues: Any, wants_json: bool, error: MpctlError | None) -> int:

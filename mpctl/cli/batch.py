@@ -1,4 +1,4 @@
-"""`mpctl plan --batch FILE`: answers flow out as lines flow in."""
+"""`mpctl plan --batch FILE`: one answer a line, written while the lines are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STDIN = "-"
 
 
 def run_batch(name: str) -> None:
-    """Answer every line of a file, or of stdin; raises InputError where it cannot be read."""
+    """Answer every line of a file, or of stdin. Raises InputError when it cannot be read."""
     from mpctl.batch.answers import answers
     from mpctl.batch.lines import read_lines
     from mpctl.render.tasks import TaskBar
@@ -42,13 +42,13 @@ def run_batch(name: str) -> None:
 
 @contextmanager
 def _opened(name: str) -> Iterator[tuple[BinaryIO, int]]:
-    """The lines' stream, and its bytes, 0 where they are not known."""
+    """The stream of the lines, and its size in bytes, 0 when that is not known."""
     if name == STDIN:
         yield sys.stdin.buffer, 0
         return
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            file = held.enter_context(Path(name).open("rb"))
+            file = stack.enter_context(Path(name).open("rb"))
         except OSError as error:
             raise _unreadable(name, error) from None
         yield file, os.fstat(file.fileno()).st_size

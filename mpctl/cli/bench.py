@@ -1,4 +1,4 @@
-"""`mpctl bench`: measure what was planned."""
+"""`mpctl bench`: measure scaling efficiency on this machine."""
 
 from __future__ import annotations
 
@@ -23,36 +23,43 @@ DEFAULT_STEPS = 12
 
 @app.callback()
 def bench() -> None:
-    """Measure scaling efficiency, on the machine at hand, by real runs."""
+    """Measure scaling efficiency by training runs on this machine."""
+
+
+ModeOption = Annotated[
+    Literal["strong", "weak", "both"],
+    typer.Option(help="Keep the global batch (strong), or the samples of a rank (weak)."),
+]
+AlongOption = Annotated[
+    Literal["job", "tp", "dp"],
+    typer.Option(help="The axes that the ranks form: tp, dp, or the job's tp first and then dp."),
+]
+DeviceOption = Annotated[
+    Literal["auto", "cpu", "cuda"] | None,
+    typer.Option(help="Where ranks run; by default as the job says.", show_default=False),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the runs and the report; a new runs/bench-scaling by default."),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the bench in --out.")]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print the report as JSON on stdout.")]
 
 
 @app.command()
 @with_job
 def scaling(
     job: JobSource,
-    world: Annotated[str, typer.Option(help="World sizes, e.g. 1,2,4.")] = "1,2",
-    mode: Annotated[
-        Literal["strong", "weak", "both"],
-        typer.Option(help="Keep the global batch (strong), or a rank's work (weak)."),
-    ] = "both",
-    along: Annotated[
-        Literal["job", "tp", "dp"],
-        typer.Option(help="How ranks are used: job fills its tp first, then dp."),
-    ] = "job",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of every case, alternating.")] = 1,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None, typer.Option(show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Where the runs write; a fresh runs/bench-scaling when absent."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the bench in --out.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The report on stdout.")] = False,
+    world: Annotated[str, typer.Option(help="World sizes, such as 1,2,4.")] = "1,2",
+    mode: ModeOption = "both",
+    along: AlongOption = "job",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of every case, in alternation.")] = 1,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    as_json: AsJsonOption = False,
 ) -> None:
-    """Run JOB at each world size; print tokens/s, speed-up and efficiency against the smallest."""
+    """Train JOB at each world size; print tokens/s, speed-up and efficiency."""
     from mpctl.bench.report import ScalingReport, bench_environment, load_warnings, write_report
     from mpctl.bench.runner import plan_cases, run_cases
     from mpctl.bench.scaling import parse_worlds, scaling_cases, scaling_rows

@@ -1,4 +1,4 @@
-"""`mpctl calibrate`: the time model's constants from measured runs."""
+"""`mpctl calibrate`: fit the constants of the time model to measured runs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,40 @@ import typer
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+RunsOption = Annotated[
+    Path,
+    typer.Argument(
+        help="A JSON list of runs: each has a job, with cluster.preset and "
+        "training.runtime, and its measured step."
+    ),
+]
+OutOption = Annotated[
+    Path, typer.Option(help="Folder to write the fitted presets to, by kind and name.")
+]
+PriorsOption = Annotated[
+    Path | None,
+    typer.Option(help="JSON: start values of constants by name, instead of those in presets."),
+]
+CrossOption = Annotated[
+    bool,
+    typer.Option(
+        help="Also cross-validate, by fitting again without parts of the runs; takes minutes."
+    ),
+]
+
+
 @app.command()
 def calibrate(
-    runs: Annotated[
-        Path, typer.Argument(help="JSON: rows of job (cluster.preset, training.runtime), measured.")
-    ],
-    out: Annotated[Path, typer.Option(help="Presets are written here, by kind and name.")],
-    priors: Annotated[
-        Path | None, typer.Option(help="JSON: constant to value, in place of what presets hold.")
-    ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Steps of the fit.")] = 10,
-    cross: Annotated[
-        bool, typer.Option(help="Fit again without parts of the runs, for the spreads: minutes.")
-    ] = False,
+    runs: RunsOption,
+    out: OutOption,
+    priors: PriorsOption = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Iterations of the fit.")] = 10,
+    cross: CrossOption = False,
 ) -> None:
     """Fit the constants of devices, clusters and runtime profiles to measured steps.
 
-    Constants start from what their presets hold, which few runs only bend and many override. The
-    fitted presets are copies; put them into a presets folder to plan with them.
+    Constants start from the values in their presets: a few runs move them a little, many runs
+    determine them. The fitted presets are copies; put them into a presets folder to plan with them.
     """
     from mpctl.calibrate.cross import folds, residuals, tables
     from mpctl.calibrate.fit import Fit

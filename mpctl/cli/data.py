@@ -1,4 +1,4 @@
-"""`mpctl data`: text to token files once, so that every launch and layout reads the same ones."""
+"""`mpctl data`: turn text into token files once, which every launch and layout can read."""
 
 from __future__ import annotations
 
@@ -16,94 +16,103 @@ app = typer.Typer(
     cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document, the manifest, on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON on stdout.")]
 
 
 @app.callback()
 def data() -> None:
-    """Prepare text for training, and look at what was prepared.
+    """Prepare text for training, and verify prepared data.
 
-    A launch prepares its own corpus; do it here to share one set of token files between runs.
+    A launch prepares the corpus of its job itself; prepare it here to use it in several runs.
     """
+
+
+OutOption = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for token files, tokenizer and manifest; it appears when it is complete.",
+    ),
+]
+SourcesOption = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SOURCE",
+        help="Text files, .jsonl files (a document a line), .parquet files (a document a row) "
+        "or folders of such files; .gz and .zst are decompressed. Or python-stdlib: Python's own "
+        "library, some 9 MB of text.",
+        show_default="python-stdlib",
+    ),
+]
+VocabSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Vocabulary of the tokenizer to train: a larger one gives fewer tokens per text and "
+        "a larger embedding. Give the model the same number. With --extend-tokenizer: old and "
+        "new entries together.",
+        show_default="4096, or as many as --tokenizer has",
+    ),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Use this tokenizer.json, or that of a folder of prepared data or of a run, "
+        "instead of training one, so that token ids mean the same to a model that uses it.",
+    ),
+]
+ExtendTokenizerOption = Annotated[
+    bool,
+    typer.Option(
+        "--extend-tokenizer",
+        help="Add entries learned from this corpus to --tokenizer, up to --vocab-size in all. A "
+        "new language then needs fewer tokens, and old ids keep their meaning for a model that "
+        "starts from its old weights.",
+    ),
+]
+ValidationFractionOption = Annotated[
+    float,
+    typer.Option(help="Fraction of the documents that is not trained on but used for validation."),
+]
+MaxBytesOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Use at most N bytes of decompressed text, in whole files chosen by the hash of their "
+        "names, so that a smaller N selects a subset.",
+        show_default="all",
+    ),
+]
+TextKeyOption = Annotated[
+    str, typer.Option(help="Key of the text in .jsonl lines, and its column in .parquet files.")
+]
+EncodingOption = Annotated[
+    str, typer.Option(help="Encoding of text and .jsonl files, such as latin-1.")
+]
+OverwriteOption = Annotated[
+    bool,
+    typer.Option("--overwrite", help="Replace the prepared data in DIR; other files stay."),
+]
 
 
 @app.command()
 def prepare(
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="Where token files, tokenizer and manifest go; whole at the end, or not at all.",
-        ),
-    ],
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SOURCE",
-            help="Text files, .jsonl files (a document a line), .parquet files (a document a row) "
-            "or folders of them; .gz and .zst are unpacked. Or python-stdlib, some 9 MB of text "
-            "that every machine has.",
-            show_default="python-stdlib",
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Entries of the tokenizer to train: more make texts shorter, and the model's "
-            "word table larger. Give the model as many. With --extend-tokenizer, old and new "
-            "ones together.",
-            show_default="4096, or as many as --tokenizer has",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Use this tokenizer.json (or that of a folder of prepared data, or of a run) "
-            "instead of training one: token ids then mean what they mean to its model.",
-        ),
-    ] = None,
-    extend_tokenizer: Annotated[
-        bool,
-        typer.Option(
-            "--extend-tokenizer",
-            help="Add pieces of this corpus to --tokenizer, up to --vocab-size entries in all: a "
-            "new language gets shorter, and old ids keep their meaning for a model that is "
-            "started from its old weights.",
-        ),
-    ] = False,
-    validation_fraction: Annotated[
-        float,
-        typer.Option(
-            help="Share of documents held back: loss on text that was never trained on tells "
-            "learning from memorizing."
-        ),
-    ] = 0.02,
-    max_bytes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Use at most this many bytes of text, unpacked, in whole files drawn by the hash "
-            "of their names: less is a subset of more.",
-            show_default="all",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Decides which documents are held back.")] = 1234,
-    text_key: Annotated[
-        str, typer.Option(help="Key of the text in .jsonl lines, column in .parquet files.")
-    ] = "text",
-    encoding: Annotated[
-        str, typer.Option(help="Of text and .jsonl files, for example latin-1.")
-    ] = "utf-8",
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what was prepared in DIR; no other file.")
-    ] = False,
+    out: OutOption,
+    sources: SourcesOption = None,
+    vocab_size: VocabSizeOption = None,
+    tokenizer: TokenizerOption = None,
+    extend_tokenizer: ExtendTokenizerOption = False,
+    validation_fraction: ValidationFractionOption = 0.02,
+    max_bytes: MaxBytesOption = None,
+    seed: Annotated[int, typer.Option(help="Seed that chooses the validation documents.")] = 1234,
+    text_key: TextKeyOption = "text",
+    encoding: EncodingOption = "utf-8",
+    overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cut a corpus into documents, train a tokenizer, write the tokens of both splits.
+    """Split a corpus into documents, train a tokenizer, write the tokens of both splits.
 
-    The same text and settings give the same bytes on every machine. A stop (Ctrl-C) leaves nothing
-    behind.
+    The same text and settings give the same bytes on every machine. Ctrl-C leaves no files behind.
     """
     from mpctl.cli.stop import ended_by_signals
     from mpctl.data.prepare import prepare as prepare_data
@@ -129,13 +138,12 @@ def show(
         bool,
         typer.Option(
             "--hashes",
-            help="Also compare every file's sha256 with the manifest: sizes do not tell a flipped "
-            "bit (about a second a GB).",
+            help="Also compare the sha256 of every file with the manifest, about a second a GB.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify prepared data against its manifest and show its sizes and first lines."""
+    """Verify prepared data against its manifest; show its sizes and first lines."""
     from mpctl.data.manifest import open_prepared
     from mpctl.data.peek import first_lines
 

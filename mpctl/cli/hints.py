@@ -1,4 +1,4 @@
-"""Hints for what was typed and does not exist: commands and options."""
+"""Hints for commands and options that do not exist: what may have been meant."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ COMMANDS = {
 
 
 class HintingGroup(TyperGroup):
-    """A group of commands that says which one may have been meant."""
+    """A group of commands that suggests one when the command typed does not exist."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with. Raises InputError when there is no such command."""
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             raise_unknown(args[0], ctx.command_path, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 
 
 def raise_unknown(name: str, group: str, commands: Iterable[str]) -> NoReturn:
-    """InputError for a command that `group` does not have."""
+    """Raise an InputError for a command that `group` does not have, with the nearest ones."""
     from difflib import get_close_matches  # only where something is wrong
 
     known = list(commands)
@@ -53,7 +54,7 @@ def raise_unknown(name: str, group: str, commands: Iterable[str]) -> NoReturn:
 
 
 def usage_issue(error: Any, words: str) -> Issue:
-    """What the command line's parser found wrong; it knows no type of its own to tell them by."""
+    """The issue for a usage error of the command line parser, whose message is `words`."""
     option = getattr(error, "option_name", None)
     if option is None or not hasattr(error, "possibilities"):
         return Issue("usage", option or "command line", words)
@@ -64,12 +65,12 @@ def usage_issue(error: Any, words: str) -> Issue:
     hint = _setting_hint(option) if takes_job else ""
     if not hint and error.possibilities:
         hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
-    hint = hint or f"`{command} --help` lists all"
+    hint = hint or f"`{command} --help` lists all options"
     return Issue("usage", option, f"{command} has no such option", hint)
 
 
 def _setting_hint(option: str) -> str:
-    """The flag or the setting that other software calls so."""
+    """A hint at the flag or setting that other software calls by this name; empty without one."""
     from mpctl.cli.options import FLAGS
     from mpctl.spec.names import full_name
     from mpctl.spec.synonyms import MEANT

@@ -21,48 +21,69 @@ if TYPE_CHECKING:
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+RunDirOption = Annotated[
+    Path | None, typer.Option(help="Directory of the run; by default a new runs/NAME.")
+]
+DeviceOption = Annotated[
+    Literal["auto", "cpu", "cuda"] | None,
+    typer.Option(
+        help="Where ranks run; cpu tries out any layout on this machine's cores.",
+        show_default=False,
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the exact command and environment; start nothing.")
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue the run in --run-dir.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")]
+RehearseOption = Annotated[
+    bool,
+    typer.Option(
+        "--rehearse",
+        help="Simulate one step of one rank per pipeline stage on "
+        "fake tensors, for any world size; compare it with the plan and the "
+        "device's memory.",
+    ),
+]
+RankOption = Annotated[
+    int | None,
+    typer.Option(help="With --rehearse: simulate this rank instead.", show_default=False),
+]
+TensorboardOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--tensorboard/--no-tensorboard",
+        show_default=False,
+        help="Also write RUN/tensorboard while training.",
+    ),
+]
+CsvOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--csv/--no-csv", show_default=False, help="Also write RUN/metrics.csv while training."
+    ),
+]
+AsJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")
+]
+
+
 @app.command()
 @with_job
 def launch(
     job: JobSource,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run writes; a fresh runs/NAME when absent.")
-    ] = None,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None,
-        typer.Option(help="cpu rehearses any layout on this machine's cores.", show_default=False),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show exactly what would run; start nothing.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --run-dir.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in --run-dir.")
-    ] = False,
-    rehearse: Annotated[
-        bool, typer.Option("--rehearse", help="Simulate a step of one rank of each stage on fake "
-                           "tensors, of a world of any size: does it fit, is it as planned?")
-    ] = False,
-    rank: Annotated[
-        int | None, typer.Option(help="Rehearse this rank instead.", show_default=False)
-    ] = None,
-    tensorboard: Annotated[
-        bool | None,
-        typer.Option("--tensorboard/--no-tensorboard", show_default=False,
-                     help="Also write RUN/tensorboard while training.")
-    ] = None,
-    csv: Annotated[
-        bool | None,
-        typer.Option("--csv/--no-csv", show_default=False,
-                     help="Also write RUN/metrics.csv while training.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The run's summary as JSON on stdout.")
-    ] = False,
-) -> None:  # fmt: skip
-    """Train: prepare the data, spawn the ranks, watch them, leave nothing behind."""
+    run_dir: RunDirOption = None,
+    device: DeviceOption = None,
+    dry_run: DryRunOption = False,
+    resume: ResumeOption = False,
+    overwrite: OverwriteOption = False,
+    rehearse: RehearseOption = False,
+    rank: RankOption = None,
+    tensorboard: TensorboardOption = None,
+    csv: CsvOption = None,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or rank is not None:
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv}  # fmt: skip
@@ -138,10 +159,12 @@ def _require_alone(rehearse: bool, others: list[str]) -> None:
     from mpctl.errors import InputError
 
     if not rehearse:
-        raise InputError.of("usage", "--rank", "a rank is chosen for a rehearsal", "add --rehearse")
+        raise InputError.of(
+            "usage", "--rank", "a rank can be chosen for a rehearsal only", "add --rehearse"
+        )
     if others:
-        raise InputError.of("usage", "--rehearse", f"a rehearsal has no use for "
-                            f"{', '.join(others)}: it writes nothing", "leave it out")  # fmt: skip
+        raise InputError.of("usage", "--rehearse", f"has no use for {', '.join(others)}: "
+                            "a rehearsal writes nothing", "leave it out")  # fmt: skip
 
 
 def _rehearse(job: JobSource, device: str | None, rank: int | None, *, as_json: bool) -> NoReturn:
@@ -174,11 +197,12 @@ def _resolve(
     from mpctl.rundir.directory import RunDir, free_run_dir
 
     if resume and overwrite:
-        raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other")
+        raise InputError.of("usage", "--resume", "--resume and --overwrite exclude each other",
+                            "use one of them")  # fmt: skip
     more = {} if device is None else {"launch.device": device}
     if resume:
         if run_dir is None:
-            raise InputError.of("usage", "--resume", "which run?", "give --run-dir")
+            raise InputError.of("usage", "--resume", "no run is named", "add --run-dir RUN")
         check_run_dir(RunDir(run_dir), overwrite=False, resume=True)
         source = job.source or str(RunDir(run_dir).document("job.json"))
         resumed = JobSource(source, {**_reopened(job.overrides), **job.overrides})
@@ -189,13 +213,13 @@ def _resolve(
 
 
 def _name_of(source: str | None) -> str:
-    """The name of a job that has none of its own: its preset's or its file's."""
+    """The name for a job without a name: that of its preset or its file."""
     return Path(source).stem if source else "run"
 
 
 def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
-    """What a run's job.json had filled in and a new layout must derive anew; its global batch
-    stays, so that the run goes on as the same run."""
+    """The settings that job.json has filled in and that must be derived again for a new layout.
+    The global batch stays, so that the run continues as the same run."""
     axes = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp")
     if not {*axes, "cluster.nodes", "cluster.gpus_per_node"} & set(overrides):
         return {}
@@ -203,7 +227,7 @@ def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
 
 
 def _find_resumption(run: RunDir) -> Resumption:
-    """What the run goes on from, with a bar while its checkpoint is verified."""
+    """The checkpoint that the run continues from, with a bar while it is verified."""
     from mpctl.launch.resume import find_resumption
     from mpctl.render.tasks import TaskBar
 
@@ -221,13 +245,15 @@ def _require_same_model(plan: Plan, resumption: Resumption) -> None:
 
 
 def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
-    """A run that has trained all its steps is left as it is."""
+    """Report that a run has trained all its steps; it is not changed."""
     from mpctl.launch.summary import finished_summary
     from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
 
     run, step = resumption.run, resumption.step
-    print_warnings([f"{run.path} is already at step {step}; --steps N (more than {step}) goes on"])
+    print_warnings(
+        [f"{run.path} is already at step {step}; use --steps N (more than {step}) to go on"]
+    )
     if as_json:
         print_json(finished_summary(run, step))
 
@@ -235,7 +261,7 @@ def _say_finished(resumption: Resumption, *, as_json: bool) -> None:
 def _check(
     plan: Plan, run: RunDir, resumption: Resumption | None, *, overwrite: bool
 ) -> LaunchPlan:
-    """Every reason not to start, at once; else what to start."""
+    """The launch, when nothing prevents it. Raises InputError with every reason not to start."""
     from mpctl.errors import InputError
     from mpctl.launch.launch_plan import plan_launch, resolved_job
     from mpctl.launch.local.machine import this_machine

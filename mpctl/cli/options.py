@@ -1,6 +1,6 @@
-"""Every option that names a setting of a job, held once and shared by the commands.
+"""Every option that names a setting of a job, defined once and shared by the commands.
 
-Flags are for what people vary; `--set parallel.order=...` reaches the rest.
+Flags are for settings that people often vary; `--set parallel.order=...` reaches all others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpctl.planning.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """`--micro-batch-size` and the setting that it overrides."""
+    """An option, such as `--micro-batch-size`, and the setting that it overrides."""
 
     option: str
     setting: str
@@ -30,35 +30,49 @@ class Flag:
 
     @property
     def name(self) -> str:
+        """The name of the option as a Python identifier."""
         return self.option.removeprefix("--").split("/")[0].replace("-", "_")
 
 
 FLAGS = (
-    Flag("--nodes", "cluster.nodes", int, "Number of hosts."),
-    Flag("--gpus-per-node", "cluster.gpus_per_node", int, "Ranks (GPUs) on each host."),
-    Flag("--cluster", "cluster", str, "A cluster preset's name."),
-    Flag("--model", "model", str, "A model preset's name."),
+    Flag("--nodes", "cluster.nodes", int, "Number of nodes (hosts)."),
+    Flag("--gpus-per-node", "cluster.gpus_per_node", int, "GPUs, and so ranks, on each node."),
+    Flag("--cluster", "cluster", str, "Name of a cluster preset."),
+    Flag("--model", "model", str, "Name of a model preset."),
     Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
-    Flag("--pp", "parallel.pp", int, "Pipeline-parallel size: stages."),
-    Flag("--dp", "parallel.dp", int, "Data-parallel size; follows from the others."),
-    Flag("--cp", "parallel.cp", int, "Context-parallel size."),
-    Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual stages) of a rank."),
+    Flag("--pp", "parallel.pp", int, "Pipeline-parallel size: number of stages."),
     Flag(
-        "--stage-balance", "parallel.stage_balance", str, "even or cost: equal layers or compute."
+        "--dp",
+        "parallel.dp",
+        int,
+        "Data-parallel size; by default the GPUs divided by tp, cp and pp.",
     ),
-    Flag("--order", "parallel.order", str, "Axes, fastest-varying over ranks first."),
+    Flag("--cp", "parallel.cp", int, "Context-parallel size."),
+    Flag("--vpp", "parallel.vpp", int, "Model chunks (virtual pipeline stages) on each rank."),
+    Flag(
+        "--stage-balance",
+        "parallel.stage_balance",
+        str,
+        "Stages of equal layers (even) or of equal compute (cost).",
+    ),
+    Flag(
+        "--order",
+        "parallel.order",
+        str,
+        "Order of the axes over ranks, fastest-varying first: tp-cp-dp-pp.",
+    ),
     Flag(
         "--sequence-parallel/--no-sequence-parallel",
         "parallel.sequence_parallel",
         bool,
-        "Split the sequence over tp outside of attention and MLP.",
+        "Split the sequence over tp outside attention and MLP.",
     ),
     Flag("--zero", "parallel.zero", int, "ZeRO stage, 0 to 3."),
     Flag(
         "--allow-tp-across-nodes/--no-allow-tp-across-nodes",
         "parallel.allow_tp_across_nodes",
         bool,
-        "Accept tensor-parallel groups that span nodes.",
+        "Allow tensor-parallel groups that span nodes.",
     ),
     Flag(
         "--micro-batch-size",
@@ -70,23 +84,28 @@ FLAGS = (
         "--global-batch-size",
         "training.global_batch_size",
         int,
-        "Samples of a step, over all ranks.",
+        "Samples in one step, over all ranks.",
     ),
     Flag(
         "--recompute",
         "training.recompute",
         str,
-        "Activations computed again: none, selective, full.",
+        "Activation recomputation: none, selective or full.",
     ),
-    Flag("--dtype", "training.dtype", str, "Data type: fp32, bf16, fp16, ..."),
-    Flag("--steps", "training.steps", int, "Steps to train."),
+    Flag(
+        "--dtype",
+        "training.dtype",
+        str,
+        "Data type of parameters and activations: fp32, bf16, fp16, ...",
+    ),
+    Flag("--steps", "training.steps", int, "Number of training steps."),
     Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout."),
 )
 
 
 @dataclass(frozen=True)
 class JobSource:
-    """What was typed: a job's name or path and the settings laid over it."""
+    """The job of a command line: its name or path, and the settings that override it."""
 
     source: str | None
     overrides: dict[str, Any] = field(default_factory=dict)
@@ -106,17 +125,18 @@ class JobSource:
         return with_nearest(plan)
 
     def with_default(self, setting: str, value: Any) -> JobSource:
-        """The same, with a setting that was not typed set to `value`."""
+        """The same with a setting set to `value`, unless the command line sets it."""
         return JobSource(self.source, {setting: value, **self.overrides})
 
     def with_settings(self, settings: Mapping[str, Any]) -> JobSource:
-        """The same, with these settings laid over what was typed; None leaves one alone."""
+        """The same with these settings, which override others; None leaves a setting as it is."""
         given = {setting: value for setting, value in settings.items() if value is not None}
         return JobSource(self.source, {**self.overrides, **given})
 
 
 def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
-    """`mpctl launch demo --tp 2`: flags where there are some, `--set` for the rest."""
+    """The command line `mpctl launch demo --tp 2`: a flag for each setting that has one, else
+    `--set`."""
     flags = {flag.setting: flag for flag in FLAGS}
     words = ["mpctl", verb, *([source] if source else [])]
     for where, value in settings.items():
@@ -141,7 +161,7 @@ def _toml(value: Any) -> str:
 
 
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the argument JOB, every flag and --set; it receives them as `job`."""
+    """Add the argument JOB, every flag and --set to a command, which receives them as `job`."""
 
     @wraps(command)
     def wrapper(**values: Any) -> None:
@@ -182,6 +202,6 @@ def _set_parameter() -> inspect.Parameter:
         "--set",
         metavar="KEY=VALUE",
         rich_help_panel="Job",
-        help="Any setting of the job, e.g. dropout=0.1 or training.dropout=0.1; repeatable.",
+        help="Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable.",
     )
     return _keyword("set_", Annotated[list[str] | None, option])

@@ -1,4 +1,4 @@
-"""`mpctl plan`: what a layout means before any GPU is asked for."""
+"""`mpctl plan`: what a layout costs and whether it fits, before any GPU is allocated."""
 
 from __future__ import annotations
 
@@ -13,61 +13,85 @@ from mpctl.errors import DOES_NOT_FIT, InputError
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+GroupsOption = Annotated[
+    str | None,
+    typer.Option(help="Process groups to list: tp,dp,... | all | none.", show_default=False),
+]
+FullOption = Annotated[
+    bool,
+    typer.Option(
+        "--full", help="Show every node, group, stage and check, also those that are alike."
+    ),
+]
+RankOption = Annotated[
+    int | None, typer.Option(help="Show this rank and the groups it belongs to.")
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option(help="Also write the plan as an HTML page with pictures.")
+]
+SvgOption = Annotated[
+    Path | None, typer.Option(help="Also draw layout and timeline into an SVG file.")
+]
+TraceOption = Annotated[
+    Path | None, typer.Option(help="Also write the planned step as a trace for Perfetto.")
+]
+BatchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Estimate many jobs: one JSON object a line in FILE (- for stdin), one answer a line "
+        "on "
+        "stdout. A bad line is answered with its issues; the exit code is 0 if FILE could be read.",
+    ),
+]
+CompareOption = Annotated[
+    bool,
+    typer.Option("--compare", help="Compare JOB with others: --compare demo tp=1,dp=2"),
+]
+ExplainOption = Annotated[
+    bool,
+    typer.Option(
+        "--explain",
+        help="Show figures with their formulas and numbers: --explain, or JOB "
+        "--explain memory.stage-0",
+    ),
+]
+MoreOption = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB ... | FIGURE ...]",
+        help="What --compare or --explain are about.",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 @with_job
 def plan(
     job: JobSource,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    groups: Annotated[
-        str | None,
-        typer.Option(help="Group kinds to list: tp,dp,... | all | none.", show_default=False),
-    ] = None,
-    ranks: Annotated[bool, typer.Option("--ranks", help="List every rank as well.")] = False,
-    full: Annotated[
-        bool, typer.Option("--full", help="Fold nothing: every node, group, stage and check.")
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
     ] = False,
-    rank: Annotated[
-        int | None, typer.Option(help="Show one rank and every group it is in.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write the plan as one page, with pictures.")
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(help="Also draw layout and timeline as an SVG picture.")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Also write the planned step as a trace for Perfetto.")
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Estimate a job a line of JSON, - for stdin; an answer a line on stdout. A bad "
-            "line is answered with its issues, and the exit code is 0 where FILE was readable.",
-        ),
-    ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Put JOB and others side by side: --compare demo tp=1,dp=2"),
-    ] = False,
-    explain: Annotated[
-        bool,
-        typer.Option("--explain", help="Figures with formula and numbers: --explain, or JOB "
-                     "--explain memory.stage-0"),
-    ] = False,
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[JOB ... | FIGURE ...]", help="For --compare and --explain.",
-                       show_default=False),
-    ] = None,
-) -> None:  # fmt: skip
-    """Show a layout: whether it fits, its speed and memory, where ranks sit, what they send.
+    groups: GroupsOption = None,
+    ranks: Annotated[bool, typer.Option("--ranks", help="Also list every rank.")] = False,
+    full: FullOption = False,
+    rank: RankOption = None,
+    html: HtmlOption = None,
+    svg: SvgOption = None,
+    trace: TraceOption = None,
+    batch: BatchOption = None,
+    compare: CompareOption = False,
+    explain: ExplainOption = False,
+    more: MoreOption = None,
+) -> None:
+    """Show a layout: whether it fits, its speed and memory, where ranks are, what they send.
 
-    Works without a model too (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
+    The layout alone needs no model (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
 
-    Exit codes: 0 it fits, or that is not known; 2 bad input or an illegal layout; 3 legal, but more
-    memory is needed than the device has. --rank, --explain, --compare and --batch ask for no
-    verdict: they exit 0 then.
+    Exit codes: 0 the job fits its devices' memory, or that is not known; 2 bad input or an illegal
+    layout; 3 the layout is legal but needs more memory than a device has. With --rank, --explain,
+    --compare and --batch the exit code does not say whether the job fits.
     """
     if batch is not None or compare or explain or more:
         if html or svg or trace:
@@ -104,9 +128,14 @@ def plan(
 
 
 def _other(
-    job: JobSource, batch: str | None, more: list[str], *, compare: bool, explain: bool,
+    job: JobSource,
+    batch: str | None,
+    more: list[str],
+    *,
+    compare: bool,
+    explain: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     """What is asked of jobs or figures rather than of one whole plan."""
     if (batch is not None) + compare + explain != 1:
         wrong = f"extra arguments {', '.join(more)}" if more else "more than one is asked for"

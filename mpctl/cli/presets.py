@@ -16,12 +16,16 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 @app.command()
 def presets(
-    name: Annotated[str | None, typer.Argument(help="Show this preset whole.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(help="Show this preset with all its values.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
 ) -> None:
     """List the presets, or show one with the source of its numbers.
 
-    Presets of your own lie in folders that the environment variable MPCTL_PRESETS names.
+    Folders named by the environment variable MPCTL_PRESETS add presets of your own.
     """
     from mpctl.render.json import print_json
     from mpctl.render.presets import print_preset, print_presets

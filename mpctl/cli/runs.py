@@ -1,4 +1,4 @@
-"""`mpctl runs`: what has been trained here, how far it came and how it ended."""
+"""`mpctl runs`: what has been trained here, how far each run came and how it ended."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ import typer
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+FolderOption = Annotated[
+    Path, typer.Argument(help="A folder with runs, or with folders of runs; or one run.")
+]
+SortOption = Annotated[
+    str,
+    typer.Option(
+        help="Column to sort by: name, status, model, step, loss, validation_loss, "
+        "tokens_per_second, started, ended or checkpoint_bytes."
+    ),
+]
+
+
 @app.command()
 def runs(
-    folder: Annotated[
-        Path, typer.Argument(help="Where to look, one folder deep as well; or one run.")
-    ] = Path("runs"),
-    sort: Annotated[
-        str,
-        typer.Option(help="A column to sort by: name, status, model, step, loss, validation_loss, "
-                     "tokens_per_second, started, ended or checkpoint_bytes."),
-    ] = "started",
-    reverse: Annotated[bool, typer.Option("--reverse", help="The largest or last first.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:  # fmt: skip
+    folder: FolderOption = Path("runs"),
+    sort: SortOption = "started",
+    reverse: Annotated[bool, typer.Option("--reverse", help="Largest or latest first.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
+    ] = False,
+) -> None:
     """List the runs in FOLDER: status, step, losses, speed, layout, times, size of checkpoints.
 
-    Status: running, finished, stopped (asked to), failed, interrupted (the launcher ended without
-    a word: killed, or the machine went down) or unreadable (job.json is damaged).
+    Status: running, finished, stopped (by a signal), failed, interrupted (the launcher was killed
+    or the machine went down) or unreadable (job.json is damaged).
     """
     from mpctl.render.json import print_json
     from mpctl.runs.listing import list_runs

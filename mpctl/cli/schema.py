@@ -1,4 +1,4 @@
-"""`mpctl schema`: the JSON Schema of a job file, so that editors complete it."""
+"""`mpctl schema`: the JSON Schema of a job file, with which editors complete job files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of a job file, presets' names included."""
+    """Print the JSON Schema of a job file, with the names of all presets."""
     from mpctl.render.json import print_json
     from mpctl.spec.schema import job_schema
 

@@ -19,50 +19,79 @@ if TYPE_CHECKING:
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
+ObjectiveOption = Annotated[
+    Literal["tokens", "memory", "cost"],
+    typer.Option(
+        help="What to optimise: most tokens per second, least memory, or fewest "
+        "GPU-hours per token (over --gpus, by default all)."
+    ),
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,...",
+        help="Also find the best layout on each of these numbers of GPUs; all: powers of two.",
+        show_default=False,
+    ),
+]
+FixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE",
+        help="Do not search this setting but use the "
+        "value, as a flag does: pp=8, zero=1; repeatable.",
+    ),
+]
+PriceOption = Annotated[
+    float | None, typer.Option(min=0, help="Price of a GPU-hour, for costs in the same currency.")
+]
+ExhaustiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--exhaustive",
+        help="Estimate every layout instead of ruling layouts "
+        "out by bounds: the same answer, possibly after hours.",
+    ),
+]
+CsvOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also write the best layouts as CSV.")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Also write an HTML page: the answer, time "
+        "against memory, the plan of the best layout.",
+    ),
+]
+
+
 @app.command()
 @with_job
 def search(
     job: JobSource,
-    top: Annotated[int, typer.Option(min=1, max=1000, help="Layouts to show.")] = 5,
-    objective: Annotated[
-        Literal["tokens", "memory", "cost"],
-        typer.Option(help="Most tokens a second, least memory, or fewest GPU-hours a token (over "
-                     "--gpus, all when absent)."),
-    ] = "tokens",
-    gpus: Annotated[
-        str | None, typer.Option(metavar="N,...", help="Find the best on each of these numbers "
-                                 "of GPUs; all: powers of two.", show_default=False)
-    ] = None,
-    fix: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Keep a setting as it is here, "
-                                       "as a flag does: pp=8, training.dtype=bf16; repeatable.")
-    ] = None,
-    max_tp: Annotated[int | None, typer.Option(min=1, help="Largest tp.")] = None,
-    max_pp: Annotated[int | None, typer.Option(min=1, help="Largest pp.")] = None,
-    max_cp: Annotated[int | None, typer.Option(min=1, help="Largest cp.")] = None,
-    price: Annotated[
-        float | None, typer.Option(min=0, help="Price of a GPU-hour; costs are in its currency.")
-    ] = None,
-    exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Estimate every layout and rule none out: the "
-                           "same answer, after hours where there are many.")
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Number of layouts to show.")] = 5,
+    objective: ObjectiveOption = "tokens",
+    gpus: GpusOption = None,
+    fix: FixOption = None,
+    max_tp: Annotated[int | None, typer.Option(min=1, help="Largest tp to search.")] = None,
+    max_pp: Annotated[int | None, typer.Option(min=1, help="Largest pp to search.")] = None,
+    max_cp: Annotated[int | None, typer.Option(min=1, help="Largest cp to search.")] = None,
+    price: PriceOption = None,
+    exhaustive: ExhaustiveOption = False,
+    csv: CsvOption = None,
+    html: HtmlOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document on stdout.")
     ] = False,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the layouts found as a table.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page: the answer, time "
-                                  "against memory, and the plan of the best layout.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:  # fmt: skip
-    """Find the layouts of JOB that are fastest and fit, of all that its runtime can run.
+) -> None:
+    """Find the fastest layouts of JOB that fit, of all layouts that its runtime can run.
 
     tp, cp, pp, chunks, schedule, micro batch, recomputation, sequence parallelism, ZeRO, order and
-    balance are searched; a flag that names one fixes it (mpctl search JOB --tp 8).
+    balance are searched; a flag fixes its setting (mpctl search JOB --tp 8).
 
-    Exit codes: 0 found; 2 bad input, no legal layout, or none whose step can be timed; 3 legal
-    layouts, none of which fits.
+    Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
+    estimated; 3 there are legal layouts, but none fits the devices' memory.
     """
     from mpctl.render.json import print_json
     from mpctl.render.tasks import PATIENCE, TaskBar

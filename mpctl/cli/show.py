@@ -1,4 +1,4 @@
-"""`mpctl show`: one run in words, or the curves of several laid over each other."""
+"""`mpctl show`: a summary of runs, or the curves of several runs in one diagram."""
 
 from __future__ import annotations
 
@@ -15,34 +15,46 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 PATIENCE = 1.0  # seconds before progress is shown
 
 
+RunOption = Annotated[
+    list[Path], typer.Argument(metavar="RUN ...", help="Run directories, or names in runs/.")
+]
+PlotOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="METRIC",
+        help="Draw a metric: loss, val, lr, grad_norm, "
+        "tokens_per_second or any other in metrics.jsonl; repeatable.",
+    ),
+]
+XOption = Annotated[
+    Literal["step", "tokens", "time"], typer.Option("--x", help="The x axis of the curves.")
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Draw into a .png or .svg file instead of the terminal."),
+]
+CsvOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")
+]
+TensorboardOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard events."),
+]
+AsJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the summaries, or with --plot the curves, as JSON.")
+]
+
+
 @app.command()
 def show(
-    run: Annotated[
-        list[Path], typer.Argument(metavar="RUN ...", help="Run directories, or names in runs/.")
-    ],
-    plot: Annotated[
-        list[str] | None,
-        typer.Option(metavar="METRIC", help="Draw a metric: loss, val, lr, grad_norm, "
-                     "tokens_per_second or any other in metrics.jsonl; may be repeated."),
-    ] = None,
-    x: Annotated[
-        Literal["step", "tokens", "time"], typer.Option("--x", help="What curves are drawn over.")
-    ] = "step",
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw into FILE, .png or .svg, instead of the terminal."),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the run's metrics as CSV.")
-    ] = None,
-    tensorboard: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Write the run's metrics as TensorBoard's events."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The summaries, or with --plot the curves, as JSON.")
-    ] = False,
-) -> None:  # fmt: skip
+    run: RunOption,
+    plot: PlotOption = None,
+    x: XOption = "step",
+    out: OutOption = None,
+    csv: CsvOption = None,
+    tensorboard: TensorboardOption = None,
+    as_json: AsJsonOption = False,
+) -> None:
     """Summarise a run, draw its metrics, or export them.
 
     mpctl show runs/demo

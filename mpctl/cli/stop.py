@@ -1,4 +1,4 @@
-"""Signals that end a command the way an error does, so that what it was writing is cleared away."""
+"""Signals that end a command as an error does, so that half-written files are removed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import FrameType
 def ended_by_signals(outcome: str) -> Iterator[None]:
     """SIGTERM raises SystemExit(143) here; SIGINT raises KeyboardInterrupt as always.
 
-    Python's own reaction to SIGTERM ends the process on the spot and leaves files half written.
-    outcome: what a stop means, for a line on stderr.
+    By default Python ends at SIGTERM at once and leaves files half written. outcome: the state that
+    a stop leaves, for a line on stderr.
     """
     before = signal.signal(signal.SIGTERM, _exit)
     try:

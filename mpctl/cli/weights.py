@@ -1,4 +1,4 @@
-"""`mpctl weights`: from and to Hugging Face directories, in safetensors only."""
+"""`mpctl weights`: import from and export to Hugging Face directories, safetensors only."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ app = typer.Typer(
 
 PATIENCE = 1.0  # seconds before progress is shown
 NOTHING = "nothing was written"
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Out = Annotated[
     Path,
     typer.Argument(
-        metavar="OUT", help="Directory to write, empty or absent; it appears when it is complete."
+        metavar="OUT",
+        help="Directory to write, empty or absent; it appears when it is complete.",
     ),
 ]
 
@@ -31,8 +32,8 @@ Out = Annotated[
 def weights() -> None:
     """Convert weights from and to Hugging Face directories.
 
-    For models of the shapes of GPT-2, Llama, BERT and T5. A launch can also start from a Hugging
-    Face directory without a conversion: --set training.init_from=DIR.
+    For models of the architectures GPT-2, Llama, BERT and T5. A launch can also start from a
+    Hugging Face directory directly: --set training.init_from=DIR.
     """
 
 
@@ -40,15 +41,18 @@ def weights() -> None:
 def import_(
     source: Annotated[
         Path,
-        typer.Argument(metavar="HF_DIR", help="config.json and safetensors, one file or sharded."),
+        typer.Argument(
+            metavar="HF_DIR",
+            help="Directory with config.json and safetensors, one file or several.",
+        ),
     ],
     out: Out,
     as_json: AsJson = False,
 ) -> None:
     """Write a checkpoint of mpctl, and OUT/model.toml, a job file that starts from it.
 
-    Names, shapes and types of all tensors and the sizes of all files are checked first; values
-    that are NaN or infinite, and a tied head that differs from the word table, are refused.
+    Names, shapes and types of all tensors and the sizes of all files are checked first. Values
+    that are NaN or infinite are refused, and so is a tied head that differs from the embedding.
     """
     from mpctl.cli.stop import ended_by_signals
     from mpctl.render.tasks import TaskBar
@@ -60,23 +64,27 @@ def import_(
     _print(written, use, as_json=as_json)
 
 
+RunOption = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run's directory; its newest checkpoint is exported."),
+]
+ShardBytesOption = Annotated[
+    int,
+    typer.Option(min=1, help="Largest size of a weights file; larger models get several."),
+]
+
+
 @app.command()
 def export(
-    run: Annotated[
-        Path,
-        typer.Argument(metavar="RUN", help="A run's directory; its newest checkpoint is taken."),
-    ],
+    run: RunOption,
     out: Out,
-    shard_bytes: Annotated[
-        int,
-        typer.Option(min=1, help="Largest size of a file; more weights go to several."),
-    ] = 5_000_000_000,
+    shard_bytes: ShardBytesOption = 5_000_000_000,
     as_json: AsJson = False,
 ) -> None:
     """Write a directory that transformers loads, from a run of any layout.
 
-    It holds config.json, the weights in safetensors, the tokenizer with its settings and, for
-    models that write text, generation_config.json.
+    It contains config.json, the weights in safetensors, the tokenizer with its settings and, for
+    models that generate text, generation_config.json.
     """
     from mpctl.cli.stop import ended_by_signals
     from mpctl.render.tasks import TaskBar

@@ -13,7 +13,7 @@ import pytest
 from mpctl.cli.app import run as mpctl
 from mpctl.cli.launch import _name_of
 from mpctl.errors import InputError
-from mpctl.launch import supervise
+from mpctl.launch.local.torchrun import Attempt
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import write_marker
 from tests.launch.command import arguments, start
@@ -27,7 +27,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(supervise, "_spawn", refuse)
+    monkeypatch.setattr(Attempt, "start", refuse)
 
 
 def refused(argv: list[str], capsys: Capture) -> str:
@@ -212,7 +212,7 @@ class TestRunDir:
         assert not run.path.exists()
 
     def test_resume_without_a_run(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
-        assert "which run?" in refused(["launch", "--resume"], capsys)
+        assert "no run is named" in refused(["launch", "--resume"], capsys)
         for argv in (["launch", "--run-dir", str(tmp_path)], arguments(data, tmp_path)):
             assert "does not contain a run" in refused([*argv, "--resume"], capsys)
 

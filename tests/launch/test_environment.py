@@ -6,13 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import mpctl
 from mpctl.cli.app import run
-from mpctl.launch import supervise
 from mpctl.launch.environment import environment_issues
+from mpctl.launch.local import torchrun
+from mpctl.launch.local.torchrun import Attempt
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.load import load_job
 from tests.launch.command import arguments
@@ -71,13 +73,11 @@ def test_a_run_directory_that_is_no_text_can_be_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchrun's command line goes into the log byte by byte."""
-    run_dir = RunDir(tmp_path / "l\udcc3")
-    monkeypatch.setattr(supervise.subprocess, "Popen", lambda *_, **__: None)
-    plan = type("Plan", (), {"run": run_dir, "env": {}, "command": lambda self, port: [
-        "torchrun", str(run_dir.path)]})()  # fmt: skip
-    with (tmp_path / "log").open("wb") as log:
-        supervise._spawn(plan, log, 29500)
-    assert b"l\xc3" in (tmp_path / "log").read_bytes()
+    run = RunDir(tmp_path / "l\udcc3")
+    run.torchrun_log.parent.mkdir(parents=True)
+    monkeypatch.setattr(torchrun.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=1))
+    Attempt.start(run, 1, {})
+    assert b"l\xc3" in run.torchrun_log.read_bytes()
 
 
 def test_a_name_of_300_characters(

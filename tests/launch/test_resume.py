@@ -61,7 +61,7 @@ def test_a_finished_run_is_left_as_it_is(
     argv = ["launch", "--resume", "--run-dir", str(run_dir), *steps]
     assert mpctl(argv) == 0
     shown = capsys.readouterr()
-    assert "is already at step 20; --steps N (more than 20) goes on" in shown.err
+    assert "is already at step 20; use --steps N (more than 20) to go on" in shown.err
     assert shown.out == ""
     assert mpctl([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == finished.summary
