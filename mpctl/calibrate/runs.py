@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 from mpctl.errors import InputError
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
-from mpctl.layout.job_layout import JobLayout, find_topology
+from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.topology import find_topology
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.presets import find_preset

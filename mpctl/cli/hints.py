@@ -36,7 +36,7 @@ class HintingGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that `args` begin with. Raises InputError when there is no such command."""
-        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+        if not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
             raise_unknown(args[0], ctx.command_path, self.list_commands(ctx))
         return super().resolve_command(ctx, args)
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.families.description import ModelFamily
-from mpctl.operators.table import OperatorTable
 from mpctl.spec.families import ENTRY_POINT_GROUP, builtin_families, family_names, load_family
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.prompt import PromptForm
 
+if TYPE_CHECKING:  # a plan without a model never pays for these
+    from mpctl.families.description import ModelFamily
+    from mpctl.operators.table import OperatorTable
+
 
 def get_family(name: str) -> ModelFamily:
     """The description of a family; InputError where there is none of this name."""
+    from mpctl.families.description import ModelFamily
+
     description = load_family(name)
     if isinstance(description, ModelFamily):
         return description

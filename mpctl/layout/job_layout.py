@@ -19,6 +19,7 @@ from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layout.bucket_shapes import bucket_shapes
 from mpctl.layout.buckets import Bucket, BucketRules, BucketShape, chunk_buckets, layer_units
+from mpctl.layout.topology import job_topology, replicas, zero_stage
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
@@ -170,31 +171,3 @@ class JobLayout:
         """The number of each layer module among its chunk's units (layout/buckets.py), by module
         name, in forward order."""
         return layer_units(self.chunk_slices(stage, chunk))
-
-
-def replicas(job: JobSpec) -> int:
-    """Ranks that hold the same parameters, dp x cp, each for other samples or other positions."""
-    return job.sizes["dp"] * job.sizes["cp"]
-
-
-def zero_stage(job: JobSpec) -> int:
-    """The ZeRO stage in effect: 0 where a single replica has nothing to share."""
-    return job.parallel.zero if replicas(job) > 1 else 0
-
-
-def job_topology(job: JobSpec) -> Topology:
-    """Which rank of a complete job sits where. Raises ValueError where the order names other axes
-    than there are."""
-    cluster, parallel = job.cluster, job.parallel
-    return Topology.of(job.sizes, order=parallel.order, gpus_per_node=cluster.gpus_per_node)
-
-
-def find_topology(job: JobSpec) -> Topology | None:
-    """The job's topology, or None where the axes do not fill the world or their order is none."""
-    sizes = job.sizes
-    if sizes["tp"] * sizes["cp"] * sizes["dp"] * sizes["pp"] != job.world_size:
-        return None
-    try:
-        return job_topology(job)
-    except ValueError:
-        return None

@@ -20,7 +20,6 @@ from itertools import accumulate
 
 from mpctl.errors import Offer
 from mpctl.pipeline.balance import balanced_counts
-from mpctl.pipeline.costs import job_costs
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.units import plural
@@ -84,6 +83,8 @@ def _balanced(job: JobSpec, layers: int) -> list[list[Span]]:
             f"{plural(layers, 'layer')} cannot fill {_cut_text(p.pp, p.vpp)}",
             f"use {blocks} layers or more",
         )
+    from mpctl.pipeline.costs import job_costs
+
     return spans_of(balanced_counts(job_costs(job), pp=p.pp, vpp=p.vpp), p.pp)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from mpctl.axes import GROUP_KINDS
 from mpctl.errors import InputError
-from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.estimate_document import communication_entry, memory_entry, time_entry
 from mpctl.planning.plan import Plan
@@ -20,6 +19,7 @@ from mpctl.topology import Topology
 from mpctl.units import plural
 
 if TYPE_CHECKING:
+    from mpctl.layout.job_layout import JobLayout
     from mpctl.planning.schemas import (
         EstimatePart,
         GroupSummary,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.layout.job_layout import JobLayout, Stages, find_topology
+from mpctl.layout.topology import find_topology
 from mpctl.planning.layout_settings import NearbyLayout
 from mpctl.rules.check import Check
 from mpctl.rules.model import memory_check
@@ -23,6 +23,7 @@ from mpctl.topology import Topology
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
+    from mpctl.layout.job_layout import JobLayout, Stages
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ def make_plan(job: JobSpec, checked: Sequence[Check] | None = None) -> Plan:
     topology = find_topology(job)
     if job.model is None or topology is None or any(check.status == "error" for check in checks):
         return Plan(job, checks, topology, estimate=None)
-    from mpctl.estimate.job import Estimate  # a plan without a model never pays for the import
+    from mpctl.estimate.job import Estimate  # a plan without a model never pays for these
+    from mpctl.layout.job_layout import JobLayout
 
     estimate = Estimate(JobLayout.of(job))
     fullest = estimate.fullest_stage

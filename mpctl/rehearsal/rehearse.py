@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from mpctl.layout.job_layout import job_topology, zero_stage
+from mpctl.layout.topology import job_topology, zero_stage
 from mpctl.pipeline.schedule.orders import peak_in_flight
 from mpctl.rehearsal.fake_backend import (
     DEVICES,

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 
 from mpctl.families import get_table
-from mpctl.operators.grad_flow import frozen_by
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -21,6 +20,8 @@ def freeze_rules(job: JobSpec) -> Iterator[Check]:
     patterns = job.training.freeze
     if job.model is None or not patterns:
         return
+    from mpctl.operators.grad_flow import frozen_by
+
     sizes = {weight.name: weight.numel for weight in get_table(job.model, tp=1).weights()}
     for pattern in patterns:
         if not any(map(frozen_by([pattern]), sizes)):

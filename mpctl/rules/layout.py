@@ -9,9 +9,8 @@ from math import gcd, isqrt
 from mpctl.axes import AXIS_NAMES
 from mpctl.errors import Offer
 from mpctl.families import get_family
-from mpctl.layout.job_layout import find_topology, replicas
+from mpctl.layout.topology import find_topology, replicas
 from mpctl.pipeline.balance import balanced_counts
-from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.rules.check import Check, listed, refusal
@@ -176,6 +175,8 @@ def is_countable(model: ModelSpec) -> bool:
 
 def _balance(job: JobSpec) -> Iterator[Check]:
     """An equal cut leaves the stage of the output head the slowest, and all others wait for it."""
+    from mpctl.pipeline.costs import job_costs
+
     p, rule = job.parallel, "stage-balance"
     costs = job_costs(job)
     if min(costs.layers) == 0:  # less than a token a rank: cp-divides-sequence

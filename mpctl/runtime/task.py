@@ -71,7 +71,7 @@ def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> 
 def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     import torch
 
-    from mpctl.layout.job_layout import job_topology
+    from mpctl.layout.topology import job_topology
     from mpctl.runtime.environment import select_device
     from mpctl.runtime.mesh import build_mesh
     from mpctl.runtime.process_group import init_process_group

@@ -55,7 +55,7 @@ def main(run_dir: Path) -> None:
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
     breadcrumb = Breadcrumb(run_dir / "doing" / f"rank-{rank_env.rank}")
     breadcrumb.keep_beating()
-    from mpctl.layout.job_layout import job_topology
+    from mpctl.layout.topology import job_topology
     from mpctl.spec.load import parse
 
     job = parse(json.loads((run_dir / "job.json").read_text("utf-8")))

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.layout.job_layout import JobLayout, find_topology
+from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.topology import find_topology
 from tests.jobs import job_of
 
 GPT: dict[str, Any] = {
