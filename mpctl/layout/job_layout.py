@@ -19,7 +19,7 @@ from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layout.bucket_shapes import bucket_shapes
 from mpctl.layout.buckets import Bucket, BucketRules, BucketShape, chunk_buckets, layer_units
-from mpctl.layout.topology import job_topology, replicas, zero_stage
+from mpctl.layout.topology import job_topology, replicas
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
