@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich import console as rich_console
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 WIDTH = 100  # of what is not a terminal and has no COLUMNS
 
@@ -28,7 +29,7 @@ def visible(text: str) -> str:
 
 
 class Console(rich_console.Console):
-    """rich's console; of what is printed it writes no control characters but its own."""
+    """rich's console, which writes no control characters that stand in what is printed."""
 
     def on_broken_pipe(self) -> None:
         """Exit code 0, not rich's 1: in `mpctl presets | head -1` the reader has what it wants."""
@@ -41,13 +42,39 @@ class Console(rich_console.Console):
         self, renderable: rich_console.RenderableType,
         options: rich_console.ConsoleOptions | None = None,
     ) -> Iterable[Segment]:  # fmt: skip
+        """The text's segments without control characters but those of rich itself."""
         for segment in super().render(renderable, options):
             text, style, control = segment
             yield segment if control or text.isprintable() else Segment(visible(text), style)
 
 
+class NamedRows:
+    """Names and values in two columns; a long value goes on below its beginning.
+
+    Lines end with their last letter: rich's own tables fill each up with spaces.
+    """
+
+    def __init__(self, rows: Iterable[tuple[str | Text, str]]) -> None:
+        self.grid = Table.grid(padding=(0, 2))
+        self.grid.add_column(style="dim", no_wrap=True)
+        self.grid.add_column(overflow="fold")
+        for name, value in rows:
+            self.grid.add_row(Text(name) if isinstance(name, str) else name, Text(value))
+
+    def __rich_console__(
+        self, console: rich_console.Console, options: rich_console.ConsoleOptions
+    ) -> Iterator[Segment]:
+        for line in console.render_lines(self.grid, options, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield from line[:-1]
+                yield Segment(line[-1].text.rstrip(), line[-1].style)
+            yield Segment.line()
+
+
 def say(text: str, *, stderr: bool = False) -> None:
-    """A line as it is, neither wrapped nor coloured, without control characters."""
+    """Print a line as it is, neither wrapped nor coloured, without control characters."""
     print(visible(text), file=sys.stderr if stderr else sys.stdout, flush=stderr)
 
 
@@ -60,7 +87,10 @@ def get_console(*, stderr: bool = False, **settings: Any) -> Console:
 
 
 def plain_table(title: str, columns: Iterable[str], *, left: Iterable[str] = ()) -> Table:
-    """Columns without lines; what is too wide goes on in the next line, uncut."""
+    """A table without rules; a cell too wide for its column goes on in the next line.
+
+    left: the columns of words, aligned to the left; the others hold numbers.
+    """
     table = Table(title=title or None, title_justify="left", title_style="bold", box=None,
                   pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))  # fmt: skip
     for column in columns:

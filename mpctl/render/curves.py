@@ -34,7 +34,7 @@ ROUND = (1, 2, 5, 10)
 
 @dataclass(frozen=True)
 class PlotAxis:
-    """What an axis shows, its unit in words (empty for plain numbers) and that unit's size."""
+    """An axis: what it shows, its unit in words (empty for plain numbers) and the unit's size."""
 
     name: str
     unit: str = ""
@@ -42,14 +42,16 @@ class PlotAxis:
 
     @property
     def label(self) -> str:
+        """The name and, in parentheses, the unit."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
 
     def scaled(self, values: Iterable[float]) -> list[float]:
+        """The values in the axis's unit."""
         return [value / self.size for value in values]
 
 
 def axis_of(metric: str, values: Iterable[float]) -> PlotAxis:
-    """The unit follows from the largest value."""
+    """The axis of a metric, in the unit that suits the largest of the values."""
     most = max(map(abs, values), default=0.0)
     unit, size = next((unit, size) for bound, unit, size in _units(metric) if most >= bound)
     return PlotAxis(words(metric), unit, size)
@@ -64,15 +66,16 @@ def _units(metric: str) -> tuple[tuple[float, str, float], ...]:
 
 
 def words(metric: str) -> str:
-    """`validation_loss/old` -> `validation loss of old`; a metric without words of its own stands
-    as it is."""
+    """A metric in words: `validation_loss/old` -> `validation loss of old`. A metric without words
+    of its own keeps its name.
+    """
     base, slash, corpus = metric.partition("/")
     name = LABELS.get(base, base)
     return visible(f"{name} of {corpus}" if slash else name)
 
 
 def y_axis(series: Sequence[Series]) -> PlotAxis:
-    """The names of all metrics; their unit, where it is the same for all."""
+    """The axis of several curves: the names of all metrics, and their unit where they share one."""
     metrics = list(dict.fromkeys(s.metric for s in series))
     names = list(dict.fromkeys(words(metric.partition("/")[0]) for metric in metrics))
     name = words(metrics[0]) if len(metrics) == 1 else ", ".join(names)
@@ -83,7 +86,7 @@ def y_axis(series: Sequence[Series]) -> PlotAxis:
 
 
 def legend(series: Sequence[Series]) -> list[str]:
-    """A name a curve: the run, the metric, or both, whichever tells them apart."""
+    """A name for each curve: the run, the metric, or both, whichever tells the curves apart."""
     runs, metrics = {s.run for s in series}, {s.metric for s in series}
     if len(metrics) == 1:
         return [visible(s.run) for s in series]
@@ -92,13 +95,13 @@ def legend(series: Sequence[Series]) -> list[str]:
 
 
 def whose(series: Sequence[Series]) -> str:
-    """`demo`, or `3 runs`."""
+    """Whose curves these are: `demo`, or `3 runs`."""
     runs = list(dict.fromkeys(s.run for s in series))
     return visible(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
 
 
 def window(points: int) -> int:
-    """Over how many points a curve is averaged: 1 for short ones, a hundredth of long ones."""
+    """The number of points that a curve is averaged over: 1, and of long curves a hundredth."""
     return 1 if points <= SHORT else points // 100
 
 
@@ -114,7 +117,7 @@ def mean(values: Sequence[float], count: int) -> list[float]:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """At most about `count` round numbers from low to high, both ends within."""
+    """About `count` round numbers from low to high, both of which they do not exceed."""
     if not high > low:
         return [low]
     rough = (high - low) / max(1, count - 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import Console
+from mpctl.render.console import Console, NamedRows
 from mpctl.units import bytes_text
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
-    """The summary on stdout, with the first lines of the text where they were read."""
+    """Print the summary of prepared data on stdout. first_lines: of its first document, if read."""
     console = Console(highlight=False)
     console.print(_splits(prepared))
-    console.print(_facts(prepared))
+    console.print(NamedRows(_facts(prepared)))
     run = f"mpctl launch demo {usage(prepared)}"
     for name, command in (("made by", command_line(prepared)), ("use it", run)):
         whole = Text.assemble((f"{name:<16}", "dim"), command)
@@ -43,34 +43,34 @@ def _splits(prepared: Prepared) -> Table:
     return table
 
 
-def _facts(prepared: Prepared) -> Table:
-    corpus, used = prepared.corpus, prepared.tokenizer_vocab_size
-    per_token = corpus["bytes"] / (prepared.train.tokens + prepared.validation.tokens)
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    files = count_of(corpus["files"], "file")
-    size = bytes_text(corpus["bytes"])
-    table.add_row("corpus", f"{size} in {files}, {per_token:.2f} bytes a token")
-    if corpus["texts"] < corpus["documents"]:
-        table.add_row("texts", f"{corpus['texts']:,}, cut into {corpus['documents']:,} documents")
-    for line in _reasons(prepared.skipped):
-        table.add_row(Text("skipped", style="yellow"), line)
-    if prepared.undecodable["count"]:
-        table.add_row(Text("undecodable", style="yellow"), undecodable(prepared))
-    table.add_row(
-        "vocabulary",
-        f"{prepared.vocab_size:,} entries, {used:,} of them in use, stored as {prepared.dtype}",
-    )
+def _facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
+    yield from _corpus_facts(prepared)
+    used = prepared.tokenizer_vocab_size
+    stored = f"stored as {prepared.dtype}"
+    yield "vocabulary", f"{prepared.vocab_size:,} entries, {used:,} of them in use, {stored}"
     if prepared.extension is not None:
-        table.add_row("extension", _extension(prepared.extension))
+        yield "extension", _extension(prepared.extension)
     for name, file in prepared.files.items():
-        table.add_row(name, f"{bytes_text(file.bytes)}, sha256 {file.sha256[:12]}")
-    return table
+        yield name, f"{bytes_text(file.bytes)}, sha256 {file.sha256[:12]}"
+
+
+def _corpus_facts(prepared: Prepared) -> Iterator[tuple[str | Text, str]]:
+    corpus = prepared.corpus
+    per_token = corpus["bytes"] / (prepared.train.tokens + prepared.validation.tokens)
+    files = count_of(corpus["files"], "file")
+    yield "corpus", f"{bytes_text(corpus['bytes'])} in {files}, {per_token:.2f} bytes a token"
+    if corpus["texts"] < corpus["documents"]:
+        yield "texts", f"{corpus['texts']:,}, cut into {corpus['documents']:,} documents"
+    for line in _reasons(prepared.skipped):
+        yield Text("skipped", style="yellow"), line
+    if prepared.undecodable["count"]:
+        yield Text("undecodable", style="yellow"), undecodable(prepared)
 
 
 def data_warnings(prepared: Prepared | None) -> list[str]:
-    """What a launch says of the corpus that it prepared: files that hold no text, and bytes that
-    are not in its encoding; hidden files and the limit of bytes are as everyone expects."""
+    """What a launch says of the corpus that it prepared: files without text, and bytes that are not
+    in its encoding. Hidden files and files beyond the limit of bytes are left out as expected.
+    """
     if prepared is None:
         return []
     expected = ("hidden", "beyond-max-bytes")
@@ -90,6 +90,7 @@ def _reasons(skipped: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def undecodable(prepared: Prepared) -> str:
+    """How many characters could not be decoded, in which files, and what to try."""
     tally, encoding = prepared.undecodable, prepared.settings.get("encoding", "utf-8")
     characters = count_of(tally["count"], "character")
     return (
@@ -104,7 +105,7 @@ def _names(tally: Mapping[str, Any]) -> str:
 
 
 def count_of(count: int, noun: str) -> str:
-    """`1 file`, `1,234 files`."""
+    """A number and its noun: `1 file`, `1,234 files`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -116,7 +117,7 @@ def _extension(extension: TokenizerExtension) -> str:
 
 
 def command_line(prepared: Prepared) -> str:
-    """The command that makes the same bytes again."""
+    """The command that prepares the same data again, byte for byte."""
     options = [
         part
         for name, value in prepared.settings.items()
@@ -128,10 +129,11 @@ def command_line(prepared: Prepared) -> str:
 
 
 def usage(prepared: Prepared) -> str:
+    """The options of `mpctl launch` that train on the prepared data."""
     path, size = prepared.path, prepared.vocab_size
     return shlex.join(["--set", f"data.path={path}", "--set", f"model.vocab={size}"])
 
 
 def printable(text: str) -> str:
-    """Text from strangers without what steers a terminal: control characters become U+FFFD."""
+    """A text from outside without what steers a terminal: control characters become U+FFFD."""
     return "".join(c if c.isprintable() or c == "\t" else "\ufffd" for c in text)

@@ -17,7 +17,7 @@ RECORDED = "recorded in training"
 
 
 def print_evaluation(document: EvalDocument) -> None:
-    """The table and a line about the model, on stdout."""
+    """Print loss and perplexity of each corpus on stdout, and what was evaluated."""
     console, rows = get_console(), document["corpora"]
     is_recorded = any(row["recorded_loss"] is not None for row in rows)
     table = plain_table("", (*COLUMNS, *([RECORDED] if is_recorded else [])), left=["corpus"])

@@ -22,6 +22,7 @@ TEXTS: dict[Unit, Callable[[float], str]] = {
 
 
 def print_figures(figures: Iterable[Figure]) -> None:
+    """Print figures on stdout: name and value, and below them formula, numbers and source."""
     console = Console(highlight=False, soft_wrap=True)
     for figure in figures:
         console.print(

@@ -8,5 +8,6 @@ from typing import Any
 
 
 def print_json(document: Any) -> None:
+    """Print a document as JSON on stdout, on one line."""
     json.dump(document, sys.stdout)
     print()

@@ -17,7 +17,7 @@ BAR, SMALLEST_BAR = 24, 8  # columns
 
 
 class Line(ProgressColumn):
-    """The whole line of a task: its description, its field `left`, its fields `parts`, a bar."""
+    """The whole line of a task: description, its fields `left` and `parts`, a bar."""
 
     max_refresh = 0.5  # seconds that a text stands, so that it can be read
 
@@ -26,6 +26,7 @@ class Line(ProgressColumn):
         self.console = console
 
     def render(self, task: Task) -> Text:
+        """The line of a task, as wide as the terminal."""
         left, parts = task.fields["left"](task), task.fields["parts"]
         share = (task.percentage or 0) / 100
         width = self.console.width
@@ -46,7 +47,7 @@ def line_text(head: str, left: str, parts: Sequence[str], share: float, *, width
 
 
 def fitted(parts: Sequence[str], room: int, *, joint: str = " · ") -> str:
-    """The parts up to the first that has no room."""
+    """The parts, up to the first that does not fit into `room` characters, joined."""
     text = ""
     for part in parts:
         longer = f"{text}{joint}{part}" if text else part
@@ -57,7 +58,7 @@ def fitted(parts: Sequence[str], room: int, *, joint: str = " · ") -> str:
 
 
 def clock(seconds: float) -> str:
-    """`0:01:20`."""
+    """Seconds as hours, minutes and seconds: `0:01:20`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 

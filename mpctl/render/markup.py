@@ -28,23 +28,25 @@ def no_progress(what: str, done: int, parts: int) -> None:
 
 
 class Raw(str):
-    """Markup, escaped already."""
+    """Markup, which is escaped already."""
 
 
 def words(text: object) -> Raw:
+    """A text as markup: escaped, without characters that XML cannot hold. Markup stays as it is."""
     return text if isinstance(text, Raw) else Raw(html.escape(UNFIT.sub("\ufffd", str(text))))
 
 
 def el(tag: str, *children: object, **attributes: object) -> Raw:
-    """`class_` is the attribute class, `aria_label` aria-label; None leaves an attribute out, True
-    gives it no value."""
+    """An element. `class_` is the attribute class, `aria_label` aria-label; None leaves an
+    attribute out, True gives it no value.
+    """
     named = "".join(_attribute(name, value) for name, value in attributes.items())
     inside = "".join(map(words, children))
     return Raw(f"<{tag}{named}>" if tag in EMPTY else f"<{tag}{named}>{inside}</{tag}>")
 
 
 def join(parts: object) -> Raw:
-    """Markup side by side."""
+    """Markup, one after the other."""
     assert not isinstance(parts, str)
     return Raw("".join(map(words, parts)))  # type: ignore[call-overload]
 
@@ -57,12 +59,12 @@ def _attribute(name: str, value: object) -> str:
 
 
 def number(value: float) -> str:
-    """A coordinate: two decimals at most."""
+    """A coordinate with two decimals at most."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def write_text(path: Path, text: str, *, option: str) -> None:
-    """Raises InputError where the file cannot be written."""
+    """Write a file; raises InputError, which names the option, where it cannot be written."""
     try:
         path.write_text(text, "utf-8")
     except OSError as error:

@@ -15,8 +15,11 @@ def write_pictures(
     plan: Plan, topology: Topology, *, command: str, html: Path | None = None,
     svg: Path | None = None, trace: Path | None = None, on_progress: Progress = no_progress,
 ) -> None:  # fmt: skip
-    """Those that are asked for; raises InputError where one cannot be made or written. command: the
-    line that makes the plan again; on_progress: of (picture, parts done, parts)."""
+    """Write the files that are named: page, picture, trace.
+
+    command: the line that makes the plan again; on_progress: called with (picture, parts done,
+    parts). Raises InputError where a file cannot be written, or the step cannot be timed.
+    """
     if html is not None:
         from mpctl.render.html.page import plan_page
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mpctl.planning.plan import Plan
@@ -24,7 +23,7 @@ from mpctl.planning.summary import (
     training_text,
     verdict,
 )
-from mpctl.render.console import get_console, plain_table
+from mpctl.render.console import NamedRows, get_console, plain_table
 from mpctl.render.fold import members_text, stage_layers_text
 from mpctl.render.plan_layout import groups_part, nodes_part, ranks_part
 from mpctl.render.plan_stages import stages_part
@@ -56,7 +55,7 @@ def _paragraphs(
     plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
 ) -> Iterator[RenderableType]:
     yield _headline(plan, topology)
-    yield _facts_table(plan)
+    yield NamedRows(_facts(plan))
     yield from _warnings(plan)
     yield Text("")
     yield from nodes_part(plan, topology, full=full)
@@ -75,15 +74,6 @@ def _headline(plan: Plan, topology: Topology) -> Text:
     mark, style = FITS[plan.fits]
     title = f"{name}: {sizes}" if name else sizes
     return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
-
-
-def _facts_table(plan: Plan) -> Table:
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in _facts(plan):
-        grid.add_row(name, text)
-    return grid
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:

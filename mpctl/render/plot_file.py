@@ -38,7 +38,10 @@ def _is_installed() -> bool:
 
 
 def write_picture(path: Path, series: Sequence[Series], x: str) -> None:
-    """Raises InputError when the file cannot be written."""
+    """Write the curves as PNG or SVG, by the suffix of path. x: the metric of the horizontal axis.
+
+    Raises InputError where the file cannot be written.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

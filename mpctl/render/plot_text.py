@@ -21,7 +21,7 @@ HEIGHT, LEAST = 22, (30, 8)
 
 
 def print_plot(series: Sequence[Series], x: str) -> None:
-    """On stdout."""
+    """Print curves on stdout, as wide as the terminal."""
     console = get_console()
     shown = console.is_terminal
     width = max(LEAST[0], console.width)
@@ -36,8 +36,9 @@ def print_plot(series: Sequence[Series], x: str) -> None:
 def plot_text(
     series: Sequence[Series], x: str, *, width: int, height: int, coloured: bool, ascii_only: bool
 ) -> Text:
-    """The curves, and one line each that names them. Curves are told apart by colour, or by the
-    signs that draw them where there is none."""
+    """The curves, and below them a line for each that names it. Curves differ by colour, or where
+    there is none by the signs that draw them. width, height: in characters.
+    """
     across, up = axis_of(x, (v for s in series for v in s.x)), y_axis(series)
     fine = not ascii_only and (coloured or len(series) == 1)
     signs = ["braille" if fine else SIGNS[n % len(SIGNS)] for n in range(len(series))]

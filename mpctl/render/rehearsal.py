@@ -7,47 +7,37 @@ the peak the columns say by how much a step takes more or less.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 
 from rich.table import Table
 from rich.text import Text
 
 from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
 from mpctl.render.console import get_console
-from mpctl.render.tasks import TaskBar
+from mpctl.render.tasks import ProgressView, TaskBar
 from mpctl.rundir.summary import PlannedMeasured
 from mpctl.units import bytes_text, plural, seconds_text
 
 
-class RehearsalView:
+class RehearsalView(ProgressView):
     """Says on stderr, rank by rank, how far a rehearsal is; a terminal shows the time so far."""
 
     def __init__(self, ranks: int) -> None:
-        self.ranks, self.done = ranks, 0
-        self.bar = TaskBar()
-
-    def __enter__(self) -> RehearsalView:
-        self.bar.update("rehearsing", 0, self.ranks)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        self.bar.__exit__(kind, error, trace)
+        super().__init__(TaskBar(), "rehearsing", ranks)
+        self.done = 0
 
     def show(self, rank: RankRehearsal) -> None:
+        """Report a rank whose rehearsal has ended."""
         self.done += 1
-        run, of = rank["micro_batches_run"], rank["micro_batches"]
-        self.bar.update("rehearsing", self.done, self.ranks)
-        self.bar.bar.console.print(
-            f"{self.done}/{self.ranks}  rank {rank['rank']}, stage {rank['coords']['pp']}: "
-            f"{run} of {of} micro batches in {seconds_text(rank['seconds'])}", soft_wrap=True,
-        )  # fmt: skip
+        self.bar.update(self.stage, self.done, self.total)
+        stage, ran = rank["coords"]["pp"], rank["micro_batches_run"]
+        self.bar.print(
+            f"{self.done}/{self.total}  rank {rank['rank']}, stage {stage}: "
+            f"{ran} of {rank['micro_batches']} micro batches in {seconds_text(rank['seconds'])}"
+        )
 
 
 def print_rehearsal(document: RehearsalDocument) -> None:
-    """The account of a rehearsal, on stdout."""
+    """Print a rehearsal on stdout: memory, messages, differences from the plan, the verdict."""
     console = get_console()
     ranks = [rank for rank in document["ranks"] if rank["failure"] is None]
     if len(ranks) == 1:
@@ -72,7 +62,7 @@ def _table(*names: str, left: int = 0) -> Table:
 
 
 def _memories(ranks: list[RankRehearsal]) -> Table:
-    """What is held when it is most."""
+    """Memory of each rank at its peak."""
     table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
     for rank in ranks:
         states = sum(pair["measured"] for pair in rank["state_bytes"].values())
@@ -109,7 +99,7 @@ def _more(pair: PlannedMeasured) -> str:
 
 
 def _messages(ranks: list[RankRehearsal]) -> Table:
-    """Of a step; stages that send the same together."""
+    """Messages of a step, a row a kind; stages that send the same are one group."""
     table = _table("stages", "axis", "kind", "messages", "bytes a step", "plan", left=3)
     alike: dict[str, list[RankRehearsal]] = {}
     for rank in ranks:

@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import get_console
+from mpctl.render.console import NamedRows, get_console
 from mpctl.render.line import Line, time_left
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary
@@ -24,7 +23,7 @@ from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 
 class RunView:
-    """Shows the records of a run as they come; `done` steps were trained before."""
+    """Shows the records of a run as they come. done: steps that were trained before."""
 
     def __init__(self, steps: int, predicted: float | None, *, done: int = 0) -> None:
         self.steps, self.predicted = steps, predicted
@@ -47,6 +46,7 @@ class RunView:
             self.bar.stop()
 
     def record(self, record: StepRecord) -> None:
+        """Show the figures of a step."""
         self.validation = record.get("validation_loss", self.validation)
         parts = step_figures(record, self.validation, self.predicted)
         head = f"step {record['step']}/{self.steps}"
@@ -56,6 +56,7 @@ class RunView:
             self._print(f"{head}  {' · '.join(parts)}")
 
     def event(self, message: str) -> None:
+        """Print a message of the run, marked `!`."""
         self._print(Text.assemble(("! ", "bold yellow"), message))
 
     def _print(self, line: str | Text) -> None:
@@ -66,8 +67,9 @@ class RunView:
 def step_figures(
     record: StepRecord, validation: float | None, predicted: float | None
 ) -> list[str]:  # fmt: skip
-    """`loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851 ms a step`, `745 ms predicted`: what matters
-    most first."""
+    """The figures of a step, most important first: `loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851
+    ms a step`, `745 ms predicted`.
+    """
     parts = [f"loss {record['loss']:.3f}"]
     if validation is not None:
         parts.append(f"val {validation:.3f}")
@@ -77,22 +79,19 @@ def step_figures(
 
 
 def print_summary(summary: RunSummary, run_dir: str) -> None:
-    """The account of a run, on stdout."""
+    """Print a run's summary on stdout."""
     console = get_console()
     style = {"finished": "bold green", "stopped": "bold yellow", "failed": "bold red"}
-    table = Table.grid(padding=(0, 2))
-    for name, value in summary_rows(summary):
-        table.add_row(Text(name, style="dim"), value)
     status = summary["status"]
     console.print(
         Text.assemble((status, style[status]), f" after {plural(summary['steps'], 'step')}")
     )
-    console.print(table)
+    console.print(NamedRows(summary_rows(summary)))
     console.print(Text.assemble(("run directory  ", "dim"), run_dir))
 
 
 def summary_rows(summary: PlanAndRun) -> list[tuple[str, str]]:
-    """What was reached, measured and compared with the plan: a name and words each."""
+    """What was reached, measured and compared with the plan, as name and text."""
     rows = [("loss", _number(summary["final_loss"]))]
     if summary["validation_loss"] is not None:
         first, last = summary["initial_validation_loss"], _number(summary["validation_loss"])

@@ -21,7 +21,7 @@ Rows = tuple[RunRow, ...]
 
 
 def print_runs(listing: Listing) -> None:
-    """On stdout; what was found wrong with a run stands below the table."""
+    """Print the runs of a folder on stdout; what is wrong with a run stands below the table."""
     console = get_console()
     if listing.rows:
         width = console.width if console.is_terminal else None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from mpctl.render.console import get_console, visible
-from mpctl.render.tasks import TaskBar
+from mpctl.render.tasks import ProgressView, TaskBar
 from mpctl.units import seconds_text
 
 if TYPE_CHECKING:
@@ -30,36 +30,38 @@ FINISH = {
 }
 
 
-class SampleView:
-    """A bar while the model is loaded and several prompts are written; one prompt's text as it
-    comes; several prompts' at the end, those that were finished. is_silent: no text."""
+class SampleView(ProgressView):
+    """A bar while the model is loaded and several prompts are written. The text of one prompt is
+    shown as it is written; those of several at the end, as far as they are finished.
+
+    is_silent: show no text.
+    """
 
     def __init__(self, sampling: Sampling, *, is_silent: bool) -> None:
         self.sampling, self.is_silent = sampling, is_silent
         self.continues = sampling.encoder.form.continues
         self.is_stream = not is_silent and len(sampling.texts) == 1 and self.continues
-        self.bar = TaskBar(lines=not is_silent and len(sampling.texts) > 1)
+        bar = TaskBar(lines=not is_silent and len(sampling.texts) > 1)
+        super().__init__(bar, "load the model", 1)
         self.limit = sum(map(_most, sampling.texts))
         self.begun = False
-
-    def __enter__(self) -> SampleView:
-        self.bar.update("load the model", 0, 1)
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
-        self.bar.__exit__(kind, error, trace)
+        super().__exit__(kind, error, trace)
         if self.is_stream:
             _write("\n" if self.begun else "")
         elif not self.is_silent:
             self._print_all()
 
     def show(self, samples: Sequence[WrittenText]) -> None:
-        """After every answer of the workers, of which the first says that the model is loaded."""
+        """Show the texts so far, after every answer of the workers; the first answer says that the
+        model is loaded.
+        """
         if not self.begun:
-            self.bar.update("load the model", 1, 1)
+            self.bar.update(self.stage, 1, self.total)
         if self.is_stream:
             self._stream(samples[0])
             return
@@ -69,7 +71,7 @@ class SampleView:
 
     def _stream(self, sample: WrittenText) -> None:
         if not self.begun:
-            self.bar.__exit__(None, None, None)  # the text follows where the bar stood
+            self.bar.stop()  # the text follows where the bar stood
             _write(visible(sample.prompt))
             self.begun = True
         _write(visible(sample.fresh()))
@@ -84,7 +86,7 @@ class SampleView:
 
 
 def print_footer(document: SampleDocument) -> None:
-    """Tokens, seconds, and what wrote them, on stderr."""
+    """Print tokens, seconds and the model that wrote them on stderr."""
     samples, step = document["samples"], document["step"]
     rate = document["tokens_per_second"]
     parts = [f"{document['tokens']:,} tokens in {seconds_text(document['seconds'])}"]

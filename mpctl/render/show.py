@@ -5,35 +5,36 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from rich.table import Table
 from rich.text import Text
 
-from mpctl.render.console import get_console
+from mpctl.render.console import NamedRows, get_console
 from mpctl.render.run import summary_rows
 from mpctl.render.runs import STYLES, moment_text
 from mpctl.runs.saved import CheckpointRow, SavedRun
 from mpctl.runs.show import ShownRun
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text, seconds_text
+from mpctl.units import bytes_text, plural, seconds_text
 
 Row = tuple[str, str]
 
 
 def print_run(run: SavedRun, document: ShownRun) -> None:
-    """On stdout."""
+    """Print one run on stdout: what was asked of it, what it reached, how it ended."""
     console = get_console()
-    asked = "" if run.steps is None else f" of {run.steps}"
-    status = (run.status, STYLES[run.status])
-    title = Text.assemble((run.name, "bold"), "  ", status)
-    console.print(title.append(f" after {run.step}{asked} steps"), soft_wrap=True)
-    table = Table.grid(padding=(0, 2))
-    for name, value in rows(run, document):
-        table.add_row(Text(name, style="dim"), Text(value))
-    console.print(table)
+    title = Text.assemble((run.name, "bold"), "  ", (run.status, STYLES[run.status]))
+    console.print(title.append(f" after {_steps(run)}"), soft_wrap=True)
+    console.print(NamedRows(rows(run, document)))
+
+
+def _steps(run: SavedRun) -> str:
+    """`1 step`, or where it is known how many were wanted `12 of 20 steps`."""
+    if run.steps is None:
+        return plural(run.step, "step")
+    return f"{run.step:,} of {plural(run.steps, 'step')}"
 
 
 def rows(run: SavedRun, document: ShownRun) -> Iterator[Row]:
-    """A name and words for everything that is known of the run."""
+    """Everything that is known of the run, as name and text."""
     if run.job is not None:
         yield from _job_rows(run.job, document)
     if document["steps"]:

@@ -62,7 +62,7 @@ def picture_css() -> str:
 
 
 def legend(step: StepLine) -> Raw:
-    """A swatch and a word for each kind of work, and for bubble."""
+    """A swatch and a word for each kind of work, and for the bubble."""
     parts, x = [], 0.0
     for name in [*legend_names(step), "bubble"]:
         at = {"forward": "s s0", "backward": "s s1", "weight gradient": "s s2"}.get(name, "idle")

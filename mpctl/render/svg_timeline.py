@@ -25,7 +25,9 @@ LETTER = 6.2  # units that a digit takes
 
 @dataclass(frozen=True)
 class Scale:
-    """From seconds to units: the windows [0, first] and [last, end], with a gap where they part."""
+    """From seconds to units of the picture. Shown are the windows [0, first] and [last, end]; where
+    they do not meet, there is a gap between them.
+    """
 
     first: float
     last: float
@@ -33,23 +35,29 @@ class Scale:
 
     @property
     def is_whole(self) -> bool:
+        """Whether the whole step is shown, without a gap."""
         return self.first >= self.last
 
     @property
     def unit(self) -> float:
+        """Units of the picture for a second."""
         shown = self.end if self.is_whole else self.first + self.end - self.last
         return (WIDTH - LEFT - (0 if self.is_whole else GAP)) / (shown or 1)
 
     def at(self, seconds: float) -> float:
+        """The horizontal coordinate of a moment."""
         if self.is_whole or seconds <= self.first:
             return LEFT + seconds * self.unit
         return WIDTH - (self.end - seconds) * self.unit
 
     def shows(self, start: float, end: float) -> bool:
+        """Whether an action from start to end lies inside of a window."""
         return self.is_whole or end <= self.first or start >= self.last
 
     @classmethod
     def of(cls, step: StepLine) -> Scale:
+        """The scale of a step: whole for a few actions; of many, the first and the last of every
+        stage."""
         line, half = step.line, max(SHOWN_ACTIONS // 2, min(2 * len(step.line.orders), WHOLE))
         longest = max(map(len, line.ends))
         if longest <= max(WHOLE, 2 * half) and not step.skipped:
@@ -61,18 +69,19 @@ class Scale:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn, of which a page takes the SVG and a file a part."""
+    """The timeline of a step, which a page and a file draw."""
 
     step: StepLine
     scale: Scale
 
     @classmethod
     def of(cls, step: StepLine) -> Picture:
+        """The picture of a step, on the scale that suits it."""
         return cls(step, Scale.of(step))
 
     @property
     def rows(self) -> list[int | None]:
-        """Stages from top to bottom; None stands for those left out."""
+        """The stages from top to bottom; None stands for those that are left out."""
         stages = len(self.step.line.orders)
         if stages <= SHOWN_ROWS:
             return list(range(stages))
@@ -81,16 +90,19 @@ class Picture:
 
     @property
     def height(self) -> int:
+        """Units that rows and axis take."""
         return TOP + ROW * len(self.rows) + 26
 
     @property
     def label(self) -> str:
+        """What is shown, for readers who do not see it."""
         stages, m = len(self.step.line.orders), self.step.microbatches
         return (
             f"Schedule of {m} micro batches on {stages} stages, {seconds_text(self.step.seconds)}"
         )
 
     def draw(self) -> Raw:
+        """The rows and the axis of time."""
         rows = join(self._row(at, stage) for at, stage in enumerate(self.rows))
         return join([rows, self._axis()])
 
@@ -177,6 +189,6 @@ def _box(x: float, y: float, width: float, height: float) -> str:
 
 
 def legend_names(step: StepLine) -> list[str]:
-    """Of the kinds that the schedule has."""
+    """The kinds of work that the schedule has, in words."""
     kinds = {SERIES[action.kind] for action in step.line.orders[0]}
     return [name for at, name in enumerate(NAMES) if at in kinds]

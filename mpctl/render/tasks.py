@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
+from typing import Self
 
 from rich.progress import Progress, Task, TaskID
 
@@ -16,7 +17,7 @@ LINE_SECONDS = 15.0
 
 
 class TaskBar:
-    """On stderr, from the first report on that comes `after` so many seconds.
+    """Progress on stderr; shown from the first report on that comes `after` so many seconds.
 
     On a terminal a bar for each stage, with the time left; elsewhere, with `lines`, a line for each
     stage and one every 15 seconds. A stage whose total is 0 has no known end.
@@ -39,7 +40,16 @@ class TaskBar:
     ) -> None:  # fmt: skip
         self.bar.stop()
 
+    def stop(self) -> None:
+        """Take the bar away: what is printed next stands in its place."""
+        self.bar.stop()
+
+    def print(self, line: str) -> None:
+        """Print a line above the bar, however long."""
+        self.bar.console.print(line, soft_wrap=True)
+
     def update(self, stage: str, done: int, total: int) -> None:
+        """Report that `done` of `total` parts of a stage are done."""
         if time.monotonic() < self.begins:
             return
         is_new = stage not in self.tasks
@@ -63,6 +73,23 @@ class TaskBar:
             self.line_time = now
             share = "" if is_new else f": {_share(task)}"
             print(f"{task.description}{share}", file=sys.stderr, flush=True)
+
+
+class ProgressView:
+    """A bar that begins with the first stage of some work and is stopped however that ends."""
+
+    def __init__(self, bar: TaskBar, stage: str, total: int) -> None:
+        self.bar, self.stage, self.total = bar, stage, total
+
+    def __enter__(self) -> Self:
+        self.bar.update(self.stage, 0, self.total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.bar.stop()
 
 
 def _share(task: Task) -> str:

@@ -24,11 +24,14 @@ SENDS = 2  # the first row of messages
 
 
 def trace_text(step: StepLine, *, total: float | None = None) -> str:
-    """total: seconds of the whole step, of which the schedule is the first part."""
+    """The trace as JSON text. total: seconds of the whole step, of which the schedule is the first
+    part."""
     return json.dumps(trace_document(step, total=total), separators=(",", ":")) + "\n"
 
 
 def trace_document(step: StepLine, *, total: float | None = None) -> dict[str, Any]:
+    """The events of a step. total: seconds of the whole step, of which the schedule is the first
+    part."""
     stages = range(len(step.line.orders))
     events = chain.from_iterable(
         (*_names(stage), *_stage(step, stage), *_after(step, stage, total)) for stage in stages
@@ -37,11 +40,15 @@ def trace_document(step: StepLine, *, total: float | None = None) -> dict[str, A
         "traceEvents": list(events),
         "displayTimeUnit": "ms",
         "otherData": {
-            "schema": "mpctl.trace/1", "mpctl": __version__, "is_estimate": True,
-            "microbatches": step.microbatches, "played": step.played,
-            "schedule_seconds": step.seconds, "step_seconds": total,
+            "schema": "mpctl.trace/1",
+            "mpctl": __version__,
+            "is_estimate": True,
+            "microbatches": step.microbatches,
+            "played": step.played,
+            "schedule_seconds": step.seconds,
+            "step_seconds": total,
         },
-    }  # fmt: skip
+    }
 
 
 def _names(stage: int) -> Iterator[Event]:

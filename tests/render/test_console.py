@@ -13,7 +13,7 @@ from rich.text import Text
 
 from mpctl.cli.app import run as mpctl
 from mpctl.errors import Issue
-from mpctl.render.console import Console, say, visible
+from mpctl.render.console import Console, NamedRows, say, visible
 from mpctl.render.errors import print_issues
 
 EVIL = "a\x1b[31mred\x1b]0;title\x07\x9b2J\x08\x7f\x00b"
@@ -51,6 +51,17 @@ def test_an_issue_from_a_file_name(capsys: pytest.CaptureFixture[str]) -> None:
     say(EVIL)
     shown = capsys.readouterr()
     assert not CONTROL.search(shown.err + shown.out) and shown.err.count(TAME) == 3
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_named_rows_stand_in_two_columns_and_end_without_spaces(is_terminal: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=is_terminal, width=24, markup=False)
+    rows = [("step time", "2 s"), ("of", EVIL), ("layout", "tp 2 dp 4 pp 8, zero")]
+    console.print(NamedRows(rows))
+    lines = OWN.sub("", file.getvalue()).split("\n")
+    assert lines == ["step time  2 s", "of         a[31mred]0;ti", "           tle2Jb",
+                     "layout     tp 2 dp 4 pp", "           8, zero", ""]  # fmt: skip
 
 
 def test_a_path_typed_with_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from mpctl.planning.plan import Plan, load_plan
+from mpctl.planning.rank_traffic import rank_traffic
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.memory import PARTS
 from mpctl.render.html.page import plan_page
-from mpctl.render.html.traffic import rank_pairs
 from tests.cli.calls import Mpctl, caller
 
 EVIL = '</script><b onclick="x()">&\u202e<img src=x onerror=x()>'
@@ -166,7 +166,7 @@ def test_ranks_send_what_their_messages_say(settings: dict[str, Any]) -> None:
     plan = whole_plan({**settings, "parallel.allow_tp_across_nodes": True})
     topology, estimate = plan.require_legal(), plan.estimate
     assert estimate is not None
-    found = rank_pairs(plan, topology, estimate)
+    found = rank_traffic(estimate, topology)
     assert all(sender != receiver for sender, receiver in found)
     for rank in range(topology.world_size):
         stage = topology.coords(rank)["pp"]

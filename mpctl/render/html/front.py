@@ -27,7 +27,8 @@ DRAWN, LISTED = 1500, 200
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A layout: seconds of a step, bytes on its fullest rank. layout: how it is written."""
+    """A layout of the picture: seconds of a step and bytes on its fullest rank; layout: its
+    settings."""
 
     label: str
     seconds: float

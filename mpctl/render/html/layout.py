@@ -30,6 +30,7 @@ CHOICES = ("tp", "cp", "dp", "pp", "mp")
 
 
 def layout_section(plan: Plan, topology: Topology) -> Raw:
+    """The section "Layout": nodes and ranks as cells, and their groups as a table."""
     drawn = boxes(topology)
     is_tiled = drawn[0].number is None
     what = "a tile is a node" if is_tiled else "a cell is a GPU with its rank"
@@ -108,6 +109,7 @@ def _cell(topology: Topology, ranks: range, group: int) -> Raw:
 
 
 def groups_table(topology: Topology) -> Raw:
+    """The first groups of each kind, and how many more there are."""
     rows = []
     for kind in GROUP_KINDS:
         groups = _first_groups(topology, kind)

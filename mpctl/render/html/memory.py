@@ -29,6 +29,8 @@ SHOWN, ENDS, NEAR = 16, (8, 4), 4
 
 
 def memory_section(plan: Plan, stages: Sequence[StageMemory]) -> Raw:
+    """The section "Memory": a bar for each stage under the device's limit, and all sizes as a
+    table."""
     device = plan.job.cluster.device
     limit = device.memory_bytes if device else None
     heaviest = max(stage.device_bytes for stage in stages)
@@ -39,10 +41,14 @@ def memory_section(plan: Plan, stages: Sequence[StageMemory]) -> Raw:
     left_out = len(stages) - len(rows)
     more = f" {plural(left_out, 'more stage')} in the table." if left_out else ""
     return section(
-        "memory", "Memory of one rank, by stage", legend(PARTS.values()),
-        el("ul", *rows, class_="bars"), note(_limit(limit, heaviest, is_near), more), note(MEANS),
+        "memory",
+        "Memory of one rank, by stage",
+        legend(PARTS.values()),
+        el("ul", *rows, class_="bars"),
+        note(_limit(limit, heaviest, is_near), more),
+        note(MEANS),
         details("Memory as a table", _table(plan, stages)),
-    )  # fmt: skip
+    )
 
 
 def _drawn(stages: Sequence[StageMemory]) -> list[StageMemory]:

@@ -49,17 +49,24 @@ def plan_page(
     plan: Plan, topology: Topology, *, command: str, points: Sequence[FrontPoint] = (),
     search: SearchDocument | None = None, on_progress: Progress = no_progress,
 ) -> str:  # fmt: skip
-    """command: the line that makes it again; points and search: of a search, if one
-    was made; its answer comes first. on_progress: of ("page", sections done, sections)."""
+    """The page as HTML. command: the line that makes it again.
+
+    points, search: where a search was made, the layouts that it estimated and its answer, which
+    come first. on_progress: called with ("page", sections done, sections).
+    """
     parts = [("Search", front_section(points, search))] if points else []
     for name, part in _sections(plan, topology):
         parts.append((name, part))
         on_progress("page", len(parts), SECTIONS + bool(points))
     body = el(
-        "body", _textures(), _header(plan, topology), _links(parts),
+        "body",
+        _textures(),
+        _header(plan, topology),
+        _links(parts),
         el("main", *(part for _, part in parts), _again(command)),
-        _data(plan, topology), el("script", Raw(_read("page.js"))),
-    )  # fmt: skip
+        _data(plan, topology),
+        el("script", Raw(_read("page.js"))),
+    )
     return f"<!doctype html>\n{el('html', _head(plan, topology), body, lang='en')}\n"
 
 
@@ -71,7 +78,7 @@ def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
         yield "Schedule", schedule_section(plan, step, estimate.step_seconds)
         yield "Memory", memory_section(plan, estimate.memory)
         yield "Time", time_section(plan, estimate.time)
-        yield "Traffic", traffic_section(plan, topology, estimate)
+        yield "Traffic", traffic_section(estimate, topology)
     yield "Checks", _checks(plan)
 
 

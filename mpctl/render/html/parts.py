@@ -9,6 +9,7 @@ from mpctl.render.markup import Raw, el, join, number
 
 
 def section(key: str, title: str, *content: object) -> Raw:
+    """A section with its heading. key: its id, which links lead to."""
     return el("section", el("h2", title, id=f"h-{key}"), *content, id=key,
               aria_labelledby=f"h-{key}")  # fmt: skip
 
@@ -16,12 +17,13 @@ def section(key: str, title: str, *content: object) -> Raw:
 def table(
     caption: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1
 ) -> Raw:
-    """The first `left` columns are words, the others numbers; a row begins with its heading."""
+    """A table with a caption. left: how many of the first columns are words; the others are
+    numbers. The first cell of a row is its heading.
+    """
     sides = ["l" if at < left else "r" for at in range(len(columns))]
     head = join(
-        el("th", name, scope="col", class_=side)
-        for name, side in zip(columns, sides, strict=True)
-    )  # fmt: skip
+        el("th", name, scope="col", class_=side) for name, side in zip(columns, sides, strict=True)
+    )
     body = join(
         el("tr", el("th", row[0], scope="row"), *(
             el("td", cell, class_=side) for cell, side in zip(row[1:], sides[1:], strict=True)
@@ -33,15 +35,17 @@ def table(
 
 
 def scrolling(content: Raw, label: str) -> Raw:
-    """What is wider than a phone scrolls by itself, by keyboard too."""
+    """A region that scrolls by itself where its content is wider than the page, by keyboard too."""
     return el("div", content, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
 def details(summary: str, *content: object) -> Raw:
+    """A summary that opens what is below it."""
     return el("details", el("summary", summary), *content)
 
 
 def note(*content: object) -> Raw:
+    """A paragraph in small print."""
     return el("p", *content, class_="note")
 
 
@@ -55,12 +59,18 @@ class Share:
 
 
 def bar(shares: Sequence[Share], whole: float, *, limit: float | None = None) -> Raw:
-    """Parts beside each other, of a width that `whole` fills; limit draws a line."""
+    """Parts side by side. whole: the size that fills the width; limit: the size at which a line
+    stands."""
     parts = [
-        el("i", class_=f"f f{at}", style=f"width:{number(100 * share.size / (whole or 1))}%",
-           title=f"{share.name} {share.text}")
-        for at, share in enumerate(shares) if share.size > 0
-    ]  # fmt: skip
+        el(
+            "i",
+            class_=f"f f{at}",
+            style=f"width:{number(100 * share.size / (whole or 1))}%",
+            title=f"{share.name} {share.text}",
+        )
+        for at, share in enumerate(shares)
+        if share.size > 0
+    ]
     line = [] if limit is None else [
         el("b", class_="limit", style=f"left:{number(100 * limit / (whole or 1))}%")
     ]  # fmt: skip
@@ -69,5 +79,6 @@ def bar(shares: Sequence[Share], whole: float, *, limit: float | None = None) ->
 
 
 def legend(names: Iterable[str]) -> Raw:
+    """A swatch and a name for each part of a bar, in order."""
     items = (el("li", el("i", class_=f"f f{at}"), name) for at, name in enumerate(names))
     return el("ul", *items, class_="legend", aria_label="Legend")

@@ -16,6 +16,10 @@ SHOWN_ACTIONS = 12
 
 
 def schedule_section(plan: Plan, step: StepLine | str | None, total: float | None) -> Raw:
+    """The section "Schedule": the timeline of a step and, as a table, what each stage waits.
+
+    step: the played step, or in words why there is none; total: seconds of the whole step.
+    """
     if step is None or isinstance(step, str):
         return section("schedule", "Schedule", note(f"Not drawn: {step or 'no model is named'}."))
     picture = Picture.of(step)

@@ -1,23 +1,15 @@
 """Who sends how much to whom in a step, by rank where there are few, and by stage and axis.
 
-Between ranks every collective counts as a ring: each rank sends its next 2 (t-1)/t of an all-reduce
-and (t-1)/t of a gather or a scatter; a library may choose a tree for small ones. A square's side
-grows with the logarithm of its bytes, so that it is read without colour.
-
-By hand, an all-reduce of 8 MiB by 2 ranks: each sends the other 8 MiB.
+A square's side grows with the logarithm of its bytes, so that it is read without colour.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from math import log2
 
-from mpctl.axes import AXIS_NAMES
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.message import MessageCount
-from mpctl.estimate.timeline import handed_over
-from mpctl.planning.plan import Plan
+from mpctl.planning.rank_traffic import AXES, RankTraffic, rank_traffic
 from mpctl.render.fold import fold
 from mpctl.render.html.parts import details, legend, note, scrolling, section, table
 from mpctl.render.markup import Raw, el, number
@@ -25,60 +17,30 @@ from mpctl.topology import Topology
 from mpctl.units import bytes_text
 
 DRAWN_RANKS, SHOWN_STAGES, LISTED = 64, 64, 40
-AXES = (*AXIS_NAMES, "world")
-Pairs = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
 
 
-def traffic_section(plan: Plan, topology: Topology, estimate: Estimate) -> Raw:
+def traffic_section(estimate: Estimate, topology: Topology) -> Raw:
+    """The section "Traffic": bytes between ranks as squares, of a small world, and by stage and
+    axis."""
     drawn = []
     if 1 < topology.world_size <= DRAWN_RANKS:
-        found = rank_pairs(plan, topology, estimate)
-        drawn = [_squares(found, topology.world_size), legend(AXES), _pairs_table(found)]
+        traffic = rank_traffic(estimate, topology)
+        drawn = [_squares(traffic, topology.world_size), legend(AXES), _pairs_table(traffic)]
     return section(
-        "traffic", "Traffic of one step", *drawn,
+        "traffic",
+        "Traffic of one step",
+        *drawn,
         note("Bytes of the messages that one rank of each stage takes part in, by axis."),
         _by_stage(estimate),
-    )  # fmt: skip
+    )
 
 
-def rank_pairs(plan: Plan, topology: Topology, estimate: Estimate) -> Pairs:
-    found: Pairs = defaultdict(lambda: defaultdict(float))
-    for rank in range(topology.world_size):
-        stage = topology.coords(rank)["pp"]
-        for message in estimate.messages[stage]:
-            if message.kind != "send":
-                peer, sent = _ring(topology, estimate, rank, message)
-                found[rank, peer][message.axis] += sent
-    m = plan.job.num_microbatches
-    for (sender, receiver), size in handed_over(estimate.layout).items():
-        for rank in topology.group(0, *(axis for axis in AXIS_NAMES if axis != "pp")):
-            at = [rank + stage * topology.strides["pp"] for stage in (sender.stage, receiver.stage)]
-            if size:
-                found[at[0], at[1]]["pp"] += m * size
-    return found
-
-
-def _ring(
-    topology: Topology, estimate: Estimate, rank: int, message: MessageCount
-) -> tuple[int, float]:  # fmt: skip
-    """The next of a rank in its group, and the bytes that go there."""
-    axes = {"dp": ("dp", "cp"), "world": AXIS_NAMES}.get(message.axis, (message.axis,))
-    group = list(topology.group(rank, *axes))
-    if message.what == "shared parameters":
-        holders = [s for s, own in enumerate(estimate.messages) if message in own]
-        group = [group[stage] for stage in holders]
-    phases = 2 if message.kind == "all_reduce" else 1
-    share = phases * (len(group) - 1) / len(group)
-    after = group[(group.index(rank) + 1) % len(group)]
-    return after, share * message.bytes * message.count
-
-
-def _squares(found: Pairs, world: int) -> Raw:
+def _squares(traffic: RankTraffic, world: int) -> Raw:
     cell = max(10, min(26, 640 // world))
     edge = 34
-    most = max((sum(parts.values()) for parts in found.values()), default=1)
+    most = max((sum(parts.values()) for parts in traffic.values()), default=1)
     squares = [
-        _square(pair, parts, most, cell, edge) for pair, parts in sorted(found.items()) if parts
+        _square(pair, parts, most, cell, edge) for pair, parts in sorted(traffic.items()) if parts
     ]
     every = 1 if cell >= 20 else 4 if cell >= 12 else 8
     ticks = [
@@ -117,13 +79,13 @@ def _square(
               width=number(side), height=number(side), class_=f"s s{AXES.index(axis)}")  # fmt: skip
 
 
-def _pairs_table(found: Pairs) -> Raw:
-    largest = sorted(found.items(), key=lambda item: -sum(item[1].values()))
+def _pairs_table(traffic: RankTraffic) -> Raw:
+    largest = sorted(traffic.items(), key=lambda item: -sum(item[1].values()))
     rows = [
         (f"{sender} → {receiver}", *(bytes_text(parts.get(axis, 0)) for axis in AXES))
         for (sender, receiver), parts in largest[:LISTED]
     ]
-    caption = f"Bytes from rank to rank, the largest {len(rows)} of {len(found)} pairs"
+    caption = f"Bytes from rank to rank, the largest {len(rows)} of {len(traffic)} pairs"
     return details("Traffic between ranks as a table", table(caption, ("ranks", *AXES), rows))
 
 
