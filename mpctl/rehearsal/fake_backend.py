@@ -88,6 +88,7 @@ class SimulatedGpuKernels(KernelBackend):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        """The fused kernel that torch would choose on a GPU, or separate products without one."""
         is_masked = mask is not None and not isinstance(mask, CausalBias)
         is_causal = is_causal or isinstance(mask, CausalBias)
         is_flash = query.dtype in FLASH_DTYPES and query.shape[-1] <= FLASH_HEAD and not is_masked
@@ -111,6 +112,7 @@ class SimulatedGpuKernels(KernelBackend):
         return result
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm as one kernel, which saves its input and a number a row."""
         return recomputing_rms_norm(x, weight, eps)
 
 

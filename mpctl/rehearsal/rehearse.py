@@ -128,6 +128,7 @@ class MicroBatchTraffic(TrafficCounter):
     by_microbatch: dict[int | None, Counter[Message]] = field(default_factory=dict)
 
     def record(self, collective: Collective) -> None:
+        """Count one collective, and the micro batch under way with it."""
         super().record(collective)
         current = self.trainer.pipeline.current if self.trainer else None
         if self.trainer and collective.axis == "dp" and zero_stage(self.trainer.job) < 2:
@@ -137,6 +138,7 @@ class MicroBatchTraffic(TrafficCounter):
         counts[collective.axis, collective.kind, collective.bytes] += 1
 
     def clear(self) -> None:
+        """Count from 0 again."""
         super().clear()
         self.by_microbatch.clear()
 

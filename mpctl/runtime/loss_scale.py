@@ -45,11 +45,13 @@ class LossScale:
             )
 
     def went_well(self) -> None:
+        """Count a step without overflow; after `window` of them in a row the scale is doubled."""
         self.well += 1
         if self.well == self.window:
             self.value, self.well = 2 * self.value, 0
 
     def state(self) -> dict[str, float]:
+        """What a checkpoint keeps, by name."""
         return {"scale": self.value, "well": self.well, "skipped": self.skipped}
 
     def load(self, state: Mapping[str, float]) -> None:

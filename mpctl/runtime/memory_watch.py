@@ -32,15 +32,24 @@ class WatchedTrainer(Protocol):
     step: int
 
     @property
-    def job(self) -> JobSpec: ...
+    def job(self) -> JobSpec:
+        """The job that is run."""
+
     @property
-    def model(self) -> nn.Module: ...
+    def model(self) -> nn.Module:
+        """All chunks of this rank's stage."""
+
     @property
-    def pipeline(self) -> PipelineRunner: ...
+    def pipeline(self) -> PipelineRunner:
+        """What runs the stage."""
+
     @property
-    def buffer(self) -> GradientBuffer: ...
+    def buffer(self) -> GradientBuffer:
+        """Every gradient of this rank."""
+
     @property
-    def optimizer(self) -> Optimizer: ...
+    def optimizer(self) -> Optimizer:
+        """What steps the parameters."""
 
 
 def state_tensors(trainer: WatchedTrainer) -> dict[Kind, list[Tensor]]:

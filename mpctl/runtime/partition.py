@@ -125,8 +125,8 @@ class Chunks(nn.Module):
         first: dict[str, nn.Parameter] = {}
         for chunk in chunks:
             for name, parameter in list(chunk.named_parameters()):
-                place, _, leaf = name.rpartition(".")
-                setattr(chunk.get_submodule(place), leaf, first.setdefault(name, parameter))
+                owner, _, leaf = name.rpartition(".")
+                setattr(chunk.get_submodule(owner), leaf, first.setdefault(name, parameter))
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

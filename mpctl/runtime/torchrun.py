@@ -17,6 +17,7 @@ from mpctl.runtime.process import die_with_parent
 
 
 def main() -> None:
+    """Run torchrun with this process's arguments, until it ends or the launcher does."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     launcher = os.environ.pop("MPCTL_LAUNCHER", None)
     if launcher is not None:

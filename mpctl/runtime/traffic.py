@@ -1,4 +1,4 @@
-"""Counting what a rank really sends, so that the run can be held against its plan."""
+"""Counts what a rank really sends, so that the run can be compared with its plan."""
 
 from __future__ import annotations
 

@@ -47,6 +47,7 @@ class StackDecoder:
         self.real: Tensor | None = None  # [b, positions so far], False at padding; None: all True
 
     def prefill(self, texts: Sequence[TextState]) -> Tensor:
+        """Feed the prompts, padded on the left."""
         fields = [text.initial_fields() for text in texts]
         longest = max(len(each["tokens"]) for each in fields)
         room = longest + max(_positions(text) for text in texts)
@@ -58,6 +59,7 @@ class StackDecoder:
         return self.decode([{name: row[-1:] for name, row in each.items()} for each in fields])
 
     def decode(self, fields: Sequence[Fields]) -> Tensor:
+        """Feed one more position of each text."""
         return self._feed(fields, [[True]] * len(fields))
 
     def _feed(self, fields: Sequence[Fields], is_real: list[list[bool]]) -> Tensor:
@@ -77,6 +79,7 @@ class EncoderDecoder:
         self.caches: list[DecoderCaches] = []
 
     def prefill(self, texts: Sequence[TextState]) -> Tensor:
+        """Encode the prompts, padded on the right, and feed the decoder its first token."""
         inputs = [{"tokens": text.tokens} for text in texts]
         real = torch.tensor(_is_real(inputs, "tokens", "right"), device=self.device)
         self.mask = None if bool(real.all()) else real[:, None, None]
@@ -91,6 +94,7 @@ class EncoderDecoder:
         return self.decode([text.initial_fields() for text in texts])
 
     def decode(self, fields: Sequence[Fields]) -> Tensor:
+        """Feed the decoder one more position of each text."""
         batch = _batch(fields, "left", self.device)
         return self.module.decode_step(batch, self.source, self.caches, mask=self.mask)
 

@@ -72,6 +72,7 @@ class BlankTextState(TextState):
     block: int = 1
 
     def initial_fields(self) -> Fields:
+        """Part A, and the start of the first blank."""
         a, start = len(self.tokens), self.start
         return {
             "tokens": [*self.tokens, start],
@@ -90,6 +91,7 @@ class BlankTextState(TextState):
                 self.finish = "filled" if is_end else "length"
 
     def next_fields(self) -> Fields:
+        """One position of the blank that is being filled."""
         mask = self.masks[min(self.blank, len(self.masks) - 1)]
         return {"tokens": [self.last_token], "positions": [mask], "blocks": [self.block]}
 
@@ -99,9 +101,11 @@ class DecoderTextState(TextState):
     """T5: the prompt is the encoder's input, and the decoder writes."""
 
     def initial_fields(self) -> Fields:
+        """The decoder's first token."""
         return {"decoder_tokens": [self.start]}
 
     def next_fields(self) -> Fields:
+        """The decoder's last token; it counts positions itself."""
         return {"decoder_tokens": [self.last_token]}
 
 

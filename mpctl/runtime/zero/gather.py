@@ -30,6 +30,7 @@ class ParameterGatherer(PassListener):
         self.is_backward = False
 
     def begin(self, action: Action) -> None:
+        """Gather the chunk's parameters outside of layers, and start its first layer."""
         if action.kind == "backward_weight":
             return
         self.is_backward = action.kind != "forward"
@@ -42,21 +43,25 @@ class ParameterGatherer(PassListener):
             store.gather()
 
     def enter(self, unit: int) -> None:
+        """Gather the layer that forward computes."""
         if not self.is_backward:
             self._gather(unit)
 
     def leave(self, unit: int) -> None:
+        """Free the layer that forward has computed."""
         if not self.is_backward:
             for store in self._layer_stores(unit):
                 store.free()
 
     def back(self, unit: int) -> None:
+        """Gather the layer that backward computes; free those that it is done with."""
         for store in self.active:
             if store.shard.bucket.layer and store.shard.bucket.unit > unit:
                 store.free()
         self._gather(unit)
 
     def end(self, action: Action) -> None:
+        """Free every parameter of the chunk."""
         for store in self.active:
             store.free()
         self.active = []

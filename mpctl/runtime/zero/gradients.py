@@ -140,9 +140,11 @@ class Zero1Gradients(BucketGradients):
         return local, list(self.shard.parameter_slices(local))
 
     def start(self) -> Pending:
+        """Begin to reduce-scatter what backward has added in this step."""
         return self.shard.dp_cp.start_reduce_scatter(self.persistent, 0)
 
     def accept(self, reduced: Tensor) -> None:
+        """Keep the sum of this rank's slice."""
         self.local.copy_(reduced)
 
 
@@ -174,15 +176,18 @@ class ShardedGradients(BucketGradients):
         return full, self.full_views
 
     def zero(self) -> None:
+        """Set this rank's slice to 0, before a step."""
         self.local.zero_()
 
     def start(self) -> Pending:
+        """Begin to reduce-scatter one micro batch's gradients, whose full size is released."""
         full = self._allocate()[0] if self.full is None else self.full
         pending = self.shard.dp_cp.start_reduce_scatter(full, 0)
         self.full, self.full_views = None, []
         return pending
 
     def accept(self, reduced: Tensor) -> None:
+        """Add the sum of this rank's slice to those of earlier micro batches."""
         self.local.add_(reduced)
 
 
@@ -263,7 +268,8 @@ class GradientBuffer:
         return float(self.groups.pp.all_reduce(total).sqrt())
 
     def _squared_norm(self, is_split: bool) -> Tensor:
-        """Of the parameters that are split over tp, or of the others."""
+        """Sum of squares of the gradients of the parameters that are split over tp, or of the
+        others."""
         gradients = [
             values
             for store in self.stores

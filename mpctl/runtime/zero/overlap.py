@@ -67,6 +67,7 @@ class GradientOverlap(PassListener):
         self.unreduced = set(range(len(self.stores)))
 
     def begin(self, action: Action) -> None:
+        """Note which buckets the action is to reduce."""
         due = self._completed_by(action)
         if not self.each:
             due = [i for i in due if self.early and self.last[i] == action]
@@ -74,6 +75,7 @@ class GradientOverlap(PassListener):
         self.missing = [set(parameters) for parameters in self.deferred]
 
     def back(self, unit: int) -> None:
+        """Start the buckets that are complete: all of their units are done."""
         if self.early:
             self._start([i for i in self.due if self.stores[i].shard.bucket.unit > unit])
 
@@ -88,6 +90,7 @@ class GradientOverlap(PassListener):
         return bool(self.deferred[number]) and not self.missing[number]
 
     def end(self, action: Action) -> None:
+        """Start the buckets that the action has left."""
         self._start(list(self.due))
         if self.each and not self.early:
             self._wait(0)

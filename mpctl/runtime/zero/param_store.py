@@ -75,6 +75,7 @@ class SlicedParamStore(ParamStore):
         return self.flat[self.shard.local_range]
 
     def publish(self) -> Pending | None:
+        """Begin to gather every replica's stepped slice into the parameters."""
         self._copy_master()
         return self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
 
@@ -83,6 +84,7 @@ class SlicedParamStore(ParamStore):
             self.local.copy_(self.master)
 
     def gather_full(self, local: list[Tensor]) -> list[Tensor]:
+        """Gather the slices of all replicas."""
         return self.shard.views(self.shard.dp_cp.all_gather(torch.cat(local), 0))
 
     def full_value(self, parameter: Tensor) -> Tensor:
@@ -116,10 +118,12 @@ class Zero3ParamStore(SlicedParamStore):
         return super()._take_local().clone()
 
     def publish(self) -> Pending | None:
+        """Take over the stepped slice; the parameters are gathered when they are used."""
         self._copy_master()
         return None
 
     def full_value(self, parameter: Tensor) -> Tensor:
+        """A copy of a parameter in host memory; its bucket is gathered for it."""
         self.gather()
         value = super().full_value(parameter)
         self.free()
