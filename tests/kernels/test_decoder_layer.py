@@ -17,23 +17,20 @@ from mpctl.kernels.relative import RelativeBias
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Collective, Group
 from tests.kernels.build import make_decoder_layer
+from tests.kernels.layer_cases import KINDS, LAYOUTS, assert_as_formula, run_cases
 from tests.kernels.oracle import (
     axes,
     below,
-    close,
     copies,
     fill,
     gradients,
     heads_of,
     held,
-    joined,
     logged,
     numbers,
     saved_bytes,
     sum_gradients,
-    whole,
 )
-from tests.ranks import run_ranks
 
 B, Q, S, H, A, D, FFN = 2, 8, 16, 16, 4, 6, 24
 SAMPLES = torch.tensor([12, 7])
@@ -43,11 +40,6 @@ STYLES: dict[str, dict] = {
     "t5 dropout": {**T5, "dropout": 0.1, "attention_dropout": 0.2},
     "plain": {"scale": 0.7},
 }
-# sequence_parallel, recompute, partition and offload
-KINDS = [
-    (False, "none", False), (False, "selective", False), (False, "full", False),
-    (False, "full", True), (True, "none", False), (True, "full", False),
-]  # fmt: skip
 CASES = [(style, kind) for style in STYLES for kind in KINDS]
 
 
@@ -167,31 +159,16 @@ def _expected(style: str) -> tuple[list[Tensor], dict[str, Tensor]]:
     return [z.detach(), x.grad, y.grad], weights
 
 
-LAYOUTS = [
-    (1, 1), (2, 1), (1, 2), pytest.param((2, 2), marks=pytest.mark.slow),
-    pytest.param((4, 1), marks=pytest.mark.slow),
-]  # fmt: skip
-
-
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def outcomes(request: pytest.FixtureRequest) -> tuple:
     """The layout and, for every case, what each rank found."""
-    tp, cp = request.param
-    if tp * cp == 1:
-        return (tp, cp), [[_one(0, (1, 1), *case)] for case in CASES]
-    ranks = run_ranks(_all, tp * cp, [tp, cp], timeout=200)
-    return (tp, cp), [list(case) for case in zip(*ranks, strict=True)]
+    return request.param, run_cases(_one, _all, CASES, request.param)
 
 
 def test_outputs_and_all_gradients_are_the_plain_ones(outcomes: tuple) -> None:
     layout, found = outcomes
     for (style, kind), ranks in zip(CASES, found, strict=True):
-        values, weights = _expected(style)
-        for place, expected in enumerate(values):
-            close(joined([rank[place] for rank in ranks], *layout, kind[0]), expected)
-        assert weights.keys() == ranks[0][3].keys()
-        for name, expected in weights.items():
-            close(whole([rank[3][name] for rank in ranks]), expected)
+        assert_as_formula(ranks, _expected(style), layout, kind)
 
 
 def _law(layout: tuple[int, int], style: str, kind: tuple[bool, str, bool]) -> list[Counter]:

@@ -15,33 +15,25 @@ from mpctl.kernels.masks import padding_mask
 from mpctl.transport.group import Collective, Group
 from tests.kernels import oracle
 from tests.kernels.build import make_layer
+from tests.kernels.layer_cases import KINDS, LAYOUTS, assert_as_formula, run_cases
 from tests.kernels.oracle import (
     axes,
     below,
-    close,
     copies,
     fill,
     gradients,
     heads_of,
     held,
-    joined,
     logged,
     numbers,
     sum_gradients,
-    whole,
 )
-from tests.ranks import run_ranks
 
 B, S, H, A, D = 2, 8, 16, 4, 4
 SAMPLES = torch.tensor([12, 7])
 REAL = torch.ones(B, S, dtype=torch.bool)
 REAL[0, 5:] = False
 DROPOUTS = (0.0, 0.1)
-# sequence_parallel, recompute, partition and offload
-KINDS = [
-    (False, "none", False), (False, "selective", False), (False, "full", False),
-    (False, "full", True), (True, "none", False), (True, "full", False),
-]  # fmt: skip
 CASES = [(p, kind) for p in DROPOUTS for kind in KINDS]
 
 
@@ -101,31 +93,16 @@ def _expected(p: float) -> tuple[list[Tensor], dict[str, Tensor]]:
     return [y.detach(), x.grad], {name: leaf.grad for name, leaf in w.items()}
 
 
-LAYOUTS = [
-    (1, 1), (2, 1), (1, 2), pytest.param((2, 2), marks=pytest.mark.slow),
-    pytest.param((4, 1), marks=pytest.mark.slow),
-]  # fmt: skip
-
-
 @pytest.fixture(scope="module", params=LAYOUTS, ids=str)
 def outcomes(request: pytest.FixtureRequest) -> tuple:
     """The layout and, for every case, what each rank found."""
-    tp, cp = request.param
-    if tp * cp == 1:
-        return (tp, cp), [[_one(0, (1, 1), *case)] for case in CASES]
-    ranks = run_ranks(_all, tp * cp, [tp, cp], timeout=200)
-    return (tp, cp), [list(case) for case in zip(*ranks, strict=True)]
+    return request.param, run_cases(_one, _all, CASES, request.param)
 
 
 def test_outputs_and_all_gradients_are_the_plain_ones(outcomes: tuple) -> None:
     layout, found = outcomes
     for (p, kind), ranks in zip(CASES, found, strict=True):
-        values, weights = _expected(p)
-        for place, expected in enumerate(values):
-            close(joined([rank[place] for rank in ranks], *layout, kind[0]), expected)
-        assert weights.keys() == ranks[0][2].keys()
-        for name, expected in weights.items():
-            close(whole([rank[2][name] for rank in ranks]), expected)
+        assert_as_formula(ranks, _expected(p), layout, kind)
 
 
 def test_a_second_forward_repeats_every_message(outcomes: tuple) -> None:
