@@ -1,4 +1,5 @@
-"""What of this process's surroundings would break its ranks: modules that hide others, the locale.
+"""What in the environment of this process would break its ranks: modules that hide others, the
+locale.
 
 Ranks are started with the same PYTHONPATH but without the working directory on their path
 (PYTHONSAFEPATH), so they may import other modules than this process did.
@@ -21,42 +22,42 @@ HINT = "take its folder out of PYTHONPATH, or rename it"
 
 
 def environment_issues(job: JobSpec) -> Iterator[Issue]:
-    """Every reason why ranks of this job would not come up as this process did."""
+    """Every reason why ranks of this job would not start although this process did."""
     yield from hidden_modules()
     yield from _foreign_packages(sys.path if sys.flags.safe_path else sys.path[1:])
     yield from _locale(job)
 
 
 def hidden_modules() -> Iterator[Issue]:
-    """Modules of Python's own that this process imported from a folder of PYTHONPATH instead."""
+    """Modules of Python's library that were imported from a folder of PYTHONPATH instead."""
     folders = {str(Path(p).resolve()) for p in _python_path()}
     for name in sorted(sys.stdlib_module_names & sys.modules.keys()):
         file = getattr(sys.modules[name], "__file__", None)
         if not file:
             continue
         path = Path(file).resolve()
-        place = path.parent.parent if path.name == "__init__.py" else path.parent
-        if str(place) in folders:
+        folder = path.parent.parent if path.name == "__init__.py" else path.parent
+        if str(folder) in folders:
             yield Issue("module-hidden", "PYTHONPATH", f"{path} hides Python's own module "
                         f"{name!r}, which mpctl and torch import", HINT)  # fmt: skip
 
 
 def _foreign_packages(path: Sequence[str]) -> Iterator[Issue]:
-    """What ranks would import as mpctl and as torch, found without importing it."""
+    """Whether ranks would import another mpctl or torch, found without importing either."""
     own = Path(mpctl.__file__).resolve().parent
-    for place in _places("mpctl", path):
-        if place != own:
-            yield Issue("other-mpctl", "PYTHONPATH", f"ranks would import mpctl from {place}, this "
-                        f"command runs from {own}", "take the other one out of PYTHONPATH, or "
+    for found in _location("mpctl", path):
+        if found != own:
+            yield Issue("other-mpctl", "PYTHONPATH", f"ranks would import mpctl from {found}, but "
+                        f"this command runs from {own}", "take the other one out of PYTHONPATH, or "
                         "install the one that is meant (pip install -e .)")  # fmt: skip
-    for place in _places("torch", path):
-        if not (place / "distributed").is_dir():
-            yield Issue("module-hidden", "PYTHONPATH", f"{place} is found as 'torch' and is not "
+    for found in _location("torch", path):
+        if not (found / "distributed").is_dir():
+            yield Issue("module-hidden", "PYTHONPATH", f"{found} is found as 'torch' and is not "
                         "PyTorch", HINT)  # fmt: skip
 
 
-def _places(name: str, path: Sequence[str]) -> list[Path]:
-    """The folder of a package, or the file of a module; nothing when it is not on the path."""
+def _location(name: str, path: Sequence[str]) -> list[Path]:
+    """[the folder of a package or the file of a module]; [] when it is not on the path."""
     spec = PathFinder.find_spec(name, path)
     if spec is None:
         return []
@@ -66,7 +67,7 @@ def _places(name: str, path: Sequence[str]) -> list[Path]:
 
 
 def _locale(job: JobSpec) -> Iterator[Issue]:
-    """Paths that this locale reads as bytes without meaning cannot be written into a job file."""
+    """A path whose bytes are not text in this locale cannot be written into a job file."""
     text = json.dumps(job.model_dump(), default=str, ensure_ascii=False) + f' in "{Path.cwd()}"'
     try:
         text.encode()

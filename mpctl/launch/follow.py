@@ -1,9 +1,9 @@
 """RUN/metrics.csv and RUN/tensorboard, kept up to date by the launcher while records arrive.
 
-Both say what metrics.jsonl says. The first record of a launch, and one that goes back behind the
-last (the run failed and started again from a checkpoint), has them written anew from
-metrics.jsonl; any other is added. So no step stands in them twice, and a run that was killed is
-made good when it is resumed. What was added is handed to the system before the next record.
+Both contain what metrics.jsonl contains. They are written again from metrics.jsonl at the first
+record of a launch, and when a record's step is not after the last one (the run failed and started
+again from a checkpoint); any other record is appended. So no step is in them twice, and files that
+a killed launcher left incomplete are complete after a resumption.
 """
 
 from __future__ import annotations
@@ -22,18 +22,22 @@ OnRecord = Callable[[StepRecord], None]
 
 
 class MetricsSink(Protocol):
-    """Another form of metrics.jsonl."""
+    """Another form of metrics.jsonl: metrics_csv.CsvFile or event_files.EventFiles."""
 
-    def rebuild(self, records: Iterable[StepRecord]) -> None: ...
+    def rebuild(self, records: Iterable[StepRecord]) -> None:
+        """Write everything again from these records."""
 
-    def has_columns_for(self, record: StepRecord) -> bool: ...
+    def has_columns_for(self, record: StepRecord) -> bool:
+        """Whether the record can be appended without writing everything again."""
 
-    def add(self, record: StepRecord) -> None: ...
+    def add(self, record: StepRecord) -> None:
+        """Append a record."""
 
 
 @dataclass
 class MetricsFollower:
-    """Takes each record of a run as it comes and hands it to `then`; last: the step taken last."""
+    """Writes each record of a run to the sinks, then passes it on to `then`. last: the step of the
+    last record."""
 
     run: RunDir
     sinks: list[tuple[str, MetricsSink]]
@@ -42,8 +46,8 @@ class MetricsFollower:
     last: int | None = None
 
     def record(self, record: StepRecord) -> None:
-        """Bring every sink up to this record. One that cannot be written (a full disk) is given
-        up with a word: the run goes on."""
+        """Bring every sink up to this record. A sink that cannot be written (a full disk) is
+        dropped with a message, and the run goes on."""
         is_next = self.last is not None and record["step"] > self.last
         for name, sink in list(self.sinks):
             try:
@@ -53,8 +57,10 @@ class MetricsFollower:
                     sink.rebuild(r for r in self.run.records() if r["step"] <= record["step"])
             except OSError as error:
                 self.sinks.remove((name, sink))
-                self.on_event(f"{self.run.path / name} is written no more: {error.strerror}; "
-                              "metrics.jsonl goes on")  # fmt: skip
+                self.on_event(
+                    f"{self.run.path / name} can no longer be written: {error.strerror}; "
+                    "metrics.jsonl is not affected"
+                )
         self.last = record["step"]
         self.then(record)
 
@@ -62,7 +68,7 @@ class MetricsFollower:
 def follow(
     run: RunDir, job: JobSpec, on_event: Callable[[str], None], then: OnRecord
 ) -> MetricsFollower:
-    """Writes what `launch.csv` and `launch.tensorboard` ask for; with neither it only hands on."""
+    """A follower with the sinks that launch.csv and launch.tensorboard ask for, if any."""
     sinks: list[tuple[str, MetricsSink]] = []
     if job.launch.csv:
         corpora = (f"validation_loss/{name}" for name in job.data.validation)

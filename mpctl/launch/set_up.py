@@ -1,4 +1,4 @@
-"""The effects before the first rank: the run directory, its files, the prepared data."""
+"""What a launch writes before it starts the ranks: the run directory, its files, prepared data."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Progress = Callable[[str, int, int], None]
 def set_up_run(
     plan: LaunchPlan, *, overwrite: bool, resume: bool, on_progress: Progress
 ) -> Prepared | None:
-    """Write what the workers read; returns the data that were prepared for it, if any.
+    """Write the files that the workers read; returns the data that were prepared, if any.
 
     Raises InputError when the directory is occupied or cannot be written, or the corpus cannot be
-    prepared; then nothing of a new run is left.
+    prepared; nothing of a new run is left then.
     """
     run = plan.run
     check_run_dir(run, overwrite=overwrite, resume=resume)
@@ -47,10 +47,8 @@ def set_up_run(
 
 
 def prepare_data(plan: LaunchPlan, on_progress: Progress) -> Prepared | None:
-    """The job's corpus, into RUN/data; None where it is there or the job names prepared data.
-
-    The tokenizer leaves the ids of the family's special tokens free.
-    """
+    """Prepare the job's corpus in RUN/data; None when it is there already or the job names prepared
+    data. The tokenizer leaves the ids of the family's special tokens free."""
     from mpctl.data.manifest import MANIFEST
     from mpctl.data.prepare import prepare
     from mpctl.data.special import added_tokens, missing_tokens

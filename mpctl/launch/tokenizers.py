@@ -1,4 +1,4 @@
-"""Whether token ids mean the same text to a model and in the data that it is given."""
+"""Whether the token ids of the data mean the same text to a model as in its training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from mpctl.spec.job import JobSpec
 
 
 def mean_other_text(first: Path, second: Path) -> bool:
-    """Whether two tokenizer.json files differ; token ids of one then mean other text to the
-    other."""
+    """Whether two tokenizer.json files differ, so that a token id means other text in each."""
     return sha256(first) != sha256(second)
 
 
 def tokenizer_warnings(job: JobSpec) -> Iterator[str]:
-    """Weights to start from whose tokenizer is neither that of the data nor what it was extended
-    from. A warning, because starting over with a new vocabulary can be meant."""
+    """A warning when the initial weights were trained with a tokenizer that is neither that of the
+    data nor the one it was extended from. Not an error, because a new vocabulary may be wanted."""
     if job.training.init_from is None:
         return
     origin = Path(job.training.init_from)
@@ -27,15 +26,17 @@ def tokenizer_warnings(job: JobSpec) -> Iterator[str]:
         used = _tokenizer_of_data(job)
         if known is None or (used is not None and _continues(used, known)):
             return
-    except (InputError, OSError):  # preflight says what is wrong with it
+    except (InputError, OSError):  # data_checks.py reports it
         return
-    whose = "a tokenizer that is trained anew on data.corpus" if used is None else str(used)
+    other = "a new one that is trained on data.corpus" if used is None else str(used)
     hint = (f"set data.tokenizer={known}" if used is None or job.data.path is None else
             f"prepare them with `mpctl data prepare --tokenizer {known}`")  # fmt: skip
-    yield (f"training.init_from {origin} was trained with the tokenizer {known}, but the data are "
-           f"those of another, {whose}: token ids mean other text to these weights; {hint}, or "
-           f"extend it with `mpctl data prepare --tokenizer {known} --extend-tokenizer`, unless a "
-           "new vocabulary is meant")  # fmt: skip
+    yield (
+        f"training.init_from {origin} was trained with the tokenizer {known}, but the data use "
+        f"another, {other}: token ids mean other text to these weights; {hint}, or extend it with "
+        f"`mpctl data prepare --tokenizer {known} --extend-tokenizer`, unless a new vocabulary is "
+        "wanted"
+    )
 
 
 def _tokenizer_of(origin: Path) -> Path | None:
@@ -45,11 +46,11 @@ def _tokenizer_of(origin: Path) -> Path | None:
 
 
 def _tokenizer_of_data(job: JobSpec) -> Path | None:
-    """None where the launch trains one on data.corpus."""
+    """None when the launch trains a new one on data.corpus."""
     from mpctl.data.tokenizer import find_tokenizer
 
-    place = job.data.path or job.data.tokenizer
-    return None if place is None else find_tokenizer(Path(place))
+    path = job.data.path or job.data.tokenizer
+    return None if path is None else find_tokenizer(Path(path))
 
 
 def _continues(used: Path, known: Path) -> bool:

@@ -128,7 +128,7 @@ def _find_runs(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _subfolders(folder: Path) -> list[Path]:
-    """Its folders by name, without hidden ones and links."""
+    """The folders in it by name, without hidden ones and links."""
     try:
         return sorted(
             path

@@ -116,8 +116,8 @@ def test_a_run_without_a_checkpoint_says_what_is_lost(
     run_dir = _copy(finished, tmp_path / "run")
     shutil.rmtree(run_dir / "checkpoints")
     said = " ".join(_dry(run_dir, capsys).split())
-    assert "holds no checkpoint: training starts at step 1" in said
-    assert "the records of 20 steps are dropped" in said
+    assert "has no checkpoint: training starts at step 1" in said
+    assert "the records of 20 steps are removed" in said
 
 
 @pytest.mark.parametrize(("harm", "words"), NEWEST)
@@ -128,7 +128,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     harm(run_dir / "checkpoints/step-20")
     said = _dry(run_dir, capsys, "--json")
     assert f"{run_dir}/checkpoints/step-20 is damaged (" in said and words in said
-    assert "resuming from step 10; the damaged one is renamed and kept" in said
+    assert "resuming from step 10; the damaged checkpoint is renamed and kept" in said
 
 
 def test_none_that_is_whole_is_bad_input(
@@ -206,13 +206,13 @@ def test_a_checkpoint_is_hashed_once(
 # ---------------------------------------------------------------- settings that were changed
 
 CHANGES = [
-    ("training.seed=7", "training.seed is 7, it was 1234: from step 11 on samples come in another"),
+    ("training.seed=7", "training.seed is 7, but was 1234: from step 11 on samples come in"),
     ("training.global_batch_size=4", "step 11 begins with sample 40 of the data instead of 80, so "
-                                     "40 samples are read again"),
-    ("training.learning_rate=0.01", "it was 0.003: the learning rate follows the new schedule"),
+                                     "40 samples are used again"),
+    ("training.learning_rate=0.01", "but was 0.003: the learning rate follows the new schedule"),
     ("training.warmup_steps=0", "the learning rate follows the new schedule from step 11 on"),
-    ("training.weight_decay=0.0", "from step 11 on training follows another rule"),
-    ("model.norm_epsilon=0.1", "model.norm_epsilon is 0.1, it was 1e-05: from step 11 on training"),
+    ("training.weight_decay=0.0", "from step 11 on it applies to training"),
+    ("model.norm_epsilon=0.1", "model.norm_epsilon is 0.1, but was 1e-05: from step 11 on it"),
 ]  # fmt: skip
 
 
@@ -227,7 +227,7 @@ def test_a_changed_setting_is_said(
 def test_fewer_steps_move_the_schedule(finished: Launched, tmp_path: Path, capsys: Capture) -> None:
     run_dir = _copy(finished, tmp_path / "run", half=True)
     said = _dry(run_dir, capsys, "--steps", "15")
-    assert "training.steps is 15, it was 20: the learning rate follows the new schedule" in said
+    assert "training.steps is 15, but was 20: the learning rate follows the new schedule" in said
 
 
 def test_other_data_are_said(
@@ -289,7 +289,7 @@ def test_data_that_the_run_has_prepared_stay_its_data(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     now, then = job(**{"data.corpus": ["b"]}), job()
     (words,) = changed_settings(now, then, Resumption(RunDir(tmp_path), 10))
-    assert 'data.corpus is ["b"], it was ["a"]: this has no effect' in words
+    assert 'data.corpus is ["b"], but was ["a"]: this has no effect' in words
 
 
 # ---------------------------------------------------------------- metrics.jsonl and attempts

@@ -1,7 +1,7 @@
-"""Whether this host carries the ranks of a plan: hosts, GPUs, memory, a loopback address.
+"""Whether this host can run the ranks of a plan: nodes, GPUs, memory, a loopback address.
 
 `mpctl launch` starts all ranks on the host where it runs. A plan of several nodes is therefore
-refused on GPUs and where a scheduler has given several hosts; elsewhere it runs on CPU, with a
+refused on GPUs, and where a scheduler has allocated several hosts. Elsewhere it runs on CPU, with a
 warning that its nodes are simulated.
 """
 
@@ -19,11 +19,11 @@ from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural
 
 Device = Literal["cpu", "cuda"]
-ALL_THE_SAME = "--set launch.check_memory=false starts it all the same"
+START_ANYWAY = "--set launch.check_memory=false starts it anyway"
 
 
 def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
-    """What this host lacks."""
+    """What this host lacks to run the plan."""
     checks = [_hosts(plan.job, machine, device), _meeting(plan.job)]
     if device == "cuda":
         checks.append(_gpus(plan.job, machine))
@@ -33,26 +33,29 @@ def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]
 
 
 def rehearsal_warnings(job: JobSpec, machine: Machine) -> Iterator[str]:
-    """What a run on CPU does not tell of the cluster that it stands for."""
+    """Warnings that a run on CPU does not show the speed of the planned cluster."""
     nodes, world = job.cluster.nodes, job.world_size
     if nodes > 1:
-        yield f"the {nodes} nodes of the plan are simulated on this host (cpu): a rehearsal"
+        yield f"the {nodes} nodes of the plan are simulated on the CPU of this host"
     if world > machine.cores:
-        yield (f"{world} ranks share {machine.cores} cores: a rehearsal, its speed says nothing "
-               "about the real cluster")  # fmt: skip
+        yield (
+            f"{world} ranks share {plural(machine.cores, 'core')}: the speed of this run says "
+            "nothing about the planned cluster"
+        )
 
 
 def _hosts(job: JobSpec, machine: Machine, device: Device) -> Iterator[Issue]:
     nodes = job.cluster.nodes
     if nodes == 1 or (device == "cpu" and machine.hosts == 1):
         return
-    where = "this one host" if machine.hosts == 1 else (
-        f"this host alone, one of the {machine.hosts} that the scheduler gave")  # fmt: skip
+    where = "this one host"
+    if machine.hosts > 1:
+        where = f"this host alone, one of the {machine.hosts} that the scheduler has allocated"
     way_out = f"plan for one node: --nodes 1 --gpus-per-node {machine.gpus or job.world_size}"
     if machine.hosts == 1:
-        way_out += f", or --device cpu to rehearse the {nodes} nodes here"
-    yield Issue("nodes-on-host", "cluster.nodes", f"the plan has {nodes} nodes, and this version "
-                f"starts all {job.world_size} ranks on {where}", way_out)  # fmt: skip
+        way_out += f", or use --device cpu to simulate the {nodes} nodes here"
+    message = f"the plan has {nodes} nodes, but all {job.world_size} ranks start on {where}"
+    yield Issue("nodes-on-host", "cluster.nodes", message, way_out)
 
 
 def _meeting(job: JobSpec) -> Iterator[Issue]:
@@ -65,20 +68,24 @@ def _meeting(job: JobSpec) -> Iterator[Issue]:
 def _gpus(job: JobSpec, machine: Machine) -> Iterator[Issue]:
     world = job.world_size
     if world > machine.gpus:
-        yield Issue("world-fits-machine", "cluster", f"{plural(world, 'rank')} need "
-                    f"{plural(world, 'GPU')}, this machine shows {machine.gpus}", "use fewer "
-                    "ranks, or --device cpu to rehearse the same ranks on its cores")  # fmt: skip
+        yield Issue(
+            "world-fits-machine",
+            "cluster",
+            f"{plural(world, 'rank')} need {plural(world, 'GPU')}, but this machine shows "
+            f"{machine.gpus}",
+            "use fewer ranks, or --device cpu to run the same ranks on its cores",
+        )
 
 
 def _device_memory(plan: Plan) -> Iterator[Issue]:
     if plan.fits is False:
         (check,) = [check for check in plan.checks if check.rule == "memory-fits"]
-        yield Issue("world-fits-memory", check.where, check.message,
-                    f"{check.hint}; {ALL_THE_SAME}")  # fmt: skip
+        hint = f"{check.hint}; {START_ANYWAY}"
+        yield Issue("world-fits-memory", check.where, check.message, hint)
 
 
 def _host_memory(plan: Plan, machine: Machine) -> Iterator[Issue]:
-    """States, activations and buffers at the peak of a step, of all ranks together."""
+    """The memory of all ranks at the peak of a step must be free on this host."""
     if plan.estimate is None:
         return
     world, stages = plan.job.world_size, plan.estimate.memory
@@ -87,9 +94,13 @@ def _host_memory(plan: Plan, machine: Machine) -> Iterator[Issue]:
     if need <= machine.memory_bytes:
         return
     most = max(stages, key=lambda stage: stage.allocated_bytes)
-    yield Issue("world-fits-memory", "cluster", f"{plural(world, 'rank')} take {bytes_text(need)} "
-                f"at the peak of a step, up to {bytes_text(most.allocated_bytes)} a rank "
-                f"({bytes_text(most.state_bytes)} of it weights, gradients and optimizer); "
-                f"{bytes_text(machine.memory_bytes)} are free on this machine",
-                "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
-                f"{ALL_THE_SAME}")  # fmt: skip
+    yield Issue(
+        "world-fits-memory",
+        "cluster",
+        f"{plural(world, 'rank')} take {bytes_text(need)} at the peak of a step, up to "
+        f"{bytes_text(most.allocated_bytes)} a rank ({bytes_text(most.state_bytes)} of it weights, "
+        f"gradients and optimizer), but {bytes_text(machine.memory_bytes)} are free on this "
+        "machine",
+        "use --recompute full, a smaller micro batch, a smaller model or fewer replicas; "
+        f"{START_ANYWAY}",
+    )

@@ -1,4 +1,4 @@
-"""What this machine offers, without importing torch."""
+"""Cores, GPUs and free memory of this machine, found without importing torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ import psutil
 
 from mpctl.launch.local.cgroup import memory_headroom
 
-# Schedulers' numbers of hosts, the closest first: of a Slurm step, of its job, of torchrun's world.
-HOSTS = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "PET_NNODES",
-         "GROUP_WORLD_SIZE")  # fmt: skip
+HOSTS = (
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_NNODES",
+    "SLURM_JOB_NUM_NODES",
+    "PET_NNODES",
+    "GROUP_WORLD_SIZE",
+)
+"""Environment variables with a number of hosts, the innermost first: of a Slurm step, of its job,
+of torchrun's world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """memory_bytes: what may be taken now, within the control group's limit; hosts: those that the
-    surrounding scheduler has given this job, 1 without a scheduler."""
+    """cores: that this process may use; gpus: that it may see; memory_bytes: free now, within the
+    limit of the control group; hosts: allocated by the surrounding scheduler, 1 without one."""
 
     cores: int
     gpus: int
@@ -29,14 +35,15 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Cores this process may use, GPUs it may see (CUDA_VISIBLE_DEVICES respected), free memory."""
+    """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES and the memory
+    limit are respected."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     return Machine(cores, _visible_gpus(), _free_memory(), hosts_in(os.environ))
 
 
 def hosts_in(environment: Mapping[str, str]) -> int:
-    """How many hosts a scheduler's variables speak of; `1:4` hosts may become 4."""
+    """The number of hosts in a scheduler's variables; `1:4` (1 to 4 hosts) counts as 4."""
     for name in HOSTS:
         last = environment.get(name, "").rpartition(":")[2]
         if last.isdecimal():
@@ -68,7 +75,7 @@ def _present_gpus() -> int:
     if tool is None:
         return 0
     try:
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
+        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())

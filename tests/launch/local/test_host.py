@@ -31,7 +31,7 @@ TWO_NODES = {**GPT, "cluster.nodes": 2, "cluster.gpus_per_node": 2, "launch.chec
 def test_two_nodes_are_simulated_on_cpu_and_it_is_said() -> None:
     assert issues(HERE, TWO_NODES) == []
     warnings = list(rehearsal_warnings(load_job(None, TWO_NODES), HERE))
-    assert warnings == ["the 2 nodes of the plan are simulated on this host (cpu): a rehearsal"]
+    assert warnings == ["the 2 nodes of the plan are simulated on the CPU of this host"]
     alone = load_job(None, {**TWO_NODES, "cluster.nodes": 1})
     assert list(rehearsal_warnings(alone, HERE)) == []
 
@@ -46,7 +46,7 @@ def test_two_nodes_are_refused_on_gpus_with_ways_out() -> None:
 
 def test_two_nodes_are_refused_where_a_scheduler_gave_several_hosts() -> None:
     (issue,) = issues(replace(HERE, hosts=2), TWO_NODES)
-    assert "one of the 2 that the scheduler gave" in issue.message
+    assert "one of the 2 that the scheduler has allocated" in issue.message
     assert issues(replace(HERE, hosts=2), {**TWO_NODES, "cluster.nodes": 1}) == []
 
 

@@ -1,0 +1,123 @@
+"""Whether the data and the initial weights of a job can be read and fit its model: checked before a
+launch, from manifests, headers and tokenizers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpctl.errors import InputError, Issue
+from mpctl.families import least_tokens, special_tokens
+from mpctl.rundir.checkpoints import newest_checkpoint
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.shards import MANIFEST, find_damage
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+
+
+def data_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None) -> Iterator[Issue]:
+    """What is wrong with the prepared data or the corpus. resumed: the run that is continued, whose
+    own data are used where the job names none."""
+    if job.data.path is not None:
+        yield from _prepared(job, model, Path(job.data.path))
+    elif resumed is not None and resumed.data.is_dir():
+        yield from _prepared(job, model, resumed.data)
+    elif job.data.corpus is None:
+        yield Issue(
+            "no-data",
+            "data",
+            "neither data.path nor data.corpus names the text to train on",
+            "use --set 'data.corpus=[\"python-stdlib\"]', or `mpctl data prepare` and "
+            "--set data.path=FOLDER",
+        )
+    else:
+        yield from _corpus(job)
+
+
+def initial_weight_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None) -> list[Issue]:
+    """What is wrong with the weights of training.init_from. resumed: the run that is continued; one
+    with a checkpoint does not read them."""
+    if job.training.init_from is None or (resumed is not None and resumed.last_checkpoint()):
+        return []
+    from mpctl.data.extension import find_extension
+    from mpctl.data.special import added_tokens, missing_tokens
+    from mpctl.data.tokenizer import find_tokenizer
+    from mpctl.weights.origin import origin_issues
+
+    origin, tokenizer_path = Path(job.training.init_from), job.data.path or job.data.tokenizer
+    issues = _origin_damage(origin)
+    if issues or tokenizer_path is None:
+        return issues or origin_issues(origin, model)
+    tokenizer = find_tokenizer(Path(tokenizer_path))
+    try:
+        extension, known = find_extension(tokenizer), added_tokens(tokenizer)
+    except (InputError, OSError):  # data_issues reports it
+        return []
+    reserved = len(missing_tokens(known, special_tokens(model)))
+    return origin_issues(origin, model, extension, reserved=reserved)
+
+
+def _origin_damage(origin: Path) -> list[Issue]:
+    """What is wrong with mpctl's own checkpoint in `origin`. Its files are hashed here, once; the
+    ranks compare sizes only."""
+    if (origin / "config.json").is_file():
+        return []
+    folder = origin if (origin / MANIFEST).is_file() else newest_checkpoint(origin)
+    return [] if folder is None else find_damage(folder)
+
+
+def _prepared(job: JobSpec, model: ModelSpec, path: Path) -> Iterator[Issue]:
+    from mpctl.data.manifest import open_prepared, open_validations
+
+    try:
+        prepared = open_prepared(path)
+        folders = {name: Path(folder) for name, folder in job.data.validation.items()}
+        others = open_validations(prepared, folders)
+    except InputError as error:
+        yield from error.issues
+        return
+    yield from _vocabulary(model, prepared.tokenizer_path, prepared.tokenizer_vocab_size)
+    validations = [other.validation for other in (prepared, *others.values())]
+    for split in (prepared.train, *validations):
+        is_needed = split is prepared.train or job.training.eval_samples > 0
+        if is_needed and split.tokens < (least := least_tokens(model)):
+            yield Issue(
+                "too-few-tokens",
+                "model.seq_length",
+                f"{split.prefix} has {split.tokens} tokens, but a sample of {model.seq_length} "
+                f"takes {least}",
+                "prepare more text, or use a shorter sequence",
+            )
+
+
+def _vocabulary(model: ModelSpec, tokenizer: Path, words: int) -> Iterator[Issue]:
+    """The token ids of the text and the family's special tokens must fit the embedding."""
+    from mpctl.data.special import added_tokens, special_ids
+
+    if words > model.vocab:
+        yield Issue(
+            "vocabulary-fits-model",
+            "model.vocab",
+            f"{model.vocab} rows, but the tokenizer {tokenizer} has {words} entries",
+            f"use model.vocab {words} or more",
+        )
+        return
+    try:
+        special_ids(added_tokens(tokenizer), special_tokens(model), vocab=model.vocab, words=words)
+    except InputError as error:
+        yield from error.issues
+
+
+def _corpus(job: JobSpec) -> Iterator[Issue]:
+    from mpctl.data.corpus import find_files
+    from mpctl.data.tokenizer import find_tokenizer
+
+    data = job.data
+    try:
+        find_files(data.corpus or [], max_bytes=data.max_bytes, encoding=data.encoding)
+    except InputError as error:
+        yield from error.issues
+    if data.tokenizer is not None and not find_tokenizer(Path(data.tokenizer)).is_file():
+        message = f"{data.tokenizer} is neither a file nor a folder with a tokenizer.json"
+        hint = "name a tokenizer.json, a folder of prepared data or a run"
+        yield Issue("no-such-file", "data.tokenizer", message, hint)
