@@ -50,6 +50,7 @@ class File:
 
     @property
     def hash(self) -> bytes:
+        """16 bytes that order files when a byte limit keeps only some; of the name alone."""
         return hashlib.blake2b(os.fsencode(self.name), digest_size=16).digest()
 
 
@@ -100,20 +101,20 @@ def check_encoding(encoding: str) -> None:
 
 def _prefix(files: list[File], max_bytes: int, findings: Findings) -> list[File]:
     """The files, in the order given, that precede the limit in the order of their hashes."""
-    total, kept = 0, set()
+    total, chosen = 0, set()
     for i in sorted(range(len(files)), key=lambda i: (files[i].hash, i)):
         total += _content_size(files[i].path, max_bytes - total)
         if total > max_bytes:
             break
-        kept.add(i)
-    if not kept:
+        chosen.add(i)
+    if not chosen:
         message = f"{max_bytes} bytes hold no file: the first one drawn has {total} or more"
         hint = f"allow at least {total}, better a few times that"
         raise InputError.of("corpus-max-bytes", "data.max_bytes", message, hint)
     for i, file in enumerate(files):
-        if i not in kept:
+        if i not in chosen:
             findings.skip("beyond-max-bytes", file.name)
-    return [file for i, file in enumerate(files) if i in kept]
+    return [file for i, file in enumerate(files) if i in chosen]
 
 
 def _content_size(path: Path, limit: int) -> int:
@@ -149,7 +150,7 @@ def _expand(source: str | Path, encoding: str, findings: Findings) -> Iterator[F
 
 
 def _standard_library(findings: Findings) -> Iterator[File]:
-    """Its .py files; what else it holds was never asked for, so none of it is noted."""
+    """The .py files of Python's standard library; other files are passed over without a note."""
     quiet = Findings(others=findings.others)
     root = Path(sysconfig.get_path("stdlib"))
     files = _walk(root, STDLIB_SKIPS, "utf-8", quiet)
@@ -158,10 +159,10 @@ def _standard_library(findings: Findings) -> Iterator[File]:
 
 def _walk(root: Path, skips: frozenset[str], encoding: str, findings: Findings) -> Iterator[File]:
     for folder, folders, files in os.walk(root, onerror=lambda e: _unreadable(e, findings)):
-        kept = [f for f in folders if f[0] != "." and f not in skips | {"__pycache__"}]
-        for name in sorted({*folders} - {*kept} - skips):
+        visible = [f for f in folders if f[0] != "." and f not in skips | {"__pycache__"}]
+        for name in sorted({*folders} - {*visible} - skips):
             findings.skip("hidden", f"{_name(Path(folder, name), root)}/")
-        folders[:] = kept
+        folders[:] = visible
         for path in (Path(folder, file) for file in sorted(files)):
             reason = _why_not(path, encoding, findings)
             if reason is None:

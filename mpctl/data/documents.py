@@ -64,6 +64,7 @@ class CorpusDocuments:
 
     @property
     def summary(self) -> dict[str, int]:
+        """Counts for the manifest: files, texts, documents, bytes."""
         return {
             "files": len(self.paths),
             "texts": self.texts,
@@ -96,7 +97,13 @@ class CorpusDocuments:
 
 
 def changed(message: str) -> InputError:
-    return InputError.of("corpus-changed", "data.sources", message, "keep the files still")
+    """The error for a corpus that changed between counting and reading it."""
+    return InputError.of(
+        "corpus-changed",
+        "data.sources",
+        message,
+        "leave the files unchanged while they are prepared",
+    )
 
 
 def _ignore(count: int) -> None:
@@ -125,8 +132,8 @@ def count_corpus(
         raise InputError(findings.issues)
     cut, documents = choose_cut(lengths, is_record)
     if documents < 2:
-        found = "1 document" if documents else "no document"
-        message = f"found {found}, need 2: one to train on and one to validate"
+        count = "1 document" if documents else "no document"
+        message = f"found {count}, need 2: one to train on and one to validate"
         hint = f"add text: from {2 * SMALLEST_SHARE} characters on, one file is cut into several"
         raise InputError.of("corpus-too-small", "data.sources", message, hint)
     paths = [file.path for file in files]
@@ -176,14 +183,14 @@ def split_chunks(chunks: Iterable[str], length: int, pieces: int) -> Iterator[st
     `length` characters.
     """
     chunks, marks = iter(chunks), [length * k // pieces for k in range(1, pieces + 1)]
-    held, base, start = "", 0, 0  # held: the text from `base` on; a piece begins at `start`
+    buffer, base, start = "", 0, 0  # the buffer begins at `base` of the text, a piece at `start`
     for mark, following in pairwise(marks):
-        while base + len(held) < following and (chunk := next(chunks, "")):
-            held, base = held[start - base :] + chunk, start
-        end = base + _end_of_piece(held, mark - base, following - base)
-        yield held[start - base : end - base]
+        while base + len(buffer) < following and (chunk := next(chunks, "")):
+            buffer, base = buffer[start - base :] + chunk, start
+        end = base + _end_of_piece(buffer, mark - base, following - base)
+        yield buffer[start - base : end - base]
         start = end
-    last = held[start - base :] + "".join(chunks)
+    last = buffer[start - base :] + "".join(chunks)
     if start + len(last) != length:
         raise changed(f"a text of {start + len(last)} characters now, of {length} a moment ago")
     yield last
@@ -197,7 +204,7 @@ def split_text(text: str, pieces: int) -> Iterator[str]:
 def _end_of_piece(text: str, mark: int, following: int) -> int:
     """The first end of a line, else of a word, at `mark` or later but before `following`."""
     for separator in "\n", " ":
-        found = text.find(separator, mark - 1, following - 1)
-        if found >= 0:
-            return found + 1
+        index = text.find(separator, mark - 1, following - 1)
+        if index >= 0:
+            return index + 1
     return mark

@@ -197,8 +197,8 @@ def _check_kept(path: Path, text: str, vocabulary: dict[str, int]) -> None:
     """The library's view of the result is ours: it renumbers added tokens that it finds odd."""
     from tokenizers import Tokenizer
 
-    found = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
-    moved = sorted(name for name, number in vocabulary.items() if found.get(name) != number)
+    read = Tokenizer.from_str(text).get_vocab(with_added_tokens=True)
+    moved = sorted(name for name, number in vocabulary.items() if read.get(name) != number)
     if moved:
         message = f"{moved[0]!r} would not keep its id {vocabulary[moved[0]]}"
         hint = "save it once more with the tokenizers library, then extend that"

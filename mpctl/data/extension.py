@@ -36,9 +36,11 @@ class TokenizerExtension:
 
     @property
     def vocab_size(self) -> int:
+        """Entries of the extended tokenizer, old and new."""
         return self.old_vocab_size + len(self.pieces)
 
     def to_json(self) -> str:
+        """The text of extension.json, as read_extension reads it."""
         document = {
             "schema": SCHEMA,
             "old_vocab_size": self.old_vocab_size,
@@ -89,4 +91,5 @@ def find_extension(tokenizer: Path) -> TokenizerExtension | None:
 
 
 def sha256(content: bytes) -> str:
+    """The SHA-256 of some bytes in hexadecimal."""
     return hashlib.sha256(content).hexdigest()

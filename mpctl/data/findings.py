@@ -45,6 +45,7 @@ class Tally:
             self.first.append(name)
 
     def as_dict(self) -> dict[str, Any]:
+        """The tally as a manifest holds it."""
         return {"count": self.count, "files": self.files, "first": self.first}
 
 
@@ -67,6 +68,7 @@ class Findings:
     others: list[Issue] = field(default_factory=list)
 
     def skip(self, reason: str, name: str) -> None:
+        """Note that the file or text of this name was passed over, for one of REASONS."""
         assert reason in REASONS
         self.skipped.setdefault(reason, Tally()).add(name)
 
@@ -78,6 +80,7 @@ class Findings:
                 self.keys[key] += count
 
     def unreadable(self, path: Path, error: Exception) -> None:
+        """Note that a file could not be read, which fails the whole corpus in the end."""
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         hint = "check its permissions, or fetch it again"
         self.others.append(Issue("corpus-unreadable", str(path), f"not readable: {why}", hint))

@@ -35,14 +35,15 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def damaged(path: Path, message: str, rule: str = "indexed-damaged") -> InputError:
+    """The error for a .bin or .idx file that is not what it should be."""
     return InputError.of(rule, str(path), message, "copy the pair again, or prepare it again")
 
 
-def check_size(path: Path, found: int, expected: int, meaning: str) -> None:
-    """InputError unless a file of `found` bytes has the `expected` ones."""
-    if found != expected:
-        state = "truncated" if found < expected else "too long"
-        message = f"{state}: found {found} bytes, expected {expected} ({meaning})"
+def check_size(path: Path, size: int, expected: int, meaning: str) -> None:
+    """InputError unless the file's size in bytes is the expected one; meaning: why it is."""
+    if size != expected:
+        state = "truncated" if size < expected else "too long"
+        message = f"{state}: found {size} bytes, expected {expected} ({meaning})"
         raise damaged(path, message, "indexed-truncated")
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from mpctl.data.extension import EXTENSION, TokenizerExtension, read_extension
 from mpctl.data.indexed import IndexedDataset
@@ -31,11 +31,14 @@ AGAIN = "run `mpctl data prepare` with --overwrite"
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
+    """Size and SHA-256 of a file of prepared data."""
+
     bytes: int
     sha256: str
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
+        """The record of a file as it lies on the disk."""
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
         return cls(path.stat().st_size, digest)
@@ -50,7 +53,46 @@ class Split:
     tokens: int
 
     def open(self) -> IndexedDataset:
+        """The split's tokens, memory-mapped; InputError where its files are damaged."""
         return IndexedDataset(self.prefix)
+
+
+class SplitCounts(TypedDict):
+    """Sizes of a split; tokens with the end-of-text of each document."""
+
+    documents: int
+    tokens: int
+
+
+class FileEntry(TypedDict):
+    """Size of a file and its SHA-256 in hexadecimal."""
+
+    bytes: int
+    sha256: str
+
+
+class _Origin(TypedDict, total=False):
+    """What an extended tokenizer was made from."""
+
+    extended_from: Mapping[str, object]
+
+
+class DataManifest(_Origin):
+    """Schema mpctl.data/1: what prepared data were made of and what they hold."""
+
+    schema: str
+    sources: list[str]
+    settings: dict[str, object]
+    corpus: dict[str, int]
+    skipped: dict[str, Mapping[str, object]]
+    undecodable: dict[str, object]
+    splits: dict[str, SplitCounts]
+    vocab_size: int
+    tokenizer_vocab_size: int
+    end_of_text_id: int
+    dtype: str
+    tokenizer_sha256: str
+    files: dict[str, FileEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +122,20 @@ class Prepared:
 
     @property
     def tokenizer_path(self) -> Path:
+        """The tokenizer.json that the data were encoded with."""
         return self.path / TOKENIZER
 
     @property
     def tokenizer_sha256(self) -> str:
+        """The SHA-256 of that file, in hexadecimal."""
         return self.files[TOKENIZER].sha256
 
-    def as_dict(self) -> dict[str, Any]:
-        """The manifest: schema mpctl.data/1; no paths but those of the settings, no dates."""
+    def as_dict(self) -> DataManifest:
+        """The manifest; it holds no paths but those of the settings, and no dates."""
         splits = {"train": self.train, "validation": self.validation}
+        origin: _Origin = {}
+        if self.extension is not None:
+            origin["extended_from"] = _source(self.extension)
         return {
             "schema": SCHEMA,
             "sources": list(self.sources),
@@ -105,7 +152,7 @@ class Prepared:
             "end_of_text_id": self.end_of_text_id,
             "dtype": self.dtype,
             "tokenizer_sha256": self.tokenizer_sha256,
-            **({} if self.extension is None else {"extended_from": _source(self.extension)}),
+            **origin,
             "files": {
                 name: {"bytes": file.bytes, "sha256": file.sha256}
                 for name, file in self.files.items()
@@ -245,9 +292,9 @@ def _split_differences(prepared: Prepared, name: str) -> list[Issue]:
         dataset = split.open()
     except InputError as error:
         return list(error.issues)
-    found = (len(dataset), dataset.tokens, dataset.dtype.name)
+    read = (len(dataset), dataset.tokens, dataset.dtype.name)
     expected = (split.documents, split.tokens, prepared.dtype)
-    if found == expected:
+    if read == expected:
         return []
-    message = f"found {found} documents, tokens and type, the manifest says {expected}"
+    message = f"(documents, tokens, type) are {read}, but the manifest says {expected}"
     return [Issue("data-file", str(split.prefix), message, AGAIN)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from mpctl.data.indexed import IndexedDataset
 from mpctl.errors import InputError
@@ -70,7 +70,7 @@ def sample_numbers(
     return range(first, first + micro_batch_size)
 
 
-def stack(samples: Iterable[Mapping[str, Any]]) -> Fields:
+def stack(samples: Iterable[Mapping[str, ArrayLike]]) -> Fields:
     """Samples with the same fields as one batch: [s] each becomes [b, s], a number each [b]."""
     rows = list(samples)
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -130,13 +130,13 @@ class PackedSamples:
     def _tokens(self, epoch: _Epoch, position: int) -> NDArray[np.int64]:
         """The s + 1 tokens of the epoch from `position` on, across document ends."""
         stop = position + self.seq_length + 1
-        place = int(np.searchsorted(epoch.bounds, position, side="right")) - 1
+        index = int(np.searchsorted(epoch.bounds, position, side="right")) - 1
         pieces: list[NDArray[np.int64]] = []
         while position < stop:
-            begin, end = int(epoch.bounds[place]), min(stop, int(epoch.bounds[place + 1]))
-            document = int(epoch.documents[place])
+            begin, end = int(epoch.bounds[index]), min(stop, int(epoch.bounds[index + 1]))
+            document = int(epoch.documents[index])
             pieces.append(self.dataset.document(document, position - begin, end - begin))
-            position, place = end, place + 1
+            position, index = end, index + 1
         return np.concatenate(pieces).astype(np.int64)
 
     def _epoch(self, number: int) -> _Epoch:

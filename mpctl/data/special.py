@@ -30,17 +30,17 @@ def special_ids(
     if missing and vocab - len(missing) < words:
         raise InputError.of(
             RULE, "model.vocab",
-            f"{vocab} ids leave {max(0, vocab - words)} beside the tokenizer's {words}, "
+            f"{vocab} ids leave {max(0, vocab - words)} free beside the tokenizer's {words}, "
             f"but {_some(missing)} need {len(missing)}",
             f"use {words + len(missing)} or more, or a tokenizer that has them as added tokens",
         )  # fmt: skip
-    reserved = {name: vocab - 1 - place for place, name in enumerate(missing)}
+    reserved = {name: vocab - 1 - index for index, name in enumerate(missing)}
     return {name: reserved[name] if name in reserved else _known(added, name, words)
             for name in names}  # fmt: skip
 
 
 def missing_tokens(added: Mapping[str, int], names: Sequence[str]) -> list[str]:
-    """Those of `names` that the tokenizer lacks: each reserves an id of the model's."""
+    """The names that are not among the tokenizer's added tokens; each reserves an id."""
     return [name for name in names if name not in added]
 
 

@@ -29,6 +29,7 @@ READ_ERRORS = (OSError, EOFError, UnicodeError, zlib.error, zstandard.ZstdError)
 
 
 def is_packed(path: Path) -> bool:
+    """Whether a file is compressed, by its name."""
     return path.suffix.lower() in PACKED_SUFFIXES
 
 

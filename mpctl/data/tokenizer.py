@@ -65,8 +65,8 @@ def alphabet() -> list[str]:
 
 def find_tokenizer(path: Path) -> Path:
     """The tokenizer.json that a path means: itself, or that of prepared data or of a run."""
-    places = [path / "tokenizer.json", path / "data" / "tokenizer.json"] if path.is_dir() else []
-    return next((place for place in places if place.is_file()), path)
+    files = [path / "tokenizer.json", path / "data" / "tokenizer.json"] if path.is_dir() else []
+    return next((file for file in files if file.is_file()), path)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

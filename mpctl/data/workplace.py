@@ -26,12 +26,12 @@ def workplace(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        held = sorted({path.name for path in out.iterdir()} - {WORKPLACE})
+        names = sorted({path.name for path in out.iterdir()} - {WORKPLACE})
     except OSError as error:
         message, hint = f"not usable: {error.strerror}", "name a directory that can be written"
         raise InputError.of("data-out", str(out), message, hint) from None
-    if held and not overwrite:
-        message = f"already holds {', '.join(held[:6])}"
+    if names and not overwrite:
+        message = f"already holds {', '.join(names[:6])}"
         hint = "choose another directory, or overwrite"
         raise InputError.of("data-occupied", str(out), message, hint)
     work = out / WORKPLACE

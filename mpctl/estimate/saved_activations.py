@@ -66,7 +66,7 @@ def layer_activations(
 def _branch(
     shapes: ActivationShapes, rows: Dims, name: str, part: SavedPart = SavedPart.OTHER
 ) -> Iterator[SavedTensor]:
-    """Of a residual branch: its norm, its input and the dropout mask of its result."""
+    """What a residual branch saves: its norm, its input and the dropout mask of its result."""
     yield from norm_saved(shapes.norm, rows, f"{name} norm", part)
     yield SavedTensor(f"{name} input", (*rows, "hidden"), is_outer=True, part=part)
     if shapes.dropout:

@@ -22,7 +22,7 @@ Saved = list[SavedTensor]
 
 
 def attention_saved(shapes: ActivationShapes, attention: AttentionOp) -> tuple[Saved, Saved]:
-    """Of softmax(Q K^T) V: the tensors saved from forward to backward, and those that selective
+    """The tensors that softmax(Q K^T) V saves from forward to backward, and those that selective
     recomputation forms again in their place."""
     tensors = _AttentionTensors(shapes, attention)
     if shapes.kernels != "mpctl":

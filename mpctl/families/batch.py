@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from mpctl.data.indexed import IndexedDataset
-from mpctl.data.samples import SampleSource
+from mpctl.data.samples import Fields, SampleSource
 from mpctl.kernels.cache import DecoderCaches
 from mpctl.kernels.counter_rng import CounterRNG
 
@@ -37,7 +37,7 @@ class Objective(Protocol):
     samples_per_epoch: int
     dataset: IndexedDataset
 
-    def batch(self, numbers: Sequence[int]) -> dict[str, Any]:
+    def batch(self, numbers: Sequence[int]) -> Fields:
         """The samples of these numbers as NumPy arrays by name, as the family's `batch_arrays`
         describes them: the batch first, int64, or float64 for weights."""
 

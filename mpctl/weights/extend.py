@@ -63,9 +63,9 @@ def fill_tables(
     top = range(model.vocab - reserved, model.vocab)
     for name in sorted(tables & targets.keys()):
         read_rows, (shard, tensor) = row_reader(origin, name), targets[name]
-        for to, ids in held_rows(shard, range(extension.vocab_size)):
+        for to, ids in rows_of_rank(shard, range(extension.vocab_size)):
             tensor[to].copy_(extended_rows(read_rows, ids, extension))
-        for to, ids in held_rows(shard, top):
+        for to, ids in rows_of_rank(shard, top):
             then = [number - model.vocab + origin.model.vocab for number in ids]
             tensor[to].copy_(read_rows(then))
     return {name: target for name, target in targets.items() if name not in tables}
@@ -77,10 +77,10 @@ def vocabulary_tables(model: ModelSpec) -> set[str]:
     return {weight.name for weight in weights if weight.dims[0] == "vocab"}
 
 
-def held_rows(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
-    """Of the rows `wanted`, those of this rank, a few at a time: (where it keeps them, their ids).
+def rows_of_rank(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
+    """The rows of `wanted` that this rank holds, some at a time: (slice of its rows, their ids).
 
-    >>> list(held_rows(Shard((8, 2), 0, (range(4, 8),)), range(6)))
+    >>> list(rows_of_rank(Shard((8, 2), 0, (range(4, 8),)), range(6)))
     [(slice(0, 2, None), range(4, 6))]
     """
     assert shard.dim in (0, None), f"a vocabulary split along dim {shard.dim}"
@@ -95,19 +95,22 @@ def held_rows(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
 
 
 def extended_rows(read_rows: ReadRows, wanted: range, extension: VocabularyExtension) -> Tensor:
-    """Rows `wanted` of the extended table, [wanted, ...]: float64 if stored so, else float32."""
+    """Rows `wanted` of the extended table, [wanted, ...]: float64 if stored so, else float32.
+
+    A new row is the mean of the rows of the old ids that it stands for.
+    """
     first = extension.old_vocab_size
     assert wanted.stop <= extension.vocab_size, f"{wanted} of {extension.vocab_size} rows"
     new = slice(max(0, wanted.start - first), max(0, wanted.stop - first))
     pieces = extension.pieces[new]
     old = range(wanted.start, min(wanted.stop, first))
     ids = sorted({*old, *chain.from_iterable(pieces)})
-    places = {number: place for place, number in enumerate(ids)}
-    held = read_rows(ids)
-    held = held.to(torch.promote_types(held.dtype, torch.float32))
-    kept = held[[places[number] for number in old]]
-    means = [held[[places[i] for i in piece]].double().mean(0).to(held.dtype) for piece in pieces]
-    return torch.cat([kept, torch.stack(means)]) if means else kept
+    index = {number: i for i, number in enumerate(ids)}
+    rows = read_rows(ids)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    old_rows = rows[[index[number] for number in old]]
+    means = [rows[[index[i] for i in piece]].double().mean(0).to(rows.dtype) for piece in pieces]
+    return torch.cat([old_rows, torch.stack(means)]) if means else old_rows
 
 
 # ---------------------------------------------------------------- rows of files
@@ -132,16 +135,16 @@ def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
 
 def _saved_rows(saved: SavedModel, name: str, ids: Sequence[int]) -> Tensor:
     parts: list[Tensor] = []
-    found: list[int] = []
-    for held, place in saved.parts(name):
-        blocks = place.blocks if place.dim == 0 else [(0, place.shape[0])]
+    read: list[int] = []
+    for tensor, placement in saved.parts(name):
+        blocks = placement.blocks if placement.dim == 0 else [(0, placement.shape[0])]
         local = dict(_local_rows(ids, blocks))
-        if local.keys() - found:
-            parts.append(_stored_rows(held.path, f"{name}/value", list(local.values())))
-            found += local
-    if lacking := sorted(set(ids) - set(found)):
+        if local.keys() - read:
+            parts.append(_stored_rows(tensor.path, f"{name}/value", list(local.values())))
+            read += local
+    if lacking := sorted(set(ids) - set(read)):
         raise unreadable(saved.checkpoint, f"{name}: row {lacking[0]} is in no shard")
-    order = sorted(range(len(found)), key=found.__getitem__)
+    order = sorted(range(len(read)), key=read.__getitem__)
     return torch.cat(parts)[order]
 
 

@@ -1,5 +1,5 @@
 """Safetensors files written tensor by tensor, so that no more than one of them is in memory, and
-directories that are there whole or not at all. The format is told in headers.py.
+directories that are there whole or not at all. headers.py describes the format.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SYNCED = 1 << 28
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written, and how to come by it when its turn has come."""
+    """A tensor to be written; make: makes it, called when the tensor's turn comes."""
 
     name: str
     dtype: str
@@ -37,6 +37,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the tensor in the file."""
         return prod(self.shape) * FLOATS[self.dtype]
 
 

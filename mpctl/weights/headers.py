@@ -26,7 +26,7 @@ AGAIN = "fetch the file again"
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """One tensor of a file."""
+    """What a file's header says of one tensor; dtype: the format's name, such as `BF16`."""
 
     path: Path
     dtype: str
@@ -34,6 +34,7 @@ class TensorHeader:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the tensor in the file."""
         return prod(self.shape) * FLOATS[self.dtype]
 
 
@@ -46,30 +47,31 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             if not 2 <= length <= min(LONGEST_HEADER, size - 8):
                 raise ValueError(f"{size} bytes do not hold the header of {length} that they name")
             header = json.loads(stream.read(length))
-        held, end = _entries(path, header)
+        tensors, end = _entries(path, header)
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise unreadable(path, f"no safetensors file: {error}") from None
     if size != 8 + length + end:
         raise unreadable(path, f"has {size} bytes, its header says {8 + length + end}")
-    return held
+    return tensors
 
 
 def _entries(path: Path, header: Any) -> tuple[dict[str, TensorHeader], int]:
-    held, end = {}, 0
+    tensors: dict[str, TensorHeader] = {}
+    end = 0
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
             raise ValueError(f"{name}: bad shape or offsets")
-        held[name] = TensorHeader(path, str(entry["dtype"]), shape)
-        width = FLOATS.get(held[name].dtype)
+        tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape)
+        width = FLOATS.get(tensor.dtype)
         if width is not None and stop - start != prod(shape) * width:
-            raise ValueError(f"{name}: {stop - start} bytes are not {held[name].dtype} {shape}")
+            raise ValueError(f"{name}: {stop - start} bytes are not {tensor.dtype} {shape}")
         end = max(end, stop)
-    return held, end
+    return tensors, end
 
 
 def read_folder(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
@@ -106,24 +108,25 @@ def _sharded(folder: Path) -> tuple[dict[str, TensorHeader], list[Issue]]:
     issues: list[Issue] = []
     for name in files:
         try:
-            held = read_header(folder / name)
+            stored = read_header(folder / name)
         except InputError as error:
             issues += error.issues
             continue
         wanted = {tensor for tensor, file in mapped.items() if file == name}
-        issues += _foreign(folder / name, wanted, set(held))
-        tensors |= {tensor: held[tensor] for tensor in wanted & held.keys()}
+        issues += _foreign(folder / name, wanted, set(stored))
+        tensors |= {tensor: stored[tensor] for tensor in wanted & stored.keys()}
     return tensors, issues
 
 
-def _foreign(path: Path, wanted: set[str], held: set[str]) -> Iterator[Issue]:
-    for tensor in sorted(wanted - held):
+def _foreign(path: Path, wanted: set[str], stored: set[str]) -> Iterator[Issue]:
+    for tensor in sorted(wanted - stored):
         yield Issue("weights-missing", str(path), f"{tensor} is not in it, but {INDEX} says so",
                     AGAIN)  # fmt: skip
-    for tensor in sorted(held - wanted):
+    for tensor in sorted(stored - wanted):
         yield Issue("weights-foreign", str(path), f"holds {tensor}, which {INDEX} does not place "
                     "there: the shard of another model", AGAIN)  # fmt: skip
 
 
 def unreadable(path: Path, why: str) -> InputError:
+    """The error for a file of weights that is damaged; why: in what way."""
     return InputError.of("weights-damaged", str(path), why, AGAIN)

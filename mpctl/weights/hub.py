@@ -24,8 +24,9 @@ from mpctl.weights.names import Row, as_stored, builtin_schemes, get_scheme, is_
 class Hub:
     """A Hugging Face directory whose headers agree with its config.
 
-    rows: where each parameter of ours lies, by its name; tensors: of the files, by their names;
-    copies: tensors that hold a parameter of ours once more, which must be equal to it.
+    rows: for each of our parameters, by its name, where it lies in the files. tensors: the files'
+    tensors by their names. copies: for each of our parameters, names of tensors that hold it once
+    more and must be equal to it.
     """
 
     folder: Path
@@ -36,6 +37,7 @@ class Hub:
 
     @property
     def tokenizer(self) -> Path | None:
+        """The directory's tokenizer.json, if it has one."""
         return find_tokenizer(self.folder)
 
 
@@ -53,13 +55,13 @@ def open_hub(folder: Path) -> Hub:
         raise InputError(issues)
     rows = as_stored(rows, tensors, scheme)
     copies = _copies(rows, tensors, scheme)
-    found = chain(
+    faults = chain(
         _tensor_issues(folder, rows, tensors, copies, scheme),
         _copy_issues(rows, tensors, copies, scheme),
     )
     # What an unreadable file may hold is not called missing.
     whole = not issues
-    issues += [issue for issue in found if whole or issue.rule != "weights-missing"]
+    issues += [issue for issue in faults if whole or issue.rule != "weights-missing"]
     if issues:
         raise InputError(issues)
     return Hub(folder, model, rows, tensors, copies)
@@ -71,11 +73,11 @@ def _copies(
     """By parameter of ours: tensors that hold it once more. A head that is read as a parameter of
     its own is no copy."""
     read = {piece.name for row in rows.values() for piece in row.pieces}
-    held = tensors.keys() - read
+    unread = tensors.keys() - read
     return {
-        name: found
+        name: stored
         for name, names in scheme.copies.items()
-        if (found := tuple(copy for copy in names if copy in held))
+        if (stored := tuple(copy for copy in names if copy in unread))
     }
 
 
@@ -92,9 +94,9 @@ def _copy_issues(
         if first is None:
             continue
         for copy in names:
-            held = tensors[copy]
-            if (held.shape, held.dtype) != (first.shape, first.dtype):
-                yield differing(held.path, f"{copy} is {list(held.shape)} {held.dtype}, but "
+            stored = tensors[copy]
+            if (stored.shape, stored.dtype) != (first.shape, first.dtype):
+                yield differing(stored.path, f"{copy} is {list(stored.shape)} {stored.dtype}, but "
                                 f"{piece.name}, which it has to equal, {list(first.shape)} "
                                 f"{first.dtype}", copy, scheme)  # fmt: skip
 
@@ -122,16 +124,20 @@ def _tensor_issues(
 ) -> Iterator[Issue]:
     pieces = {piece.name: piece for row in rows.values() for piece in row.pieces}
     for name, piece in pieces.items():
-        held = tensors.get(name)
-        if held is None:
+        stored = tensors.get(name)
+        if stored is None:
             yield Issue("weights-missing", str(folder), f"{name} {list(piece.shape)} is in no file",
                         f"{scheme.architecture} of this config.json has it")  # fmt: skip
-        elif held.shape != piece.shape:
-            yield Issue("weights-shape", str(held.path), f"{name} is {list(held.shape)}, the shape "
-                        f"in config.json needs {list(piece.shape)}")  # fmt: skip
-        elif held.dtype not in FLOATS:
-            yield Issue("weights-dtype", str(held.path), f"{name} is {held.dtype}, no weight of "
-                        "floating point", f"use {', '.join(FLOATS)}")  # fmt: skip
+        elif stored.shape != piece.shape:
+            yield Issue(
+                "weights-shape",
+                str(stored.path),
+                f"{name} is {list(stored.shape)}, the shape "
+                f"in config.json needs {list(piece.shape)}",
+            )
+        elif stored.dtype not in FLOATS:
+            yield Issue("weights-dtype", str(stored.path), f"{name} is {stored.dtype}, not a "
+                        "floating-point type", f"use {', '.join(FLOATS)}")  # fmt: skip
     for name in sorted(tensors.keys() - pieces.keys() - {*chain(*copies.values())}):
         if not is_extra(name, scheme):
             yield Issue("weights-foreign", str(tensors[name].path), f"holds {name} "
@@ -140,6 +146,7 @@ def _tensor_issues(
 
 
 def find_tokenizer(folder: Path, *others: Path) -> Path | None:
-    """The tokenizer that the model's tokens mean something to, where there still is one."""
-    places = (folder / "tokenizer.json", folder / "data" / "tokenizer.json", *others)
-    return next((place for place in places if place.is_file()), None)
+    """The tokenizer.json that the model was trained with, if it is still there; others: more files
+    to look for."""
+    files = (folder / "tokenizer.json", folder / "data" / "tokenizer.json", *others)
+    return next((file for file in files if file.is_file()), None)

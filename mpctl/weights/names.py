@@ -20,7 +20,7 @@ from mpctl.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor of theirs: its name, its shape as stored, and whether that is turned round."""
+    """A tensor of theirs: its name, its shape as stored, and whether that is transposed."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """Its height in our parameter."""
+        """How many rows of our parameter it holds."""
         return self.shape[-1] if self.transposed else self.shape[0]
 
 
@@ -105,10 +105,10 @@ def _row(weight: ParameterSpec, model: ModelSpec, scheme: Scheme) -> Row:
     owner, _, kind = weight.name.rpartition(".")
     names, in_block = _their_names(owner, scheme, gated=model.gated)
     turned = in_block and scheme.conv1d and len(shape) == 2
-    stored = [(height, *shape[1:]) for height in _heights(owner, shape[0], len(names), model)]
+    shapes = [(height, *shape[1:]) for height in _heights(owner, shape[0], len(names), model)]
     return Row(weight.name, shape, tuple(
         Piece(f"{name}.{kind}", piece[::-1] if turned else piece, turned)
-        for name, piece in zip(names, stored, strict=True)
+        for name, piece in zip(names, shapes, strict=True)
     ))  # fmt: skip
 
 
@@ -123,19 +123,19 @@ def _their_names(owner: str, scheme: Scheme, *, gated: bool) -> tuple[tuple[str,
 
 
 def _heights(owner: str, height: int, pieces: int, model: ModelSpec) -> tuple[int, ...]:
-    """Of the pieces stacked: equal ones, unless keys and values have fewer heads."""
+    """Rows of each piece in the stack: equal, unless keys and values have fewer heads."""
     if pieces > 1 and owner.endswith("attention.qkv"):
         return (model.heads * model.head_size, *[model.kv_heads * model.head_size] * 2)
     return (height // pieces,) * pieces
 
 
-def as_stored(rows: Mapping[str, Row], held: Container[str], scheme: Scheme) -> dict[str, Row]:
-    """The same rows under the names that files use: what is not held keeps its usual name."""
+def as_stored(rows: Mapping[str, Row], stored: Container[str], scheme: Scheme) -> dict[str, Row]:
+    """The same rows under the names that the files use; a missing piece keeps its usual name."""
 
     def spelled(piece: Piece) -> Piece:
         names = [re.sub(pattern, other, piece.name) for pattern, other in scheme.spellings]
-        found = (name for name in (piece.name, *names) if name in held)
-        return replace(piece, name=next(found, piece.name))
+        known = (name for name in (piece.name, *names) if name in stored)
+        return replace(piece, name=next(known, piece.name))
 
     return {
         name: replace(row, pieces=tuple(map(spelled, row.pieces))) for name, row in rows.items()

@@ -25,13 +25,20 @@ class VocabularyExtension(Protocol):
     """What weights need of an extended tokenizer: id old_vocab_size + k stands for pieces[k]."""
 
     @property
-    def old_vocab_size(self) -> int: ...
+    def old_vocab_size(self) -> int:
+        """Entries of the tokenizer that was extended."""
+
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Entries of the extended one."""
+
     @property
-    def old_tokenizer_sha256(self) -> str: ...
+    def old_tokenizer_sha256(self) -> str:
+        """The SHA-256 of the tokenizer.json that was extended, in hexadecimal."""
+
     @property
-    def pieces(self) -> tuple[tuple[int, ...], ...]: ...
+    def pieces(self) -> tuple[tuple[int, ...], ...]:
+        """For each new id in turn, the old ids that it stands for."""
 
 
 def open_origin(path: Path) -> Hub | SavedModel:
@@ -62,15 +69,15 @@ def open_origin(path: Path) -> Hub | SavedModel:
 def longest_sequence(origin: Hub | SavedModel, seen: frozenset[Path] = frozenset()) -> int:
     """Tokens that a model was made for: its own limit, or that of the weights it started from, as
     far as they are still there, where that is more (a run may train on shorter sequences)."""
-    own = max(origin.model.max_positions, origin.model.seq_length)
+    limit = max(origin.model.max_positions, origin.model.seq_length)
     folder = origin.folder.resolve()
     if isinstance(origin, Hub) or origin.started_from is None or folder in seen:
-        return own
+        return limit
     try:
         before = open_origin(origin.started_from)
     except InputError:
-        return own
-    return max(own, longest_sequence(before, seen | {folder}))
+        return limit
+    return max(limit, longest_sequence(before, seen | {folder}))
 
 
 def origin_issues(
@@ -86,8 +93,8 @@ def origin_issues(
     except InputError as error:
         return list(error.issues)
     extended = is_extended(model, origin, extension, reserved=reserved)
-    found = differences(model, origin.model, path)
-    return [issue for issue in found if not (extended and issue.where == "model.vocab")]
+    issues = differences(model, origin.model, path)
+    return [issue for issue in issues if not (extended and issue.where == "model.vocab")]
 
 
 def is_extended(

@@ -25,7 +25,8 @@ from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub, differing
 from mpctl.weights.names import Piece, Row, get_scheme
 
-Targets = dict[str, tuple[Shard, Tensor]]  # by our name: the part kept, and where it goes
+Targets = dict[str, tuple[Shard, Tensor]]
+"""By our parameter's name: the part of it that this rank holds, and the tensor to fill with it."""
 
 
 @torch.no_grad()
@@ -72,12 +73,12 @@ def as_copy(row: Row, copy: str) -> Row:
     return replace(row, pieces=(replace(piece, name=copy),))
 
 
-def not_equal(hub: Hub, name: str, copy: str, found: Tensor, wanted: Tensor) -> Issue:
-    """found, wanted: rows of the copy and of the tensor that it has to equal."""
+def not_equal(hub: Hub, name: str, copy: str, rows: Tensor, wanted: Tensor) -> Issue:
+    """The issue of a copy whose rows differ from `wanted`, the tensor that it has to equal."""
     (piece,) = hub.rows[name].pieces
-    rows = int((found != wanted).reshape(len(found), -1).any(1).sum())
-    message = f"{copy} differs from {piece.name}, which it has to equal, in {rows:,} "
-    message += "row" if rows == 1 else "rows"
+    count = int((rows != wanted).reshape(len(rows), -1).any(1).sum())
+    message = f"{copy} differs from {piece.name}, which it has to equal, in {count:,} "
+    message += "row" if count == 1 else "rows"
     return differing(hub.tensors[copy].path, message, copy, get_scheme(hub.model))
 
 
@@ -98,7 +99,8 @@ def _fill(hub: Hub, row: Row, shard: Shard, tensor: Tensor) -> None:
 
 
 def _rows_in(span: range, shard: Shard) -> Iterator[tuple[slice, slice]]:
-    """Of a tensor that is `span` of our rows: (local slice of ours, slice of its own rows)."""
+    """(slice of the rank's rows, slice of the stored tensor's rows) where they meet; span: which
+    rows of our whole parameter the stored tensor is."""
     blocks = shard.blocks if shard.dim == 0 else (range(shard.shape[0]),)
     offset = 0
     for block in blocks:

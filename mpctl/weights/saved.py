@@ -29,7 +29,9 @@ from mpctl.weights.hub import find_tokenizer
 class SavedModel:
     """A checkpoint of ours: that of an import, or a run's newest.
 
-    started_from: where the run's initial weights came from, if from anywhere.
+    tensors, placements: for each shard, by parameter: its values' header, and which part of the
+    whole parameter it is. started_from: where the run's initial weights came from, if from
+    anywhere.
     """
 
     folder: Path
@@ -37,20 +39,22 @@ class SavedModel:
     step: int
     model: ModelSpec
     tokenizer: Path | None
-    tensors: tuple[dict[str, TensorHeader], ...]  # by shard: the values, by our names
-    places: tuple[
-        dict[str, ParameterPlacement], ...
-    ]  # by shard: full shape, dim and blocks, by our names
+    tensors: tuple[dict[str, TensorHeader], ...]
+    placements: tuple[dict[str, ParameterPlacement], ...]
     started_from: Path | None
 
     def parts(self, name: str) -> list[tuple[TensorHeader, ParameterPlacement]]:
-        """Of a parameter: what each shard of the stage that saved it holds, and its place."""
-        shards = zip(self.tensors, self.places, strict=True)
-        return [(tensors[name], places[name]) for tensors, places in shards if name in places]
+        """The parts of a parameter: for each shard that has one, its tensor and its placement."""
+        shards = zip(self.tensors, self.placements, strict=True)
+        return [(headers[name], parts[name]) for headers, parts in shards if name in parts]
 
 
 def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> SavedModel:
-    """source: of the model, a job.json or a model.toml; checkpoint: the newest when absent."""
+    """A checkpoint of the run or import in `folder`, checked against its model.
+
+    source: the job.json or model.toml that has the model. checkpoint: the newest when absent.
+    InputError carries everything wrong with it.
+    """
     job = load_job(str(source))
     checkpoint = checkpoint or newest_checkpoint(folder)
     if job.model is None or checkpoint is None:
@@ -58,7 +62,7 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
         raise InputError.of("no-weights", str(folder), lacks, "let the run save one")
     manifest = read_manifest(checkpoint)
     issues: list[Issue] = []
-    tensors, places = [], []
+    tensors, placements = [], []
     for index in range(manifest.shards):
         try:
             values, record = _values(checkpoint, index)
@@ -66,17 +70,17 @@ def open_saved(folder: Path, source: Path, checkpoint: Path | None = None) -> Sa
             issues += error.issues
             continue
         tensors.append(values)
-        places.append(record)
+        placements.append(record)
     if issues:
         raise InputError(issues)
     data, named = job.data.path, job.data.tokenizer
     others = [*([Path(data, "tokenizer.json")] if data else ()), *([Path(named)] if named else ())]
     tokenizer = find_tokenizer(folder, *others)
     saved = SavedModel(
-        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(places),
+        folder, checkpoint, manifest.step, job.model, tokenizer, tuple(tensors), tuple(placements),
         None if job.training.init_from is None else Path(job.training.init_from),
     )  # fmt: skip
-    if issues := list(_place_issues(saved, manifest.tp)):
+    if issues := list(_placement_issues(saved, manifest.tp)):
         raise InputError(issues)
     return saved
 
@@ -86,41 +90,41 @@ def _values(
 ) -> tuple[dict[str, TensorHeader], dict[str, ParameterPlacement]]:
     """The values of one shard and where each belongs."""
     path = shard_path(checkpoint, index)
-    places = read_shard_record(checkpoint, index, hashed=False).parameters
+    placements = read_shard_record(checkpoint, index, hashed=False).parameters
     try:
-        held = read_header(path)
+        headers = read_header(path)
     except InputError as error:
         raise damage_error(path, error.issues[0].message) from None
-    values = {n.removesuffix("/value"): h for n, h in held.items() if n.endswith("/value")}
-    if lacking := sorted(places.keys() ^ values.keys()):
+    values = {n.removesuffix("/value"): h for n, h in headers.items() if n.endswith("/value")}
+    if lacking := sorted(placements.keys() ^ values.keys()):
         raise damage_error(path, f"{lacking[0]} is not both in it and in its record")
     if wrong := [name for name, value in values.items() if value.dtype not in FLOATS]:
         raise damage_error(path, f"{wrong[0]} is {values[wrong[0]].dtype}")
-    return values, places
+    return values, placements
 
 
-def _place_issues(saved: SavedModel, tp: int) -> Iterator[Issue]:
+def _placement_issues(saved: SavedModel, tp: int) -> Iterator[Issue]:
     """Shapes and places as recorded against the model's, whose vocabulary each tp pads otherwise.
 
     All tp ranks of one stage hold each parameter, and no other stage does: what several stages
     need, the first of them saves.
     """
     wanted = {weight.name: weight.shape for weight in get_table(saved.model, tp=tp).weights()}
-    for name in sorted(wanted.keys() | {name for shard in saved.places for name in shard}):
-        holders = [index for index, shard in enumerate(saved.places) if name in shard]
+    for name in sorted(wanted.keys() | {name for shard in saved.placements for name in shard}):
+        holders = [index for index, shard in enumerate(saved.placements) if name in shard]
         if not holders:
             lacking = f"{name} {list(wanted[name])} is in no shard, the model has it"
             yield from damage_error(saved.checkpoint, lacking).issues
             continue
         first = holders[0] // tp * tp
         stage = range(first, first + tp)
-        found = [
+        misfits = [
             damage_error(shard_path(saved.checkpoint, index), f"{name}: {why}").issues[0]
             for index in sorted({*stage, *holders})
             if (why := _misfit(saved, name, index, stage, wanted.get(name)))
         ]
-        yield from found
-        if not found and not _is_whole([places[name] for places in saved.places[first:][:tp]]):
+        yield from misfits
+        if not misfits and not _is_whole([parts[name] for parts in saved.placements[first:][:tp]]):
             gaps = f"{name}: the {tp} shards from {first} on do not hold all of it"
             yield from damage_error(saved.checkpoint, gaps).issues
 
@@ -129,25 +133,25 @@ def _misfit(
     saved: SavedModel, name: str, index: int, stage: range, wanted: tuple[int, ...] | None
 ) -> str | None:
     """Why the part of a parameter in one shard cannot be; None where it can."""
-    place = saved.places[index].get(name)
-    full = None if place is None else tuple(place.shape)
-    if place is None or full is None or full != wanted:
+    placement = saved.placements[index].get(name)
+    full = None if placement is None else tuple(placement.shape)
+    if placement is None or full is None or full != wanted:
         return f"holds {full}, the model needs {wanted}"
     if index not in stage:
         return f"shard {stage.start} holds it too, as another stage"
-    kept = sum(stop - start for start, stop in place.blocks)
-    local = tuple(kept if dim == place.dim else size for dim, size in enumerate(full))
-    held = saved.tensors[index][name].shape
-    return None if held == local else f"is {held}, its record says {local}"
+    rows = sum(stop - start for start, stop in placement.blocks)
+    local = tuple(rows if dim == placement.dim else size for dim, size in enumerate(full))
+    stored = saved.tensors[index][name].shape
+    return None if stored == local else f"is {stored}, but its record says {local}"
 
 
-def _is_whole(places: list[ParameterPlacement]) -> bool:
+def _is_whole(parts: list[ParameterPlacement]) -> bool:
     """Whether the blocks of all ranks leave no gap in the split dimension."""
-    dim, end = places[0].dim, 0
-    if any(place.dim != dim for place in places):
+    dim, end = parts[0].dim, 0
+    if any(part.dim != dim for part in parts):
         return False
-    for start, stop in sorted(block for place in places for block in place.blocks):
+    for start, stop in sorted(block for part in parts for block in part.blocks):
         if start > end:
             return False
         end = max(end, stop)
-    return dim is None or end == places[0].shape[dim]
+    return dim is None or end == parts[0].shape[dim]

@@ -59,7 +59,7 @@ def token_settings(tokens: Tokens | None, scheme: Scheme) -> dict[str, int | Non
 
 
 def write_tokenizer(folder: Path, tokens: Tokens, model: ModelSpec, scheme: Scheme) -> list[str]:
-    """Write the files to `folder`; returns what could not be said in them, in words."""
+    """Write the files to `folder`; returns notes on what the files cannot represent."""
     notes = _write_tokens(folder / TOKENIZER, tokens, scheme)
     roles = token_roles(tokens, scheme)
     _write_json(folder / "tokenizer_config.json", tokenizer_config(tokens, model, scheme))
@@ -78,11 +78,11 @@ GENERATION_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def token_roles(tokens: Tokens, scheme: Scheme) -> dict[str, str]:
     """`pad_token` and its like: the first of the possible names that there is."""
-    found = {
+    chosen = {
         role: next((name for name in names if name in tokens.ids), None)
         for role, names in scheme.roles.items()
     }
-    return {role: name for role, name in found.items() if name is not None}
+    return {role: name for role, name in chosen.items() if name is not None}
 
 
 def tokenizer_config(tokens: Tokens, model: ModelSpec, scheme: Scheme) -> dict[str, Any]:

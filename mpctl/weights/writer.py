@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -39,6 +39,22 @@ SHARD_BYTES = 5_000_000_000  # transformers' own default for max_shard_size was 
 TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
+class WeightsDocument(TypedDict):
+    """Schema mpctl.weights/1: what an import or an export wrote."""
+
+    schema: str
+    source: str
+    out: str
+    architecture: str
+    parameters: int
+    bytes: int
+    dtype: str
+    step: int
+    files: list[str]
+    notes: list[str]
+    model: dict[str, object]
+
+
 @dataclass(frozen=True)
 class Written:
     """What an import or an export wrote."""
@@ -55,7 +71,8 @@ class Written:
     notes: tuple[str, ...] = ()
     """What a reader should know, in words."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> WeightsDocument:
+        """What `mpctl weights --json` prints."""
         return {
             "schema": "mpctl.weights/1", "source": str(self.source), "out": str(self.out),
             "architecture": self.architecture, "parameters": self.parameters,
@@ -84,15 +101,19 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
         checkpoint = work / "checkpoints" / "step-0"
         checkpoint.mkdir(parents=True)
         issues: list[Issue] = []
-        entries, places = _entries_of_ours(hub, issues)
+        entries, placements = _entries_of_ours(hub, issues)
         counter = _ByteCounter("import", _total(entries), on_progress)
-        _write_records(checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), places)
+        _write_records(
+            checkpoint, write_file(shard_path(checkpoint, 0), entries, counter), placements
+        )
         if issues:
             raise InputError(issues)
-        held = (source / TOKENIZER).is_file()
-        if held:
+        has_tokenizer = (source / TOKENIZER).is_file()
+        if has_tokenizer:
             shutil.copyfile(source / TOKENIZER, work / TOKENIZER)
-        (work / FRAGMENT).write_text(_fragment(hub.model, out.resolve(), tokenizer=held), "utf-8")
+        (work / FRAGMENT).write_text(
+            _fragment(hub.model, out.resolve(), tokenizer=has_tokenizer), "utf-8"
+        )
         files = _files(work)
     return Written(
         source, out, hub.model, get_scheme(hub.model).architecture, _numel(hub.rows.values()),
@@ -103,16 +124,16 @@ def import_weights(source: Path, out: Path, *, on_progress: Progress | None = No
 def _entries_of_ours(hub: Hub, issues: list[Issue]) -> tuple[list[Entry], dict[str, Any]]:
     """What to write and where it belongs; `issues` gets what is wrong as each tensor is made."""
     table = get_table(hub.model, tp=1)
-    entries, places = [], {}
+    entries, placements = [], {}
     for weight in table.weights():
         first = hub.tensors[hub.rows[weight.name].pieces[0].name]
         # One rank's part of tp 1 is the whole; it is split where a rank of any tp may cut it.
         dim = next((d for d, name in enumerate(weight.dims) if AXIS_OF_DIM.get(name) == "tp"), None)
         blocks = [] if dim is None else [[0, weight.shape[dim]]]
-        places[weight.name] = {"shape": list(weight.shape), "dim": dim, "blocks": blocks}
+        placements[weight.name] = {"shape": list(weight.shape), "dim": dim, "blocks": blocks}
         make = partial(_whole, hub, weight.name, weight.shape, first.dtype, issues)
         entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
-    return entries, places
+    return entries, placements
 
 
 def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list[Issue]) -> Tensor:
@@ -124,8 +145,8 @@ def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list
     return tensor
 
 
-def _write_records(checkpoint: Path, file: WrittenFile, places: dict[str, Any]) -> None:
-    record = {"bytes": file.bytes, "sha256": file.sha256, "parameters": places}
+def _write_records(checkpoint: Path, file: WrittenFile, placements: dict[str, Any]) -> None:
+    record = {"bytes": file.bytes, "sha256": file.sha256, "parameters": placements}
     _write_json(shard_path(checkpoint, 0).with_suffix(".json"), record)
     _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 
@@ -143,7 +164,7 @@ def _fragment(model: ModelSpec, out: Path, *, tokenizer: bool) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(held)}" for key, held in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -201,10 +222,10 @@ def _entries_of_theirs(saved: SavedModel, row: Row) -> list[Entry]:
 def _piece(saved: SavedModel, name: str, rows: slice, *, transposed: bool) -> Tensor:
     """Rows of a whole parameter, put together from the parts of its stage; padding is left out."""
     shards, parts = [], []
-    for held, place in saved.parts(name):
-        blocks = tuple(range(*block) for block in place.blocks)
-        shards.append(Shard(tuple(place.shape), place.dim, blocks))
-        parts.append(read_piece(held.path, f"{name}/value"))
+    for tensor, placement in saved.parts(name):
+        blocks = tuple(range(*block) for block in placement.blocks)
+        shards.append(Shard(tuple(placement.shape), placement.dim, blocks))
+        parts.append(read_piece(tensor.path, f"{name}/value"))
     part = assemble(shards, parts)[rows]
     return part.T if transposed else part
 

@@ -29,7 +29,7 @@ def test_reserved_ids_stay_above_the_text():
         special_ids({}, NAMES, vocab=100, words=98)
     (issue,) = caught.value.issues
     assert (issue.rule, issue.where) == ("special-tokens-fit", "model.vocab")
-    assert "100 ids leave 2 beside the tokenizer's 98" in issue.message
+    assert "100 ids leave 2 free beside the tokenizer's 98" in issue.message
     assert "[CLS], [SEP], [MASK] need 3" in issue.message
     assert "use 101 or more" in issue.hint
     assert special_ids({"[CLS]": 3}, NAMES, vocab=100, words=98)["[MASK]"] == 98

@@ -229,7 +229,7 @@ def test_rows_of_a_16_bit_checkpoint_come_as_they_are_stored(
 def test_a_shard_that_lacks_rows_is_named(truths: Truths, tmp_path: Path) -> None:
     origin = open_origin(origin_at("two shards", truths("llama"), tmp_path))
     assert isinstance(origin, SavedModel)
-    half = replace(origin, tensors=origin.tensors[:1], places=origin.places[:1])
+    half = replace(origin, tensors=origin.tensors[:1], placements=origin.placements[:1])
     with pytest.raises(InputError, match=r"head\.weight: row 256 is in no shard"):
         row_reader(half, "head.weight")([1, 256])
     origin.tensors[0]["head.weight"].path.write_bytes(b"no")

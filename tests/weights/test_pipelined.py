@@ -182,7 +182,7 @@ def test_rows_are_read_from_the_stage_that_has_them(
     cut, alone = open_origin(run.folder), open_origin(run.alone)
     assert isinstance(cut, SavedModel)
     for table in vocabulary_tables(cut.model):
-        assert len(cut.parts(table)) == RUNS[name][0] < len(cut.places)
+        assert len(cut.parts(table)) == RUNS[name][0] < len(cut.placements)
         assert torch.equal(row_reader(cut, table)(ids), row_reader(alone, table)(ids))
 
 
@@ -287,7 +287,7 @@ def test_a_wrong_shape_and_a_part_that_is_not_what_its_record_says(spoilt: Run) 
 
     rewrite(spoilt, 2, narrow)
     assert issues_of(spoilt) == [
-        "shard-2.safetensors layers.1.mlp.down.weight: is (32, 63), its record says (32, 64)",
+        "shard-2.safetensors layers.1.mlp.down.weight: is (32, 63), but its record says (32, 64)",
         "shard-2.safetensors layers.1.mlp.up.weight: holds (128, 31), the model needs (128, 32)",
     ]
 
