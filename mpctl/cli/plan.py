@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mpctl.cli.options import JobSource, command_line, with_job
 from mpctl.errors import DOES_NOT_FIT, InputError
+
+if TYPE_CHECKING:
+    from mpctl.planning.plan import Plan
+    from mpctl.planning.schemas import RankDocument
+    from mpctl.topology import Topology
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -93,38 +99,65 @@ def plan(
     layout; 3 the layout is legal but needs more memory than a device has. With --rank, --explain,
     --compare and --batch the exit code does not say whether the job fits.
     """
+    pictures = {"html": html, "svg": svg, "trace": trace}
     if batch is not None or compare or explain or more:
-        if html or svg or trace:
+        if any(pictures.values()):
             raise InputError.of("usage", "command line", "--html, --svg and --trace draw the plan "
                                 "of one job, not --batch, --compare or --explain")  # fmt: skip
         _other(job, batch, more or [], compare=compare, explain=explain, as_json=as_json)
         return
-    from mpctl.planning.document import plan_document, rank_document, wanted_kinds
-    from mpctl.render.json import print_json
+    from mpctl.planning.document import rank_document, wanted_kinds
 
     made = job.plan()
-    topology = made.require_legal()
-    kinds = wanted_kinds(groups)
+    topology, kinds = made.require_legal(), wanted_kinds(groups)
     document = None if rank is None else rank_document(made, topology, rank)
-    if html or svg or trace:
-        from mpctl.render.pictures import write_pictures
-        from mpctl.render.tasks import PATIENCE, TaskBar
-
-        line = command_line("plan", job.source, job.overrides)
-        with TaskBar(after=PATIENCE) as bar:
-            write_pictures(made, topology, command=line, html=html, svg=svg, trace=trace,
-                           on_progress=bar.update)  # fmt: skip
-    if as_json:
-        print_json(document or plan_document(made, topology, kinds=kinds, ranks=ranks))
+    if any(pictures.values()):
+        _draw(job, made, topology, pictures)
+    if document is not None:
+        _show_rank(document, as_json=as_json)
+    elif as_json:
+        _print_document(made, topology, kinds, ranks=ranks)
     else:
-        from mpctl.render.plan import print_plan, print_rank
+        from mpctl.render.plan import print_plan
 
-        if document is not None:
-            print_rank(document)
-        else:
-            print_plan(made, topology, kinds=kinds, ranks=ranks, full=full)
+        print_plan(made, topology, kinds=kinds, ranks=ranks, full=full)
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _draw(
+    job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None]
+) -> None:
+    """Write the page, the picture and the trace that have a path."""
+    from mpctl.render.pictures import write_pictures
+    from mpctl.render.tasks import PATIENCE, TaskBar
+
+    line = command_line("plan", job.source, job.overrides)
+    with TaskBar(after=PATIENCE) as bar:
+        write_pictures(
+            made, topology, command=line, html=pictures["html"], svg=pictures["svg"],
+            trace=pictures["trace"], on_progress=bar.update,
+        )  # fmt: skip
+
+
+def _show_rank(document: RankDocument, *, as_json: bool) -> None:
+    from mpctl.render.json import print_json
+
+    if as_json:
+        print_json(document)
+        return
+    from mpctl.render.plan import print_rank
+
+    print_rank(document)
+
+
+def _print_document(
+    made: Plan, topology: Topology, kinds: tuple[str, ...] | None, *, ranks: bool
+) -> None:
+    from mpctl.planning.document import plan_document
+    from mpctl.render.json import print_json
+
+    print_json(plan_document(made, topology, kinds=kinds, ranks=ranks))
 
 
 def _other(
@@ -136,18 +169,18 @@ def _other(
     explain: bool,
     as_json: bool,
 ) -> None:
-    """What is asked of jobs or figures rather than of one whole plan."""
+    """Run --batch, --compare or --explain, which do not show one whole plan."""
     if (batch is not None) + compare + explain != 1:
         wrong = f"extra arguments {', '.join(more)}" if more else "more than one is asked for"
         message = f"{wrong}: --batch, --compare JOB ... or --explain FIGURE ..."
         hint = "use one of them at a time"
         raise InputError.of("usage", "command line", message, hint)
     if batch is not None:
-        from mpctl.cli.batch import run_batch
-
         if job.source or job.overrides or more:
             raise InputError.of("usage", "--batch", "takes jobs from its file alone",
                                 "leave JOB and the flags of a job out")  # fmt: skip
+        from mpctl.cli.batch import run_batch
+
         run_batch(batch)
     elif compare:
         _compare(job, more, as_json=as_json)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mpctl.search.document import SearchDocument
     from mpctl.search.report import Choice
     from mpctl.search.request import SearchRequest
+    from mpctl.search.result import SearchResult
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -93,47 +94,57 @@ def search(
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
     estimated; 3 there are legal layouts, but none fits the devices' memory.
     """
-    from mpctl.render.json import print_json
     from mpctl.render.tasks import PATIENCE, TaskBar
     from mpctl.search.document import search_document
     from mpctl.search.request import parse_gpus, read_request
     from mpctl.search.result import answer_search
 
-    most = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
-    request = read_request(
-        job.source, job.overrides, fix or [], {k: v for k, v in most.items() if v is not None}
-    )
+    limits = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
+    most = {axis: limit for axis, limit in limits.items() if limit is not None}
+    request = read_request(job.source, job.overrides, fix or [], most)
     counts = [request.job.world_size]
     if gpus is not None or objective == "cost":
         counts = parse_gpus(gpus or "all", request.job)
     with TaskBar(after=PATIENCE) as bar:
-        answer = answer_search(
+        result = answer_search(
             request, counts, top=top, objective=objective, exhaustive=exhaustive,
             on_progress=bar.update,
         )  # fmt: skip
-    document = search_document(answer, price, lambda choice: _line(job, request, choice))
+    document = search_document(result, price, lambda choice: _line(job, request, choice))
     if csv is not None:
         _write_csv(csv, document)
-    if html is not None and answer.best:
-        from mpctl.render.search import write_page
-
+    if html is not None and result.best:
         options = {
             "--gpus": gpus, "--top": top, "--objective": objective, "--max-tp": max_tp,
             "--max-pp": max_pp, "--max-cp": max_cp, "--price": price, "--html": html,
         }  # fmt: skip
         again = _again(job, fix or [], options, exhaustive=exhaustive)
-        with TaskBar(after=PATIENCE) as bar:
-            write_page(html, answer, document, command=again, on_progress=bar.update)
+        _write_page(html, result, document, again)
+    _print(document, as_json=as_json)
+    if not result.is_complete:
+        raise KeyboardInterrupt
+
+
+def _write_page(path: Path, result: SearchResult, document: SearchDocument, command: str) -> None:
+    from mpctl.render.search import write_page
+    from mpctl.render.tasks import PATIENCE, TaskBar
+
+    with TaskBar(after=PATIENCE) as bar:
+        write_page(path, result, document, command=command, on_progress=bar.update)
+
+
+def _print(document: SearchDocument, *, as_json: bool) -> None:
+    from mpctl.render.json import print_json
+
     if as_json:
         print_json(document)
-    else:
-        from mpctl.render.errors import print_warnings
-        from mpctl.render.search import print_search
+        return
+    from mpctl.render.errors import print_warnings
+    from mpctl.render.search import print_search
 
-        print_warnings([f"{said['message']}: {said['hint']}" for said in document["warnings"]])
-        print_search(document)
-    if not answer.is_complete:
-        raise KeyboardInterrupt
+    warnings = document["warnings"]
+    print_warnings([f"{warning['message']}: {warning['hint']}" for warning in warnings])
+    print_search(document)
 
 
 def _again(

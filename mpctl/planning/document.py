@@ -177,7 +177,7 @@ def _stages_part(layout: JobLayout | None) -> StagesPart:
     if layout is None:
         return {}
     part: StagesPart = {"stages": [_as_lists(spans) for spans in layout.stages]}
-    stacks = [held for spans in layout.stages if (held := stack_layers(layout, spans))]
+    stacks = [parts for spans in layout.stages if (parts := stack_layers(layout, spans))]
     return {**part, "stage_stacks": stacks} if stacks else part
 
 

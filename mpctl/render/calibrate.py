@@ -22,11 +22,14 @@ def print_fit(runs: Sequence[Run], columns: Mapping[str, Residuals], paths: Sequ
     console = get_console()
     table = plain_table("", ("group", "runs", *columns, "bias"), left=("group",))
     for group in dict.fromkeys(run.group for run in runs):
-        own = [run.id for run in runs if run.group == group]
-        found = {name: [r for run in own for r in column[run]] for name, column in columns.items()}
-        bias = expm1(sum(found["fitted"]) / len(found["fitted"]))
-        errors = map(_error, found.values())
-        table.add_row(group or "all", str(len(own)), *errors, f"{100 * bias:+.1f} %")
+        run_ids = [run.id for run in runs if run.group == group]
+        residuals = {
+            name: [error for run in run_ids for error in column[run]]
+            for name, column in columns.items()
+        }
+        bias = expm1(sum(residuals["fitted"]) / len(residuals["fitted"]))
+        errors = map(_error, residuals.values())
+        table.add_row(group or "all", str(len(run_ids)), *errors, f"{100 * bias:+.1f} %")
     console.print(table)
     console.print(NOTE, style="dim")
     if len(columns) > 2:

@@ -36,14 +36,14 @@ class Line(ProgressColumn):
 def line_text(head: str, left: str, parts: Sequence[str], share: float, *, width: int) -> str:
     """Head, time left, as many parts as fit, and a bar where all of that leaves room for one."""
     lead = fitted([head, left], width, joint="  ") or head[:width]
-    said = fitted(parts, width - len(lead) - 2)
-    room = width - len(lead) - len(said) - 4
+    shown = fitted(parts, width - len(lead) - 2)
+    room = width - len(lead) - len(shown) - 4
     bar = ""
-    if said == " · ".join(parts) and room >= SMALLEST_BAR:
+    if shown == " · ".join(parts) and room >= SMALLEST_BAR:
         columns = min(BAR, room)
         full = round(share * columns)
         bar = "━" * full + "─" * (columns - full)
-    return "  ".join(filter(None, (lead, bar, said)))
+    return "  ".join(filter(None, (lead, bar, shown)))
 
 
 def fitted(parts: Sequence[str], room: int, *, joint: str = " · ") -> str:

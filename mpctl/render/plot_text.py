@@ -84,6 +84,6 @@ def _draw(
 
 def _set_ticks(figure: Any, axis: str, values: list[float], count: int) -> None:
     """Round numbers in place of plotext's own."""
-    places = ticks(min(values), max(values), count)
+    positions = ticks(min(values), max(values), count)
     side = "lower" if axis == "x" else "left"
-    figure.ruler(axis, side).ticks(places, labels=[f"{place:g}" for place in places])
+    figure.ruler(axis, side).ticks(positions, labels=[f"{position:g}" for position in positions])

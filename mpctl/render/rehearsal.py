@@ -56,8 +56,8 @@ def print_rehearsal(document: RehearsalDocument) -> None:
 
 def _table(*names: str, left: int = 0) -> Table:
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for place, name in enumerate(names):
-        table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < left else "right", no_wrap=True)
     return table
 
 
@@ -66,8 +66,8 @@ def _memories(ranks: list[RankRehearsal]) -> Table:
     table = _table("rank", "stage", "states", "activations", "temporary", "peak", "plan", "beyond")
     for rank in ranks:
         states = sum(pair["measured"] for pair in rank["state_bytes"].values())
-        held, peak = rank["at_peak"], rank["peak_bytes"]
-        sizes = (states, held["activations"], held["temporaries"], *_both(peak)[::-1])
+        at_peak, peak = rank["at_peak"], rank["peak_bytes"]
+        sizes = (states, at_peak["activations"], at_peak["temporaries"], *_both(peak)[::-1])
         table.add_row(str(rank["rank"]), str(rank["coords"]["pp"]), *map(bytes_text, sizes),
                       _more(peak))  # fmt: skip
     return table
@@ -128,9 +128,9 @@ def _spans(stages: list[int]) -> str:
 
 def _differences(rank: RankRehearsal) -> Iterator[str]:
     """A sentence on what failed, or on each figure that differs from the plan."""
-    place, failure = f"rank {rank['rank']} (stage {rank['coords']['pp']})", rank["failure"]
+    who, failure = f"rank {rank['rank']} (stage {rank['coords']['pp']})", rank["failure"]
     if failure is not None:
-        yield f"{place} failed at {failure['doing']}: {failure['error']}"
+        yield f"{who} failed at {failure['doing']}: {failure['error']}"
         return
     sent = rank["step_traffic"]
     figures: dict[str, tuple[object, object]] = {"parameters": _both(rank["parameters"])}
@@ -139,7 +139,7 @@ def _differences(rank: RankRehearsal) -> Iterator[str]:
         figures[name] = (sent["planned"].get(name, "none"), sent["measured"].get(name, "none"))
     for name, (planned, measured) in figures.items():
         if planned != measured:
-            yield f"{place}, {name}: {measured}, but {planned} planned"
+            yield f"{who}, {name}: {measured}, but {planned} planned"
 
 
 def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:

@@ -7,7 +7,7 @@ stdout is for the result.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
@@ -90,35 +90,42 @@ def print_summary(summary: RunSummary, run_dir: str) -> None:
     console.print(Text.assemble(("run directory  ", "dim"), run_dir))
 
 
-def summary_rows(summary: PlanAndRun) -> list[tuple[str, str]]:
+def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
     """What was reached, measured and compared with the plan, as name and text."""
-    rows = [("loss", _number(summary["final_loss"]))]
-    if summary["validation_loss"] is not None:
-        first, last = summary["initial_validation_loss"], _number(summary["validation_loss"])
-        rows.append(("validation loss", last if first is None else f"{_number(first)} → {last}"))
-    for name, value in summary["validation_losses"].items():
-        first, last = summary["initial_validation_losses"].get(name), _number(value)
-        rows.append((f"  of {name}", last if first is None else f"{_number(first)} → {last}"))
+    yield "loss", _loss(summary["final_loss"])
+    yield from _validation_rows(summary)
     if summary["step_seconds"] is not None:
         predicted = summary["predicted_step_seconds"]
-        beside = f", predicted {seconds_text(predicted)}" if predicted else ""
-        rows.append(("step time", f"{seconds_text(summary['step_seconds'])} (median){beside}"))
-        rows.append(("tokens/s", f"{summary['tokens_per_second']:,.0f}"))
-        rows.append(("tokens", count_text(summary["tokens"])))
-    compared = summary["plan_beside_run"]
-    if compared:
-        rows.append(("plan = run", _agreement(compared)))
-        peak = max(rank["peak_memory_bytes"] for rank in compared)
-        rows += _memory(compared)
-        rows.append(("peak memory", f"{bytes_text(peak)} on the fullest rank"))
-    return rows
+        forecast = f", predicted {seconds_text(predicted)}" if predicted else ""
+        yield "step time", f"{seconds_text(summary['step_seconds'])} (median){forecast}"
+        yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
+        yield "tokens", count_text(summary["tokens"])
+    ranks = summary["plan_beside_run"]
+    if ranks:
+        yield "plan = run", _agreement(ranks)
+        yield from _memory(ranks)
+        peak = max(rank["peak_memory_bytes"] for rank in ranks)
+        yield "peak memory", f"{bytes_text(peak)} on the fullest rank"
+
+
+def _validation_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
+    """Validation losses at the end and, where it was measured, before training."""
+    if summary["validation_loss"] is not None:
+        first, last = summary["initial_validation_loss"], summary["validation_loss"]
+        yield "validation loss", _change(first, last)
+    for name, last in summary["validation_losses"].items():
+        yield f"  of {name}", _change(summary["initial_validation_losses"].get(name), last)
+
+
+def _change(first: float | None, last: float | None) -> str:
+    return _loss(last) if first is None else f"{_loss(first)} → {_loss(last)}"
 
 
 def _agreement(compared: Sequence[RankComparison]) -> str:
     differing = [str(rank["rank"]) for rank in compared if not rank["agrees"]]
     if differing:
-        who = f"rank {differing[0]} differs" if len(differing) == 1 else (
-            f"ranks {', '.join(differing)} differ")  # fmt: skip
+        several = f"ranks {', '.join(differing)} differ"
+        who = several if len(differing) > 1 else f"rank {differing[0]} differs"
         return f"{who} from the plan: see summary.json"
     sent = sum(entry["bytes"] for entry in compared[0]["step_traffic"]["measured"].values())
     return (
@@ -127,20 +134,20 @@ def _agreement(compared: Sequence[RankComparison]) -> str:
     )
 
 
-def _memory(compared: Sequence[RankComparison]) -> list[tuple[str, str]]:
-    """The fullest rank's watched step beside its plan."""
-    watched = [rank for rank in compared if rank.get("memory")]
+def _memory(ranks: Sequence[RankComparison]) -> Iterator[tuple[str, str]]:
+    """The measured step of the fullest rank beside its plan, where a step was measured."""
+    watched = [rank for rank in ranks if rank.get("memory")]
     if not watched:
-        return []
+        return
     fullest = max(watched, key=lambda rank: rank["memory"]["peak"]["measured"])
     planned, measured = (fullest["memory"]["peak"][key] for key in ("planned", "measured"))
     states = sum(fullest["memory"][kind]["measured"] for kind in STATES)
-    said = f"{bytes_text(measured)} at the peak of a step of rank {fullest['rank']}, planned "
-    said += f"{bytes_text(planned)} ({planned / measured - 1:+.1%}); {bytes_text(states)} of states"
-    return [("step memory", said)]
+    peak = f"{bytes_text(measured)} at the peak of a step of rank {fullest['rank']}"
+    plan = f"planned {bytes_text(planned)} ({planned / measured - 1:+.1%})"
+    yield "step memory", f"{peak}, {plan}; {bytes_text(states)} of states"
 
 
-def _number(value: float | None) -> str:
+def _loss(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 

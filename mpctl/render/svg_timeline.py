@@ -147,9 +147,9 @@ class Picture:
 
     def _shown(self, stage: int) -> Iterator[tuple[Action, float, float]]:
         line = self.step.line
-        for found in zip(line.orders[stage], line.starts[stage], line.ends[stage], strict=True):
-            if self.scale.shows(found[1], found[2]):
-                yield found
+        for timed in zip(line.orders[stage], line.starts[stage], line.ends[stage], strict=True):
+            if self.scale.shows(timed[1], timed[2]):
+                yield timed
 
     def _text(self, action: Action, start: float) -> str:
         """The micro batch, with its chunk where there are several; after the gap those that are not

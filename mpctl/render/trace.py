@@ -63,14 +63,14 @@ def _named(stage: int, row: int, what: str, **arguments: Any) -> Event:
 
 
 def _stage(step: StepLine, stage: int) -> Iterator[Event]:
-    line, places = step.line, len(step.line.orders)
+    line, num_stages = step.line, len(step.line.orders)
     chunks = 1 + max(action.chunk for action in line.orders[stage])
     free: list[float] = []  # when each row of sends ends
     for action, start, end in zip(
         line.orders[stage], line.starts[stage], line.ends[stage], strict=True
     ):
         yield _event(stage, 0, _name(action, chunks), action.kind, (start, end), action)
-        receiver = target(action, stage=stage, stages=places, chunks=chunks)
+        receiver = target(action, stage=stage, stages=num_stages, chunks=chunks)
         if receiver is None:
             continue
         size, seconds = step.sent[StageChunk(stage, action.chunk), receiver]

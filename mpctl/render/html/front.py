@@ -120,23 +120,23 @@ def _scatter(front: Sequence[FrontPoint], others: Sequence[FrontPoint], label: s
 
 
 def _dot(point: FrontPoint, x: float, y: float) -> Raw:
-    said = (
+    title = (
         f"{point.label}: {point.layout}, {seconds_text(point.seconds)}, {bytes_text(point.bytes)}"
     )
-    return el("circle", el("title", said), cx=number(x), cy=number(y),
+    return el("circle", el("title", title), cx=number(x), cy=number(y),
               r=5 if point.is_on_front else 3,
               class_="onfront" if point.is_on_front else "offfront")  # fmt: skip
 
 
 def _axes(across: _Scale, up: _Scale) -> list[Raw]:
     frame = el("path", d=f"M{LEFT} {TOP}V{BASE}H{WIDTH}", class_="tick")
-    below = [
+    seconds_labels = [
         el("text", seconds_text(t), x=number(across.at(t)), y=BASE + 18, text_anchor="middle")
         for t in across.ticks
     ]
-    beside = [
+    bytes_labels = [
         el("text", bytes_text(b), x=LEFT - 6, y=number(up.at(b) + 4), text_anchor="end")
         for b in up.ticks
     ]
     name = el("text", "seconds a step", x=WIDTH, y=BASE + 34, text_anchor="end", class_="dim")
-    return [frame, *below, *beside, name]
+    return [frame, *seconds_labels, *bytes_labels, name]

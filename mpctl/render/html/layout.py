@@ -37,14 +37,14 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
     if is_tiled and len(drawn[0].cells) < topology.nodes:
         what = f"a tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
     axes = ["dp", "pp", *(["cp"] if topology.sizes["cp"] > 1 else [])]
-    places = f"below it the place along {', '.join(f'{axis} ({axis[0]})' for axis in axes)}"
+    coordinates = f"below it the place along {', '.join(f'{axis} ({axis[0]})' for axis in axes)}"
     kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
     groups = _groups_met(topology, drawn, kind)
     return section(
         "layout", "Layout",
         _choices(topology, kind),
         note(f"{what[0].upper()}{what[1:]}; the letter is the ", el("span", kind, id="kind"),
-             f" group of {'its first rank' if is_tiled else 'the rank'}; {places}."),
+             f" group of {'its first rank' if is_tiled else 'the rank'}; {coordinates}."),
         el("p", "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
            id="said", class_="said", role="status", aria_live="polite", hidden=True),
         el("div", *(_box(plan, topology, box, groups) for box in drawn),
@@ -123,14 +123,14 @@ def groups_table(topology: Topology) -> Raw:
 
 def _first_groups(topology: Topology, kind: str) -> list[Any]:
     """By their first members, without listing those of a large world."""
-    found: list[Any] = []
+    groups: list[Any] = []
     rank = 0
-    while len(found) < LISTED and rank < min(topology.world_size, 4096):
+    while len(groups) < LISTED and rank < min(topology.world_size, 4096):
         group = topology.find_group(kind, rank)
         if group is not None and group[0] == rank:
-            found.append(group)
+            groups.append(group)
         rank += 1
-    return found
+    return groups
 
 
 def _members(group: Any) -> str:

@@ -57,8 +57,8 @@ def _drawn(stages: Sequence[StageMemory]) -> list[StageMemory]:
         return list(stages)
     fullest = max(stages, key=lambda stage: stage.device_bytes).stage
     front, back = ENDS
-    kept = {*range(front), fullest, *range(len(stages) - back, len(stages))}
-    return [stages[stage] for stage in sorted(kept)]
+    shown = {*range(front), fullest, *range(len(stages) - back, len(stages))}
+    return [stages[stage] for stage in sorted(shown)]
 
 
 def _limit(limit: int | None, heaviest: int, is_drawn: bool) -> str:

@@ -74,8 +74,8 @@ def bar(shares: Sequence[Share], whole: float, *, limit: float | None = None) ->
     line = [] if limit is None else [
         el("b", class_="limit", style=f"left:{number(100 * limit / (whole or 1))}%")
     ]  # fmt: skip
-    said = ", ".join(f"{share.name} {share.text}" for share in shares if share.size > 0)
-    return el("span", *parts, *line, class_="bar", role="img", aria_label=said)
+    label = ", ".join(f"{share.name} {share.text}" for share in shares if share.size > 0)
+    return el("span", *parts, *line, class_="bar", role="img", aria_label=label)
 
 
 def legend(names: Iterable[str]) -> Raw:

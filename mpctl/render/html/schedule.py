@@ -37,13 +37,13 @@ def schedule_section(plan: Plan, step: StepLine | str | None, total: float | Non
 
 
 def _notes(step: StepLine, picture: Picture, total: float | None) -> list[str]:
-    said = ["Numbers are micro batches (micro batch.chunk where a stage has several chunks)."]
+    sentences = ["Numbers are micro batches (micro batch.chunk where a stage has several chunks)."]
     if not picture.scale.is_whole:
-        said.append(" The middle of the step, which repeats, is left out at the gap.")
+        sentences.append(" The middle of the step, which repeats, is left out at the gap.")
     if total is not None and total > step.seconds:
         rest = seconds_text(total - step.seconds)
-        said.append(f" The step ends {rest} later, with gradients over dp and the optimizer.")
-    return said
+        sentences.append(f" The step ends {rest} later, with gradients over dp and the optimizer.")
+    return sentences
 
 
 def _table(step: StepLine) -> Raw:
@@ -52,9 +52,9 @@ def _table(step: StepLine) -> Raw:
     rows = [
         (
             f"stage {stage}", show(order[:SHOWN_ACTIONS]) + (" …" * (len(order) > SHOWN_ACTIONS)),
-            f"{busy / whole:.1%}", f"{idle / whole:.1%}", held, seconds_text(ends[-1]),
+            f"{busy / whole:.1%}", f"{idle / whole:.1%}", in_flight, seconds_text(ends[-1]),
         )
-        for stage, (order, busy, idle, held, ends) in enumerate(
+        for stage, (order, busy, idle, in_flight, ends) in enumerate(
             zip(line.orders, line.busy, line.idle, line.in_flight, line.ends, strict=True)
         )
     ]  # fmt: skip

@@ -56,14 +56,14 @@ def _squares(traffic: RankTraffic, world: int) -> Raw:
     grid = el("path", d="".join(_lines(world, cell, edge)), class_="grid")
     drawn = el("svg", el("title", label), grid, *ticks, *squares, viewBox=f"0 0 {side} {side}",
                width=side, height=side, role="img", aria_label=label, class_="matrix")  # fmt: skip
-    said = f"{label}. The largest square is {bytes_text(most)}."
-    return el("figure", scrolling(drawn, label), el("figcaption", said))
+    caption = f"{label}. The largest square is {bytes_text(most)}."
+    return el("figure", scrolling(drawn, label), el("figcaption", caption))
 
 
 def _lines(world: int, cell: int, edge: int) -> Iterator[str]:
     for at in range(0, world + 1, 1 if world <= 16 else 8):
-        place, long = edge + at * cell, world * cell
-        yield f"M{edge} {place}h{long}M{place} {edge}v{long}"
+        offset, length = edge + at * cell, world * cell
+        yield f"M{edge} {offset}h{length}M{offset} {edge}v{length}"
 
 
 def _square(
@@ -74,8 +74,8 @@ def _square(
     side = (cell - 2) * max(0.2, 1 + log2(whole / most) / 25) if whole else 0.0
     x, y = (edge + at * cell + (cell - side) / 2 for at in (pair[1], pair[0]))
     axis = max(parts, key=lambda name: parts[name])
-    said = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
-    return el("rect", el("title", f"{pair[0]} → {pair[1]}: {said}"), x=number(x), y=number(y),
+    title = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
+    return el("rect", el("title", f"{pair[0]} → {pair[1]}: {title}"), x=number(x), y=number(y),
               width=number(side), height=number(side), class_=f"s s{AXES.index(axis)}")  # fmt: skip
 
 
