@@ -21,6 +21,7 @@ from itertools import accumulate
 from mpctl.pipeline.schedule.orders import Action, Kind, StageChunk, actions
 from mpctl.pipeline.schedule.replay import replay
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.schedules import SCHEDULES
 
 GROUPS, GROUPS_OF_CHUNKS = 3, 2  # of p micro batches that are played before the rest is known
 SETTLED = 1e-9  # relative difference of two rounds that counts as none
@@ -60,9 +61,10 @@ class PipelineTiming:
         if stages == 1:
             only = self.chunks[0]
             return [self.microbatches * sum(c.forward + c.backward for c in only)]
-        if vpp == 1 and self.schedule == "gpipe":
+        timing = SCHEDULES[self.schedule].timing
+        if vpp == 1 and timing == "gpipe":
             return self._gpipe()
-        if vpp == 1 and self.schedule == "1f1b":
+        if vpp == 1 and timing == "1f1b":
             return self._one_f_one_b()
         return self._played()
 

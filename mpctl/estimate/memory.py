@@ -26,6 +26,7 @@ from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.schedules import SCHEDULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ def _held(
     count = peak_in_flight(schedule, microbatches=microbatches, **sizes)
     if len(chunks) == 1:
         (only,) = chunks
-        if schedule == "zero-bubble":
+        if SCHEDULES[schedule].splits_backward:
             return *_in_two(only, stage, stages, microbatches), count
         return count * only.saved, (count - 1) * only.saved + only.peak, count
     few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full

@@ -37,6 +37,7 @@ from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.schedules import SCHEDULES
 
 SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
@@ -215,7 +216,8 @@ class StepTimeModel:
         ahead, back = paced((forward, host_forward)), paced((backward, host_backward))
         zero_ahead = self._beside(ahead, gather)
         zero_back = self._beside(back, scatter)
-        weights = min(work.weights, back) if self.job.parallel.schedule == "zero-bubble" else 0.0
+        splits = SCHEDULES[self.job.parallel.schedule].splits_backward
+        weights = min(work.weights, back) if splits else 0.0
         compute = work.forward + work.inputs + work.weights
         return _ChunkPass(
             ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),

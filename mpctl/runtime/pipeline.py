@@ -42,6 +42,7 @@ from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
 from mpctl.runtime.partition import Chunks, PipelinePartition, StageBoundary
 from mpctl.runtime.pass_listener import PassListener
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.transport.group import Collective, Group, Work
 
 
@@ -71,7 +72,7 @@ class PipelineRunner:
         # A single stage gains nothing by keeping more than one micro batch's activations.
         schedule = parallel.schedule if partition.stages > 1 else "1f1b"
         self.deferred_wgrad = DeferredWgrad()
-        if schedule == "zero-bubble":
+        if SCHEDULES[schedule].splits_backward:
             self._defer_layer_wgrads()
         self.program = program(
             schedule,

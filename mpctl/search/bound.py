@@ -26,6 +26,7 @@ from mpctl.estimate.work import OpTimes
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator, group_of
 from mpctl.search.space import AxesKey, LayerKey, LayoutFamily
+from mpctl.spec.schedules import SCHEDULES
 
 
 class PassBound(NamedTuple):
@@ -164,7 +165,8 @@ class StepTimeBound:
         if shape.pp == 1:
             return bound * SLACK
         layer, host = costs.layer, self._host(family) * chunks
-        fill = layer.ahead if family.schedule == "zero-bubble" else layer.whole
+        splits = SCHEDULES[family.schedule].splits_backward
+        fill = layer.ahead if splits else layer.whole
         for before, own, is_last in self._cuts(family):
             held = [(own, layer), (int(is_last), costs.exit)]
             bound = max(bound, m * summed(held).beside(host) + before * fill)

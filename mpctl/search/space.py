@@ -24,6 +24,7 @@ from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.runtime_support import RuntimeSupport
+from mpctl.spec.schedules import SCHEDULES
 
 Recompute = str
 ORDER = ("tp", "cp", "dp", "pp")
@@ -174,8 +175,8 @@ class SearchSpace:
         """With chunks, 1f1b is the interleaved one, and goes by the name that the job gives it."""
         if "schedule" in self.fixed:
             name: ScheduleName = self.fixed["schedule"]
-            goes = pp > 1 and vpp > 1 if name == "interleaved" else vpp == 1 or name == "1f1b"
-            return (name,) if goes else ()
+            is_legal = SCHEDULES[name].runs(vpp) and (pp > 1 or vpp == 1)
+            return (name,) if is_legal else ()
         if pp > 1 and vpp > 1:
             return ("interleaved" if self.job.parallel.schedule == "interleaved" else "1f1b",)
         return ("1f1b",) if pp == 1 else tuple(self.runs.schedules)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
 from mpctl.spec.base import Bytes, Count, Layers, StrictModel
+from mpctl.spec.schedules import SCHEDULES
 
-ScheduleName = Literal["1f1b", "gpipe", "interleaved", "zero-bubble"]
+if TYPE_CHECKING:
+    ScheduleName: TypeAlias = str
+else:
+    ScheduleName = Literal[tuple(SCHEDULES)]  # the names of the table, told where one is wrong
 TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 
 

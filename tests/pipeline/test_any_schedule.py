@@ -16,7 +16,7 @@ from mpctl.pipeline.schedule.orders import (
     Action,
     Kind,
     actions,
-    held_at_most,
+    most_in_flight,
     peak_in_flight,
     source,
     target,
@@ -153,7 +153,7 @@ def test_actions_start_when_stage_and_input_are_there(
 
 @given(cases())
 def test_peaks_are_those_of_counting(case: Case) -> None:
-    counted = [held_at_most(order) for order in case.orders]
+    counted = [most_in_flight(order) for order in case.orders]
     law = [peak_in_flight(case.name, stage=s, **case.sizes) for s in range(case.stages)]
     assert law == counted == list(replay(case.orders, lambda s, c, k: 1).in_flight)
 

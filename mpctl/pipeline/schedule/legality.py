@@ -1,11 +1,11 @@
-"""Which schedules there are for so many stages, chunks and micro batches: the one law of it.
+"""Which schedules can be made of so many stages, chunks and micro batches.
 
-Planning asks it as a rule (rules/layout.py), a search before it thinks of a layout, and orders.py
-before it makes a schedule:
+Planning checks it as a rule (rules/layout.py), the search before it considers a layout, and
+orders.py before it makes a schedule:
 
     chunks      several chunks a stage need several stages
-    interleaved runs several chunks a stage, in groups of one micro batch a stage: p | m
-    1f1b        with several chunks is interleaved; the other schedules run one chunk a stage
+    micro batches run in groups of one a stage where there are several chunks: p divides m
+    schedules   run one chunk a stage, several or both, as their table says (spec/schedules.py)
 
 >>> [conflict.rule for conflict in schedule_conflicts("1f1b", stages=4, microbatches=6, chunks=2)]
 ['microbatches-fill-pipeline']
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from mpctl.errors import Offer
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import plural
 
 
@@ -65,7 +66,7 @@ def schedule_conflicts(
             f"{stages} interleaved stages",
             hint=f"use a global batch of a multiple of {stages} micro batches",
         )
-    if name != "1f1b" and (name == "interleaved") != (chunks > 1):
+    if not SCHEDULES[name].runs(chunks):
         yield ScheduleConflict(
             "schedule-vpp",
             "parallel.schedule",

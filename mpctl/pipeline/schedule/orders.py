@@ -1,17 +1,10 @@
 """The order in which a pipeline stage runs forwards and backwards of micro batches and chunks.
 
-p stages, m micro batches, v chunks a stage; chunk c of stage s is virtual stage c p + s, as in
-stages.py. Warm-up forwards come first, then one forward and one backward in turn, then the rest:
-
-    gpipe        warm-up m                        arXiv 1811.06965
-    1f1b         warm-up p - s - 1                PipeDream-flush, arXiv 2104.04473 section 2.2
-    interleaved  warm-up 2 (p - s - 1) + (v-1) p  its v chunks, in groups of p micro batches: p | m
-    zero-bubble  1f1b with the backward in two    ZB-H1, arXiv 2401.10241: the weights' gradient of
-                                                  micro batch j follows the inputs' of j + s
-
-1f1b with v > 1 is interleaved. A stage holds the activations of warm-up + 1 chunks at most; under
-zero-bubble of p micro batches, on every stage as on 1f1b's first one. Backwards of a chunk run in
-micro batch order under every schedule, so that gradients are summed in the same order.
+Which schedules there are, and how many forwards each runs ahead, is a table (spec/schedules.py).
+Chunk c of stage s, of p stages, is virtual stage c p + s, as in stages.py. Where a schedule splits
+the backward, the weights' gradient of micro batch j follows the inputs' of j + s. A stage holds the
+activations of warm-up + 1 chunks at most, and of s more where the backward is split. Backwards of a
+chunk run in micro batch order under every schedule, so that gradients are summed in the same order.
 
 >>> show(actions("1f1b", stage=0, stages=2, microbatches=3))
 'F0 F1 B0 F2 B1 B2'
@@ -31,6 +24,7 @@ from typing import Literal, NamedTuple
 
 from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.schedules import SCHEDULES
 
 Kind = Literal["forward", "backward", "backward_input", "backward_weight"]
 
@@ -76,7 +70,7 @@ def actions(
 ) -> Iterator[Action]:
     """Everything that `stage` does in one step, in order; raises ScheduleError."""
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
-    splits = name == "zero-bubble"
+    splits = SCHEDULES[name].splits_backward
     last_first = range(chunks - 1, -1, -1)
     order = _in_turn(
         _passes("forward", range(chunks), stages, microbatches),
@@ -95,10 +89,8 @@ def warmup(
     ):
         raise ScheduleError(conflict.message)
     assert 0 <= stage < stages, f"stage {stage} of {stages}"
-    if name == "gpipe":
-        return microbatches
     if chunks == 1:
-        return min(stages - stage - 1, microbatches)
+        return SCHEDULES[name].warmup(stage, stages, microbatches)
     return min(2 * (stages - stage - 1) + (chunks - 1) * stages, microbatches * chunks)
 
 
@@ -111,33 +103,33 @@ def peak_in_flight(
     arXiv 2205.05198 section 4.2.3, and 2/v less with each further stage.
     """
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
-    deferred = stage if name == "zero-bubble" else 0
+    deferred = stage if SCHEDULES[name].splits_backward else 0
     return min(ahead + 1 + deferred, microbatches * chunks)
 
 
-def held_at_most(order: Iterable[Action]) -> int:
+def most_in_flight(order: Iterable[Action]) -> int:
     """peak_in_flight by counting: a forward's activations are kept until its weights' gradient."""
-    held = peak = 0
+    saved = peak = 0
     for kind, _, _ in order:
         if kind == "forward":
-            held += 1
-            peak = max(peak, held)
+            saved += 1
+            peak = max(peak, saved)
         elif kind in FREES:
-            held -= 1
+            saved -= 1
     return peak
 
 
 def source(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
-    """Whence an action's activations or gradients are sent; None if from no other stage."""
-    return _beside(action, stage, stages, chunks, -1)
+    """The chunk that sends an action's activations or gradients; None if it needs no message."""
+    return _neighbour(action, stage, stages, chunks, -1)
 
 
 def target(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
-    """Where an action's activations or gradients are sent to; None if to no other stage."""
-    return _beside(action, stage, stages, chunks, 1)
+    """The chunk that receives an action's result; None if it is not sent."""
+    return _neighbour(action, stage, stages, chunks, 1)
 
 
-def _beside(action: Action, stage: int, stages: int, chunks: int, way: int) -> StageChunk | None:
+def _neighbour(action: Action, stage: int, stages: int, chunks: int, way: int) -> StageChunk | None:
     if action.kind not in DIRECTIONS:
         return None
     virtual = action.chunk * stages + stage + way * DIRECTIONS[action.kind]

@@ -30,7 +30,7 @@ from functools import cached_property
 from operator import sub
 from typing import NamedTuple
 
-from mpctl.pipeline.schedule.orders import Action, Kind, StageChunk, held_at_most, show, source
+from mpctl.pipeline.schedule.orders import Action, Kind, StageChunk, most_in_flight, show, source
 
 Seconds = Callable[[int, int, Kind], float]  # of (stage, chunk, kind); asked once for each
 Transfer = Callable[
@@ -69,7 +69,7 @@ class Timeline:
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
         """The most activations of one micro batch in one chunk that each stage holds at once."""
-        return tuple(held_at_most(order) for order in self.orders)
+        return tuple(most_in_flight(order) for order in self.orders)
 
 
 class _Row(NamedTuple):

@@ -1,0 +1,59 @@
+"""The pipeline schedules, one row each; a new schedule starts and ends here.
+
+A row is all that others need to know of a schedule: its name in job files, how many chunks a stage
+it runs, how many forwards a stage runs before its first backward, and whether backward is split in
+two. The order of actions (pipeline/schedule/orders.py), which layouts are legal (legality.py), the
+memory and the time of a step, the search and the worker read it. Of p stages and m micro batches a
+stage s runs its warm-up forwards, then one forward and one backward in turn, then the rest:
+
+    gpipe        warm-up m                        arXiv 1811.06965
+    1f1b         warm-up p - s - 1                PipeDream-flush, arXiv 2104.04473 section 2.2
+    interleaved  warm-up 2 (p - s - 1) + (v-1) p  its v chunks, in groups of p micro batches: p | m
+    zero-bubble  1f1b with the backward in two    ZB-H1, arXiv 2401.10241
+
+With several chunks a stage, 1f1b is the interleaved schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+Warmup = Callable[[int, int, int], int]
+
+
+class PipelineSchedule(NamedTuple):
+    """One schedule.
+
+    warmup: forwards of a stage before its first backward, of (stage, stages, micro batches), with
+    one chunk a stage; at most the micro batches. chunks: how many chunks a stage it runs.
+    splits_backward: gradients of inputs first, and those of weights `stage` micro batches later.
+    timing: how its length follows from that of its actions, where a formula is known
+    (estimate/makespan.py); played is right for every schedule.
+    """
+
+    warmup: Warmup
+    chunks: Literal["one", "several", "any"] = "one"
+    splits_backward: bool = False
+    timing: Literal["gpipe", "1f1b", "played"] = "played"
+
+    def runs(self, chunks: int) -> bool:
+        """Whether it runs so many chunks a stage."""
+        return self.chunks == "any" or (self.chunks == "several") == (chunks > 1)
+
+
+def _until_the_first_arrives(stage: int, stages: int, microbatches: int) -> int:
+    """Forwards that stages behind this one need before the last of them can go backward."""
+    return min(stages - stage - 1, microbatches)
+
+
+def _all(stage: int, stages: int, microbatches: int) -> int:
+    return microbatches
+
+
+SCHEDULES: dict[str, PipelineSchedule] = {
+    "1f1b": PipelineSchedule(_until_the_first_arrives, chunks="any", timing="1f1b"),
+    "gpipe": PipelineSchedule(_all, timing="gpipe"),
+    "interleaved": PipelineSchedule(_until_the_first_arrives, chunks="several"),
+    "zero-bubble": PipelineSchedule(_until_the_first_arrives, splits_backward=True),
+}
