@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from mpctl.data.samples import PackedSamples, SampleSource
 from mpctl.errors import InputError
+from mpctl.families import get_family
 from mpctl.families.modules import get_implementation
 from mpctl.families.t5.special import target_length
 from tests.families.family_samples import (
@@ -36,6 +37,20 @@ def digest(batch) -> str:
         values = field.astype(field.dtype.newbyteorder("<"))
         hashed.update(f"{name} {field.shape} {field.dtype.name}".encode() + values.tobytes())
     return hashed.hexdigest()[:16]
+
+
+@every_family
+def test_a_batch_has_the_arrays_that_the_family_describes(family, text):
+    """By name, with the sizes that the names of their dimensions stand for, 8 bytes an element;
+    memory is estimated by the description."""
+    shape, described = model(family, 24), get_family(family).batch_arrays
+    sizes = {"batch": 3, "seq": 24, "decoder_seq": shape.decoder_seq_length}
+    batch = samples(family, text, 24).batch([0, 1, 2])
+    assert batch.keys() == described.keys()
+    for name, array in described.items():
+        assert batch[name].shape == tuple(sizes[dim] for dim in array.dims)
+        assert batch[name].dtype.itemsize == 8
+        assert not array.is_tokens or batch[name].max() < VOCAB
 
 
 @every_family

@@ -123,6 +123,8 @@ class T5(EncoderDecoderModule):
         return len(self.decoder.layers) if self.decoder is not None else 0
 
     def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
+        """What the stage before sent -> what the next one needs: y or hidden states of the encoder,
+        then the decoder's hidden states and y; of the last stage the loss, a scalar."""
         if self.encoder is not None:
             state = (self.encode(state, batch, rng),)
         if self.decoder is None:
@@ -134,6 +136,7 @@ class T5(EncoderDecoderModule):
         return (weighted_sum(losses, batch["weights"]),)
 
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Tensor:
+        """Logits [b, q/c, v_local] of a model in one stage."""
         source = self.encode((), batch, rng)
         return self.logits(self.decode((source,), batch, rng)[0])
 

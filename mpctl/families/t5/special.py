@@ -20,7 +20,7 @@ SHORTEST_TEXT = 2  # one token kept and one of noise: 3 tokens in, 3 out
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of `text` tokens, how many are noise and in how many spans they lie."""
+    """How many of `text` tokens are noise, and in how many spans the noise lies."""
 
     text: int
     noise: int
