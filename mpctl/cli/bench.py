@@ -70,16 +70,18 @@ def scaling(
     from mpctl.rundir.directory import free_run_dir
 
     chosen: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
-    own = job.with_default("training.steps", DEFAULT_STEPS)
+    source = job.with_default("training.steps", DEFAULT_STEPS)
     if device is not None:
-        own = own.with_default("launch.device", device)
+        source = source.with_default("launch.device", device)
     worlds, environment = parse_worlds(world), bench_environment()
-    own = own.with_default("launch.threads_per_rank", max(1, environment["cores"] // max(worlds)))
-    base = own.plan().job
+    source = source.with_default(
+        "launch.threads_per_rank", max(1, environment["cores"] // max(worlds))
+    )
+    base = source.plan().job
     cases = scaling_cases(base, worlds, along=along, modes=chosen)
     if out is None:
         out = Path("runs/bench-scaling") if overwrite else free_run_dir("bench-scaling").path
-    launches = plan_cases(own.plan, cases, out, overwrite=overwrite)
+    launches = plan_cases(source.plan, cases, out, overwrite=overwrite)
     launch_warnings = dict.fromkeys(w for launch in launches for w in launch.warnings)
     print_warnings([*launch_warnings, *load_warnings(environment)])
     with TaskBar() as bar:

@@ -53,32 +53,32 @@ def calibrate(
     from mpctl.calibrate.write import write_presets
     from mpctl.render.calibrate import print_fit
 
-    read, told = read_runs(_rows(runs)), _priors(priors)
-    constants = constants_of(read)
+    measured, start = read_runs(_rows(runs)), _priors(priors)
+    constants = constants_of(measured)
     say = lambda text: print(text, file=sys.stderr)  # noqa: E731
-    values = Fit(read, constants, told).solve(rounds=rounds, say=say)
-    near, apart = (folds(read, told), tables(read, told)) if cross else ({}, {})
-    paths = write_presets(read, values, near, apart, out)
-    columns = {"before": residuals(read, {}), "fitted": residuals(read, values)}
+    values = Fit(measured, constants, start).solve(rounds=rounds, say=say)
+    near, apart = (folds(measured, start), tables(measured, start)) if cross else ({}, {})
+    paths = write_presets(measured, values, near, apart, out)
+    columns = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
     left_out = {"a fifth left out": near, "group left out": apart} if cross else {}
-    print_fit(read, columns | left_out, paths)
+    print_fit(measured, columns | left_out, paths)
 
 
 def _priors(path: Path | None) -> dict[str, float]:
     from mpctl.errors import InputError
 
-    found = _read(path) if path else {}
-    is_table = isinstance(found, dict) and all(type(v) in (int, float) for v in found.values())
-    if not is_table or any(value <= 0 for value in found.values()):
+    values = _read(path) if path else {}
+    is_table = isinstance(values, dict) and all(type(v) in (int, float) for v in values.values())
+    if not is_table or any(value <= 0 for value in values.values()):
         raise InputError.of("bad-priors", str(path), "no table of constants and their values")
-    return dict(found)
+    return dict(values)
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
     from mpctl.errors import InputError
 
-    found = _read(path)
-    rows = found.get("rows") if isinstance(found, dict) else found
+    document = _read(path)
+    rows = document.get("rows") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not rows:
         raise InputError.of("bad-runs", str(path), "no rows", "a list, or a table with `rows`")
     return rows

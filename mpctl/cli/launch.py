@@ -85,10 +85,12 @@ def launch(
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or rank is not None:
+        from mpctl.cli.rehearse import require_alone, run_rehearsal
+
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv}  # fmt: skip
-        _require_alone(rehearse, [name for name, value in flags.items() if value])
-        _rehearse(job, device, rank, as_json=as_json)
+        require_alone(rehearse, [name for name, value in flags.items() if value])
+        run_rehearsal(job, device, rank, as_json=as_json)
     job = job.with_settings({"launch.tensorboard": tensorboard, "launch.csv": csv})
     plan, run = _resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     resumption = _find_resumption(run) if resume else None
@@ -153,39 +155,6 @@ def _run_ranks(prepared: LaunchPlan, *, resume: bool, overwrite: bool) -> RunOut
     if numbers := foreign_lines(run.metrics):
         print_warnings([foreign_text(run.metrics, numbers)])
     return outcome
-
-
-def _require_alone(rehearse: bool, others: list[str]) -> None:
-    from mpctl.errors import InputError
-
-    if not rehearse:
-        raise InputError.of(
-            "usage", "--rank", "a rank can be chosen for a rehearsal only", "add --rehearse"
-        )
-    if others:
-        raise InputError.of("usage", "--rehearse", f"has no use for {', '.join(others)}: "
-                            "a rehearsal writes nothing", "leave it out")  # fmt: skip
-
-
-def _rehearse(job: JobSource, device: str | None, rank: int | None, *, as_json: bool) -> NoReturn:
-    from mpctl.errors import InputError
-    from mpctl.launch.local.machine import this_machine
-    from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
-    from mpctl.render.json import print_json
-    from mpctl.render.rehearsal import RehearsalView, print_rehearsal
-
-    plan, machine = job.plan({} if device is None else {"launch.device": device}), this_machine()
-    issues = check_rehearsal(plan, machine)
-    if issues:
-        raise InputError(issues)
-    ranks = chosen_ranks(plan.require_legal(), rank)
-    with RehearsalView(len(ranks)) as view:
-        document = rehearse(plan, machine, ranks, command=typed_command(), on_rank=view.show)
-    if as_json:
-        print_json(document)
-    else:
-        print_rehearsal(document)
-    raise typer.Exit(exit_code(document))
 
 
 def _resolve(

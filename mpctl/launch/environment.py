@@ -44,15 +44,19 @@ def hidden_modules() -> Iterator[Issue]:
 
 def _foreign_packages(path: Sequence[str]) -> Iterator[Issue]:
     """Whether ranks would import another mpctl or torch, found without importing either."""
-    own = Path(mpctl.__file__).resolve().parent
-    for found in _location("mpctl", path):
-        if found != own:
-            yield Issue("other-mpctl", "PYTHONPATH", f"ranks would import mpctl from {found}, but "
-                        f"this command runs from {own}", "take the other one out of PYTHONPATH, or "
-                        "install the one that is meant (pip install -e .)")  # fmt: skip
-    for found in _location("torch", path):
-        if not (found / "distributed").is_dir():
-            yield Issue("module-hidden", "PYTHONPATH", f"{found} is found as 'torch' and is not "
+    ours = Path(mpctl.__file__).resolve().parent
+    for package in _location("mpctl", path):
+        if package != ours:
+            yield Issue(
+                "other-mpctl",
+                "PYTHONPATH",
+                f"ranks would import mpctl from {package}, but this command runs from {ours}",
+                "take the other one out of PYTHONPATH, or install the one that is meant "
+                "(pip install -e .)",
+            )
+    for package in _location("torch", path):
+        if not (package / "distributed").is_dir():
+            yield Issue("module-hidden", "PYTHONPATH", f"{package} is found as 'torch' and is not "
                         "PyTorch", HINT)  # fmt: skip
 
 

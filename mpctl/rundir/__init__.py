@@ -19,7 +19,7 @@
 | failures/rank-N.json | rank N, when it fails | rank_files.py: FailureRecord |
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/1 |
 
-directory.py has the paths, the lock and the life cycle of the whole directory. task_files.py and
-rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl sample`,
-`mpctl launch --rehearse`) report to the command that started them.
+paths.py has the paths, directory.py the lock and the life cycle of the whole directory.
+task_files.py and rank_files.py also define what other short-lived workers (`mpctl eval`, `mpctl
+sample`, `mpctl launch --rehearse`) report to the command that started them.
 """

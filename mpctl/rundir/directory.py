@@ -1,4 +1,4 @@
-"""A run directory as a whole: its paths, when it may be used, its lock, its life cycle.
+"""A run directory as a whole: its contents, when it may be used, its lock, its life cycle.
 
 mpctl/rundir/__init__.py lists the files. Nothing is ever written outside the directory. One launch
 at a time uses it, by a lock (flock) on the directory that the kernel releases however the launch
@@ -23,6 +23,7 @@ from mpctl.rundir.breadcrumb import BreadcrumbState, read_breadcrumb
 from mpctl.rundir.checkpoints import list_checkpoints, recover, set_aside
 from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
+from mpctl.rundir.paths import RunPaths
 from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
 from mpctl.rundir.shards import newest_undamaged
 
@@ -39,68 +40,8 @@ FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorb
 
 
 @dataclass(frozen=True)
-class RunDir:
-    """The run directory at `path`, which need not exist yet."""
-
-    path: Path
-
-    # ------------------------------------------------------------ paths
-
-    @property
-    def job(self) -> Path:
-        """The job as it was launched, with all defaults filled in."""
-        return self.path / "job.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One record a step; only rank 0 writes it."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended; absent while it runs and after a launcher that was killed."""
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def data(self) -> Path:
-        """The folder of the token files that the launch prepared, where it did."""
-        return self.path / "data"
-
-    @property
-    def stop(self) -> Path:
-        """A file that asks the ranks, by existing, to finish their step, save and exit."""
-        return self.path / "stop"
-
-    @property
-    def torchrun_pid(self) -> Path:
-        """The process id of torchrun, while it runs."""
-        return self.path / "torchrun.pid"
-
-    @property
-    def torchrun_log(self) -> Path:
-        """The output of every torchrun of this run, one after the other."""
-        return self.path / "logs" / "torchrun.log"
-
-    def log(self, rank: int) -> Path:
-        """The output of one rank, of all attempts."""
-        return self.path / "logs" / f"rank-{rank}.log"
-
-    def breadcrumb_file(self, rank: int) -> Path:
-        """What a rank is doing (breadcrumb.py)."""
-        return self.path / "doing" / f"rank-{rank}"
-
-    def report(self, rank: int) -> Path:
-        """What a rank measured, written when it has finished."""
-        return self.path / "ranks" / f"rank-{rank}.json"
-
-    def failure(self, rank: int) -> Path:
-        """Why a rank failed, written by the rank."""
-        return self.path / "failures" / f"rank-{rank}.json"
+class RunDir(RunPaths):
+    """The run directory at `path`, which need not exist yet: its contents, checks and changes."""
 
     # ------------------------------------------------------------ contents
 

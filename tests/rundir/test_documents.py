@@ -1,0 +1,73 @@
+"""The documents of a run directory: what is read back is what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.metrics import REQUIRED, parse_record, read_key_records
+from mpctl.rundir.rank_files import FailureRecord, StepRecord
+from mpctl.rundir.summary import FailureSummary, RankSummary, RunSummary, training_progress
+from mpctl.runs.documents import SavedFailure, SavedRankComparison, SavedSummary
+from mpctl.runtime.process import record_failure
+
+
+@pytest.mark.parametrize(
+    ("read", "written"),
+    [
+        (SavedSummary, RunSummary),
+        (SavedRankComparison, RankSummary),
+        (SavedFailure, FailureSummary),
+    ],
+)
+def test_every_key_that_is_read_back_is_written(read: type, written: type) -> None:
+    assert set(read.model_fields) <= set(written.__annotations__)  # type: ignore[attr-defined]
+
+
+def test_a_record_needs_its_required_keys_and_no_others() -> None:
+    record = dict.fromkeys(REQUIRED, 1)
+    assert parse_record(json.dumps(record).encode()) == record
+    assert set(REQUIRED) < set(StepRecord.__annotations__)
+    for key in REQUIRED:
+        assert parse_record(json.dumps({**record, key: None}).encode()) is None
+
+
+def test_a_failure_record_has_the_keys_of_its_type(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    record_failure(run.failure(1), ValueError("x"), rank=1, coords={"tp": 1}, doing="step 3")
+    (record,) = run.failure_records()
+    assert set(record) == set(FailureRecord.__annotations__)
+    assert record["error"] == "ValueError: x" and run.has_failures
+
+
+def test_a_run_of_0_1_0_has_the_keys_of_today() -> None:
+    """It was written before the types existed."""
+    run = RunDir(Path(__file__).parent.parent / "recorded/run-0.1.0/run")
+    summary = json.loads(run.summary.read_text())
+    assert set(summary) == set(RunSummary.__annotations__)
+    assert summary["plan_beside_run"]
+    for rank in summary["plan_beside_run"]:
+        assert set(rank) == set(RankSummary.__annotations__)
+    records = list(run.records())
+    assert records and all(set(record) <= set(StepRecord.__annotations__) for record in records)
+
+
+def test_progress_without_records_and_with_some(tmp_path: Path) -> None:
+    empty = training_progress([])
+    assert (empty["steps"], empty["final_loss"], empty["step_seconds"]) == (0, None, None)
+    lines = [
+        {"step": n, "loss": 5.0 - n, "tokens": 10 * n, "step_seconds": seconds,
+         "tokens_per_second": 10 / seconds, **({"validation_loss": 4.0} if n == 2 else {})}
+        for n, seconds in ((1, 9.0), (2, 8.0), (3, 1.0), (4, 3.0), (5, 2.0))
+    ]  # fmt: skip
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    progress = training_progress(list(RunDir(tmp_path).records()))
+    assert (progress["steps"], progress["tokens"], progress["final_loss"]) == (5, 50, 0.0)
+    assert progress["step_seconds"] == 2.0  # the median without the first two steps
+    assert progress["validation_loss"] == 4.0
+    key_records = read_key_records(path)
+    assert key_records.validated is not None and key_records.validated["step"] == 2
