@@ -17,17 +17,21 @@ from __future__ import annotations
 import pkgutil
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from pydantic_core import PydanticCustomError
 
 from mpctl.errors import InputError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "mpctl.families"
 DEFAULT_FAMILY = "gpt"
 NormOrder = Literal["pre", "post"]
 
 
+@runtime_checkable
 class FamilyDefaults(Protocol):
     """What a job file's defaults need to know of a family."""
 
@@ -72,18 +76,23 @@ def load_family(name: str) -> FamilyDefaults | None:
         return description
     from importlib.metadata import entry_points
 
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        try:
-            description = point.load()
-        except Exception as error:  # whatever a foreign package raises while it is imported
-            raise InputError.of(
-                "family-import", "model.family",
-                f"the entry point {name!r} = {point.value!r} of group {ENTRY_POINT_GROUP} cannot "
-                f"be imported: {type(error).__name__}: {error}",
-                "install or repair the package that it comes from",
-            ) from None  # fmt: skip
+    points = entry_points(group=ENTRY_POINT_GROUP, name=name)
+    return next(map(_load, points), None)
+
+
+def _load(point: EntryPoint) -> FamilyDefaults:
+    """The description that an entry point leads to; InputError where there is none."""
+    where = f"the entry point {point.name!r} = {point.value!r} of group {ENTRY_POINT_GROUP}"
+    hint = "install or repair the package that it comes from"
+    try:
+        description = point.load()
+    except Exception as error:  # whatever a foreign package raises while it is imported
+        message = f"{where} cannot be imported: {type(error).__name__}: {error}"
+        raise InputError.of("family-import", "model.family", message, hint) from None
+    if isinstance(description, FamilyDefaults):
         return description
-    return None
+    message = f"{where} gives a {type(description).__name__}, not a ModelFamily"
+    raise InputError.of("family-import", "model.family", message, hint)
 
 
 def check_family(name: str) -> str:

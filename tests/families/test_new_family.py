@@ -25,6 +25,13 @@ TOY = {"model.family": "toy", "model.position": "none", "model.vocab": 310, "tra
 SHAPE = {"model.layers": 3, "model.hidden": 16, "model.heads": 4, "model.seq_length": 8}
 
 
+ENTRY_POINTS = """[mpctl.families]
+toy = toy_family.family:FAMILY
+missing = toy_family.nothing:FAMILY
+wrong = toy_family.family:BEGIN
+"""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The package with its entry point, where processes that a test starts find it."""
@@ -33,7 +40,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     info = site / "toy_family-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-family\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[mpctl.families]\ntoy = toy_family.family:FAMILY\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
         yield
@@ -70,6 +77,15 @@ def test_a_name_like_it_is_hinted_and_its_rules_are_its_own() -> None:
     assert unknown.returncode == 2 and "use toy" in unknown.stdout + unknown.stderr
     rotary = mpctl("plan", "--json", *flags({**TOY, **SHAPE, "model.position": "rotary"}))
     assert rotary.returncode == 2 and "family-positions" in rotary.stdout + rotary.stderr
+
+
+@pytest.mark.parametrize(
+    ("family", "why"), [("missing", "cannot be imported"), ("wrong", "gives a str")]
+)
+def test_a_package_that_gives_no_family_is_refused(family: str, why: str) -> None:
+    done = mpctl("plan", "--json", *flags({**TOY, **SHAPE, "model.family": family}))
+    assert done.returncode == 2
+    assert "family-import" in done.stdout + done.stderr and why in done.stdout + done.stderr
 
 
 def train(folder: Path, data: Path, *layout: str) -> Launched:
