@@ -29,8 +29,9 @@ from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pass_listener import PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.train import Trainer
+from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gather import ParameterGatherer
-from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, ReductionGroups
+from mpctl.runtime.zero.gradients import GradientBuffer, ReductionGroups
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.runtime.zero.param_store import (
     ParamStore,

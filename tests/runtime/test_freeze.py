@@ -153,7 +153,7 @@ def test_what_was_frozen_can_be_trained_later(frozen_run, data: Path, tmp_path: 
     assert all(torch.equal(values[name], fresh[name]) is is_frozen(name) for name in values)
     next(trainer.run())
     for name, parameter in trainer.model.named_parameters():
-        value = trainer.optimizer.value_of(parameter)
+        value = trainer.optimizer.full_value(parameter)
         count = float(trainer.optimizer.adam.state[value]["step"])
         assert count == (1 if is_frozen(name) else 3), name
         assert not torch.equal(value.detach(), values[name].float()), name

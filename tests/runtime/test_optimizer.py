@@ -15,7 +15,8 @@ from mpctl.layout.buckets import Bucket
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.nonfinite import NotFinite
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.zero.gradients import BucketShard, GradientBuffer, ReductionGroups, clip_factor
+from mpctl.runtime.zero.bucket_shard import BucketShard
+from mpctl.runtime.zero.gradients import GradientBuffer, ReductionGroups, clip_factor
 from mpctl.runtime.zero.param_store import ParamStore
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group

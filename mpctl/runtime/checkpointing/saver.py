@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from mpctl.durable import remove, sync_folder
-from mpctl.kernels.parameters import shard_of
 from mpctl.rundir.checkpoints import (
     PRUNED,
     REPLACED,
@@ -30,17 +28,21 @@ from mpctl.rundir.checkpoints import (
     prunable,
 )
 from mpctl.rundir.shards import MANIFEST, SCHEMA, shard_path
+from mpctl.runtime.checkpointing.shard_content import (
+    State,
+    file_entries,
+    gather_states,
+    shard_record,
+)
 from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed, StoreBarrier
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.process import write_json
 from mpctl.units import bytes_text
-from mpctl.weights.files import DTYPES, Entry, write_file
+from mpctl.weights.files import write_file
 
 Say = Callable[[str], None]
-State = dict[str, Tensor]
-SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Saver:
                 self.barrier.announce("open")
             self.barrier.wait("open", whom="rank 0 to make the folder")
             is_writer = self.mesh.writes_checkpoint
-            states = _gathered_states(names, optimizer, is_writer=is_writer)
+            states = gather_states(names, optimizer, is_writer=is_writer)
             if is_writer:
                 self._write_shard(folder, step, names, states, optimizer, say)
                 self.barrier.announce(_written(rank))
@@ -116,7 +118,7 @@ class Saver:
     ) -> None:
         mesh = self.mesh
         path = shard_path(folder, mesh.pp.rank * mesh.tp.size + mesh.tp.rank)
-        entries, done = _entries(names, states), 0
+        entries, done = file_entries(names, states), 0
         total = sum(entry.bytes for entry in entries)
 
         def on_bytes(count: int) -> None:
@@ -128,7 +130,7 @@ class Saver:
         def write(path: Path) -> None:
             file = write_file(path, entries, on_bytes)
             record = {"bytes": file.bytes, "sha256": file.sha256}
-            write_json(path.with_suffix(".json"), record | _placements(names, states, optimizer))
+            write_json(path.with_suffix(".json"), record | shard_record(names, states, optimizer))
 
         self._writing(path, write, needed=total)
 
@@ -216,63 +218,3 @@ def _why(root: Path, path: Path, error: OSError, needed: int) -> str:
     saved = list_checkpoints(root)
     good = f"the last good checkpoint is step {saved[-1][0]}" if saved else "none was saved before"
     return f"the checkpoint could not be saved: {words}; {good}"
-
-
-def _gathered_states(
-    names: Mapping[Tensor, str], optimizer: Optimizer, *, is_writer: bool
-) -> dict[Tensor, State]:
-    """The tensors to be saved of each parameter, the frozen ones last; empty on ranks that do not
-    write. Slices are gathered bucket by bucket, in which every replica takes part."""
-    states: dict[Tensor, State] = {}
-    for parameter, state in optimizer.states():
-        if is_writer and parameter in names:
-            states[parameter] = {field: _without_bucket(tensor) for field, tensor in state.items()}
-    frozen: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
-    for other in names if is_writer else ():
-        if other not in optimizer.trained:
-            states[other] = {"value": _without_bucket(frozen.get(other, other).detach())}
-    return states
-
-
-def _without_bucket(tensor: Tensor) -> Tensor:
-    """The tensor, copied out of the bucket that it may be a view of, so that the bucket's memory is
-    not kept."""
-    is_view = tensor.untyped_storage().nbytes() > tensor.nbytes
-    return tensor.to("cpu", copy=True) if is_view else tensor.contiguous()
-
-
-def _entries(names: Mapping[Tensor, str], states: Mapping[Tensor, State]) -> list[Entry]:
-    """The tensors of a shard, `NAME/FIELD`: widest type first, which aligns them, then by name."""
-    tensors = {
-        f"{names[parameter]}/{field}": tensor
-        for parameter, state in states.items()
-        for field, tensor in state.items()
-    }
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    return [
-        Entry(
-            name, SAFETENSORS_NAMES[tensor.dtype], tuple(tensor.shape), partial(_identity, tensor)
-        )
-        for name, tensor in ordered
-    ]
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _placements(
-    names: Mapping[Tensor, str], states: Mapping[Tensor, State], optimizer: Optimizer
-) -> dict[str, Any]:
-    """The record of a shard. parameters: of each its full shape, split dimension, blocks saved and,
-    where it has moments, the updates that they have seen; frozen: names of those without."""
-    placements: dict[str, Any] = {}
-    for parameter in states:
-        shard = shard_of(parameter)
-        blocks = [[block.start, block.stop] for block in shard.blocks]
-        placement = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
-        if parameter in optimizer.trained:
-            placement["updates"] = optimizer.updates_of(parameter)
-        placements[names[parameter]] = placement
-    frozen = [names[parameter] for parameter, state in states.items() if state.keys() == {"value"}]
-    return {"parameters": placements, **({"frozen": frozen} if frozen else {})}

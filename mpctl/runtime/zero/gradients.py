@@ -17,73 +17,17 @@ By hand, 5 elements over 2 replicas: stage 1 keeps 6 (one is padding) and steps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.parameters import is_sharded
-from mpctl.layout.buckets import Bucket
+from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
 from mpctl.transport.group import Group, Pending
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at a time
-
-
-class ParameterSlice(NamedTuple):
-    """Elements of one parameter that lie on this rank. parameter: None for padding; start: number
-    of the first of them in the flattened parameter; values: the elements, flat or in the
-    parameter's shape."""
-
-    parameter: nn.Parameter | None
-    start: int
-    values: Tensor
-
-
-@dataclass(frozen=True)
-class BucketShard:
-    """A bucket as one rank of its replicas has it.
-
-    dp_cp: the group over which the bucket's gradients are reduced; stages: the group of the
-    pipeline stages that hold copies of these parameters, None where no other does.
-    """
-
-    bucket: Bucket
-    parameters: tuple[nn.Parameter, ...]
-    dp_cp: Group
-    stages: Group | None = None
-
-    @property
-    def local_numel(self) -> int:
-        """Elements of this rank's slice, padding included."""
-        return self.bucket.part(self.dp_cp.size)
-
-    @property
-    def padded_numel(self) -> int:
-        """Elements of all replicas' slices together."""
-        return self.bucket.padded(self.dp_cp.size)
-
-    @property
-    def local_range(self) -> slice:
-        """This rank's slice of the padded bucket."""
-        first = self.dp_cp.rank * self.local_numel
-        return slice(first, first + self.local_numel)
-
-    def views(self, full: Tensor) -> list[Tensor]:
-        """Views of a flat tensor [numel or more], one for each parameter in its shape."""
-        parts = full[: self.bucket.numel].split(self.bucket.sizes)
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
-
-    def parameter_slices(self, local: Tensor) -> Iterator[ParameterSlice]:
-        """A tensor [local_numel], cut by the parameters whose elements it holds."""
-        stop = 0
-        slices = self.bucket.pieces(self.dp_cp.size, self.dp_cp.rank)
-        for number, start, offset, length in slices:
-            stop = offset + length
-            yield ParameterSlice(self.parameters[number], start, local[offset:stop])
-        if stop < len(local):
-            yield ParameterSlice(None, 0, local[stop:])
 
 
 class BucketGradients:
