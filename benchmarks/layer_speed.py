@@ -100,7 +100,7 @@ def measure(rank: int, size: int, rounds: int) -> dict[str, Any]:
         "plain": nn.Sequential(*(PlainBlock() for _ in range(LAYERS))),
         "dtensor tp=2": dtensor_blocks(size),
         "ours tp=1": our_blocks(Group()),
-        "ours tp=2": our_blocks(Group(rank, size)),
+        "ours tp=2": our_blocks(Group(rank, size, torch.distributed.group.WORLD)),
         "shared memory": our_blocks(Group(rank, size, shared=shared)),
     }
     spent: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}

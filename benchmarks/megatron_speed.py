@@ -33,7 +33,7 @@ Step = Callable[[], Tensor]
 def contenders(rank: int, size: int) -> dict[str, dict[str, Step]]:
     """By kernel, then by side: a forward pass that gives something to sum."""
     megatron.set_up(size)
-    group = Group(rank, size)
+    group = Group(rank, size, torch.distributed.group.WORLD)
     place: dict[str, Any] = {"size": size, "dtype": torch.float32}
     x = torch.randn(BATCH, SEQ, HIDDEN, requires_grad=True)
     tokens = torch.randint(0, VOCAB, (BATCH, SEQ))

@@ -79,7 +79,8 @@ def build_mesh(
     record: Record | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it."""
-    world = Group(rank, topology.world_size, None, "world", record)
+    everyone = dist.group.WORLD if topology.world_size > 1 else None
+    world = Group(rank, topology.world_size, everyone, "world", record)
     factory = _GroupFactory(topology, launch, device, world)
     world = factory.with_shared_memory(world, range(topology.world_size))
     factory = replace(factory, world=world)

@@ -81,7 +81,7 @@ def attention(h: Tensor, w: Weights) -> Tensor:
 
 
 def _rank(rank: int, size: int) -> dict[str, Any]:
-    group = Group(rank, size, None, "tp") if size > 1 else Group()
+    group = Group(rank, size, torch.distributed.group.WORLD) if size > 1 else Group()
     model = build_module(
         ModelSpec(**SHAPE), TrainingSpec(init_std=0.2), ShardContext(group, dtype=torch.float64)
     )

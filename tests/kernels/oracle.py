@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,15 +22,20 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def grouped(rank: int, size: int, log: list[Collective] | None = None) -> Group:
-    return Group(rank, size, record=None if log is None else log.append)
+NO_PEERS: Any = object()  # a process group where a test replaces torch's collectives
+
+
+def grouped(rank: int, size: int, log: list[Collective] | None = None, name: str = "tp") -> Group:
+    """Of all ranks that a test started."""
+    record = None if log is None else log.append
+    return Group(rank, size, dist.group.WORLD if size > 1 else None, name, record)
 
 
 def axes(rank: int, tp: int, cp: int, log: list[Collective] | None = None) -> tuple[Group, Group]:
     """The groups of a rank of tp x cp: rank = tp + tp_size cp. Every rank makes every group."""
     record = None if log is None else log.append
     if tp == 1 or cp == 1:
-        return Group(rank % tp, tp, record=record), Group(rank // tp, cp, name="cp", record=record)
+        return grouped(rank % tp, tp, log), grouped(rank // tp, cp, log, "cp")
     rows = [dist.new_group(range(r * tp, (r + 1) * tp)) for r in range(cp)]
     columns = [dist.new_group(range(r, tp * cp, tp)) for r in range(tp)]
     return (

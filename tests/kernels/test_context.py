@@ -24,7 +24,7 @@ from mpctl.kernels.rotary import Rotary
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Collective, Group
 from tests.kernels.build import make_attention
-from tests.kernels.oracle import axes, close, fill, logged, numbers
+from tests.kernels.oracle import axes, close, fill, grouped, logged, numbers
 from tests.ranks import run_ranks
 
 B, S, H, A, K, D = 2, 16, 16, 4, 2, 4
@@ -68,7 +68,7 @@ def _case(case: str, tp: Group, cp: Group) -> list:
 
 
 def _run(rank: int, size: int) -> dict:
-    cp = Group(rank, size, name="cp")
+    cp = grouped(rank, size, name="cp")
     return {case: _case(case, Group(), cp) for case in CASES}
 
 
@@ -116,7 +116,7 @@ def test_dropout_and_masks_do_act() -> None:
 
 def _traffic(rank: int, size: int) -> list:
     log: list[Collective] = []
-    cp = Group(rank, size, name="cp", record=log.append)
+    cp = grouped(rank, size, log, "cp")
     module, _ = _made("dropout recomputed", Group(), cp)
     y = module(context_split(numbers(B, S, H), cp).requires_grad_(), CounterRNG(5, 6, SAMPLES))
     forward = len(log)

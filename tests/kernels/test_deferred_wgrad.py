@@ -13,6 +13,7 @@ from mpctl.kernels.deferred_wgrad import DeferredWgrad
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.parameters import defer_wgrad, initialise
 from mpctl.transport.group import Collective, Group
+from tests.kernels.oracle import grouped
 from tests.ranks import run_ranks
 
 
@@ -66,7 +67,7 @@ def test_frozen_weights_put_off_nothing() -> None:
 
 def _split(rank: int, size: int, split: bool) -> dict[str, Any]:
     sent: list[Collective] = []
-    group, later = Group(rank, size, record=sent.append), DeferredWgrad()
+    group, later = grouped(rank, size, sent), DeferredWgrad()
     now, then = pair(group, None, split=split), pair(group, later, split=split)
     x = torch.arange(64.0, dtype=torch.float64).view(1, 8, 8) / 64
     x = x.chunk(size, 1)[rank] if split else x

@@ -16,7 +16,7 @@ from mpctl.kernels.regions import (
     split_sequence,
 )
 from mpctl.transport.group import Collective, Group
-from tests.kernels.oracle import close, grouped, logged, numbers
+from tests.kernels.oracle import NO_PEERS, close, grouped, logged, numbers
 from tests.ranks import run_ranks
 
 
@@ -183,11 +183,21 @@ def test_a_micro_batch_of_one_is_gathered_and_scattered_without_a_copy() -> None
         patch.setattr("mpctl.transport.group._all_gather", instead)
         for b in (1, 2):
             x = torch.ones(b, 4, 3)
-            result = Group(0, 2).reduce_scatter(x, 1)
-            gathered = Group(0, 2).all_gather(x, 1)
+            result = Group(0, 2, NO_PEERS).reduce_scatter(x, 1)
+            gathered = Group(0, 2, NO_PEERS).all_gather(x, 1)
             assert seen[-2][0] == result.data_ptr()
             assert (seen[-2][1] == x.data_ptr()) == (b == 1)
             assert (seen[-1][0] == gathered.data_ptr()) == (b == 1)
+
+
+def test_a_group_without_a_process_group_sends_nothing_elsewhere() -> None:
+    """It builds layers; a collective must not go over some other group."""
+    group, sent = Group(0, 2, name="cp"), torch.ones(4, 2)
+    for start in (group.start_all_reduce, lambda x: group.start_all_gather(x, 0),
+                  lambda x: group.start_reduce_scatter(x, 0), lambda x: group.broadcast(x, 0),
+                  lambda x: group.start_all_gather_into(torch.ones(8), torch.ones(4))):  # fmt: skip
+        with pytest.raises(RuntimeError, match=r"over cp: the group of 2 ranks has no process"):
+            start(sent)
 
 
 def _owned(rank: int, size: int) -> str:

@@ -12,6 +12,7 @@ from mpctl.kernels.parameters import is_partial, shard_of
 from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import (
     EXACT,
+    NO_PEERS,
     close,
     fill,
     gradients,
@@ -241,7 +242,7 @@ def test_only_the_shard_of_the_input_is_kept() -> None:
         patch.setattr("mpctl.transport.group._all_gather", lambda *_, **__: None)
         kept = []
         for split in (False, True):
-            layer = ColumnParallelLinear(I, O, group=Group(0, 2), sequence_parallel=split)
+            layer = ColumnParallelLinear(I, O, group=Group(0, 2, NO_PEERS), sequence_parallel=split)
             x = torch.ones(B, S // 2 if split else S, I, requires_grad=True)
             kept.append(saved_bytes(lambda layer=layer, x=x: layer(x)) - layer.weight.numel() * 4)
     assert kept == [B * S * I * 4, B * S * I * 4 // 2]

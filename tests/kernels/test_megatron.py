@@ -14,6 +14,7 @@ from mpctl.kernels.parameters import initialise
 from mpctl.transport.group import Group
 from tests import megatron
 from tests.kernels.build import make_mlp
+from tests.kernels.oracle import grouped
 from tests.ranks import run_ranks
 
 HIDDEN, FFN, VOCAB, SHAPE = 16, 64, 96, (2, 8)
@@ -39,7 +40,7 @@ def _compared(ours: nn.Module, theirs: nn.Module, *inputs: Tensor) -> list[float
 
 def _rank(rank: int, size: int) -> dict[str, Any]:
     megatron.set_up(size)
-    group = Group(rank, size) if size > 1 else Group()
+    group = grouped(rank, size)
     place: dict[str, Any] = {"size": size, "dtype": torch.float64}
     mlp = make_mlp(HIDDEN, FFN, tp=group, dtype=torch.float64)
     table = VocabParallelEmbedding(VOCAB, HIDDEN, group=group, dtype=torch.float64)

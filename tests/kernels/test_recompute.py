@@ -13,7 +13,7 @@ from mpctl.kernels.input_checkpoint import InputCheckpointer
 from mpctl.kernels.recompute import checkpointed, recomputed
 from mpctl.transport.group import Collective, Group
 from tests.kernels.build import make_layer
-from tests.kernels.oracle import close, grouped, logged, numbers, saved_bytes
+from tests.kernels.oracle import NO_PEERS, close, grouped, logged, numbers, saved_bytes
 from tests.ranks import run_ranks
 
 B, S, H = 2, 6, 4
@@ -153,7 +153,7 @@ def test_what_a_layer_keeps() -> None:
         "partition": {
             "recompute": "full",
             "partition_activations": True,
-            "tp": Group(1, 4),
+            "tp": Group(1, 4, NO_PEERS),
         },
     }.items():
         layer = make_layer(

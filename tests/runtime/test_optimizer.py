@@ -58,7 +58,7 @@ def _norm(rank: int, size: int) -> float:
     half = range(2 * rank, 2 * rank + 2)
     split = shard_parameter(Shard((4, 3), 0, (half,)), init=Init("ones"))
     both = shard_parameter(Shard((5,)), init=Init("ones"))
-    buffer = _buffer([both, split], torch.float32, Group(rank, size))
+    buffer = _buffer([both, split], torch.float32, Group(rank, size, torch.distributed.group.WORLD))
     split.grad.fill_(1.0)
     both.grad.fill_(2.0)
     return buffer.norm()

@@ -54,7 +54,7 @@ def answer_of_ours(model: FamilyModule, asked: dict[str, torch.Tensor]) -> list[
 
 
 def _rank(rank: int, size: int, folder: str, kind: str) -> dict[str, Any]:
-    group = Group(rank, size, None, "tp") if size > 1 else Group()
+    group = Group(rank, size, torch.distributed.group.WORLD) if size > 1 else Group()
     model, asked = built(Path(folder), group), fields(kind)
     said = answer_of_ours(model, asked)
     loss = model.loss(Batch(torch.arange(2), asked), None)
