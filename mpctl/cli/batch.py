@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from mpctl.errors import InputError
+
+if TYPE_CHECKING:
+    from mpctl.render.tasks import TaskBar
 
 STDIN = "-"
 
@@ -22,22 +25,27 @@ def run_batch(name: str) -> None:
     from mpctl.render.tasks import TaskBar
 
     with _opened(name) as (stream, size), TaskBar(after=1.0) as bar:
-        done = 0
-
-        def read(count: int) -> None:
-            nonlocal done
-            done += count
-            if size and not sys.stdout.isatty():
-                bar.update("lines", done, size)
-
+        on_bytes = _bytes_counter(bar, size) if size and not sys.stdout.isatty() else None
         try:
-            for answer in answers(read_lines(stream, read)):
+            for answer in answers(read_lines(stream, on_bytes)):
                 sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
                 sys.stdout.flush()
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
             raise _unreadable(name, error) from None
+
+
+def _bytes_counter(bar: TaskBar, size: int) -> Callable[[int], None]:
+    """Shows on the bar how much of a file of `size` bytes was read; called with each line's."""
+    done = 0
+
+    def count(length: int) -> None:
+        nonlocal done
+        done += length
+        bar.update("lines", done, size)
+
+    return count
 
 
 @contextmanager

@@ -53,15 +53,17 @@ def calibrate(
     from mpctl.calibrate.write import write_presets
     from mpctl.render.calibrate import print_fit
 
-    measured, start = read_runs(_rows(runs)), _priors(priors)
-    constants = constants_of(measured)
-    say = lambda text: print(text, file=sys.stderr)  # noqa: E731
-    values = Fit(measured, constants, start).solve(rounds=rounds, say=say)
-    near, apart = (folds(measured, start), tables(measured, start)) if cross else ({}, {})
-    paths = write_presets(measured, values, near, apart, out)
-    columns = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
-    left_out = {"a fifth left out": near, "group left out": apart} if cross else {}
-    print_fit(measured, columns | left_out, paths)
+    measured, prior_values = read_runs(_rows(runs)), _priors(priors)
+    fit = Fit(measured, constants_of(measured), prior_values)
+    values = fit.solve(rounds=rounds, say=lambda text: print(text, file=sys.stderr))
+    by_fold, by_group = {}, {}
+    if cross:
+        by_fold, by_group = folds(measured, prior_values), tables(measured, prior_values)
+    paths = write_presets(measured, values, by_fold, by_group, out)
+    errors = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
+    if cross:
+        errors |= {"a fifth left out": by_fold, "group left out": by_group}
+    print_fit(measured, errors, paths)
 
 
 def _priors(path: Path | None) -> dict[str, float]:

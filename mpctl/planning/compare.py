@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError, Issue
-from mpctl.planning.plan import Plan, load_plan
+from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.planning.summary import training_settings
 from mpctl.spec.load import parse_settings
 
@@ -22,7 +22,7 @@ DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 
 
 def load_variants(
-    texts: Sequence[str], overrides: Mapping[str, object]
+    texts: Sequence[str], overrides: Overrides
 ) -> list[tuple[str, Plan]]:  # fmt: skip
     """Each text with the legal plan of the job that it names; overrides hold for all.
 

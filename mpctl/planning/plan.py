@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
     from mpctl.layout.job_layout import JobLayout, Stages
 
+# Settings over a job as they were typed or as a program gives them, by full or short name:
+# {"parallel.tp": 2, "model": "gpt2"}. They are checked when the job is read.
+Overrides = Mapping[str, object]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -76,7 +80,7 @@ class Plan:
 
 def load_plan(
     source: str | None,
-    overrides: Mapping[str, object] | None = None,
+    overrides: Overrides | None = None,
     rules: Sequence[Rule] = RULES,
 ) -> Plan:
     """The legal plan of a job file or job preset.

@@ -109,9 +109,12 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
     what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
     note = f"a cell: {what}; below it its dp (d), pp (p) and cp (c) place"
     yield el("text", note, y=12, class_="dim"), 30
-    if plan.estimate is None:
-        return
-    step = find_step_line(plan.estimate.layout)
+    if plan.estimate is not None:
+        yield from _timeline(plan, find_step_line(plan.estimate.layout))
+
+
+def _timeline(plan: Plan, step: StepLine | str) -> Iterator[Part]:
+    """The step's timeline with its legend, or why there is none."""
     if isinstance(step, str):
         yield el("text", f"No timeline: {step}", y=12, class_="dim"), 20
         return

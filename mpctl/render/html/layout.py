@@ -33,24 +33,31 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
     """The section "Layout": nodes and ranks as cells, and their groups as a table."""
     drawn = boxes(topology)
     is_tiled = drawn[0].number is None
-    what = "a tile is a node" if is_tiled else "a cell is a GPU with its rank"
-    if is_tiled and len(drawn[0].cells) < topology.nodes:
-        what = f"a tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
-    axes = ["dp", "pp", *(["cp"] if topology.sizes["cp"] > 1 else [])]
-    coordinates = f"below it the place along {', '.join(f'{axis} ({axis[0]})' for axis in axes)}"
     kind = "dp" if is_tiled and topology.sizes["dp"] > 1 else "tp"
     groups = _groups_met(topology, drawn, kind)
     return section(
         "layout", "Layout",
         _choices(topology, kind),
-        note(f"{what[0].upper()}{what[1:]}; the letter is the ", el("span", kind, id="kind"),
-             f" group of {'its first rank' if is_tiled else 'the rank'}; {coordinates}."),
+        _key(topology, drawn, kind),
         el("p", "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
            id="said", class_="said", role="status", aria_live="polite", hidden=True),
         el("div", *(_box(plan, topology, box, groups) for box in drawn),
            id="map", class_="tiles" if is_tiled else "nodes"),
         details("Rank groups as a table", groups_table(topology)),
     )  # fmt: skip
+
+
+def _key(topology: Topology, drawn: list[Box], kind: str) -> Raw:
+    """What a cell is, and what its letter and its coordinates mean. kind: the group's, first."""
+    is_tiled = drawn[0].number is None
+    what = "A tile is a node" if is_tiled else "A cell is a GPU with its rank"
+    if is_tiled and len(drawn[0].cells) < topology.nodes:
+        what = f"A tile is {len(drawn[0].cells[0]) // topology.gpus_per_node} nodes"
+    axes = ("dp", "pp", "cp") if topology.sizes["cp"] > 1 else ("dp", "pp")
+    coordinates = ", ".join(f"{axis} ({axis[0]})" for axis in axes)
+    of = f" group of {'its first rank' if is_tiled else 'the rank'}"
+    below = f"below it the place along {coordinates}"
+    return note(f"{what}; the letter is the ", el("span", kind, id="kind"), f"{of}; {below}.")
 
 
 def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
