@@ -52,7 +52,7 @@ TOP_LEVEL = {
     "__init__", "__main__", "errors", "units", "durable", "axes", "sharding", "topology",
 }  # fmt: skip
 # Lines, docstrings not counted; the longest functions are commands: an option is a parameter.
-FUNCTION_P95, FUNCTION_MAX, FILE_MAX = 20, 92, 320
+FUNCTION_P95, FUNCTION_MAX, FILE_MAX = 20, 60, 310
 # torch is imported here, and in the modules of families; the planning half never gets there.
 TORCH_ROOMS = {"transport", "kernels", "data", "weights", "runtime", "rehearsal"}
 TORCH_FILES = (  # of families
@@ -265,12 +265,8 @@ def test_the_table_of_rooms_is_that_of_the_design() -> None:
     """docs/design/README.md has a row for each row of FLOORS, with the same rooms in it."""
     design = (ROOT.parent / "docs" / "design" / "README.md").read_text("utf-8")
     rows = [line.split("|")[1] for line in design.splitlines() if line.startswith("| `")]
-    told = {
-        name.removesuffix(".py").rstrip("/")
-        for row in rows
-        for name in re.findall(r"`([^`]+)`", row)
-    }
-    assert told == {room for rooms in FLOORS for room in rooms} - {"__init__", "__main__"}
+    told = [sorted(re.findall(r"`(\w+)(?:\.py|/)`", row)) for row in rows]
+    assert told == [sorted({*rooms} - {"__init__", "__main__"}) for rooms in FLOORS]
 
 
 # ---------------------------------------------------------------- as a process
