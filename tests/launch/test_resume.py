@@ -236,7 +236,7 @@ def test_other_data_are_said(
     run_dir = _copy(finished, tmp_path / "run", half=True)
     shutil.copytree(data, tmp_path / "data")
     said = _dry(run_dir, capsys, "--set", f"data.path={tmp_path / 'data'}")
-    assert "from step 11 on the samples are those of other data" in said
+    assert "from step 11 on the samples come from other data" in said
 
 
 def test_what_changes_nothing_is_not_said(
