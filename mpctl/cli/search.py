@@ -13,7 +13,7 @@ from mpctl.cli.options import JobSource, command_line, with_job
 
 if TYPE_CHECKING:
     from mpctl.search.document import SearchDocument
-    from mpctl.search.report import Choice
+    from mpctl.search.report import LayoutReport
     from mpctl.search.request import SearchRequest
     from mpctl.search.result import SearchResult
 
@@ -157,7 +157,7 @@ def _again(
     return f"{command_line('search', job.source, job.overrides)} {shlex.join(words)}"
 
 
-def _line(job: JobSource, request: SearchRequest, choice: Choice) -> str:
+def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
     """What runs the layout, where mpctl runs it, or plans it."""
     from mpctl.planning.layout_settings import changed_settings, layout_of
     from mpctl.spec.runtime import is_launched

@@ -1,9 +1,10 @@
-"""A floor under the seconds of a step, for many layouts at once.
+"""Lower bounds of a step's seconds, for many layouts at once.
 
-Of the estimate (estimate/time.py) only what certainly comes is kept: kernels or their host,
-whichever take longer; no message between stages; of what goes on beside others the part that
-overlaps nothing. Stage k of a pipeline, whose stages take W_j = F_j + B_j for a micro batch, starts
-when those before it have run one forward each, and they run one backward each when it is done:
+Of the estimate (estimate/time.py) only what certainly comes is counted: kernels or their host,
+whichever take longer; no message between stages; of messages that may be sent while something is
+computed, the part that nothing hides. Stage k of a pipeline, whose stages take W_j = F_j + B_j for
+a micro batch, starts when those before it have run one forward each, and they run one backward each
+when it is done:
 
     step >= m W_k + sum of W_j over j < k        with chunks, of the first chunk's W_j;
                                                  under zero-bubble, of F_j alone
@@ -14,7 +15,7 @@ is the step itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import inf
@@ -24,13 +25,13 @@ from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.work import OpTimes
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.evaluate import SLACK, LayoutEvaluator, group_of
-from mpctl.search.space import AxesKey, LayerKey, LayoutFamily
+from mpctl.search.evaluate import SLACK, LayoutEvaluator, layer_key
+from mpctl.search.keys import DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
 from mpctl.spec.schedules import SCHEDULES
 
 
 class PassBound(NamedTuple):
-    """Seconds of one micro batch: kernels forward and backward, their host's."""
+    """Least seconds of one micro batch: of its kernels and of the host that launches them."""
 
     forward: float
     backward: float
@@ -38,20 +39,23 @@ class PassBound(NamedTuple):
     host_backward: float
 
     @property
-    def ahead(self) -> float:
+    def forward_seconds(self) -> float:
+        """Seconds of a forward: of kernels or host, whichever take longer."""
         return max(self.forward, self.host_forward)
 
     @property
-    def whole(self) -> float:
-        return self.beside(0.0)
+    def seconds(self) -> float:
+        """Seconds of a forward and a backward."""
+        return self.with_host(0.0)
 
-    def beside(self, host: float) -> float:
-        """Forward and backward where the host takes so much more for each."""
-        ahead = max(self.forward, self.host_forward + host)
-        return ahead + max(self.backward, self.host_backward + host)
+    def with_host(self, seconds: float) -> float:
+        """Forward and backward where the host takes so many seconds more for each."""
+        ahead = max(self.forward, self.host_forward + seconds)
+        return ahead + max(self.backward, self.host_backward + seconds)
 
 
-def passed(work: OpTimes, slow: float) -> PassBound:
+def pass_bound(work: OpTimes, slow: float) -> PassBound:
+    """The bound of a layer or an end; slow: host time relative to that of the runtime's profile."""
     return PassBound(
         work.forward + work.tp_forward + work.cp_forward,
         work.inputs + work.weights + work.tp_backward + work.cp_backward,
@@ -59,9 +63,10 @@ def passed(work: OpTimes, slow: float) -> PassBound:
     )  # fmt: skip
 
 
-def summed(passes: Iterable[tuple[int, PassBound]]) -> PassBound:
-    found = list(passes)
-    return PassBound(*(sum(n * own[at] for n, own in found) for at in range(4)))
+def total_of(passes: Iterable[tuple[int, PassBound]]) -> PassBound:
+    """The sum of bounds, each times its number."""
+    counted = list(passes)
+    return PassBound(*(sum(count * one[at] for count, one in counted) for at in range(4)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +89,31 @@ class CostBounds:
     goes_back: bool
 
 
-class StageCut(NamedTuple):
-    """Layers before a stage, those of it, whether it is the last; of virtual stages the first
-    chunk's count as before."""
+class StageLayers(NamedTuple):
+    """Numbers of layers of a stage that may be the slowest.
+
+    before: in the first chunks of the stages before it; layers: in all of its chunks.
+    """
 
     before: int
-    own: int
+    layers: int
     is_last: bool
 
 
 class StepTimeBound:
-    """Bounds over the layouts of an engine's space."""
+    """Lower bounds of the seconds of a step, over the layouts of an evaluator's space."""
 
-    def __init__(self, engine: LayoutEvaluator) -> None:
-        self.engine, self.space = engine, engine.space
+    def __init__(self, evaluator: LayoutEvaluator) -> None:
+        self.evaluator, self.space = evaluator, evaluator.space
         self.batch = self.space.job.training.global_batch_size or 1
         self.costs = cache(self._costs)
 
-    def _costs(self, group: LayerKey) -> CostBounds | None:
-        """None where a link that the group needs is not known."""
-        layout = self._any(group)
-        operators = self.engine.operators(layout, self.engine.job_layout(layout))
-        table, slow = self.engine.table(group.tp), self.engine.speed.host
+    def _costs(self, layer: LayerKey) -> CostBounds | None:
+        """Costs of the layouts of a layer key; None where a link that they need states no
+        bandwidth."""
+        layout = self._nearest_ranks(layer)
+        operators = self.evaluator.timer(layout, self.evaluator.job_layout(layout))
+        table, slow = self.evaluator.table(layer.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
         sizes: list[tuple[int, int, bool]] = []
@@ -113,149 +121,155 @@ class StepTimeBound:
             for stack, flow in zip(table.stacks, table.flows, strict=True):
                 for run, kind in flow.runs:
                     work = operators.block(stack, kind)
-                    layers.append((len(run), passed(work, slow)))
+                    layers.append((len(run), pass_bound(work, slow)))
                     weights = (kind.part.weights, kind.trained)
-                    numel, trained = (sum(w.local_numel(group.tp) for w in ws) for ws in weights)
+                    numel, trained = (sum(w.local_numel(layer.tp) for w in ws) for ws in weights)
                     sizes.append((numel, trained, kind.after))
-                ends += [(1, passed(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
+                ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
         except MissingLink:
             return None
         least, most = (
-            PassBound(*(f(own[at] for _, own in layers) for at in range(4))) for f in (min, max)
+            PassBound(*(f(one[at] for _, one in layers) for at in range(4))) for f in (min, max)
         )
         return CostBounds(
-            summed([*layers, *ends]), least, most, summed(ends), ends[-1][1],
+            total_of([*layers, *ends]), least, most, total_of(ends), ends[-1][1],
             min(numel for numel, _, _ in sizes), min(trained for _, trained, _ in sizes),
             all(goes_back for *_, goes_back in sizes),
         )  # fmt: skip
 
-    def _any(self, group: LayerKey) -> LayoutSettings:
-        """A layout of the group; tp and cp lie side by side, which is where they are fastest."""
-        dp = self.space.world // (group.tp * group.cp)
-        order = self.space.fixed.get("order", "tp-cp-dp-pp")
+    def _nearest_ranks(self, layer: LayerKey) -> LayoutSettings:
+        """A layout of the layer key whose tp and cp groups are neighbours, where they are fastest,
+        unless the order is fixed."""
+        dp = self.space.world // (layer.tp * layer.cp)
+        order = self.space.fixed.get("order", DEFAULT_ORDER)
         return LayoutSettings(
-            group.tp, group.cp, dp, 1, 1, "1f1b", "even", group.micro_batch_size, group.recompute,
-            group.sequence_parallel, 0, order,
+            layer.tp, layer.cp, dp, 1, 1, "1f1b", "even", layer.micro_batch_size, layer.recompute,
+            layer.sequence_parallel, 0, order,
         )  # fmt: skip
 
     def family_of(self, layout: LayoutSettings) -> LayoutFamily:
-        m = max(1, self.batch // (layout.micro_batch_size * layout.dp))
-        shape = AxesKey(group_of(layout), layout.dp, layout.pp, m)
-        return LayoutFamily(shape, layout.vpp, layout.schedule, layout.stage_balance)
+        """The family that the layout is a member of."""
+        microbatches = max(1, self.batch // (layout.micro_batch_size * layout.dp))
+        axes = AxesKey(layer_key(layout), layout.dp, layout.pp, microbatches)
+        return LayoutFamily(axes, layout.vpp, layout.schedule, layout.stage_balance)
 
-    def guess(self, shape: AxesKey) -> float:
-        """No more than `shape`: as if nothing were computed again, so that groups are counted only
-        where that alone is not too much."""
-        return self.shape(shape._replace(group=shape.group._replace(recompute="none")))
+    def of_axes_quickly(self, axes: AxesKey) -> float:
+        """No more than `of_axes`: as if nothing were recomputed, so that few layer keys are timed
+        before something is ruled out."""
+        return self.of_axes(axes._replace(layer=axes.layer._replace(recompute="none")))
 
-    def shape(self, shape: AxesKey) -> float:
-        """Of all its families: no stage is faster than the mean."""
-        costs = self.costs(shape.group)
+    def of_axes(self, axes: AxesKey) -> float:
+        """Least seconds of a step of all families over these axes: no stage is faster than the
+        mean. Infinite where a link that they need states no bandwidth."""
+        costs = self.costs(axes.layer)
         if costs is None:
             return inf
-        return shape.microbatches * costs.whole.whole / shape.pp * SLACK
+        return axes.microbatches * costs.whole.seconds / axes.pp * SLACK
 
-    def family(self, family: LayoutFamily) -> float:
-        """Of all its layouts: the pipeline."""
-        shape, costs = family.shape, self.costs(family.shape.group)
+    def of_family(self, family: LayoutFamily) -> float:
+        """Least seconds of a step of all members: the pipeline of its slowest stage."""
+        axes, costs = family.axes, self.costs(family.axes.layer)
         if costs is None:
             return inf
-        m, chunks = shape.microbatches, family.vpp
-        bound = m * costs.whole.beside(self._host(family) * shape.pp * chunks) / shape.pp
-        if shape.pp == 1:
+        m, chunks, host = axes.microbatches, family.vpp, self._host(family)
+        bound = m * costs.whole.with_host(host * axes.pp * chunks) / axes.pp
+        if axes.pp == 1:
             return bound * SLACK
-        layer, host = costs.layer, self._host(family) * chunks
-        splits = SCHEDULES[family.schedule].splits_backward
-        fill = layer.ahead if splits else layer.whole
-        for before, own, is_last in self._cuts(family):
-            held = [(own, layer), (int(is_last), costs.exit)]
-            bound = max(bound, m * summed(held).beside(host) + before * fill)
+        layer = costs.layer
+        fill = (
+            layer.forward_seconds if SCHEDULES[family.schedule].splits_backward else layer.seconds
+        )
+        for before, count, is_last in self._slow_stages(family):
+            stage = total_of([(count, layer), (int(is_last), costs.exit)])
+            bound = max(bound, m * stage.with_host(host * chunks) + before * fill)
         return bound * SLACK
 
     def _host(self, family: LayoutFamily) -> float:
-        """Seconds that a pass over a chunk takes the host besides its layers."""
-        host = self.engine.profile.host
-        sends = host.message if family.shape.pp > 1 else 0.0
-        return self.engine.speed.host * (host.micro_batch + sends)
+        """Host seconds of a pass over a chunk besides those of its layers."""
+        host = self.evaluator.profile.host
+        sends = host.message if family.axes.pp > 1 else 0.0
+        return self.evaluator.speed.host * (host.micro_batch + sends)
 
-    def _cuts(self, family: LayoutFamily) -> list[StageCut]:
-        """Of the stages, those that may be the slowest: the last of each number of layers."""
-        key = self.engine.cut_key(family.layout(0, ""))
-        return self.engine.once(("cuts", *key), lambda: self._find_cuts(family))
+    def _slow_stages(self, family: LayoutFamily) -> list[StageLayers]:
+        """The stages that may be the slowest: the last one of each number of layers."""
+        key = ("slow stages", *self.evaluator.stages_key(family.plain))
+        return self.evaluator.cached(key, lambda: self._find_slow_stages(family.plain))
 
-    def _find_cuts(self, family: LayoutFamily) -> list[StageCut]:
-        layout = family.layout(0, "")
-        stages = self.engine.stages(self.space.job_of(layout), layout)
-        found: dict[tuple[int, bool], StageCut] = {}
+    def _find_slow_stages(self, layout: LayoutSettings) -> list[StageLayers]:
+        stages = self.evaluator.stages(self.space.job_of(layout), layout)
+        slow: dict[tuple[int, bool], StageLayers] = {}
         before = 0
         for number, spans in enumerate(stages):
-            own, is_last = sum(stop - start for start, stop in spans), number == len(stages) - 1
-            found[own, is_last] = StageCut(before, own, is_last)
+            count, is_last = sum(stop - start for start, stop in spans), number == len(stages) - 1
+            slow[count, is_last] = StageLayers(before, count, is_last)
             before += spans[0][1] - spans[0][0]
-        return list(found.values())
+        return list(slow.values())
 
-    def members(
-        self, family: LayoutFamily, bound: float, zeros: Sequence[int] | None = None
+    def of_members(
+        self, family: LayoutFamily, bound: float, layouts: Iterable[LayoutSettings]
     ) -> Iterator[tuple[float, LayoutSettings]]:
-        """Its layouts, each with a bound of its own: what comes once a step, and ZeRO's messages,
-        as far as nothing hides them."""
-        costs = self.costs(family.shape.group)
+        """Members of a family with `bound`, each with a bound of its own: more by what comes once a
+        step, and by ZeRO's messages as far as nothing hides them."""
+        costs = self.costs(family.axes.layer)
         assert costs is not None, "a family without costs has no bound"
         least = most = self.space.layers
-        if family.shape.pp > 1:
-            least, most = (f(cut.own for cut in self._cuts(family)) for f in (min, max))
+        if family.axes.pp > 1:
+            counts = [stage.layers for stage in self._slow_stages(family)]
+            least, most = min(counts), max(counts)
         host = self._host(family) * family.vpp
         backward = most * (costs.most.backward + costs.most.host_backward) + host
         backward += costs.ends.backward + costs.ends.host_backward
-        for layout in self.space.members(family, zeros):
-            more = self._optimizer(layout, least * costs.trained)
+        step = _Step(least, family.axes.microbatches, backward)
+        for layout in layouts:
+            added = self._optimizer(layout, least * costs.trained)
             if layout.dp * layout.cp > 1:
-                own = _Once(least, most, family.shape.microbatches, backward)
-                more += self._messages(layout, costs, own)
-            yield bound + SLACK * more, layout
+                added += self._messages(layout, costs, step)
+            yield bound + SLACK * added, layout
 
     def _optimizer(self, layout: LayoutSettings, trained: int) -> float:
-        profile, speed = self.engine.profile, self.engine.speed
+        """Least seconds of an optimizer step over so many parameters of a rank."""
+        profile, speed = self.evaluator.profile, self.evaluator.speed
         parts = layout.dp * layout.cp if layout.zero else 1
         moved = trained * profile.operators.optimizer_bytes / parts
         return moved / speed.bandwidth + speed.host * profile.host.step
 
-    def _messages(self, layout: LayoutSettings, costs: CostBounds, own: _Once) -> float:
-        """Over dp, of a stage with few layers whose last backward hides what one of many can."""
-        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=self.engine.profile)
-        group = ReplicaGroup(layout.dp * layout.cp, zero, *self.engine.widths)
+    def _messages(self, layout: LayoutSettings, costs: CostBounds, step: _Step) -> float:
+        """Least seconds that messages between replicas add to the step: those of a stage with few
+        layers, hidden as far as the last backward of a stage with many can hide them."""
+        zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=self.evaluator.profile)
+        group = ReplicaGroup(layout.dp * layout.cp, zero, *self.evaluator.message_widths)
         try:
-            return self._timed(layout, group, costs, own)
+            return self._timed(layout, group, costs, step)
         except MissingLink:
             return inf
 
     def _timed(
-        self, layout: LayoutSettings, group: ReplicaGroup, costs: CostBounds, own: _Once
+        self, layout: LayoutSettings, group: ReplicaGroup, costs: CostBounds, step: _Step
     ) -> float:
         """No more than the price of the replicas' messages: several layers may share a bucket."""
-        overlap, seconds = self.engine.profile.overlap, self.engine.network(layout).seconds
-        least, backward, added = own.least, own.backward, 0.0
+        overlap, seconds = self.evaluator.profile.overlap, self.evaluator.network(layout).seconds
+        least, backward, added = step.least, step.backward, 0.0
         if group.zero >= 2:
             each = 1 if overlap.buckets and group.zero == 2 else least
             numel, trained = (least // each * size for size in (costs.numel, costs.trained))
             passes = group.passes(numel, trained, goes_back=costs.goes_back)
             sent = each * sum(map(seconds, passes))
-            added += own.microbatches * shown(sent, overlap.zero, overlap.drag)
+            added += step.microbatches * shown(sent, overlap.zero, overlap.drag)
             backward = inf  # it is longer by messages whose sizes may differ
         sent = sum(map(seconds, group.step(least * costs.trained)))
         return added + shown(sent, overlap.dp, overlap.drag, backward)
 
 
-class _Once(NamedTuple):
-    """Layers of a stage at least and at most, micro batches, seconds of one's backward at most."""
+class _Step(NamedTuple):
+    """What hides messages: the fewest layers of a stage, micro batches, and seconds of a backward
+    of the stage with the most layers."""
 
     least: int
-    most: int
     microbatches: int
     backward: float
 
 
-def shown(sent: float, overlap: float, drag: float, beside: float = inf) -> float:
-    """What messages add to the step at least, where such a share of them may be hidden beside so
-    many seconds."""
-    return sent - min(overlap * sent, beside) * max(0.0, 1 - drag)
+def shown(sent: float, overlap: float, drag: float, computed: float = inf) -> float:
+    """Seconds that messages of `sent` seconds add to the step at least, where the share `overlap`
+    of them may be hidden by `computed` seconds of work, which they slow down by `drag`."""
+    return sent - min(overlap * sent, computed) * max(0.0, 1 - drag)

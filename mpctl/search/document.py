@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, final
 from mpctl.errors import IssueEntry
 from mpctl.planning.layout_settings import SettingValue, layout_text
 from mpctl.rules.model import slow_dtype
-from mpctl.search.report import Choice, given_reason, reasons
+from mpctl.search.report import LayoutReport, given_reason, reasons
 
 if TYPE_CHECKING:
     from mpctl.search.result import SearchResult
@@ -26,7 +26,7 @@ CSV_FIGURES = (
     "peak_bytes",
     "gpu_hours_per_billion_tokens",
 )
-CommandLine = Callable[[Choice], str]  # the line to type for a layout
+CommandLine = Callable[[LayoutReport], str]  # the line to type for a layout
 
 
 class PriceEntry(TypedDict, total=False):
@@ -107,7 +107,7 @@ def search_document(
 ) -> SearchDocument:
     """The result as JSON. price: of a GPU-hour; command: the line to type for a layout."""
 
-    def entries(choices: list[Choice]) -> list[LayoutEntry]:
+    def entries(choices: list[LayoutReport]) -> list[LayoutEntry]:
         return [_layout_entry(choice, price, command) for choice in choices]
 
     job, best, given = result.request.job, result.best, result.given
@@ -142,7 +142,7 @@ def search_document(
     }
 
 
-def _layout_entry(choice: Choice, price: float | None, command: CommandLine) -> LayoutEntry:
+def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLine) -> LayoutEntry:
     time, hours = choice.time, choice.gpu_hours_per_billion
     cost: PriceEntry = {} if price is None else {"price_per_billion_tokens": price * hours}
     return {

@@ -1,14 +1,15 @@
 """Branch and bound over a space of layouts: the fastest ones, and the fastest under less memory.
 
-Shapes, their families and those's layouts wait in one queue, the least bound first (bound.py). What
-comes out is taken apart or, a single layout, estimated. A part is dropped where its bound is beyond
-the worst of what is still looked for: the K best that fit the device, and on each `Rung` the best
-that needs no more than a share of the device's memory. Of a family's memory the floor is what its
-first stage needs where ZeRO shares the most; a larger micro batch never needs less. Ties go to less
-memory, then to the layout's own order, so that the answer is the same every time.
+AxesKeys, their families and the layouts of those wait in one queue, the smallest bound first
+(bound.py). What comes out is taken apart or, a single layout, evaluated. A part is dropped where
+its bound is beyond the worst of what is still looked for: the best layouts that fit the device, and
+for each smaller MemoryBudget, a share of the device's memory, the best that needs no more. The
+bound of a family's memory is what its first stage needs where ZeRO shards the most; a larger micro
+batch never needs less. Ties go to less memory, then to the layout's own order, so that the answer
+is the same every time.
 
-The exhaustive way estimates every layout that passes the rules; tests hold the two against each
-other on small spaces.
+The exhaustive way evaluates every layout that passes the rules; tests compare the two on small
+spaces.
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
-from mpctl.search.space import AxesKey, LayoutFamily, SearchSpace
+from mpctl.search.keys import AxesKey, LayoutFamily
+from mpctl.search.space import SearchSpace
 
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
-RUNGS = 4  # shares of the device's memory, in equal steps
-REPORTED = 256  # parts taken from the queue between two reports
-PARTS = 1000  # of the way that is reported
+Part = AxesKey | LayoutFamily | LayoutSettings
+BUDGETS = 4  # the device's memory and its shares, in equal steps
+REPORT_EVERY = 256  # parts taken from the queue between two reports of progress
+PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
 
 class EvaluatedLayout(NamedTuple):
-    """A layout with its seconds a step and the bytes reserved on its fullest rank."""
+    """A layout with its seconds a step and the bytes on the device of its fullest rank."""
 
     seconds: float
     bytes: int
@@ -43,210 +46,243 @@ class EvaluatedLayout(NamedTuple):
 
 @dataclass
 class FoundLayouts:
-    """points: the K best, best first; front: of those and of each rung, what nothing else beats in
-    both seconds and bytes; seen: all that were estimated. is_complete: not interrupted."""
+    """What a search of one space found.
 
-    points: list[EvaluatedLayout] = field(default_factory=list)
+    best: the layouts that were looked for, best first. front: of those and the best of each memory
+    budget, the ones that nothing else beats in both seconds and bytes. evaluated: every layout that
+    was. is_complete: false after Ctrl-C.
+    """
+
+    best: list[EvaluatedLayout] = field(default_factory=list)
     front: list[EvaluatedLayout] = field(default_factory=list)
     is_complete: bool = True
-    seen: list[EvaluatedLayout] = field(default_factory=list)
-
-    @property
-    def estimated(self) -> int:
-        return len(self.seen)
+    evaluated: list[EvaluatedLayout] = field(default_factory=list)
 
 
 @dataclass
 class MemoryBudget:
-    """The best so far of layouts of at most so many bytes."""
+    """The best so far of the layouts that need at most `limit` bytes: the fastest `count`, or those
+    of least memory where `by_bytes`."""
 
     limit: float
-    keep: int
+    count: int
     by_bytes: bool = False
-    points: list[EvaluatedLayout] = field(default_factory=list)
+    best: list[EvaluatedLayout] = field(default_factory=list)
 
     @property
     def worst(self) -> float:
-        """Of what counts: nothing that is worse is wanted any more."""
-        last = self.points[-1] if len(self.points) == self.keep else None
-        return inf if last is None else last.bytes if self.by_bytes else last.seconds
+        """Seconds (or bytes) above which a layout is no longer wanted."""
+        if len(self.best) < self.count:
+            return inf
+        last = self.best[-1]
+        return last.bytes if self.by_bytes else last.seconds
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes above which a layout is no longer wanted where least memory counts."""
+        return min(self.worst, self.limit)
+
+    def wants(self, seconds: float, size: float) -> bool:
+        """Whether a layout of at least so many seconds and bytes may be among the best."""
+        return size <= self.limit and seconds <= self.worst
+
+    def add(self, point: EvaluatedLayout) -> None:
+        """Take the layout in if it is among the best; of layouts that differ in the order of their
+        axes alone, the best one stays."""
+        unordered = point.layout._replace(order="")
+        alike = [one for one in self.best if one.layout._replace(order="") == unordered]
+        if point.bytes <= self.limit and not (alike and alike[0] <= point):
+            self.best = [one for one in self.best if one not in alike]
+            insort(self.best, point, key=self._key)
+            del self.best[self.count :]
 
     def _key(self, point: EvaluatedLayout) -> tuple[float, float, LayoutSettings]:
         return (point.bytes, point.seconds, point.layout) if self.by_bytes else point
-
-    def wants(self, seconds: float, size: float) -> bool:
-        return size <= self.limit and seconds <= self.worst
-
-    def offer(self, point: EvaluatedLayout) -> None:
-        """Of layouts that differ in their order alone the best is kept."""
-        alike = point.layout._replace(order="")
-        same = [own for own in self.points if own.layout._replace(order="") == alike]
-        if point.bytes <= self.limit and not (same and same[0] <= point):
-            self.points = [own for own in self.points if own not in same]
-            insort(self.points, point, key=self._key)
-            del self.points[self.keep :]
 
 
 def find_layouts(
     space: SearchSpace,
     *,
     top: int = 5,
-    rungs: int = RUNGS,
+    budgets: int = BUDGETS,
     objective: Objective = "tokens",
     exhaustive: bool = False,
     on_progress: Progress | None = None,
-    engine: LayoutEvaluator | None = None,
+    evaluator: LayoutEvaluator | None = None,
 ) -> FoundLayouts:
-    """The fastest layouts, or those of least memory. Raises MissingFigure where the device states
-    no rate. Ctrl-C ends it with what was found so far."""
-    search = BranchAndBound(space, engine or LayoutEvaluator(space), top, rungs)
-    report = on_progress or _unreported
+    """The `top` fastest layouts, or those of least memory.
+
+    budgets: equal shares of the device's memory for each of which the fastest layout is found too.
+    exhaustive: evaluate every layout. Ctrl-C ends the search with what was found so far. Raises
+    MissingFigure where the device states no rate.
+    """
+    search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets)
+    report = on_progress or _report_nothing
     try:
         if exhaustive:
-            search.every()
-        elif search.engine.least_share > search.leanest.limit:
-            pass  # not even the states fit, however shared
+            search.evaluate_all()
+        elif search.evaluator.min_state_bytes > search.least_memory.limit:
+            pass  # not even the states fit, however they are sharded
         elif objective == "memory":
-            search.least(report)
+            search.minimize_memory(report)
         else:
-            search.run(report)
+            search.minimize_time(report)
     except KeyboardInterrupt:
-        search.found.is_complete = False
+        search.is_complete = False
     return search.result(objective)
 
 
-def _unreported(stage: str, done: int, total: int) -> None:
-    """Where nobody watches."""
+def _report_nothing(stage: str, done: int, total: int) -> None:
+    """For a search that nobody watches."""
 
 
 class BranchAndBound:
-    def __init__(self, space: SearchSpace, engine: LayoutEvaluator, top: int, rungs: int) -> None:
-        self.space, self.engine = space, engine
-        self.floor, self.found = StepTimeBound(self.engine), FoundLayouts()
-        device = space.job.cluster.device
-        assert device is not None, "the engine asked for it"
-        shares = [device.memory_bytes * share / rungs for share in range(rungs, 0, -1)]
-        self.rungs = [MemoryBudget(limit, 1 if at else top) for at, limit in enumerate(shares)]
-        self.leanest = MemoryBudget(device.memory_bytes, top, by_bytes=True)
-        self.full: dict[tuple[object, ...], tuple[int, float]] = {}
+    """A search under way: the best layouts so far, and bounds on the memory of families."""
 
-    def run(self, report: Progress) -> None:
-        queue: list[tuple[float, int, AxesKey | LayoutFamily | LayoutSettings]] = []
-        shapes = list(self.space.shapes())
-        for number, shape in enumerate(shapes):
-            queue.append((self.floor.guess(shape), number, shape))
-            if number % REPORTED == 0:
-                report("bounds", number, len(shapes))
+    def __init__(
+        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int
+    ) -> None:
+        self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
+        self.evaluated: list[EvaluatedLayout] = []
+        self.is_complete = True
+        memory = evaluator.device_memory
+        limits = [memory * share / budgets for share in range(budgets, 0, -1)]
+        self.budgets = [MemoryBudget(limit, 1 if at else top) for at, limit in enumerate(limits)]
+        self.least_memory = MemoryBudget(memory, top, by_bytes=True)
+        # Families (without their micro batch) of which one was found to fit nowhere: its micro
+        # batch, and the bytes that it needs at least.
+        self.too_large: dict[tuple[object, ...], tuple[int, float]] = {}
+
+    def minimize_time(self, report: Progress) -> None:
+        """Find the fastest layouts under each budget."""
+        queue: list[tuple[float, int, Part]] = []
+        every = list(self.space.axes())
+        for number, axes in enumerate(every):
+            queue.append((self.bound.of_axes_quickly(axes), number, axes))
+            if number % REPORT_EVERY == 0:
+                report("bounds", number, len(every))
         heapify(queue)
-        number, at, least = len(shapes), 0, queue[0][0] if queue else 0.0
+        number, taken, least = len(every), 0, queue[0][0] if queue else 0.0
         while queue:
             bound, _, part = heappop(queue)
-            worst = max(rung.worst for rung in self.rungs)
+            worst = max(budget.worst for budget in self.budgets)
             if bound > worst or bound == inf:
                 break
-            for below, child in self._below(bound, part):
+            for child_bound, child in self._children(bound, part):
                 number += 1
-                heappush(queue, (below, number, child))
-            at += 1
-            if at % REPORTED == 0 and least < worst < inf:  # how far bounds have come to meet it
-                report("layouts", round(PARTS * (bound - least) / (worst - least)), PARTS)
+                heappush(queue, (child_bound, number, child))
+            taken += 1
+            if taken % REPORT_EVERY == 0 and least < worst < inf:  # how near bounds are to the best
+                done = round(PROGRESS_STEPS * (bound - least) / (worst - least))
+                report("layouts", done, PROGRESS_STEPS)
 
-    def _below(
-        self, bound: float, part: AxesKey | LayoutFamily | LayoutSettings
+    def _children(
+        self, bound: float, part: Part
     ) -> Iterator[tuple[float, LayoutFamily | LayoutSettings]]:
-        """What a part is made of, as far as it is still wanted; a layout is estimated."""
+        """What a part is made of, with bounds, as far as it is wanted; a layout is evaluated."""
         if isinstance(part, LayoutSettings):
-            self._estimate(part, bound)
+            self._evaluate(part, bound)
         elif isinstance(part, AxesKey):
-            if not self._wants(self.floor.shape(part), 0.0):
-                return
-            for family in self.space.families(part):
-                own = self.floor.family(family)
-                if self._wants(own, self._least(family)):
-                    yield own, family
-        elif self._wants(bound, self._leanest(part)):
-            whole = part.layout(0, "")
-            least = {zero: self.engine.least_bytes(whole, zero) for zero in self._zeros(part)}
-            zeros = [zero for zero, size in least.items() if self._wants(bound, size)]
-            for own, layout in self.floor.members(part, bound, zeros):
-                if self._wants(own, least[layout.zero]):
-                    yield own, layout
+            yield from self._families(part)
+        elif self._wants(bound, self._min_bytes(part)):
+            yield from self._members(part, bound)
 
-    def _zeros(self, family: LayoutFamily) -> list[int]:
-        return self.space.zeros(family.shape.dp * family.shape.group.cp)
+    def _families(self, axes: AxesKey) -> Iterator[tuple[float, LayoutFamily]]:
+        if not self._wants(self.bound.of_axes(axes), 0.0):
+            return
+        for family in self.space.families(axes):
+            bound = self.bound.of_family(family)
+            if self._wants(bound, self._known_min_bytes(family)):
+                yield bound, family
+
+    def _members(
+        self, family: LayoutFamily, bound: float
+    ) -> Iterator[tuple[float, LayoutSettings]]:
+        """The layouts of a family whose ZeRO stage leaves them small enough."""
+        plain, sizes = family.plain, dict[int, float]()
+        for zero in self.space.zero_stages(family):
+            sizes[zero] = self.evaluator.min_bytes(plain, zero)
+        wanted = {zero for zero, size in sizes.items() if self._wants(bound, size)}
+        layouts = (one for one in self.space.members(family) if one.zero in wanted)
+        for layout_bound, layout in self.bound.of_members(family, bound, layouts):
+            if self._wants(layout_bound, sizes[layout.zero]):
+                yield layout_bound, layout
 
     def _wants(self, seconds: float, size: float) -> bool:
-        return any(rung.wants(seconds, size) for rung in self.rungs)
+        return any(budget.wants(seconds, size) for budget in self.budgets)
 
-    def _least(self, family: LayoutFamily) -> float:
-        """Bytes that a family like it, of a smaller micro batch, was found to need."""
-        batch, size = self.full.get(self._alike(family), (0, 0))
-        return size if family.shape.group.micro_batch_size >= batch else 0
+    def _known_min_bytes(self, family: LayoutFamily) -> float:
+        """Bytes that an equal family of a smaller micro batch, which is too large, needs."""
+        size, needed = self.too_large.get(_without_micro_batch(family), (0, 0.0))
+        return needed if family.axes.layer.micro_batch_size >= size else 0.0
 
-    def _leanest(self, family: LayoutFamily) -> float:
-        """Bytes that every layout of the family needs."""
-        size, key = self._least(family), self._alike(family)
-        if not self._wants(0.0, size):
-            return size
-        size = self.engine.least_bytes(family.layout(0, ""), max(self._zeros(family)))
-        batch = family.shape.group.micro_batch_size
-        if batch < self.full.get(key, (batch + 1, 0))[0] and not self._wants(0.0, size):
-            self.full[key] = batch, size
-        return size
+    def _min_bytes(self, family: LayoutFamily) -> float:
+        """Bytes that every layout of the family needs at least."""
+        needed, key = self._known_min_bytes(family), _without_micro_batch(family)
+        if not self._wants(0.0, needed):
+            return needed
+        needed = self.evaluator.min_bytes(family.plain, max(self.space.zero_stages(family)))
+        size = family.axes.layer.micro_batch_size
+        if size < self.too_large.get(key, (size + 1, 0.0))[0] and not self._wants(0.0, needed):
+            self.too_large[key] = size, needed
+        return needed
 
-    def _alike(self, family: LayoutFamily) -> tuple[object, ...]:
-        (tp, cp, _, split, recompute), dp, pp, _ = family.shape
-        return tp, cp, split, recompute, dp, pp, *family[1:]
-
-    def _estimate(self, layout: LayoutSettings, bound: float) -> None:
-        if not self._wants(bound, self.engine.least_bytes(layout, layout.zero)):
+    def _evaluate(self, layout: LayoutSettings, bound: float) -> None:
+        if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero)):
             return
-        size = self.engine.reserved(layout)
+        size = self.evaluator.device_bytes(layout)
         if self._wants(bound, size):
-            self._take(layout, size, self.rungs)
+            self._add(layout, size, self.budgets)
 
-    def _take(self, layout: LayoutSettings, size: int, rungs: list[MemoryBudget]) -> None:
-        time = self.engine.time(layout)
-        if time is not None and self._is_legal(layout):
+    def _add(self, layout: LayoutSettings, size: int, budgets: list[MemoryBudget]) -> None:
+        time = self.evaluator.step_time(layout)
+        if time is not None and not has_errors(self.space.job_of(layout)):
             point = EvaluatedLayout(time.total, size, layout)
-            self.found.seen.append(point)
-            for rung in rungs:
-                rung.offer(point)
+            self.evaluated.append(point)
+            for budget in budgets:
+                budget.add(point)
 
-    def _is_legal(self, layout: LayoutSettings) -> bool:
-        return not has_errors(self.space.job_of(layout))
-
-    def least(self, report: Progress) -> None:
-        """By memory, smaller micro batches first: what is too much for one is so for larger."""
-        shapes = sorted(self.space.shapes(), key=lambda shape: shape.group.micro_batch_size)
-        rung, dropped = self.leanest, set[tuple[object, ...]]()
-        for number, shape in enumerate(shapes):
-            if number % REPORTED == 0:
-                report("layouts", number, len(shapes))
-            for family in self.space.families(shape):
-                key = self._alike(family)
+    def minimize_memory(self, report: Progress) -> None:
+        """Find the layouts of least memory, smaller micro batches first: what is too much for one
+        is so for larger ones."""
+        every = sorted(self.space.axes(), key=lambda axes: axes.layer.micro_batch_size)
+        dropped = set[tuple[object, ...]]()
+        for number, axes in enumerate(every):
+            if number % REPORT_EVERY == 0:
+                report("layouts", number, len(every))
+            for family in self.space.families(axes):
+                key = _without_micro_batch(family)
                 if key in dropped:
                     continue
-                if self._leanest(family) > min(rung.worst, rung.limit):
+                if self._min_bytes(family) > self.least_memory.most_bytes:
                     dropped.add(key)
                     continue
-                for layout in self.space.members(family):
-                    size = self.engine.reserved(layout)
-                    if size <= min(rung.worst, rung.limit):
-                        self._take(layout, size, [rung])
+                self._add_small(family)
 
-    def every(self) -> None:
+    def _add_small(self, family: LayoutFamily) -> None:
+        for layout in self.space.members(family):
+            size = self.evaluator.device_bytes(layout)
+            if size <= self.least_memory.most_bytes:
+                self._add(layout, size, [self.least_memory])
+
+    def evaluate_all(self) -> None:
+        """Evaluate every layout of the space."""
         for layout in self.space.layouts():
-            self._take(layout, self.engine.reserved(layout), [*self.rungs, self.leanest])
+            size = self.evaluator.device_bytes(layout)
+            self._add(layout, size, [*self.budgets, self.least_memory])
 
     def result(self, objective: Objective) -> FoundLayouts:
-        self.found.points = (self.leanest if objective == "memory" else self.rungs[0]).points
-        if objective == "memory":
-            return self.found
-        candidates = sorted({point for rung in self.rungs for point in rung.points})
-        least: float = inf
-        for point in candidates:
-            if point.bytes < least:
-                least = point.bytes
-                self.found.front.append(point)
-        return self.found
+        """What was found so far."""
+        best = (self.least_memory if objective == "memory" else self.budgets[0]).best
+        front: list[EvaluatedLayout] = []
+        if objective == "tokens":
+            for point in sorted({point for budget in self.budgets for point in budget.best}):
+                if not front or point.bytes < front[-1].bytes:
+                    front.append(point)
+        return FoundLayouts(best, front, self.is_complete, self.evaluated)
+
+
+def _without_micro_batch(family: LayoutFamily) -> tuple[object, ...]:
+    """What the memory of families that differ in their micro batch alone has in common."""
+    (tp, cp, _, splits, recompute), dp, pp, _ = family.axes
+    return tp, cp, splits, recompute, dp, pp, *family[1:]

@@ -1,9 +1,9 @@
 """Layouts that fit, nearest to one that does not: fewest settings changed, then fastest.
 
-dp is no setting here: it is what the other axes leave. Of one change and then of two, every layout
-that the rules of the space allow is thought of; in the order of their bounds (bound.py) they are
-estimated until enough fit that nothing left can be faster, or MOST_TRIED were. Stages that are cut
-evenly stay so, and with several chunks are not cut by cost.
+dp is no setting here: it is what the other axes leave. With one change, then with two, every layout
+of the space is considered, in the order of the bounds on its seconds (bound.py), and evaluated
+until enough fit that nothing left can be faster, or MOST_EVALUATED were. Stages of equal numbers of
+layers stay so where there are several chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpctl.spec.job import JobSpec
 
 SETTINGS = tuple(name for name in LayoutSettings._fields if name != "dp")
 MOST_CHANGES = 2
-MOST_TRIED = 300  # layouts of each number of changes whose memory is asked for
+MOST_EVALUATED = 300  # layouts of each number of changes
 
 
 def with_nearest(plan: Plan) -> Plan:
@@ -47,52 +47,48 @@ def with_nearest(plan: Plan) -> Plan:
 
 
 def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
-    """Of a complete job with a model. Empty where its device states no rate, or nothing fits."""
+    """Layouts near that of a complete job with a model, the nearest first. Empty where its device
+    states no rate, or nothing near fits."""
     space = SearchSpace(job)
     try:
-        engine = LayoutEvaluator(space)
+        evaluator = LayoutEvaluator(space)
     except MissingFigure:
         return []
-    assert job.cluster.device is not None, "the engine asked for it"
-    if engine.least_share > job.cluster.device.memory_bytes:
+    if evaluator.min_state_bytes > evaluator.device_memory:
         return []
-    floor, here = StepTimeBound(engine), layout_of(job)
-    found: list[EvaluatedLayout] = []
+    bound, given = StepTimeBound(evaluator), layout_of(job)
+    nearest: list[EvaluatedLayout] = []
     for changes in range(1, MOST_CHANGES + 1):
-        if len(found) < count:
-            near = set(_changed(job, here, changes))
-            found += _fastest(floor, near, count - len(found))
-    return [NearbyLayout(changed_settings(here, p.layout), p.seconds, p.bytes) for p in found]
+        if len(nearest) < count:
+            candidates = set(_changed_layouts(job, given, changes))
+            nearest += _fastest(bound, candidates, count - len(nearest))
+    return [NearbyLayout(changed_settings(given, p.layout), p.seconds, p.bytes) for p in nearest]
 
 
-def _changed(job: JobSpec, here: LayoutSettings, count: int) -> Iterator[LayoutSettings]:
-    """Legal layouts that differ in exactly so many settings."""
-    settings = [s for s in SETTINGS if s != "stage_balance"] if here.vpp > 1 else SETTINGS
-    for free in combinations(settings, count):
-        fixed = {name: getattr(here, name) for name in SETTINGS if name not in free}
+def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Iterator[LayoutSettings]:
+    """Layouts of the space that differ from the given one in exactly so many settings."""
+    settings = [s for s in SETTINGS if s != "stage_balance"] if given.vpp > 1 else SETTINGS
+    for free in combinations(settings, changes):
+        fixed = {name: getattr(given, name) for name in SETTINGS if name not in free}
         for layout in SearchSpace(job, fixed).layouts():
-            if all(getattr(layout, name) != getattr(here, name) for name in free):
+            if all(getattr(layout, name) != getattr(given, name) for name in free):
                 yield layout
 
 
 def _fastest(
-    floor: StepTimeBound, layouts: Iterable[LayoutSettings], count: int
+    bound: StepTimeBound, layouts: Iterable[LayoutSettings], count: int
 ) -> list[EvaluatedLayout]:
-    engine, device = floor.engine, floor.space.job.cluster.device
-    assert device is not None, "the engine asked for it"
-    found: list[EvaluatedLayout] = []
-    fitting = (one for one in layouts if engine.least_bytes(one, one.zero) <= device.memory_bytes)
-    bounds = sorted((floor.family(floor.family_of(one)), one) for one in fitting)
-    for bound, layout in bounds[:MOST_TRIED]:
-        if bound == inf or (len(found) >= count and bound > found[count - 1].seconds):
+    """The fastest of some layouts that fit their device and pass the rules."""
+    evaluator, memory = bound.evaluator, bound.evaluator.device_memory
+    fitting = (one for one in layouts if evaluator.min_bytes(one, one.zero) <= memory)
+    by_bound = sorted((bound.of_family(bound.family_of(one)), one) for one in fitting)
+    fastest: list[EvaluatedLayout] = []
+    for seconds, layout in by_bound[:MOST_EVALUATED]:
+        if seconds == inf or (len(fastest) >= count and seconds > fastest[count - 1].seconds):
             break
-        size = engine.reserved(layout)
-        if size <= device.memory_bytes and _is_legal(floor.space, layout):
-            time = engine.time(layout)
-            found += [EvaluatedLayout(time.total, size, layout)] if time else []
-            found.sort()
-    return found[:count]
-
-
-def _is_legal(space: SearchSpace, layout: LayoutSettings) -> bool:
-    return not has_errors(space.job_of(layout))
+        size = evaluator.device_bytes(layout)
+        if size <= memory and not has_errors(evaluator.space.job_of(layout)):
+            time = evaluator.step_time(layout)
+            fastest += [EvaluatedLayout(time.total, size, layout)] if time else []
+            fastest.sort()
+    return fastest[:count]

@@ -29,7 +29,7 @@ BILLION = 1e9
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank.
@@ -64,32 +64,35 @@ class Choice:
         return self.job.world_size * BILLION / self.tokens_per_second / 3600
 
 
-def choices(engine: LayoutEvaluator, points: Iterable[EvaluatedLayout]) -> list[Choice]:
+def layout_reports(
+    evaluator: LayoutEvaluator, found: Iterable[EvaluatedLayout]
+) -> list[LayoutReport]:
     """The layouts that a search found, each with its job and the parts of its step."""
-    found = []
-    for point in points:
-        time = engine.time(point.layout)
-        assert time is not None, "it was estimated before"
-        found.append(Choice(engine.space.job_of(point.layout), point.layout, time, point.bytes))
-    return found
+    reports = []
+    for point in found:
+        time = evaluator.step_time(point.layout)
+        assert time is not None, "it was timed before"
+        job = evaluator.space.job_of(point.layout)
+        reports.append(LayoutReport(job, point.layout, time, point.bytes))
+    return reports
 
 
-def given_choice(engine: LayoutEvaluator) -> Choice | None:
+def given_report(evaluator: LayoutEvaluator) -> LayoutReport | None:
     """The layout of the job as given; None where its step cannot be estimated."""
-    plan = make_plan(engine.space.job)
+    plan = make_plan(evaluator.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
         return None
     size = plan.estimate.fullest_stage.device_bytes
-    return Choice(plan.job, layout_of(plan.job), plan.estimate.time, size)
+    return LayoutReport(plan.job, layout_of(plan.job), plan.estimate.time, size)
 
 
-def reasons(best: Choice, others: Iterable[Choice]) -> Iterator[str]:
+def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]:
     """A sentence for each other layout: how much slower, in which parts, what memory it saves."""
     for other in others:
         yield f"with {_settings(best, other) or 'the same settings'}: {_difference(best, other)}"
 
 
-def given_reason(best: Choice, given: Choice) -> str:
+def given_reason(best: LayoutReport, given: LayoutReport) -> str:
     """How the layout of the job as given compares with the best one, as a sentence."""
     settings = _settings(best, given)
     if not settings:
@@ -101,13 +104,13 @@ def given_reason(best: Choice, given: Choice) -> str:
     return f"the job as given ({settings}): {_difference(best, given)}"
 
 
-def _settings(best: Choice, other: Choice) -> str:
+def _settings(best: LayoutReport, other: LayoutReport) -> str:
     """The settings in which another layout differs, in words."""
     settings = changed_settings(best.layout, other.layout)
     return ", ".join(setting_text(name, value) for name, value in settings.items())
 
 
-def _difference(best: Choice, other: Choice) -> str:
+def _difference(best: LayoutReport, other: LayoutReport) -> str:
     slower = other.time.total - best.time.total
     share = abs(slower) / best.time.total
     return (

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.planning.layout_settings import setting_name
-from mpctl.search.space import AXES, AxesKey, LayerKey, SearchSpace
+from mpctl.planning.layout_settings import LayoutSettings, setting_name
+from mpctl.search.keys import AxesKey, LayoutFamily
+from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job, parse_settings
 
-SETTINGS = {setting_name(name): name for name in AXES}
+FIELDS = LayoutSettings._fields
+SETTINGS = {setting_name(name): name for name in FIELDS}
 CUTS = ("first_stage_layers", "last_stage_layers")
 
 
@@ -21,30 +23,30 @@ class SearchRequest:
     """What is searched.
 
     job: complete. typed: every setting that was typed over it. fixed: the fields of a layout among
-    those, which the search leaves alone. most: the largest value of an axis.
+    those, which the search leaves alone. largest: fields with the largest value that is tried.
     """
 
     job: JobSpec
     typed: dict[str, Any]
     fixed: dict[str, Any]
-    most: dict[str, int]
+    largest: dict[str, int]
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's own number of GPUs or on another."""
         job = self.job if gpus is None else with_gpus(self.job, gpus)
-        return SearchSpace(job, self.fixed, self.most)
+        return SearchSpace(job, self.fixed, self.largest)
 
 
 def read_request(
-    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], most: Mapping[str, int]
+    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], largest: Mapping[str, int]
 ) -> SearchRequest:
-    """Flags that name a searched setting fix it, as --fix does; any other setting is the job's.
-    Raises InputError."""
+    """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
+    of a layout are fixed, any other setting is the job's. Raises InputError."""
     typed = {**overrides, **parse_settings(fix)}
     job = load_job(source, typed)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     _require_searchable(job)
-    return SearchRequest(job, typed, fixed, dict(most))
+    return SearchRequest(job, typed, fixed, dict(largest))
 
 
 def _value(job: JobSpec, where: str) -> Any:
@@ -65,25 +67,29 @@ def _require_searchable(job: JobSpec) -> None:
 
 
 def varied(space: SearchSpace) -> list[str]:
-    """The fields of a layout that take more than one value in the space."""
-    cuts = {key: list(space.cuts(*key)) for key in {_stages(s) for s in space.shapes()}}
-    shapes = [shape for shape in space.shapes() if cuts[_stages(shape)]]
-    values = {name: {getattr(shape.group, name) for shape in shapes} for name in LayerKey._fields}
-    values |= {name: {getattr(shape, name) for shape in shapes} for name in ("dp", "pp")}
+    """The fields of a layout that take more than one value in the space. Member settings are asked
+    for one family of each choice of axis sizes, so that not every layout is made."""
+    every = list(space.axes())
+    pipelines = {key: list(space.pipelines(*key)) for key in {_stages(axes) for axes in every}}
+    starts = ((axes, pipelines[_stages(axes)]) for axes in every)
+    families = [LayoutFamily(axes, *cuts[0]) for axes, cuts in starts if cuts]
+    layouts = [family.plain for family in families]
+    values = {name: {getattr(layout, name) for layout in layouts} for name in FIELDS}
     for at, name in enumerate(("vpp", "schedule", "stage_balance")):
-        values[name] = {cut[at] for found in cuts.values() for cut in found}
-    axes = {(shape.group.tp, shape.group.cp, shape.dp, shape.pp) for shape in shapes}
-    values["zero"] = {zero for _, cp, dp, _ in axes for zero in space.zeros(dp * cp)}
-    values["order"] = {order for sizes in axes for order in space.orders(*sizes)}
-    return [name for name in AXES if len(values[name]) > 1]
+        values[name] = {cut[at] for cuts in pipelines.values() for cut in cuts}
+    of_sizes = {family.sizes: family for family in families}
+    for setting in space.member_settings:
+        values[setting.name] = {v for f in of_sizes.values() for v in setting.values(space, f)}
+    return [name for name in FIELDS if len(values[name]) > 1]
 
 
-def _stages(shape: AxesKey) -> tuple[int, int]:
-    return shape.pp, shape.microbatches
+def _stages(axes: AxesKey) -> tuple[int, int]:
+    return axes.pp, axes.microbatches
 
 
 def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
-    """On so many GPUs of its cluster: part of a node, or whole ones. Raises InputError."""
+    """The complete job on so many GPUs of its cluster: part of a node, or whole nodes. Raises
+    InputError where they do not fill nodes."""
     per_node = job.cluster.gpus_per_node or 1
     if gpus > per_node and gpus % per_node:
         near = sorted({gpus // per_node * per_node, -(-gpus // per_node) * per_node})
@@ -96,7 +102,8 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
 
 
 def parse_gpus(text: str, job: JobSpec) -> list[int]:
-    """`8,16,32`, or `all`: powers of two up to the cluster, and the cluster."""
+    """The numbers of GPUs that `--gpus` names: `8,16,32`, or `all`: powers of two up to the
+    cluster, and the cluster. Raises InputError."""
     if text == "all":
         return sorted({*(1 << k for k in range(job.world_size.bit_length())), job.world_size})
     try:

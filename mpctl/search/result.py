@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 from mpctl.errors import DoesNotFit, InputError
 from mpctl.estimate.kernels import MissingFigure
-from mpctl.search.evaluate import LayoutEvaluator, unknown_link
+from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
-    RUNGS,
+    BUDGETS,
     EvaluatedLayout,
     FoundLayouts,
     Objective,
     Progress,
     find_layouts,
 )
-from mpctl.search.report import Choice, choices, given_choice
+from mpctl.search.report import LayoutReport, given_report, layout_reports
 from mpctl.search.request import SearchRequest, varied
 from mpctl.search.space import SearchSpace
 from mpctl.units import plural
@@ -34,11 +34,11 @@ class SearchResult:
 
     request: SearchRequest
     objective: str
-    best: list[Choice] = field(default_factory=list)
-    front: list[Choice] = field(default_factory=list)
-    by_gpus: dict[int, Choice | None] = field(default_factory=dict)
+    best: list[LayoutReport] = field(default_factory=list)
+    front: list[LayoutReport] = field(default_factory=list)
+    by_gpus: dict[int, LayoutReport | None] = field(default_factory=dict)
     why_none: dict[int, str] = field(default_factory=dict)
-    given: Choice | None = None
+    given: LayoutReport | None = None
     seen: list[EvaluatedLayout] = field(default_factory=list)
     estimated: int = 0
     is_complete: bool = True
@@ -49,45 +49,56 @@ def answer_search(
     request: SearchRequest, counts: Sequence[int], *, top: int, objective: str, exhaustive: bool,
     on_progress: Progress,
 ) -> SearchResult:  # fmt: skip
-    """Search each number of GPUs in counts. top: layouts wanted; exhaustive: estimate every layout.
+    """Search each number of GPUs in counts. top: layouts wanted; exhaustive: evaluate every layout.
 
     Raises InputError where the device states no rate for the data type, DoesNotFit or InputError
     where on none of the counts there is a layout that fits and can be timed.
     """
-    answer, aim = SearchResult(request, objective), _aim(objective)
-    engines = {gpus: _engine(request, gpus) for gpus in counts}
-    found: dict[int, FoundLayouts] = {}
+    result, aim = SearchResult(request, objective), _aim(objective)
+    evaluators = {gpus: _evaluator(request, gpus) for gpus in counts}
 
-    def look(gpus: int, *, top: int, rungs: int) -> None:
-        found[gpus] = find_layouts(
-            engines[gpus].space, top=top, rungs=rungs, objective=aim, exhaustive=exhaustive,
-            engine=engines[gpus], on_progress=_of_gpus(on_progress, gpus),
+    def search(gpus: int, *, top: int, budgets: int) -> FoundLayouts:
+        found = find_layouts(
+            evaluators[gpus].space, top=top, budgets=budgets, objective=aim, exhaustive=exhaustive,
+            evaluator=evaluators[gpus], on_progress=_of_gpus(on_progress, gpus),
         )  # fmt: skip
-        answer.estimated += found[gpus].estimated
-        answer.is_complete &= found[gpus].is_complete
+        result.estimated += len(found.evaluated)
+        result.is_complete &= found.is_complete
+        return found
 
+    found = FoundLayouts()
     for gpus in counts if len(counts) > 1 else ():
-        if answer.is_complete:
-            look(gpus, top=1, rungs=1)
-            best = choices(engines[gpus], found[gpus].points)
-            answer.by_gpus[gpus] = best[0] if best else None
-            if not best:
-                level = unknown_link(engines[gpus]) if answer.is_complete else None
-                answer.why_none[gpus] = _untimed(level) if level else "nothing fits"
-    chosen = counts[0] if len(counts) == 1 else _chosen(answer)
-    if chosen is not None and answer.is_complete:
-        look(chosen, top=top, rungs=RUNGS)
-    if chosen is None or not found[chosen].points:
-        if answer.is_complete:
-            raise _no_time(engines) or _nothing_fits(request, counts)
-        return answer
-    layouts, engine = found[chosen], engines[chosen]
-    answer.searched = varied(engine.space)
-    answer.best, answer.front = choices(engine, layouts.points), choices(engine, layouts.front)
-    answer.seen = layouts.seen
-    if engine.space.world == request.job.world_size:
-        answer.given = given_choice(engine)
-    return answer
+        if result.is_complete:
+            found = search(gpus, top=1, budgets=1)
+            _add_count(result, evaluators[gpus], found)
+    preferred = counts[0] if len(counts) == 1 else _preferred_count(result)
+    if preferred is not None and result.is_complete:
+        found = search(preferred, top=top, budgets=BUDGETS)
+    if preferred is None or not found.best:
+        if result.is_complete:
+            raise _no_time(evaluators) or _nothing_fits(request, counts)
+        return result
+    _add_best(result, evaluators[preferred], found)
+    return result
+
+
+def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
+    """The best layout on one number of GPUs, or why there is none."""
+    gpus, best = evaluator.space.world, layout_reports(evaluator, found.best)
+    result.by_gpus[gpus] = best[0] if best else None
+    if not best:
+        level = missing_link(evaluator) if result.is_complete else None
+        result.why_none[gpus] = _untimed(level) if level else "nothing fits"
+
+
+def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
+    """The layouts on the number of GPUs that the objective prefers."""
+    result.searched = varied(evaluator.space)
+    result.best = layout_reports(evaluator, found.best)
+    result.front = layout_reports(evaluator, found.front)
+    result.seen = found.evaluated
+    if evaluator.space.world == result.request.job.world_size:
+        result.given = given_report(evaluator)
 
 
 def _aim(objective: str) -> Objective:
@@ -98,16 +109,16 @@ def _of_gpus(report: Progress, gpus: int) -> Progress:
     return lambda stage, done, total: report(f"{stage}, {gpus} GPUs", done, total)
 
 
-def _chosen(answer: SearchResult) -> int | None:
+def _preferred_count(result: SearchResult) -> int | None:
     """The number of GPUs with the cheapest layout where cost is the objective, else the largest
     number that has a layout; None where none has."""
-    costs = {g: c.gpu_hours_per_billion for g, c in answer.by_gpus.items() if c is not None}
-    if answer.objective == "cost" and costs:
+    costs = {g: c.gpu_hours_per_billion for g, c in result.by_gpus.items() if c is not None}
+    if result.objective == "cost" and costs:
         return min(costs, key=lambda gpus: costs[gpus])
     return max(costs, default=None)
 
 
-def _engine(request: SearchRequest, gpus: int) -> LayoutEvaluator:
+def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
     is_whole = gpus == request.job.world_size
     try:
         return LayoutEvaluator(request.space(None if is_whole else gpus))
@@ -116,13 +127,13 @@ def _engine(request: SearchRequest, gpus: int) -> LayoutEvaluator:
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
 
 
-def _no_time(engines: Mapping[int, LayoutEvaluator]) -> InputError | None:
+def _no_time(evaluators: Mapping[int, LayoutEvaluator]) -> InputError | None:
     """The error where a layout fits the memory but a link of the cluster states no bandwidth."""
-    for gpus, engine in engines.items():
-        if level := unknown_link(engine):
+    for gpus, evaluator in evaluators.items():
+        if level := missing_link(evaluator):
             hint = f"set cluster.{level}.bandwidth, bytes/s in one direction"
             if level == "inter_node":
-                hint += f"; or keep the ranks on one node: --gpus-per-node {max(engines)}"
+                hint += f"; or keep the ranks on one node: --gpus-per-node {max(evaluators)}"
             message = f"no layout of {plural(gpus, 'GPU')} can be timed: {_no_bandwidth(level)}"
             return InputError.of("no-step-time", f"cluster.{level}", message, hint)
     return None

@@ -22,8 +22,9 @@ from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import FoundLayouts, find_layouts
 from mpctl.search.nearest import SETTINGS, nearest_that_fit, with_nearest
-from mpctl.search.report import Choice, choices, reasons
-from mpctl.search.space import SearchSpace
+from mpctl.search.report import LayoutReport, layout_reports, reasons
+from mpctl.search.request import varied
+from mpctl.search.space import MemberSetting, SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 from mpctl.spec.presets import preset_names
@@ -65,10 +66,10 @@ def test_the_space_by_hand() -> None:
     """24 layers, 16 heads, 4 GPUs in a node, a batch of 8."""
     job = job_of(cluster__nodes=1, model__layers=24, training__global_batch_size=8)
     space = SearchSpace(job, {"cp": 1})
-    assert list(space.tensor()) == [1, 2, 4]
-    assert list(space.pipeline(2)) == [1, 2]
-    assert list(space.micro_batches(2)) == [1, 2, 4]
-    cuts = [cut for cut in space.cuts(2, 4) if cut[0] > 1]
+    assert list(space.tensor_sizes()) == [1, 2, 4]
+    assert list(space.pipeline_sizes(2)) == [1, 2]
+    assert list(space.micro_batch_sizes(2)) == [1, 2, 4]
+    cuts = [cut for cut in space.pipelines(2, 4) if cut[0] > 1]
     assert [vpp for vpp, _, _ in cuts] == [2, 3, 4, 6, 12]
 
 
@@ -114,32 +115,32 @@ def test_what_is_fixed_stays_and_bounds_hold() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_engine_gives_what_plan_gives(name: str) -> None:
+def test_the_evaluator_gives_what_plan_gives(name: str) -> None:
     space = SearchSpace(model_job(name))
-    engine = LayoutEvaluator(space)
+    evaluator = LayoutEvaluator(space)
     for layout in samples(space, 12):
         plan = make_plan(space.job_of(layout))
-        time = engine.time(layout)
+        time = evaluator.step_time(layout)
         assert plan.estimate is not None and time is not None
         assert time == plan.estimate.time
-        assert engine.reserved(layout) == peak_bytes(plan.estimate.memory)
+        assert evaluator.device_bytes(layout) == peak_bytes(plan.estimate.memory)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_bound_is_below_the_estimate(name: str) -> None:
     space = SearchSpace(model_job(name, **{"training.global_batch_size": 64}))
-    engine = LayoutEvaluator(space)
-    floor, seen = StepTimeBound(engine), 0
+    evaluator = LayoutEvaluator(space)
+    bounds, seen = StepTimeBound(evaluator), 0
     for layout in samples(space, 80):
-        family = floor.family_of(layout)
-        bound = floor.family(family)
-        (own,) = [b for b, found in floor.members(family, bound) if found == layout]
-        time = engine.time(layout)
+        family = bounds.family_of(layout)
+        bound = bounds.of_family(family)
+        (own,) = [b for b, found in bounds.of_members(family, bound, [layout]) if found == layout]
+        time = evaluator.step_time(layout)
         assert time is not None
-        assert 0 < floor.guess(family.shape) <= floor.shape(family.shape) <= bound
+        assert 0 < bounds.of_axes_quickly(family.axes) <= bounds.of_axes(family.axes) <= bound
         assert bound <= own <= time.total
-        assert engine.least_share <= engine.reserved(layout)
-        assert engine.least_bytes(layout, layout.zero) <= engine.reserved(layout)
+        assert evaluator.min_state_bytes <= evaluator.device_bytes(layout)
+        assert evaluator.min_bytes(layout, layout.zero) <= evaluator.device_bytes(layout)
         seen += own > 0.5 * time.total
     assert seen > 30, "a bound that is far below prunes nothing"
 
@@ -147,12 +148,12 @@ def test_a_bound_is_below_the_estimate(name: str) -> None:
 def test_the_bound_by_hand() -> None:
     """Of one rank that sends nothing it is the step, less host and what happens once."""
     space = SearchSpace(job_of(cluster__nodes=1, cluster__gpus_per_node=1))
-    engine = LayoutEvaluator(space)
-    floor = StepTimeBound(engine)
+    evaluator = LayoutEvaluator(space)
+    bounds = StepTimeBound(evaluator)
     for layout in samples(space, 5):
-        time = engine.time(layout)
+        time = evaluator.step_time(layout)
         assert time is not None
-        bound = floor.family(floor.family_of(layout))
+        bound = bounds.of_family(bounds.family_of(layout))
         assert bound == pytest.approx(time.total - time.optimizer - time.other, rel=0.02)
 
 
@@ -176,9 +177,9 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     name: str, objective: Any, fixed: dict[str, Any], more: dict[str, Any]
 ) -> None:
     pruned, every = answers(model_job(name, **more), fixed, top=3, objective=objective)
-    assert pruned.points == every.points and every.points
+    assert pruned.best == every.best and every.best
     assert pruned.front == every.front
-    assert pruned.estimated <= every.estimated
+    assert len(pruned.evaluated) <= len(every.evaluated)
     assert (
         find_layouts(SearchSpace(model_job(name, **more), fixed), top=3, objective=objective)
         == pruned
@@ -191,7 +192,7 @@ def test_the_pruned_search_finds_what_the_exhaustive_one_does(
 def test_on_larger_spaces_too(name: str, objective: Any) -> None:
     fixed = {"cp": 1, "recompute": "full"} if name == "t5" else {"cp": 1}
     pruned, every = answers(model_job(name), fixed, top=8, objective=objective)
-    assert pruned.points == every.points and pruned.front == every.front
+    assert pruned.best == every.best and pruned.front == every.front
 
 
 @pytest.fixture(scope="module")
@@ -204,30 +205,30 @@ def large() -> FoundLayouts:
 def test_few_of_many_layouts_are_estimated(large: FoundLayouts) -> None:
     job = load_job("gpt3-175b-1024", {"training.runtime": "megatron-core"})
     space = SearchSpace(job, {"cp": 1, "order": "tp-cp-dp-pp"})
-    assert large.estimated < sum(1 for _ in space.layouts()) / 40
+    assert len(large.evaluated) < sum(1 for _ in space.layouts()) / 40
 
 
 def test_the_front_is_a_front_and_its_memory_was_a_limit(large: FoundLayouts) -> None:
     seconds = [point.seconds for point in large.front]
     sizes = [point.bytes for point in large.front]
     assert seconds == sorted(seconds) and sizes == sorted(sizes, reverse=True)
-    assert len(large.front) > 2 and large.front[0] == large.points[0]
+    assert len(large.front) > 2 and large.front[0] == large.best[0]
     assert sizes[0] <= 80 * 2**30
 
 
 def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, calls = LayoutEvaluator.time, 0
+    plain, calls = LayoutEvaluator.step_time, 0
 
-    def interrupted(engine: LayoutEvaluator, layout: LayoutSettings) -> Any:
+    def interrupted(evaluator: LayoutEvaluator, layout: LayoutSettings) -> Any:
         nonlocal calls
         calls += 1
         if calls == 6:
             raise KeyboardInterrupt
-        return plain(engine, layout)
+        return plain(evaluator, layout)
 
-    monkeypatch.setattr(LayoutEvaluator, "time", interrupted)
+    monkeypatch.setattr(LayoutEvaluator, "step_time", interrupted)
     found = find_layouts(SearchSpace(job_of(), {"cp": 1}), top=3)
-    assert not found.is_complete and found.points
+    assert not found.is_complete and found.best
 
 
 # ---------------------------------------------------------------- nearest, reasons
@@ -264,11 +265,14 @@ def test_nearest_is_the_oracle_s() -> None:
     """Of all layouts of the space that differ in one setting, the fastest that fit."""
     job = unfit()
     space = SearchSpace(job)
-    engine, here = LayoutEvaluator(space), layout_of(job)
+    evaluator, here = LayoutEvaluator(space), layout_of(job)
     fitting = []
     for layout in space.layouts():
-        if len(changed_settings(here, layout)) == 1 and engine.reserved(layout) <= 24 * 2**30:
-            time = engine.time(layout)
+        if (
+            len(changed_settings(here, layout)) == 1
+            and evaluator.device_bytes(layout) <= 24 * 2**30
+        ):
+            time = evaluator.step_time(layout)
             assert time is not None
             fitting.append(time.total)
     found = [near.seconds for near in nearest_that_fit(job) if len(near.changes) == 1]
@@ -290,10 +294,10 @@ def test_a_plan_searches_nothing_by_itself() -> None:
 
 def test_reasons_name_the_parts_that_differ() -> None:
     space = SearchSpace(job_of(), {"cp": 1, "zero": 1, "recompute": "none"})
-    engine = LayoutEvaluator(space)
-    best, *others = choices(engine, find_layouts(space, top=4, engine=engine).points)
+    evaluator = LayoutEvaluator(space)
+    best, *others = layout_reports(evaluator, find_layouts(space, top=4, evaluator=evaluator).best)
     slower = replace(best.time, bubble=best.time.bubble + best.time.total)
-    (told,) = reasons(best, [Choice(best.job, best.layout, slower, 2 * best.bytes)])
+    (told,) = reasons(best, [LayoutReport(best.job, best.layout, slower, 2 * best.bytes)])
     assert "100.0%) slower (bubble +" in told and "more memory" in told
     assert len(list(reasons(best, others))) == 3
     assert layout_text(best.layout).count("micro batch") == 1
@@ -306,3 +310,16 @@ def test_every_setting_of_a_layout_is_one_of_a_job() -> None:
         "parallel.tp": 4, "training.recompute": "full", "parallel.order": "tp-pp-cp-dp",
     }  # fmt: skip
     assert set(SETTINGS) == set(LayoutSettings._fields) - {"dp"}
+
+
+def test_a_searched_setting_is_one_row() -> None:
+    """The members of a family take the values of each row of the space's settings."""
+    turned = MemberSetting("order", lambda space, family: ["tp-pp-cp-dp", "tp-dp-cp-pp"])
+    stages = MemberSetting("zero", lambda space, family: [1] if family.replicas > 1 else [0])
+    space = SearchSpace(job_of(), {"cp": 1}, settings=(stages, turned))
+    layouts = list(space.layouts())
+    assert {layout.order for layout in layouts} == {"tp-pp-cp-dp", "tp-dp-cp-pp"}
+    assert all(layout.zero == (layout.dp > 1) for layout in layouts)
+    assert {"order", "zero"} <= set(varied(space))
+    pruned, every = (find_layouts(space, top=3, exhaustive=way) for way in (False, True))
+    assert pruned.best == every.best and pruned.best

@@ -7,8 +7,7 @@ from typing import get_args
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.search.request import read_request
-from mpctl.search.space import AXES
+from mpctl.search.request import FIELDS, read_request
 from mpctl.spec.families import builtin_families, family_synonyms
 from mpctl.spec.load import load_job, parse_settings
 from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
@@ -53,7 +52,7 @@ def test_set_fix_and_compare_name_settings_alike() -> None:
     assert asked.fixed == {"tp": 1} and asked.job.model and asked.job.model.seq_length == 64
 
 
-@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("axis", FIELDS)
 def test_every_axis_of_a_search_is_a_short_name(axis: str) -> None:
     assert full_name(axis).endswith(f".{axis}")
 

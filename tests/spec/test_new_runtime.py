@@ -97,7 +97,7 @@ def test_a_search_tries_what_it_runs() -> None:
     assert {layout.tp for layout in layouts} == {1, 2, 4}
     assert {(n.pp, n.recompute) for n in layouts} == {(1, "full")}
     assert {layout.zero for layout in layouts} == {1}
-    assert find_layouts(space, top=1).points[0].layout in layouts
+    assert find_layouts(space, top=1).best[0].layout in layouts
 
 
 @pytest.mark.usefixtures("folder")
