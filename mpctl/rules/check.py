@@ -1,4 +1,4 @@
-"""A rule's answer, and the words that rules share."""
+"""A rule's answer, and the wording that rules share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from mpctl.sharding import divisors
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The answer of one rule: ok, worth a warning, or an error with a way out.
+    """The answer of one rule about a job: ok, a warning, or an error with a way out.
 
-    hint: the way out in words; where values of settings are offered, it is made of `offers` and of
-    `more`, and validate.py leaves out of it what other rules refuse.
+    rule: its stable id, `tp-divides-heads`; where: the setting, `parallel.tp`; message: value and
+    bound in words. hint: the way out in words; where values of settings are offered, it is made of
+    `offers` and of `more`, and validate.py leaves out of it what other rules refuse.
     """
 
     rule: str
@@ -27,10 +28,11 @@ class Check:
 
     @property
     def issue(self) -> Issue:
+        """The check as an issue of an InputError."""
         return Issue(self.rule, self.where, self.message, self.hint)
 
 
-MOST_OFFERED = 3  # values of an offer that has a nearest
+MOST_OFFERED = 3  # values told of an offer that knows the nearest to what was given
 
 
 def refusal(rule: str, where: str, message: str, *offers: Offer, more: str = "") -> Check:
@@ -56,8 +58,10 @@ def listed(values: Sequence[int | str]) -> str:
 
 
 def divides(rule: str, where: str, size: int, by: int, noun: str, ways: str = "") -> Check:
-    """The plain rule: `by`, the value of the setting `where`, divides `size`; ways: in words, where
-    the mend is another setting."""
+    """The check that `by`, the value of the setting `where`, divides `size`.
+
+    ways: the way out in words, where another setting must change; else the divisors are offered.
+    """
     if size % by == 0:
         return Check(rule, "ok", where, f"{by} divides {size} {noun}")
     message = f"{by} does not divide {size} {noun}"

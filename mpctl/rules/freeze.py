@@ -17,6 +17,7 @@ WHERE = "training.freeze"
 
 
 def freeze_rules(job: JobSpec) -> Iterator[Check]:
+    """Every pattern of training.freeze matches a parameter, and not all parameters are frozen."""
     patterns = job.training.freeze
     if job.model is None or not patterns:
         return

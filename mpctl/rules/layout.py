@@ -25,6 +25,7 @@ WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
 def world_rules(job: JobSpec) -> Iterator[Check]:
+    """The axes fill the cluster: tp x cp x pp divides its ranks, and dp, if given, is the rest."""
     p, world = job.parallel, job.world_size
     inner = p.tp * p.cp * p.pp
     nodes, gpus = plural(job.cluster.nodes, "node"), plural(job.cluster.gpus_per_node or 1, "GPU")
@@ -64,6 +65,7 @@ def _world_ways(job: JobSpec, inner: int) -> tuple[list[Offer], str]:
 
 
 def order_rules(job: JobSpec) -> Iterator[Check]:
+    """parallel.order names each axis once."""
     p = job.parallel
     try:
         Topology.of(job.sizes, order=p.order)
@@ -73,7 +75,8 @@ def order_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def node_rules(job: JobSpec) -> Iterator[Check]:
-    """A TP group all-reduces four times a block: it must stay on the links inside a node."""
+    """Tensor-parallel groups stay on one node: they all-reduce four times a layer, which only the
+    links inside a node carry fast enough."""
     topology = find_topology(job)
     if topology is None or job.parallel.tp == 1:
         return
@@ -125,7 +128,8 @@ def pipeline_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
-    """Layers of encoder and decoder are numbered through: a stage may hold some of both."""
+    """The layers can be cut into stages; an encoder's and a decoder's are numbered as one, so that
+    a stage may hold some of both."""
     try:
         stages = job_stages(job, layers)
     except UnevenLayersError as error:
@@ -150,7 +154,7 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
 
 
 def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
-    """Numbers of all layers as those of model.layers, where a decoder has some of them."""
+    """An offer of numbers of all layers as one of model.layers, which leaves out the decoder's."""
     decoder = (job.model.decoder_layers if job.model else None) or 0
     if offer.setting != "model.layers" or not decoder:
         return offer
@@ -166,7 +170,8 @@ def _is_chosen(job: JobSpec) -> bool:
 
 
 def is_countable(model: ModelSpec) -> bool:
-    """Whether other rules find the model fit to be counted."""
+    """Whether the model's FLOP can be counted: it has a head size, and decoder keys only if its
+    family has a decoder. Other rules tell what is wrong."""
     decoder = {bool(model.decoder_layers), bool(model.decoder_seq_length)}
     return decoder == {get_family(model.family).has_decoder} and (
         model.head_dim is not None or model.hidden % model.heads == 0
@@ -174,7 +179,8 @@ def is_countable(model: ModelSpec) -> bool:
 
 
 def _balance(job: JobSpec) -> Iterator[Check]:
-    """An equal cut leaves the stage of the output head the slowest, and all others wait for it."""
+    """Stages compute equally long; with equal numbers of layers the one of the output head is the
+    slowest, and all others wait for it. A warning above WORTH_BALANCING."""
     from mpctl.pipeline.costs import job_costs
 
     p, rule = job.parallel, "stage-balance"
@@ -196,7 +202,7 @@ def _balance(job: JobSpec) -> Iterator[Check]:
 
 
 def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
-    """2D needs a square of ranks (arXiv 2104.05343), 3D a cube (2105.14450)."""
+    """2D tensor parallelism needs a square of ranks (arXiv 2104.05343), 3D a cube (2105.14450)."""
     mode, tp = job.parallel.tensor_mode, job.parallel.tp
     roots = range(1, isqrt(max(tp, 4096)) + 1)
     if mode == "2d" and isqrt(tp) ** 2 != tp:
@@ -210,6 +216,7 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:
+    """ZeRO has replicas to shard over."""
     if job.parallel.zero and replicas(job) == 1:
         yield Check(
             "zero-needs-dp",

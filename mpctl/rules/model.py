@@ -13,6 +13,7 @@ from mpctl.units import bytes_text, plural
 
 
 def position_rules(job: JobSpec) -> Iterator[Check]:
+    """A table of learned positions has a row for each token of the sequence."""
     model = job.model
     if model is None:
         return
@@ -27,6 +28,7 @@ def position_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def head_rules(job: JobSpec) -> Iterator[Check]:
+    """Heads divide hidden, tp divides heads, and tp splits or shares kv heads evenly."""
     model, tp = job.model, job.parallel.tp
     if model is None:
         return
@@ -76,6 +78,7 @@ def rotary_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def width_rules(job: JobSpec) -> Iterator[Check]:
+    """tp divides the MLP's width; the word table is padded so that it does."""
     model, tp = job.model, job.parallel.tp
     if model is None:
         return
@@ -95,6 +98,7 @@ def width_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def sequence_rules(job: JobSpec) -> Iterator[Check]:
+    """cp and, under sequence parallelism, tp divide the sequence."""
     p, model = job.parallel, job.model
     if p.sequence_parallel and p.tp == 1:
         yield refusal(
@@ -118,6 +122,7 @@ def sequence_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def batch_rules(job: JobSpec) -> Iterator[Check]:
+    """The global batch is a whole number of micro batches on each replica."""
     t, dp = job.training, job.sizes["dp"]
     batch, per_pass = t.global_batch_size or 1, t.micro_batch_size * dp
     rule, where = "batch-divides", "training.global_batch_size"
@@ -137,14 +142,15 @@ def batch_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def recompute_rules(job: JobSpec) -> Iterator[Check]:
-    """Only full recomputation has a layer's input to split or to move (ZeRO-R)."""
+    """Only full recomputation saves each layer's input, which alone can be sharded or moved to the
+    host (ZeRO-R, arXiv 1910.02054)."""
     t, rule = job.training, "recompute-full"
     for key in ("partition_activations", "offload_activations"):
         if getattr(t, key) and t.recompute != "full":
             message = f"true needs recompute full, and recompute is {t.recompute}"
             yield Check(rule, "error", f"training.{key}", message, "use training.recompute full")
     if t.partition_activations and job.parallel.sequence_parallel:
-        message = "true has no effect: with sequence parallelism each rank keeps a part already"
+        message = "true has no effect: sequence parallelism shards the saved inputs already"
         hint = "use false, or --no-sequence-parallel"
         yield Check(
             "partition-or-sequence", "error", "training.partition_activations", message, hint
@@ -152,6 +158,7 @@ def recompute_rules(job: JobSpec) -> Iterator[Check]:
 
 
 def dtype_rules(job: JobSpec) -> Iterator[Check]:
+    """The device states a rate for the data type; without it no time is estimated."""
     device, dtype = job.cluster.device, job.training.dtype
     if device is not None and dtype not in device.peak_flops:
         known = ", ".join(device.peak_flops)
@@ -188,8 +195,8 @@ def slow_dtype(job: JobSpec) -> Iterator[Check]:
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
-    """Whether what the heaviest stage takes of its device at its peak is there."""
-
+    """The check that the fullest stage, whose peak is `heaviest_bytes`, fits its device; None
+    without a device."""
     device = job.cluster.device
     if device is None:
         return None

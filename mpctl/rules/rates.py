@@ -9,6 +9,7 @@ from mpctl.spec.job import JobSpec
 
 
 def rate_rules(job: JobSpec) -> Iterator[Check]:
+    """The schedule goes down from the peak rate, and warm-up and decay fit into the steps."""
     t = job.training
     if t.lr_schedule != "constant" and t.lowest_rate > t.learning_rate:
         yield Check("min-rate", "error", "training.min_learning_rate",

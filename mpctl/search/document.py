@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, final
 
-from mpctl.errors import IssueEntry
+from mpctl.errors import Issue, IssueEntry
 from mpctl.planning.layout_settings import SettingValue, layout_text
 from mpctl.rules.model import slow_dtype
 from mpctl.search.report import LayoutReport, given_reason, reasons
 
 if TYPE_CHECKING:
+    from mpctl.search.request import SearchRequest
     from mpctl.search.result import SearchResult
 
 CSV_FIGURES = (
@@ -124,7 +125,7 @@ def search_document(
         "global_batch_size": job.training.global_batch_size,
         "fixed": result.request.fixed,
         "searched": result.searched,
-        "warnings": [check.issue.as_dict() for check in slow_dtype(job)],
+        "warnings": [issue.as_dict() for issue in _warnings(result.request)],
         "objective": result.objective,
         "is_complete": result.is_complete,
         "estimated": result.estimated,
@@ -140,6 +141,11 @@ def search_document(
             for gpus, choice in result.by_gpus.items()
         ],
     }
+
+
+def _warnings(request: SearchRequest) -> list[Issue]:
+    """What should be known of the job, before its layouts."""
+    return [*request.warnings, *(check.issue for check in slow_dtype(request.job))]
 
 
 def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLine) -> LayoutEntry:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import LayoutSettings, setting_name
 from mpctl.search.keys import AxesKey, LayoutFamily
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec, complete
-from mpctl.spec.load import load_job, parse_settings
+from mpctl.spec.load import load_partial, parse_settings, require_job
 
 FIELDS = LayoutSettings._fields
 SETTINGS = {setting_name(name): name for name in FIELDS}
@@ -24,12 +24,14 @@ class SearchRequest:
 
     job: complete. typed: every setting that was typed over it. fixed: the fields of a layout among
     those, which the search leaves alone. largest: fields with the largest value that is tried.
+    warnings: keys of the job under a former name.
     """
 
     job: JobSpec
     typed: dict[str, Any]
     fixed: dict[str, Any]
     largest: dict[str, int]
+    warnings: tuple[Issue, ...] = ()
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's own number of GPUs or on another."""
@@ -43,10 +45,11 @@ def read_request(
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, any other setting is the job's. Raises InputError."""
     typed = {**overrides, **parse_settings(fix)}
-    job = load_job(source, typed)
+    loaded = load_partial(source, typed)
+    job = require_job(loaded)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     _require_searchable(job)
-    return SearchRequest(job, typed, fixed, dict(largest))
+    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings)
 
 
 def _value(job: JobSpec, where: str) -> Any:

@@ -43,6 +43,8 @@ DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
 
 
 class StrictModel(BaseModel):
+    """A table of a job file or a preset: no unknown key, no conversion of types, never edited."""
+
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
     )

@@ -1,4 +1,4 @@
-"""What a cluster is made of: devices, nodes and the two kinds of links between them.
+"""A cluster: devices, nodes and the two kinds of links between them.
 
 Bandwidths are bytes per second in one direction, memory is bytes, peaks are FLOP/s of dense
 matrix products, so that no estimate has to know a unit prefix.
@@ -25,7 +25,8 @@ from mpctl.spec.base import (
 
 
 class Kernels(StrictModel):
-    """How much of a device's data sheet its kernels reach, fitted to measured products and runs."""
+    """How much of a device's data sheet its kernels reach, fitted to measured matrix products and
+    runs."""
 
     processors: Annotated[int, Field(ge=1, le=2**20)] = Field(
         1, description="streaming multiprocessors (SMs) that tiles of a matrix product run on"
@@ -81,7 +82,7 @@ class DeviceSpec(StrictModel):
 
 
 class LinkSpec(StrictModel):
-    """A network level, per direction."""
+    """One level of the network: the links inside a node, or those between nodes."""
 
     bandwidth: BytesPerSecond = Field(
         description="bytes/s in one direction: of a GPU (intra_node), of a node (inter_node)"
@@ -92,7 +93,7 @@ class LinkSpec(StrictModel):
 
 
 class ClusterSpec(StrictModel):
-    """Nodes of equal devices."""
+    """The machines of a job: equal nodes of equal devices, and the links between them."""
 
     name: str | None = Field(None, description="the cluster's name; a preset fills it in")
     nodes: Count = Field(1, description="number of hosts")

@@ -1,7 +1,7 @@
 """One job: everything that a plan is computed from and the only thing that a worker reads.
 
-`complete` fills what follows from the rest (dp, ranks a node, global batch), so that a resolved job
-holds no blanks; it never decides whether the job is legal: that is validate.py.
+`complete` fills in what follows from the rest (dp, ranks a node, global batch), so that nothing is
+left open in a resolved job. Whether the job is legal is decided by rules/validate.py alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,11 @@ class LaunchSpec(StrictModel):
 
 
 class JobSpec(StrictModel):
-    """A whole job: the tables of a job file."""
+    """A whole job: the tables of a job file.
+
+    A plan follows from it alone, a worker reads nothing else, and a run directory keeps it as
+    job.json. `complete` fills in what follows from the rest.
+    """
 
     name: str | None = Field(None, description="the job's name; names its run directory")
     description: str | None = Field(None, description="what the job is, in a sentence")
@@ -111,6 +115,7 @@ class JobSpec(StrictModel):
 
     @property
     def world_size(self) -> int:
+        """Ranks of the job: nodes times ranks a node."""
         return self.cluster.nodes * (self.cluster.gpus_per_node or 1)
 
     @property
@@ -124,7 +129,7 @@ class JobSpec(StrictModel):
 
     @property
     def num_microbatches(self) -> int:
-        """Micro batches a pipeline runs in one step (gradient accumulation)."""
+        """Micro batches that each replica runs in one step (gradient accumulation)."""
         t, per_pass = self.training, self.training.micro_batch_size * self.sizes["dp"]
         return max(1, (t.global_batch_size or per_pass) // per_pass)
 

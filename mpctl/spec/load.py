@@ -49,7 +49,7 @@ def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> 
     overrides: dotted settings to values, `{"parallel.tp": 2, "model": "gpt2"}`.
     Raises InputError carrying all issues.
     """
-    return _get_job(load_partial(source, overrides))
+    return require_job(load_partial(source, overrides))
 
 
 def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None) -> LoadedJob:
@@ -60,7 +60,7 @@ def load_partial(source: str | None, overrides: Mapping[str, Any] | None = None)
 
 def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
     """The job of raw tables, as a file holds them; raises InputError carrying all issues."""
-    return _get_job(partial_from_raw(raw, overrides))
+    return require_job(partial_from_raw(raw, overrides))
 
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
@@ -87,7 +87,8 @@ def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
     return LoadedJob(complete(job), tuple(issues), frozenset(refused), open_settings, warnings)
 
 
-def _get_job(loaded: LoadedJob) -> JobSpec:
+def require_job(loaded: LoadedJob) -> JobSpec:
+    """The job of what was loaded; raises InputError carrying all issues where there is any."""
     if loaded.issues or loaded.job is None:
         raise InputError(loaded.issues)
     return loaded.job
@@ -102,7 +103,8 @@ def parse(raw: Raw) -> JobSpec:
 
 
 def _without_refused(raw: Raw, error: SchemaError) -> JobSpec | None:
-    """The job without the refused keys, so that its rules can still be asked."""
+    """The job without the keys that were refused, so that rules can judge the rest; None where it
+    lacks what is required."""
     for kind, path in error.locations:
         # A table that lacks a key is left out whole.
         raw = without(raw, path[:1] if kind == "missing" else path)

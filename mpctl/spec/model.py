@@ -1,4 +1,4 @@
-"""The shape of a transformer, and nothing about how it is laid out."""
+"""The shape of a transformer; how it is laid out over ranks is parallel.py's."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ModelSpec(StrictModel):
 
     @property
     def all_layers(self) -> int:
-        """Of the encoder and the decoder, where there are two."""
+        """All layers: the encoder's and, where there is one, the decoder's."""
         return self.layers + (self.decoder_layers or 0)
 
     @property

@@ -1,4 +1,4 @@
-"""How a setting may be named, and which one is meant by a name that there is not.
+"""How a setting may be named, and which one is probably meant by a name that does not exist.
 
 A setting's full name is its table and key, `parallel.tp`. Where a key stands in one table alone,
 the key is enough on a command line and in a line of a batch: `tp`, `dtype`, `micro-batch-size`.

@@ -17,7 +17,11 @@ TensorMode = Literal["1d", "2d", "2.5d", "3d"]
 
 
 class ParallelSpec(StrictModel):
-    """How the ranks of the cluster share the work."""
+    """The parallel layout: how the ranks of the cluster share model, batch and states.
+
+    The sizes of tp, pp, dp and cp multiply to the number of ranks; `order` says which ranks are
+    neighbours along which axis.
+    """
 
     tp: Count = Field(1, description="tensor-parallel size")
     pp: Count = Field(1, description="pipeline-parallel size: number of stages")

@@ -23,6 +23,7 @@ class RenamedKey(NamedTuple):
 
     @property
     def warning(self) -> Issue:
+        """What is told where a job holds the key under its old name."""
         name = ".".join([*self.table, self.new])
         message = f"is called {name} since version {self.since}"
         where = ".".join([*self.table, self.old])

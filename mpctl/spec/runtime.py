@@ -1,9 +1,9 @@
-"""What a software does with a model besides its matrix products: a runtime profile.
+"""A runtime profile: what an estimate assumes of a training software.
 
-How often it reads and writes which tensor, what it overlaps, what its host spends on launching
-kernels. The profiles of presets/runtimes are those that `training.runtime` names; their figures
-come from the software's sources and papers, those under [host] and [overlap] from a fit to
-published runs. Nothing here knows a model, and nothing is keyed by one.
+Which layouts it runs, how often it reads and writes which tensor, what it overlaps, what its host
+spends on launching kernels, what it holds in memory. `training.runtime` names a preset of
+runtimes; its figures come from the software's sources and papers, those under [host] and [overlap]
+from a fit to published runs. No figure depends on a model.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ OWN_RUNTIME = "mpctl"  # the profile of the software that `mpctl launch` starts
 
 
 class MemoryPasses(StrictModel):
-    """How often a tensor is read or written in one micro batch: a gelu by itself is 2."""
+    """How often a tensor is read or written in one micro batch; a gelu on its own reads once and
+    writes once, which is 2."""
 
     forward: Amount = Field(description="reads and writes of the tensor in forward")
     backward: Amount = Field(description="reads and writes of the tensor in backward")
 
 
 class OperatorCosts(StrictModel):
-    """Operations bound by memory bandwidth, for one micro batch."""
+    """Operations that memory bandwidth bounds, in one micro batch: seconds are bytes over
+    bandwidth."""
 
     hidden: MemoryPasses = Field(
         description="passes over the hidden states, a sublayer: norm, dropout, residual"
@@ -72,7 +74,8 @@ class OperatorCosts(StrictModel):
 
 
 class OverlapShares(StrictModel):
-    """The share of a message that is sent while products run, at most as long as those take."""
+    """The share of each kind of message that is sent while something is computed; never more than
+    fits into that time."""
 
     tp: Share = Field(
         description="share of a column product's gradient sum hidden by its weights' gradient"
@@ -101,13 +104,14 @@ class OverlapShares(StrictModel):
 
 
 class HostCosts(StrictModel):
-    """Seconds of the host thread that launches kernels, where it takes longer than they do."""
+    """Seconds of the host thread that launches kernels; a step waits for it where it takes longer
+    than the kernels."""
 
     layer: Seconds = Field(
         description="host time of a layer's forward, seconds; its backward takes twice as long"
     )
     micro_batch: Seconds = Field(
-        0.0, description="host time of a stage beside its layers, a micro batch, seconds"
+        0.0, description="host time of a stage besides its layers, seconds a micro batch"
     )
     message: Seconds = Field(
         0.0, description="host time at either end of a message between stages, seconds"
@@ -120,7 +124,7 @@ class HostCosts(StrictModel):
 
 
 class FittedRuns(StrictModel):
-    """What the runs of the fit were: beyond it an estimate is an extrapolation."""
+    """The runs that the figures were fitted to: beyond them an estimate is an extrapolation."""
 
     devices: list[str] = Field(default_factory=list, description="devices of those runs")
     clusters: list[str] = Field(default_factory=list, description="clusters of those runs")
@@ -132,7 +136,7 @@ class FittedRuns(StrictModel):
 
 
 class RuntimeProfile(StrictModel):
-    """What an estimate assumes of a training software."""
+    """What an estimate assumes of a training software: a preset of runtimes."""
 
     name: str = Field(description="the software")
     runs: RuntimeSupport = Field(
@@ -142,7 +146,7 @@ class RuntimeProfile(StrictModel):
         None, description="data type in which gradients are reduced; the job's when absent"
     )
     operators: OperatorCosts = Field(description="operations bound by memory bandwidth")
-    overlap: OverlapShares = Field(description="what is sent while products run")
+    overlap: OverlapShares = Field(description="what is sent while something is computed")
     host: HostCosts = Field(description="time of the host thread")
     spread: Part = Field(
         description="standard deviation of log(measured / estimated), runs like those of the fit"

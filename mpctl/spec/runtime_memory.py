@@ -1,8 +1,8 @@
-"""What a software holds in memory besides what every training does: a runtime profile's [memory].
+"""Memory that a training software takes besides what every training does: a profile's [memory].
 
-Which tensors its kernels keep, what it keeps gradients in, what its allocator and its libraries
-take beyond what it asked for. From the software's sources where not said otherwise; nothing here
-knows a model.
+Which activations its kernels save, the data type of its gradients, what its allocator and its
+libraries take beyond the tensors. From the software's sources where not said otherwise; no figure
+depends on a model.
 """
 
 from __future__ import annotations

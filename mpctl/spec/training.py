@@ -1,4 +1,4 @@
-"""How a model is trained: batches, precision, optimizer. Nothing here knows the layout."""
+"""How a model is trained: batches, precision, optimizer. Nothing here depends on the layout."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ def _list_runtimes(schema: dict[str, Any]) -> None:
 
 
 class TrainingSpec(StrictModel):
-    """Batches, precision, optimizer, validation and checkpoints."""
+    """How the model is trained: batches, precision, recomputation, AdamW and its learning rate,
+    validation and checkpoints. The losses depend on this table, the model and the data, and not on
+    the layout.
+    """
 
-    micro_batch_size: Count = Field(1, description="samples that a rank computes at once")
+    micro_batch_size: Count = Field(1, description="samples of one micro batch of a replica")
     global_batch_size: Count | None = Field(
-        None, description="samples of a step over all ranks; one micro batch a rank when absent"
+        None, description="samples of one step over all replicas; micro_batch_size x dp when absent"
     )
     dtype: DType = Field("fp32", description="data type of parameters and activations")
     gradient_dtype: DType | None = Field(
@@ -57,10 +60,10 @@ class TrainingSpec(StrictModel):
         "or everything but each layer's input (full)",
     )
     partition_activations: bool = Field(
-        False, description="split the inputs that recompute=full keeps over the tp ranks"
+        False, description="with recompute=full: shard each layer's saved input over the tp ranks"
     )
     offload_activations: bool = Field(
-        False, description="move the inputs that recompute=full keeps to host memory"
+        False, description="with recompute=full: move each layer's saved input to host memory"
     )
     dropout: Probability = Field(
         0.0, description="dropout probability of embeddings and both residual branches"
@@ -129,7 +132,9 @@ class TrainingSpec(StrictModel):
         0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
     )
     keep_every: CountOrZero = Field(
-        0, description="beside keep_last, keep the checkpoints of every multiple of so many steps"
+        0,
+        description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
+        "0: no others",
     )
     init_from: str | None = Field(
         None,

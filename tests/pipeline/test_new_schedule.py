@@ -39,8 +39,8 @@ space = SearchSpace(plan.job, {"schedule": "eager", "pp": 4})
 evaluator = LayoutEvaluator(space)
 bound = StepTimeBound(evaluator)
 layouts = list(space.layouts())
-times = [evaluator.time(layout).total for layout in layouts]
-floors = [bound.family(bound.family_of(layout)) for layout in layouts]
+times = [evaluator.step_time(layout).total for layout in layouts]
+floors = [bound.of_family(bound.family_of(layout)) for layout in layouts]
 print(json.dumps({
     "order": show(actions("eager", stage=1, stages=3, microbatches=3)),
     "in_flight": [stage.in_flight for stage in plan.estimate.memory],

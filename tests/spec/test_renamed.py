@@ -11,6 +11,7 @@ import pytest
 from mpctl.batch.answers import answers
 from mpctl.errors import InputError
 from mpctl.planning.plan import load_plan
+from mpctl.search.request import read_request
 from mpctl.spec import renamed
 from mpctl.spec.load import load_job, load_partial, parse_settings
 from mpctl.spec.presets import VARIABLE
@@ -61,6 +62,13 @@ def test_set_takes_it(name: str) -> None:
     loaded = load_partial(None, parse_settings([f"{name}=1e-4"]))
     assert loaded.job is not None and loaded.job.training.learning_rate == 1e-4
     assert [warning.where for warning in loaded.warnings] == ["training.peak_rate"]
+
+
+def test_a_search_tells_it() -> None:
+    settings = {"model": "gpt2", "cluster": "selene", "training.peak_rate": 1e-4}
+    request = read_request(None, settings, [], {})
+    assert request.job.training.learning_rate == 1e-4
+    assert [warning.where for warning in request.warnings] == ["training.peak_rate"]
 
 
 @pytest.mark.parametrize("line", [{"training": {"peak_rate": 1e-4}}, {"peak_rate": 1e-4}])
