@@ -36,6 +36,7 @@ class Fit:
 
     @cached_property
     def start(self) -> dict[Constant, float]:
+        """What each constant starts from: its prior."""
         found = {}
         for c in self.constants:
             run = next(run for run in self.runs if run.has(c))
@@ -44,12 +45,13 @@ class Fit:
 
     @cached_property
     def weight(self) -> list[float]:
+        """Weight of each run: a group of n runs counts as n^(3/4)."""
         sizes = Counter(run.group for run in self.runs)
         return [sizes[run.group] ** -0.25 for run in self.runs]
 
     @cached_property
     def own(self) -> list[list[Constant]]:
-        """Of each run."""
+        """The constants that each run depends on."""
         return [[c for c in self.constants if run.has(c)] for run in self.runs]
 
     def solve(
@@ -99,7 +101,8 @@ class Fit:
     def _normal(
         self, residuals: Sequence[Sequence[float]], shift: Shift
     ) -> tuple[list[list[float]], list[float]]:
-        """Of the weighted least squares that stand for the loss here."""
+        """Normal equations (matrix, right side) of the weighted least squares that touch the loss
+        here."""
         index = {c: i for i, c in enumerate(self.constants)}
         size = len(index)
         matrix = [[0.0] * size for _ in range(size)]

@@ -40,6 +40,7 @@ SLACK: dict[Kind, dict[str, float]] = {
                  "host.message": 0.5, "host.sync": 0.5, "host.step": 0.5},
 }  # fmt: skip
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
+WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
 SCALED = "operators.hidden.forward"  # stands for all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
@@ -62,10 +63,12 @@ class Constant:
 
     @property
     def key(self) -> str:
+        """`runtimes/mpctl:overlap.dp`: the constant in files of priors."""
         return f"{self.kind}/{self.name}:{self.path}"
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Every preset that shares the value."""
         return (self.name, *self.tied)
 
 
@@ -86,11 +89,14 @@ class Run:
         return self.layout.job
 
     def has(self, constant: Constant) -> bool:
+        """Whether the run was made with a preset that holds the constant."""
         return self.parts[constant.kind] in constant.names
 
     def estimate(
         self, job: JobSpec | None = None, profile: RuntimeProfile | None = None
     ) -> StepTime:
+        """The estimated step, of another job or profile where they are given. Raises InputError
+        where no time can be stated."""
         layout = replace(self.layout, job=job) if job else self.layout
         time = find_step_time(layout, profile or self.profile)
         if isinstance(time, str):
@@ -98,6 +104,7 @@ class Run:
         return time
 
     def model(self, kind: Kind) -> BaseModel | None:
+        """The preset of this kind that the run was made with, as its job or profile holds it."""
         return {"devices": self.job.cluster.device, "clusters": self.job.cluster,
                 "runtimes": self.profile}[kind]  # fmt: skip
 
@@ -119,7 +126,7 @@ class Run:
         if "step_seconds" in self.measured:
             return [log(self.estimate(job, profile).total / self.measured["step_seconds"])]
         chunk = get_clock(replace(self.layout, job=job), profile).layer()
-        measured = (self.measured[f"layer_{way}_ms"] / 1e3 for way in ("forward", "backward"))
+        measured = (self.measured[f"layer_{way}_ms"] / 1e3 for way in WAYS)
         return [log(a / b) for a, b in zip((chunk.forward, chunk.backward), measured, strict=True)]
 
 
@@ -132,11 +139,10 @@ def _read(row: Mapping[str, Any], number: int) -> Run:
     name = str(row.get("id", number))
     try:
         cluster, measured = row["job"]["cluster"]["preset"], dict(row["measured"])
-        assert {"step_seconds", "layer_forward_ms"} & set(measured)
-    except (KeyError, TypeError, AssertionError):
-        raise InputError.of(
-            "not-a-run", name, "a run has job.cluster.preset and measured.step_seconds"
-        ) from None
+    except (KeyError, TypeError, ValueError):
+        raise _not_a_run(name) from None
+    if "step_seconds" not in measured and not {f"layer_{way}_ms" for way in WAYS} <= set(measured):
+        raise _not_a_run(name)
     job = job_from_raw(row["job"], {})
     if job.model is None or find_topology(job) is None:
         raise InputError.of("not-a-run", name, "it has no model, or no layout")
@@ -145,6 +151,15 @@ def _read(row: Mapping[str, Any], number: int) -> Run:
         name, str(row.get("group", "")), JobLayout.of(job), get_profile(runtime),
         {"devices": str(device), "clusters": cluster, "runtimes": runtime}, measured,
     )  # fmt: skip
+
+
+def _not_a_run(name: str) -> InputError:
+    return InputError.of(
+        "not-a-run",
+        name,
+        "a run has job.cluster.preset and measured.step_seconds, or measured.layer_forward_ms and "
+        "layer_backward_ms",
+    )
 
 
 def _with(model: Any, path: str, value: float) -> Any:

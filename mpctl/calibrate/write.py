@@ -51,6 +51,7 @@ def _scaled(line: str, factor: float) -> str:
 
 
 def number(value: float) -> str:
+    """The number as a preset writes it, to four digits."""
     return f"{value:.{DIGITS}g}"
 
 

@@ -28,6 +28,12 @@ BEYOND = 1.5  # times the largest seen that still count as seen
 
 @dataclass(frozen=True, slots=True)
 class Band:
+    """How far measured steps may lie from an estimate.
+
+    factor: nine of ten measured steps lie between estimate / factor and estimate x factor.
+    extrapolates: in words, each way in which the job lies outside the measured runs.
+    """
+
     factor: float
     extrapolates: tuple[str, ...]
 

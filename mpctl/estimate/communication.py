@@ -41,10 +41,12 @@ class PartTraffic:
 
     @property
     def all_reduces(self) -> int:
+        """All-reduces of one micro batch, forward and backward."""
         return self.kinds["all_reduce"]
 
     @property
     def volume_phi(self) -> int | float:
+        """Volume in units of phi, one phase of an all-reduce of the hidden states."""
         return _whole(self.volume_bytes, self.phi_bytes)
 
 
@@ -59,18 +61,22 @@ class BlockTraffic:
 
     @property
     def all_reduces(self) -> int:
+        """All-reduces of one micro batch, forward and backward."""
         return sum(part.all_reduces for part in self.parts.values())
 
     @property
     def volume_phi(self) -> int | float:
+        """Volume in units of phi: phases of an all-reduce of the hidden states."""
         return _whole(self.volume_bytes, self.phi_bytes)
 
     @property
     def volume_bytes(self) -> int:
+        """Bytes of all phases of all collectives of one micro batch."""
         return sum(part.volume_bytes for part in self.parts.values())
 
     @property
     def ring_bytes_per_rank(self) -> int | float:
+        """Bytes that each rank sends where every collective is a ring."""
         return ring_bytes(self.volume_bytes, self.tp, phases=1)
 
 

@@ -73,20 +73,25 @@ def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _layer(prefix: str, work: OpTimes) -> Iterator[Figure]:
-    for name, formula in (
-        ("forward", "matrix products, attention, element-wise kernels"),
-        ("inputs", "gradients of inputs, and recomputation"),
-        ("weights", "gradients of weights, and adding them up"),
-        ("tp_forward", "messages over tp"),
-        ("tp_backward", "messages over tp that gradients of weights do not hide"),
-        ("cp_forward", "messages over cp"), ("cp_backward", "messages over cp"),
-        ("host_forward", "launching kernels"), ("host_backward", "launching kernels"),
-    ):  # fmt: skip
-        seconds = getattr(work, name)
+def _layer(prefix: str, times: OpTimes) -> Iterator[Figure]:
+    for name, seconds, formula in (
+        ("forward", times.forward, "matrix products, attention, element-wise kernels"),
+        ("inputs", times.dgrad, "gradients of inputs, and recomputation"),
+        ("weights", times.wgrad, "gradients of weights, and adding them up"),
+        ("tp_forward", times.tp_forward, "messages over tp"),
+        (
+            "tp_backward",
+            times.tp_backward,
+            "messages over tp that gradients of weights do not hide",
+        ),
+        ("cp_forward", times.cp_forward, "messages over cp"),
+        ("cp_backward", times.cp_backward, "messages over cp"),
+        ("host_forward", times.host_forward, "launching kernels"),
+        ("host_backward", times.host_backward, "launching kernels"),
+    ):
         if seconds:
-            yield _seconds(f"{prefix}.{name}", seconds, f"{formula}, one layer and micro batch",
-                           seconds_text(seconds))  # fmt: skip
+            what = f"{formula}, one layer and micro batch"
+            yield _seconds(f"{prefix}.{name}", seconds, what, seconds_text(seconds))
 
 
 def _seconds(name: str, value: float, formula: str, numbers: str, source: str = "") -> Figure:

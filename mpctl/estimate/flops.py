@@ -1,8 +1,7 @@
-"""FLOP of matrix products: 2mnk forward, as many again for dX and for dW.
+"""FLOP of a step: every product of the operator table and of attention (operators/flops.py).
 
-Of every product of the operator table and of attention's two score products (causal ones count
-whole, as kernels without flash skipping do), with full recomputation one more forward (Narayanan et
-al., arXiv 2104.04473, eq. 3: 72 or 96 per B s L h^2). Where parameters are frozen, a product lacks
+Forward, for dX and for dW; with full recomputation one more forward (Narayanan et al., arXiv
+2104.04473, eq. 3: 72 or 96 per B s L h^2). Where parameters are frozen, a product lacks
 the passes of the gradients that it does not compute. A schedule that runs the backward in two takes
 dW alone for its second part: what is run again and the scores belong to the first.
 """
@@ -10,13 +9,13 @@ dW alone for its second part: what is run again and the scores belong to the fir
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from math import prod
 
 from mpctl.estimate.communication import local_sizes
 from mpctl.estimate.recompute import is_repeated
 from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.flops import FlopCounter
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp
+from mpctl.operators.matmul import AttentionOp, GradNeeds
 from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.orders import Kind
 from mpctl.spec.runtime import get_profile
@@ -31,8 +30,8 @@ def step_flops(layout: JobLayout, stage: int) -> float:
 
 
 def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
-    """Of a rank on the average in one step; the second with what recomputation repeats: with
-    selective recomputation the scores (arXiv 2205.05198, eq. 7 and 8)."""
+    """(model FLOP, hardware FLOP) of a rank on the average in one step; the second includes what
+    recomputation repeats, with selective recomputation the scores (arXiv 2205.05198, eq. 7, 8)."""
     table, plain, repeated = layout.table, 0.0, 0.0
     for stack, flow in zip(table.stacks, table.flows, strict=True):
         for run, kind in flow.runs:
@@ -70,7 +69,8 @@ def block_flops(
     kinds: Collection[Kind] = ALL,
     again: int | None = None,
 ) -> float:
-    """One layer and micro batch. again: forwards repeated; what the job's recomputation says."""
+    """FLOP of one layer and micro batch on one rank. again: forwards that backward repeats; None is
+    what the job's recomputation says."""
     if again is None:
         again = int(is_repeated(layout, get_profile(layout.job.training.runtime), flow))
     scores = sum(_core_flops(layout, core, flow, again, kinds) for core in cores)
@@ -78,7 +78,7 @@ def block_flops(
 
 
 def end_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:
-    """One end of a stack and micro batch."""
+    """FLOP of one end of a stack and micro batch on one rank."""
     return _part_flops(layout, flow, 0, kinds)
 
 
@@ -92,32 +92,26 @@ def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
 
 
 def _core_flops(
-    layout: JobLayout,
-    core: AttentionOp,
-    flow: GradFlow,
-    again: int,
-    kinds: Collection[Kind],
+    layout: JobLayout, core: AttentionOp, flow: GradFlow, again: int, kinds: Collection[Kind]
 ) -> float:
-    """q k^T and p v of one micro batch on one rank, forward, `again`, and once more for each of
-    queries and keys that needs a gradient; keys are of the whole sequence."""
+    """FLOP of one attention, micro batch and rank: forward, `again`, and once more for each of
+    queries and keys that needs a gradient."""
     gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
     passes = _passes(kinds, inputs=again + gradients)
-    sizes, p = local_sizes(layout), layout.job.parallel
-    pairs = sizes["batch"] * sizes[core.queries] * sizes[core.keys] * p.cp
-    return passes * 4 * pairs * layout.model.heads * layout.model.head_size / p.tp
+    return _counter(layout).scores(core, passes) / layout.job.parallel.tp
 
 
 def _part_flops(layout: JobLayout, flow: GradFlow, again: int, kinds: Collection[Kind]) -> float:
-    """2 x rows x elements of each matrix on one rank, forward, `again`, for dX and for dW: split
-    with the matrix, or with the rows under sequence parallelism; a lookup costs nothing."""
-    sizes, parallel = local_sizes(layout), layout.job.parallel
-    weights = {weight.name: weight for weight in flow.part.weights}
-    total = 0.0
-    for product in flow.part.products:
-        if not product.is_lookup:
-            weight, needs = weights[product.parameter], flow.needs[product.name]
-            is_split = weight.is_split or parallel.sequence_parallel
-            whole = 2 * weight.numel * prod(sizes[dim] for dim in product.rows)
-            whole *= _passes(kinds, inputs=again + needs.x, weights=int(needs.w))
-            total += whole / parallel.tp if is_split else whole
-    return total
+    """FLOP of the matrix products of a layer or an end, micro batch and rank: forward, `again`, for
+    dX and for dW."""
+
+    def passes(needs: GradNeeds) -> int:
+        return _passes(kinds, inputs=again + needs.x, weights=int(needs.w))
+
+    return _counter(layout).products(flow, passes) / layout.job.parallel.tp
+
+
+def _counter(layout: JobLayout) -> FlopCounter:
+    p, model = layout.job.parallel, layout.model
+    width = model.heads * model.head_size
+    return FlopCounter(local_sizes(layout), p.tp, p.cp, p.sequence_parallel, width)

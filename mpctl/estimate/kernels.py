@@ -50,9 +50,13 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """Of a device at a training dtype: linear layers, everything else, and its memory. waits:
-    whether the host that launches a kernel waits for it, as on a CPU; host: its seconds to those
-    that profiles state."""
+    """What a device reaches at a training dtype.
+
+    linear, other: products of linear layers and all others; flash, flash_backward: FLOP/s of fused
+    attention; bandwidth: bytes/s of its memory; peak: FLOP/s of its datasheet. waits: whether the
+    host that launches a kernel waits for it, as on a CPU. host: multiplier of the host seconds that
+    profiles state. notes: what is assumed because the preset does not say it.
+    """
 
     linear: Rates
     other: Rates
@@ -70,8 +74,8 @@ class MissingFigure(LookupError):
 
 
 def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
-    """Of the cluster's device; raises MissingFigure. Under fp8 only linear layers are, the rest is
-    bf16."""
+    """The speed of the cluster's device at a dtype; under fp8 only linear layers are fp8, the rest
+    is bf16. Raises MissingFigure where the preset has no rate for it."""
     device, slowdown = cluster.device, cluster.slowdown
     if device is None:
         raise MissingFigure("no cluster.device is named")
@@ -111,7 +115,8 @@ def _rates(kernels: Kernels, flops: float, bandwidth: float) -> Rates:
 def product_seconds(
     rates: Rates, m: int, k: int, n: int, width: float, out: float, batch: int = 1
 ) -> float:
-    """Of `batch` products of m x k by k x n. width, out: bytes of an element in and out."""
+    """Seconds of `batch` products of m x k by k x n elements. width, out: bytes of an element of
+    the operands and of the result."""
     if not (m and k and n):
         return 0.0
     moved = batch * (width * k * (m + n) + out * m * n) / rates.bandwidth
@@ -144,8 +149,8 @@ def _alignment(rates: Rates, *sides: int) -> float:
 
 
 def flash_seconds(speed: Speed, pairs: float, columns: int, *, backward: bool) -> float:
-    """Of attention that holds no scores: `pairs` of a query and a key that it looks at, times the
-    columns of all heads here."""
+    """Seconds of fused attention, which keeps no scores. pairs: of a query and a key that it may
+    see; columns: of all heads on this rank."""
     flops = 4 * pairs * columns
     if backward:
         return BACKWARD * flops / speed.flash_backward + speed.other.launch

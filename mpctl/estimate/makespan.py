@@ -37,9 +37,11 @@ class ChunkTimes:
 
     @property
     def backward(self) -> float:
+        """Seconds of the whole backward."""
         return self.inputs + self.weights
 
     def of(self, kind: Kind) -> float:
+        """Seconds of an action of this kind."""
         return {"forward": self.forward, "backward": self.backward,
                 "backward_input": self.inputs, "backward_weight": self.weights}[kind]  # fmt: skip
 
@@ -56,7 +58,7 @@ class PipelineTiming:
     microbatches: int
 
     def ends(self) -> list[float]:
-        """Of every stage."""
+        """Seconds from the start of the step to the end of the last action of each stage."""
         stages, vpp = len(self.chunks), len(self.chunks[0])
         if stages == 1:
             only = self.chunks[0]

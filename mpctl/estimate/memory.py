@@ -49,6 +49,7 @@ class StageMemory:
 
     @property
     def state_bytes(self) -> int:
+        """Parameters, gradients and optimizer states."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
@@ -58,6 +59,7 @@ class StageMemory:
 
     @property
     def reserved_bytes(self) -> int:
+        """Allocated bytes with the slack that the allocator reserves besides."""
         return self.allocated_bytes + self.slack_bytes
 
     @property
@@ -67,6 +69,7 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> int:
+        """The same as `allocated_bytes`, under the name that JSON has for it."""
         return self.allocated_bytes
 
 
@@ -84,6 +87,7 @@ class StageContents:
 
     @classmethod
     def of(cls, layout: JobLayout, stage: int) -> StageContents:
+        """What one rank of this stage holds."""
         spans, states = layout.stages[stage], find_states(layout, stage)
         chunks = tuple(chunk_bytes(layout, stage, chunk) for chunk in range(len(spans)))
         lasting, gathered = weights_besides(layout, stage)

@@ -67,7 +67,7 @@ class StepMessages:
         return list(self.sent(chain(norms, [status_message(self.layout.job)])))
 
     def sent(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Those of the messages whose group has more than one rank."""
+        """Leaves out messages of groups of one rank, which sends nothing."""
         sizes = self.layout.group_sizes
         return (message for message in messages if sizes[message.axis] > 1)
 

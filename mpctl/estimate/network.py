@@ -36,7 +36,12 @@ class MissingLink(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Of the groups of an axis: ranks, nodes that they span, the pace and latencies of a ring."""
+    """How a collective of the groups of one axis goes.
+
+    ranks: of a group; nodes: that a group spans; seconds_per_byte: of the slowest link of a ring;
+    start: seconds before the first byte; inside, between: seconds of latency of a step of the ring
+    within a node and from node to node.
+    """
 
     ranks: int
     nodes: int
@@ -46,6 +51,7 @@ class Route:
     between: float
 
     def collective(self, kind: str, size: float) -> float:
+        """Seconds of one collective of `size` bytes over this route."""
         if self.ranks == 1:
             return 0.0
         phases = 2 if kind == "all_reduce" else 1
@@ -62,6 +68,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Network:
+    """Prices messages over the links of a cluster, for one topology."""
+
     cluster: ClusterSpec
     topology: Topology
 
@@ -78,6 +86,8 @@ class Network:
         return self.route(message.axis).collective(message.kind, message.bytes)
 
     def route(self, axis: str) -> Route:
+        """The route of a group, by its name in plans: an axis, dp for the replicas, world. Raises
+        MissingLink where a link that it crosses has no bandwidth."""
         routes = self._routes
         if axis not in routes:
             routes[axis] = self._find(axis)
@@ -103,7 +113,7 @@ class Network:
         return self._route(axis, ranks, nodes, -(-ranks // nodes))
 
     def _route(self, axis: str, ranks: int, nodes: int, in_node: int) -> Route:
-        """Of groups with so many ranks in each node."""
+        """The route of groups that span so many nodes, with `in_node` ranks in each."""
         inner = self._link(axis, "intra_node") if in_node > 1 else None
         outer = self._link(axis, "inter_node") if nodes > 1 else None
         paces = [1 / (inner.bandwidth * inner.efficiency)] if inner else []

@@ -107,6 +107,7 @@ class StepTimeModel:
         return self.layout.stages
 
     def step(self) -> StepTime:
+        """The time of the step. Raises MissingLink where a link has no bandwidth."""
         own, ends = self.passes, self.pipeline.ends()
         m = self.job.num_microbatches
         works = [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in own]
@@ -144,7 +145,7 @@ class StepTimeModel:
         stack, flow = table.stacks[0], table.flows[0].runs[0][1]
         work = self._block(stack, flow)
         forward = work.forward + work.tp_forward + work.cp_forward
-        return ChunkTimes(forward, work.inputs + work.tp_backward + work.cp_backward, work.weights)
+        return ChunkTimes(forward, work.dgrad + work.tp_backward + work.cp_backward, work.wgrad)
 
     def _bubble(self, busiest: int, works: Sequence[float], after: Sequence[float]) -> float:
         """What the busiest stage waits where messages between stages take no time."""
@@ -206,7 +207,7 @@ class StepTimeModel:
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
         forward = work.forward + work.tp_forward + work.cp_forward
-        backward = work.inputs + work.weights + work.tp_backward + work.cp_backward
+        backward = work.dgrad + work.wgrad + work.tp_backward + work.cp_backward
         host = profile.host.micro_batch + sends
         host_forward = slow * (work.host_forward + host)
         host_backward = slow * (work.host_backward + host)
@@ -217,8 +218,8 @@ class StepTimeModel:
         zero_ahead = self._beside(ahead, gather)
         zero_back = self._beside(back, scatter)
         splits = SCHEDULES[self.job.parallel.schedule].splits_backward
-        weights = min(work.weights, back) if splits else 0.0
-        compute = work.forward + work.inputs + work.weights
+        weights = min(work.wgrad, back) if splits else 0.0
+        compute = work.forward + work.dgrad + work.wgrad
         return _ChunkPass(
             ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),
             compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
@@ -266,7 +267,7 @@ class StepTimeModel:
 
     @cached_property
     def _closing(self) -> list[_ClosingTimes]:
-        """Of each stage, what is sent once a step."""
+        """Seconds of each stage in messages once a step."""
         known: dict[Hashable, _ClosingTimes] = {}
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
@@ -290,7 +291,7 @@ class StepTimeModel:
 
     @cached_property
     def _optimizer(self) -> list[float]:
-        """Of each stage: bytes of gradients, moments and masters, and the host's once a step."""
+        """Seconds in which each stage moves gradients, moments and masters once a step."""
         operators = self.operators
         parts = self.layout.replicas if self.job.parallel.zero else 1
         moved = operators.profile.operators.optimizer_bytes / operators.speed.bandwidth / parts

@@ -38,11 +38,12 @@ ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden sta
 @dataclass(slots=True)
 class OpTimes:
     """Seconds of a micro batch by pass: kernels (forward, gradients of inputs and of weights),
-    messages over tp and cp that nothing hides, and the host's launches."""
+    messages over tp and cp that nothing hides, and the host's launches. dgrad, wgrad: gradients of
+    inputs, with what is computed again, and of weights."""
 
     forward: float = 0.0
-    inputs: float = 0.0
-    weights: float = 0.0
+    dgrad: float = 0.0
+    wgrad: float = 0.0
     tp_forward: float = 0.0
     tp_backward: float = 0.0
     cp_forward: float = 0.0
@@ -51,12 +52,13 @@ class OpTimes:
     host_backward: float = 0.0
 
     def add(self, other: OpTimes, times: int = 1) -> None:
+        """Add the seconds of `times` equal layers or ends."""
         for name in NAMES:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
 
     def again(self, forward: OpTimes) -> None:
         """Kernels and launches of this forward once more in backward; its messages are listed."""
-        self.inputs += forward.forward
+        self.dgrad += forward.forward
         self.host_backward += forward.host_forward
 
 
@@ -104,6 +106,7 @@ class OperatorTimer:
 
     @cached_property
     def tp(self) -> int:
+        """Tensor-parallel ranks."""
         return self.job.parallel.tp
 
     @cached_property
@@ -154,7 +157,7 @@ class OperatorTimer:
             if not repeats_last_product(self.layout, self.profile):
                 last = OpTimes()
                 self._product(last, flow.part.products[-1], flow, ())
-                work.inputs -= last.forward
+                work.dgrad -= last.forward
         elif training.recompute == "selective" and flow.after:
             if self.profile.operators.recompute == "core":
                 work.again(OpTimes(scores.forward))
@@ -174,11 +177,11 @@ class OperatorTimer:
     def _passes(self, work: OpTimes, passes: MemoryPasses, size: float, flow: GradFlow) -> None:
         work.forward += passes.forward * size / self.speed.bandwidth
         if flow.after:
-            work.inputs += passes.backward * size / self.speed.bandwidth
+            work.dgrad += passes.backward * size / self.speed.bandwidth
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
         moved = self.profile.operators.gradient_bytes * sum(w.local_numel(self.tp) for w in trained)
-        work.weights += moved / self.speed.bandwidth
+        work.wgrad += moved / self.speed.bandwidth
 
     def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:
         for product in flow.part.products:
@@ -196,10 +199,10 @@ class OperatorTimer:
         casts = operators.cast_bytes * is_fp8 / self.speed.bandwidth
         work.forward += product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + n)
         if needs.x:
-            work.inputs += product_seconds(rates, m, n, k, width, self.width) + casts * m * n
+            work.dgrad += product_seconds(rates, m, n, k, width, self.width) + casts * m * n
         if needs.w:
             seconds = product_seconds(rates, k, m, n, width, self.gradient)
-            work.weights += seconds
+            work.wgrad += seconds
             self._hide(work, product, seconds, messages)
         is_inner = "ffn" in (*product.reads, *product.writes)
         passes = operators.inner if is_inner else operators.width
@@ -243,7 +246,7 @@ class OperatorTimer:
         )
         hidden = share * min(sent, seconds)
         work.tp_backward -= hidden
-        work.weights += self.profile.overlap.drag * hidden
+        work.wgrad += self.profile.overlap.drag * hidden
 
     def _core(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
         """softmax(Q K^T) V, forward and backward."""
@@ -258,7 +261,7 @@ class OperatorTimer:
             work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
             if gradients:
                 seconds = flash_seconds(self.speed, pairs, columns, backward=True)
-                work.inputs += seconds / own.flash_backward
+                work.dgrad += seconds / own.flash_backward
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
 
@@ -269,7 +272,7 @@ class OperatorTimer:
         scores = product_seconds(rates, queries, d, keys, w, w, heads)
         context = product_seconds(rates, queries, keys, d, w, w, heads)
         work.forward += scores + context
-        work.inputs += gradients * (scores + context)
+        work.dgrad += gradients * (scores + context)
         size = heads * queries * keys * w
         self._passes(work, self.profile.operators.scores, size, flow)
 
@@ -280,4 +283,4 @@ class OperatorTimer:
         logits = rows * weight.shape[weight.dims.index("vocab")] // self.tp
         passes = self.profile.operators.logits
         work.forward += passes.forward * logits / self.speed.bandwidth
-        work.inputs += passes.backward * logits / self.speed.bandwidth * flow.needs[product.name].y
+        work.dgrad += passes.backward * logits / self.speed.bandwidth * flow.needs[product.name].y

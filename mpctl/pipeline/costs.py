@@ -13,9 +13,10 @@ By hand, GPT, h 512, s 256, v 32000: a layer 6 (12 h^2 + 2 s h) = 20.4e6 a token
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Sequence
 
 from mpctl.families import get_table
+from mpctl.operators.flops import FlopCounter
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp
 from mpctl.operators.table import OperatorTable
@@ -25,22 +26,30 @@ from mpctl.spec.model import ModelSpec
 
 
 def job_costs(job: JobSpec) -> LayerCosts:
-    """Of a job whose model can be counted."""
+    """The costs of a job's layers; its model must be one that other rules accept."""
     assert job.model is not None
     table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze)
     return layer_costs(job, job.model, table)
 
 
 def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCosts:
-    """Of every layer of the model, and its ends; an end between two stacks counts to its layer."""
-    count = _FlopCounter(job, model)
+    """FLOP x tp of one micro batch of every layer and of the model's ends; an end between two
+    stacks counts to the layer next to it."""
+    p, again = job.parallel, int(job.training.recompute == "full")
+    sizes = {
+        "batch": job.training.micro_batch_size,
+        "seq": model.seq_length // p.cp,
+        "decoder_seq": (model.decoder_seq_length or 0) // p.cp,
+    }
+    width = model.heads * model.head_size
+    counter = FlopCounter(sizes, p.tp, p.cp, p.sequence_parallel, width)
     layers: list[int] = []
     entry = exit_ = 0
     for stack, flow in zip(table.stacks, table.flows, strict=True):
         own: list[int] = []
         for run, kind in flow.runs:
-            own += [count.block(kind, stack.cores)] * len(run)
-        before, exit_ = count.end(flow.entry), count.end(flow.exit)
+            own += [_block(counter, kind, stack.cores, again)] * len(run)
+        before, exit_ = _end(counter, flow.entry), _end(counter, flow.exit)
         if layers:
             own[0] += before
         else:
@@ -51,43 +60,17 @@ def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCo
     return LayerCosts(layers, entry, exit_)
 
 
-class _FlopCounter:
-    """Counts parts of one job's model."""
+def _block(counter: FlopCounter, flow: GradFlow, cores: Sequence[AttentionOp], again: int) -> int:
+    """FLOP x tp of one layer; layers without a backward are not run again."""
+    again *= any(needs.y for needs in flow.needs.values())
+    scores = (
+        counter.scores(
+            core, 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
+        )
+        for core in cores
+    )
+    return counter.products(flow, lambda needs: 1 + again + needs.x + needs.w) + sum(scores)
 
-    def __init__(self, job: JobSpec, model: ModelSpec) -> None:
-        self.tp, self.cp = job.parallel.tp, job.parallel.cp
-        self.is_split = job.parallel.sequence_parallel
-        self.is_run_again = job.training.recompute == "full"
-        self.width = model.heads * model.head_size
-        self.sizes = {
-            "batch": job.training.micro_batch_size, "seq": model.seq_length // self.cp,
-            "decoder_seq": (model.decoder_seq_length or 0) // self.cp,
-        }  # fmt: skip
 
-    def block(self, flow: GradFlow, cores: tuple[AttentionOp, ...]) -> int:
-        """One layer; what lies under the first trained parameter is not run again."""
-        again = int(self.is_run_again and any(need.y for need in flow.needs.values()))
-        return self._products(flow, again) + sum(self._scores(flow, core, again) for core in cores)
-
-    def end(self, flow: GradFlow) -> int:
-        return self._products(flow, 0)
-
-    def _products(self, flow: GradFlow, again: int) -> int:
-        """2 x rows x elements of each matrix, forward, again, for dX and for dW."""
-        weights = {weight.name: weight for weight in flow.part.weights}
-        total = 0
-        for product in flow.part.products:
-            if product.is_lookup:
-                continue
-            weight, needs = weights[product.parameter], flow.needs[product.name]
-            rows = prod(self.sizes[dim] for dim in product.rows)
-            alike = 1 if weight.is_split or self.is_split else self.tp
-            total += 2 * rows * weight.numel * alike * (1 + again + needs.x + needs.w)
-        return total
-
-    def _scores(self, flow: GradFlow, core: AttentionOp, again: int) -> int:
-        """q k^T and p v, forward, again, and once more for queries and for keys; keys are of the
-        whole sequence."""
-        passes = 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
-        pairs = self.sizes["batch"] * self.sizes[core.queries] * self.sizes[core.keys] * self.cp
-        return 4 * pairs * self.width * passes
+def _end(counter: FlopCounter, flow: GradFlow) -> int:
+    return counter.products(flow, lambda needs: 1 + needs.x + needs.w)

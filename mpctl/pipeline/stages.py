@@ -173,7 +173,9 @@ def _even_cuts(layers: int, extra: int, pp: int, vpp: int) -> Iterator[Offer]:
 
 
 def stack_spans(spans: Iterable[Span], sizes: Sequence[int]) -> list[list[Span]]:
-    """Of each of several stacks, which share one numbering, its layers by its own.
+    """Map spans of layers that are numbered through several stacks to spans within each stack.
+
+    spans: half-open, in the numbering of all stacks; sizes: layers of each stack.
 
     >>> stack_spans([(4, 10)], (6, 6))
     [[(4, 6)], [(0, 4)]]

@@ -58,7 +58,7 @@ def pass_bound(work: OpTimes, slow: float) -> PassBound:
     """The bound of a layer or an end; slow: host time relative to that of the runtime's profile."""
     return PassBound(
         work.forward + work.tp_forward + work.cp_forward,
-        work.inputs + work.weights + work.tp_backward + work.cp_backward,
+        work.dgrad + work.wgrad + work.tp_backward + work.cp_backward,
         slow * work.host_forward, slow * work.host_backward,
     )  # fmt: skip
 

@@ -106,3 +106,10 @@ def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path
 def test_a_row_without_a_measured_step_is_told() -> None:
     with pytest.raises(InputError, match="a run has"):
         read_runs([{"job": {"cluster": {"preset": "selene"}}, "measured": {}}])
+
+
+@pytest.mark.parametrize("measured", [{}, {"layer_forward_ms": 1.0}, {"mfu": 0.4}])
+def test_a_run_without_a_measured_time_is_refused(measured: dict[str, float]) -> None:
+    row = {"id": "odd", "job": {"cluster": {"preset": "selene"}}, "measured": measured}
+    with pytest.raises(InputError, match=r"measured\.step_seconds, or measured\.layer_forward_ms"):
+        read_runs([row])

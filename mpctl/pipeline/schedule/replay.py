@@ -53,6 +53,7 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
+        """Seconds from the first start to the last end."""
         return max((ends[-1] for ends in self.ends if ends), default=0)
 
     @cached_property

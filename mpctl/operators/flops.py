@@ -1,0 +1,51 @@
+"""FLOP of matrix products and of attention, counted from the operator table.
+
+A product of m x k by k x n takes 2mnk FLOP forward, as many again for dX and for dW (Narayanan et
+al., arXiv 2104.04473, appendix). Attention multiplies queries with keys and scores with values, 4
+times their pairs times the width of the heads; causal scores count whole. How often each is done in
+a step is the caller's: the estimate counts passes of actions, the balance of stages those of a
+whole micro batch. Counts are of one rank times tp, so that they stay whole numbers: what every tp
+rank computes alike counts tp times.
+
+By hand, a product of 8 rows with a 4 x 16 matrix, three passes: 3 x 2 x 8 x 64 = 3072 FLOP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from mpctl.operators.grad_flow import GradFlow
+from mpctl.operators.matmul import AttentionOp, GradNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class FlopCounter:
+    """Counts one micro batch. sizes: elements on one rank of cp by dimension; splits: whether tp
+    ranks share the rows of products that they do not split (sequence parallelism); width: of all
+    attention heads together."""
+
+    sizes: Mapping[str, int]
+    tp: int
+    cp: int
+    splits: bool
+    width: int
+
+    def products(self, flow: GradFlow, passes: Callable[[GradNeeds], int]) -> int:
+        """FLOP x tp of the matrix products of a layer or an end, each `passes` times; looking up a
+        table costs nothing."""
+        weights = {weight.name: weight for weight in flow.part.weights}
+        total = 0
+        for product in flow.part.products:
+            if not product.is_lookup:
+                weight = weights[product.parameter]
+                rows = prod(self.sizes[dim] for dim in product.rows)
+                alike = 1 if weight.is_split or self.splits else self.tp
+                total += 2 * rows * weight.numel * alike * passes(flow.needs[product.name])
+        return total
+
+    def scores(self, core: AttentionOp, passes: int) -> int:
+        """FLOP x tp of one attention, `passes` times; keys are those of the whole sequence."""
+        pairs = self.sizes["batch"] * self.sizes[core.queries] * self.sizes[core.keys] * self.cp
+        return 4 * pairs * self.width * passes
