@@ -1,0 +1,109 @@
+"""A trainer takes everything of its machine from the environment that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mpctl.kernels.backend import KernelBackend
+from mpctl.runtime.batches import Batches
+from mpctl.runtime.build import build_trainer
+from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.runtime.train import Trainer
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from mpctl.topology import Topology
+from tests.runtime.tiny import settings
+
+NO_DROPOUT = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
+
+
+@dataclass
+class CountingKernels(KernelBackend):
+    """torch's kernels, and how often each was called."""
+
+    calls: list[str] = field(default_factory=list)
+
+    def attention(self, *tensors: Any, **how: Any) -> Tensor:
+        self.calls.append("attention")
+        return super().attention(*tensors, **how)
+
+    def layer_norm(self, *tensors: Any) -> Tensor:
+        self.calls.append("layer_norm")
+        return super().layer_norm(*tensors)
+
+
+def build(job: JobSpec, folder: Path, **changed: Any) -> Trainer:
+    environment = RuntimeEnvironment.of_machine(job, folder, local_rank=0)
+    topology = Topology.of(job.sizes, order=job.parallel.order)
+    return build_trainer(folder, job, topology, 0, replace(environment, **changed))
+
+
+def few_steps(data: Path, **changes: Any) -> JobSpec:
+    return load_job(
+        None,
+        settings(
+            **{
+                "data__path": str(data),
+                "training__eval_samples": 0,
+                "training__steps": 3,
+                **changes,
+            }
+        ),
+    )
+
+
+def test_layers_call_the_kernels_of_the_environment(data: Path, tmp_path: Path) -> None:
+    """2 layers of 1 attention and 2 norms, and the last norm; 4 micro batches."""
+    kernels = CountingKernels()
+    build(few_steps(data, **NO_DROPOUT), tmp_path, kernels=kernels).one_step()
+    assert kernels.calls.count("attention") == 4 * 2
+    assert kernels.calls.count("layer_norm") == 4 * (2 * 2 + 1)
+
+
+def test_parameters_are_initialized_by_the_environment(data: Path, tmp_path: Path) -> None:
+    seen: dict[str, int] = {}
+
+    def fill(parameter: nn.Parameter, name: str, seed: int) -> None:
+        seen[name] = seed
+        parameter.data.fill_(0.25)
+
+    job = few_steps(data)
+    trainer = build(job, tmp_path, initialize=fill)
+    parameters = dict(trainer.model.named_parameters())
+    assert seen == dict.fromkeys(parameters, job.training.seed)
+    assert all(torch.equal(p, torch.full_like(p, 0.25)) for p in parameters.values())
+
+
+def test_a_stop_and_the_peak_memory_come_from_the_environment(data: Path, tmp_path: Path) -> None:
+    job = few_steps(data, training__checkpoint_interval=0)
+    trainer = build(job, tmp_path, stop_requested=lambda: True, peak_memory=lambda: 12345)
+    (record,) = trainer.run()
+    assert record["memory_bytes"] == [12345]
+    assert trainer.step == 1 and trainer.saved == {1}
+
+
+def test_the_machine_is_asked_to_stop_by_a_file(data: Path, tmp_path: Path) -> None:
+    environment = RuntimeEnvironment.of_machine(few_steps(data), tmp_path, local_rank=0)
+    assert environment.device == torch.device("cpu") and not environment.stop_requested()
+    (tmp_path / "stop").touch()
+    assert environment.stop_requested()
+    assert environment.peak_memory() > 2**20
+
+
+def test_batches_come_from_the_environment(data: Path, tmp_path: Path) -> None:
+    opened: list[Batches] = []
+
+    def open_batches(job: JobSpec, **of_rank: Any) -> Batches:
+        opened.append(Batches.open(job, data=data, **of_rank))
+        return opened[-1]
+
+    job = few_steps(data, data__path=str(tmp_path / "nothing-here"))
+    trainer = build(job, tmp_path, open_batches=open_batches)
+    assert opened == [trainer.batches]
+    trainer.one_step()
+    assert trainer.step == 1
