@@ -26,62 +26,72 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 
 class CollectiveSteps(Protocol):
-    """One collective, as what this rank does with a cut of it (in elements)."""
+    """One collective, as what this rank does with a cut of its message (a slice of elements)."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """One of KINDS."""
 
-    def put(self, own: Tensor, cut: slice) -> None:
-        """Copy into this rank's slot [S]."""
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """Copy this rank's share of the cut into its slot [S]."""
 
     def take(self, rows: Tensor, cut: slice) -> None:
-        """Combine from the slots of all ranks [t, S]."""
+        """Combine the cut from the slots of all ranks [t, S], once all have put theirs."""
 
 
 @dataclass(frozen=True)
 class AllReduce:
+    """flat [n] becomes the sum or maximum over the ranks."""
+
     flat: Tensor
     op: Reduction
     kind = "all_reduce"
 
-    def put(self, own: Tensor, cut: slice) -> None:
-        own[: length(cut)].copy_(self.flat[cut])
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
+        slot[: length(cut)].copy_(self.flat[cut])
 
     def take(self, rows: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
         _combine(rows[:, : length(cut)].unbind(), self.op, self.flat[cut])
 
 
 @dataclass(frozen=True)
 class AllGather:
-    """piece [n] -> blocks [t, n]."""
+    """The pieces [n] of all ranks are copied to blocks [t, n]."""
 
     piece: Tensor
     blocks: Tensor
     kind = "all_gather"
 
-    def put(self, own: Tensor, cut: slice) -> None:
-        own[: length(cut)].copy_(self.piece[cut])
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
+        slot[: length(cut)].copy_(self.piece[cut])
 
     def take(self, rows: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
         self.blocks[:, cut].copy_(rows[:, : length(cut)])
 
 
 @dataclass(frozen=True)
 class ReduceScatter:
-    """blocks [t, n] -> own [n]; this rank's block of its own part is never sent."""
+    """result [n] becomes the sum over the ranks of block `rank` of their blocks [t, n]; what a rank
+    has of its own block is not sent."""
 
     blocks: Tensor
     result: Tensor
     rank: int
     kind = "reduce_scatter"
 
-    def put(self, own: Tensor, cut: slice) -> None:
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
         # [S] -> [t, n]
-        sent = own[: len(self.blocks) * length(cut)].view(len(self.blocks), -1)
+        sent = slot[: len(self.blocks) * length(cut)].view(len(self.blocks), -1)
         for others in (slice(self.rank), slice(self.rank + 1, None)):
             sent[others].copy_(self.blocks[others, cut])
 
     def take(self, rows: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
         n = length(cut)
         parts = list(rows[:, self.rank * n : (self.rank + 1) * n].unbind())
         parts[self.rank] = self.blocks[self.rank, cut]
@@ -90,26 +100,31 @@ class ReduceScatter:
 
 @dataclass(frozen=True)
 class Broadcast:
+    """flat [n] becomes that of rank `source`."""
+
     flat: Tensor
     rank: int
     source: int
     kind = "broadcast"
 
-    def put(self, own: Tensor, cut: slice) -> None:
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
         if self.rank == self.source:
-            own[: length(cut)].copy_(self.flat[cut])
+            slot[: length(cut)].copy_(self.flat[cut])
 
     def take(self, rows: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
         if self.rank != self.source:
             self.flat[cut].copy_(rows[self.source, : length(cut)])
 
 
 def length(cut: slice) -> int:
+    """Elements of a cut."""
     return int(cut.stop - cut.start)
 
 
 def _combine(rows: Sequence[Tensor], op: Reduction, out: Tensor) -> None:
-    """In rank order; `out` may be none of the rows but the first two."""
+    """Combine the rows into `out` in rank order; `out` may share memory with the first two only."""
     combine = _COMBINE[op]
     combine(rows[0], rows[1], out=out)
     for row in rows[2:]:

@@ -38,10 +38,11 @@ class NoSegment(OSError):
 
 @dataclass(frozen=True)
 class Segment:
-    """What the place `rank` among `ranks` (numbers in the world) has mapped.
+    """The memory that rank `rank` of a group has mapped; `ranks` are the group's global ranks.
 
     flags: 64-bit; a rank writes those from `line(rank)` on, two lines of them, and no others.
-    data: [t, K, S] bytes. ended: readable for each of `processes` that has ended.
+    data: [t, K, S] bytes. processes: the group rank of each peer, by a handle on its process.
+    ended: polls those handles, which become readable when the process has ended.
     """
 
     rank: int
@@ -52,10 +53,11 @@ class Segment:
     ended: select.poll
 
     def line(self, rank: int, second: bool = False) -> int:
+        """Index in `flags` of the first, or second, line of a rank."""
         return (2 * rank + second) * LINE
 
     def lost(self) -> set[int]:
-        """Places whose process has ended: the kernel tells, so that nobody waits out a timeout."""
+        """Group ranks whose process has ended: the kernel says so, before any timeout is over."""
         return {self.processes[handle] for handle, _ in self.ended.poll(0)}
 
 
@@ -68,24 +70,27 @@ def open_segment(
     slot_bytes: int = SLOT_BYTES,
     reserve: Reserve | None = None,
 ) -> Segment:
-    """Called by every rank of the group; raises NoSegment on all of them when one of them cannot.
+    """Map memory that the ranks of a group share; every rank of the group calls this.
 
-    reserve: takes memory for a file of so many bytes, or raises OSError (posix_fallocate).
+    rank: in the group; ranks: the group's global ranks; process_group: torch's, over which they
+    agree, None for the default one. slots, slot_bytes: K and S. reserve: allocates so many bytes of
+    a file, or raises OSError (posix_fallocate by default). Raises NoSegment on all ranks when one
+    of them cannot map it.
     """
     assert slots < LINE and slot_bytes % 16 == 0, "a flag a slot; whole elements of any dtype"
     shape = (len(ranks), slots, slot_bytes)
-    told = torch.zeros(len(ranks) + 2, dtype=torch.int64)  # process ids, file, its name's number
-    told[rank] = os.getpid()
+    message = torch.zeros(len(ranks) + 2, dtype=torch.int64)  # process ids, file, its name
+    message[rank] = os.getpid()
     file, why = -1, ""
     if rank == 0:
         try:
-            file, told[-1] = _make(_start(shape) + _bytes(shape), reserve or _reserve)
-            told[-2] = file
+            file, message[-1] = _make(_start(shape) + _bytes(shape), reserve or _reserve)
+            message[-2] = file
         except OSError as error:
             why = str(error)
     try:
-        dist.all_reduce(told, group=process_group)
-        segment, failed = _attempt(rank, tuple(ranks), told.tolist(), shape)
+        dist.all_reduce(message, group=process_group)
+        segment, failed = _attempt(rank, tuple(ranks), message.tolist(), shape)
         good = torch.tensor(int(segment is not None))
         dist.all_reduce(good, group=process_group)
     finally:
@@ -97,7 +102,7 @@ def open_segment(
 
 
 def _start(shape: tuple[int, int, int]) -> int:
-    """Where data begin: the page after the flags."""
+    """Byte at which data begin: that of the page after the flags."""
     return -(-shape[0] * 2 * LINE * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -135,9 +140,9 @@ def _check_machine() -> None:
 
 
 def _attempt(
-    rank: int, ranks: tuple[int, ...], told: list[int], shape: tuple[int, int, int]
+    rank: int, ranks: tuple[int, ...], message: list[int], shape: tuple[int, int, int]
 ) -> tuple[Segment | None, str]:
-    *pids, file, number = told
+    *pids, file, number = message
     try:
         if not number:
             return None, "the first rank of the group could not make it"
@@ -151,11 +156,12 @@ def _attempt(
 
 
 def _map(path: str, name: str, size: int) -> mmap.mmap:
-    """On another host or in another container the path may lead to anything: look, then open."""
+    """Map the file at `path`. On another host or in another container the path may lead to
+    anything, so its name is checked before it is opened."""
     _check_machine()
-    found = str(Path(path).readlink())
-    if found != f"/memfd:{name} (deleted)":
-        raise OSError(f"{path} is {found}, not {name}: not the same host?")
+    target = str(Path(path).readlink())
+    if target != f"/memfd:{name} (deleted)":
+        raise OSError(f"{path} is {target}, not {name}: not the same host?")
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         return mmap.mmap(file, size)
@@ -165,8 +171,8 @@ def _map(path: str, name: str, size: int) -> mmap.mmap:
 
 def _watch(pids: list[int], rank: int) -> tuple[dict[int, int], select.poll]:
     """A handle on each peer's process, readable once it has ended, even if not yet reaped."""
-    peers = [place for place in range(len(pids)) if place != rank]
-    processes = {os.pidfd_open(pids[place]): place for place in peers}
+    peers = [peer for peer in range(len(pids)) if peer != rank]
+    processes = {os.pidfd_open(pids[peer]): peer for peer in peers}
     ended = select.poll()
     for handle in processes:
         ended.register(handle, select.POLLIN)

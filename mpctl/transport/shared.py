@@ -44,12 +44,13 @@ SLEEP_SHARE, LONGEST_SLEEP = 1 / 16, 2e-3
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective under way."""
+    """A collective under way: it is over when `chunks` chunks of the exchange are finished."""
 
     exchange: Exchange
     chunks: int
 
     def wait(self) -> None:
+        """Return when the result is there; raises as `Exchange.finish`."""
         self.exchange.finish(self.chunks)
 
 
@@ -63,23 +64,23 @@ class _Chunk:
 
     @property
     def signature(self) -> int:
-        """What it is, as a number: kind and bytes."""
+        """Kind and bytes as one number, which all ranks must agree on."""
         kind = KINDS.index(self.message.kind)
         return length(self.cut) * self.dtype.itemsize * len(KINDS) + kind
 
     def __str__(self) -> str:
-        return f"{self.axis} operation {self.operation} ({_told(self.signature)})"
+        return f"{self.axis} operation {self.operation} ({_described(self.signature)})"
 
 
-def _told(signature: int) -> str:
+def _described(signature: int) -> str:
     size, kind = divmod(signature, len(KINDS))
     return f"{KINDS[kind]} of {size} bytes"
 
 
 class Exchange:
-    """The collectives of one group, for one thread at a time.
+    """The collectives of one group through shared memory; not safe for several threads at once.
 
-    timeout: seconds that a peer which lives may keep this rank waiting.
+    timeout: seconds that a living peer may keep this rank waiting.
     """
 
     def __init__(self, segment: Segment, *, timeout: float) -> None:
@@ -93,26 +94,30 @@ class Exchange:
         self._started = self._posted = self._finished = self._operations = 0
 
     def all_reduce(self, tensor: Tensor, op: Reduction, axis: str) -> Operation:
-        """In place."""
+        """Sum or maximum over the ranks, in place."""
         return self._start(AllReduce(_flat(tensor), op), tensor, tensor.numel(), axis)
 
     def all_gather(self, blocks: Tensor, piece: Tensor, axis: str) -> Operation:
-        """piece [..] -> blocks [t, ..]."""
+        """The pieces [..] of all ranks -> blocks [t, ..]."""
         message = AllGather(_flat(piece), _flat(blocks).view(len(self.ranks), -1))
         return self._start(message, piece, piece.numel(), axis)
 
     def reduce_scatter(self, own: Tensor, blocks: Tensor, axis: str) -> Operation:
-        """blocks [t, ..] -> own [..]."""
+        """The sum over the ranks of their blocks [t, ..], of which this rank gets its own [..]."""
         rows = _flat(blocks).view(len(self.ranks), -1)
         return self._start(ReduceScatter(rows, _flat(own), self.rank), blocks, own.numel(), axis)
 
     def broadcast(self, tensor: Tensor, source: int, axis: str) -> Operation:
-        """In place."""
+        """The tensor of group rank `source`, in place."""
         message = Broadcast(_flat(tensor), self.rank, source)
         return self._start(message, tensor, tensor.numel(), axis)
 
     def finish(self, chunks: int) -> None:
-        """Wait until so many chunks since the beginning have been combined."""
+        """Wait until so many chunks since the beginning have been combined.
+
+        Raises ConnectionError where a peer's process has ended, TimeoutError after `timeout`
+        seconds without progress, and RuntimeError where a peer started another collective.
+        """
         began = 0.0
         while self._finished < chunks:
             posted = self._post()
@@ -124,7 +129,10 @@ class Exchange:
                 began = time.monotonic()
 
     def _start(self, message: CollectiveSteps, sent: Tensor, elements: int, axis: str) -> Operation:
-        """sent: what this rank's slots must hold for `elements` of the message."""
+        """Cut a message into chunks and post what has room.
+
+        sent: the tensor that goes into this rank's slots; elements: the length of the message.
+        """
         width = self.segment.data.shape[2] // sent.dtype.itemsize
         if sent.numel() > elements:
             width //= len(self.ranks)
@@ -163,8 +171,8 @@ class Exchange:
         self.segment.flags[self._done_at[self.rank]] = self._finished
         return True
 
-    def _least(self, places: list[int]) -> int:
-        return min(map(self.segment.flags.__getitem__, places))
+    def _least(self, flags: list[int]) -> int:
+        return min(map(self.segment.flags.__getitem__, flags))
 
     def _at(self, dtype: torch.dtype, slot: int) -> Tensor:
         """[t, S] of a slot, in elements of a dtype."""
@@ -173,14 +181,14 @@ class Exchange:
         return self._rows[dtype][slot]
 
     def _check(self, chunk: _Chunk, slot: int) -> None:
-        """Ranks that no longer do the same would read each other's bytes as something else."""
+        """RuntimeError where a peer posted another collective: its bytes would be read as ours."""
         ours = chunk.signature
-        for rank, place in zip(self.ranks, self._posted_at, strict=True):
-            theirs = self.segment.flags[place + 1 + slot]
+        for rank, posted in zip(self.ranks, self._posted_at, strict=True):
+            theirs = self.segment.flags[posted + 1 + slot]
             if theirs != ours:
                 raise RuntimeError(
-                    f"{chunk}: rank {rank} came with {_told(theirs)}; all ranks of a group must "
-                    "start the same collectives in the same order"
+                    f"{chunk}: rank {rank} came with {_described(theirs)}; all ranks of a group "
+                    "must start the same collectives in the same order"
                 )
 
     def _pause(self, waited: float) -> None:
@@ -197,9 +205,9 @@ class Exchange:
     def _look(self, waited: float) -> None:
         ended = self.segment.lost()  # before the flags: what a peer posted before its end counts
         missing = {  # who keeps our slot taken has not posted this chunk either
-            place
-            for place, flag in enumerate(self._posted_at)
-            if place != self.rank and self.segment.flags[flag] <= self._finished
+            peer
+            for peer, flag in enumerate(self._posted_at)
+            if peer != self.rank and self.segment.flags[flag] <= self._finished
         }
         where = self._queue[0]
         if ended & missing:
@@ -212,11 +220,11 @@ class Exchange:
                 f"{self._named(missing)} (launch.timeout_seconds sets the limit)"
             )
 
-    def _named(self, places: set[int]) -> str:
-        ranks = [str(self.ranks[place]) for place in sorted(places)]
+    def _named(self, peers: set[int]) -> str:
+        ranks = [str(self.ranks[peer]) for peer in sorted(peers)]
         return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Outside autograd, whose graph must not grow into the slots."""
+    """One dimension, outside autograd, whose graph must not grow into the slots."""
     return tensor.detach().view(-1)
