@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
@@ -44,7 +44,12 @@ class Message:
 
     def times(self, count: int) -> Message:
         """The message `count` times as often."""
-        return replace(self, count=self.count * count)
+        if count == 1:
+            return self
+        return Message(
+            self.axis, self.kind, self.what, self.bytes, self.count * count, self.phase,
+            self.cover, self.product, self.stages,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
