@@ -38,8 +38,8 @@ PARTS = (
     StepPart(
         "tp",
         "messages of tensor parallelism",
-        "micro batches x messages over tp that no computation hides",
-        is_per_microbatch=True,
+        "micro batches x messages over tp that no computation hides, and those of once a step "
+        "(gradient norm, partial gradients)",
     ),
     StepPart(
         "cp",
@@ -50,12 +50,14 @@ PARTS = (
     StepPart(
         "pp",
         "messages between stages",
-        "what messages between stages add to the step, and sums of shared parameters",
+        "what messages between stages add to the step, and sums over pp of once a step (shared "
+        "parameters, gradient norm)",
     ),
     StepPart(
         "dp",
         "gradients over the replicas that no computation hides",
-        "gradients (with ZeRO also parameters) sent over dp that no computation hides",
+        "gradients (with ZeRO also parameters and the gradient norm) sent over dp that no "
+        "computation hides",
     ),
     StepPart(
         "bubble",
@@ -70,7 +72,7 @@ PARTS = (
     StepPart(
         "other",
         "launching kernels, where it takes longer than they do",
-        "host time that kernels do not hide, and work of once a step",
+        "host time that kernels do not hide, work of once a step, and the status of all ranks",
     ),
 )
 

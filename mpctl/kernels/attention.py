@@ -111,6 +111,7 @@ class ParallelSelfAttention(nn.Module):
         return context_positions(query.shape[-2] * cp.size, cp.size, cp.rank, device=query.device)
 
     def extra_repr(self) -> str:
+        """Heads of this rank, head size and sizes of tp and cp, for `print(module)`."""
         config, t, c = self.config, self.shard_context.tp.size, self.core.cp.size
         heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
         is_shared = config.queries_per_kv_head > 1
@@ -123,7 +124,11 @@ class ParallelSelfAttention(nn.Module):
 
 
 def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:
-    """Whole key-value heads to a rank, or whole shares of one: kv_heads / t or its inverse."""
+    """Raise ValueError unless t ranks can split the key-value heads.
+
+    Either every rank holds kv_heads / t whole heads, or t / kv_heads ranks share the columns of one
+    head evenly.
+    """
     if not splits_kv_heads(kv_heads, head_dim, parts=t):
         legal = ", ".join(str(ranks) for ranks in divisors(heads)
                           if splits_kv_heads(kv_heads, head_dim, parts=ranks))  # fmt: skip

@@ -1,21 +1,23 @@
 """Random numbers as a function of an integer key and global coordinates; there is no generator.
 
-Counter-based randomness (Salmon et al., SC 2011, doi 10.1145/2063384.2063405): the number at a
-place is a hash of (seed, step, site, coordinates), so any rank computes exactly its own slice of
-the one global tensor. Weights and dropout masks then do not depend on tp, cp, dp, pp or on the
-order of execution, and recomputed activations draw the same mask again.
+This is counter-based randomness (Salmon et al., SC 2011, doi 10.1145/2063384.2063405). The number
+of an element is a hash of (seed, step, site, coordinates), so that each rank computes its slice of
+the global tensor and nothing else. Weights and dropout masks therefore do not depend on tp, cp, dp,
+pp or the order of execution, and recomputed activations get the same mask again.
 
-fold(k, c) = mix(k ^ mix(odd * c + odd')), with mix the three xorshifts and two multiplications of a
-32-bit avalanche hash (MurmurHash3's finaliser family). For a fixed key it is a bijection of c, so
-no two rows of a table share a key. Coordinates fold in turn; only the last fold is full size.
+fold(k, c) = mix(k ^ mix(odd * c + odd')), where mix is a 32-bit avalanche hash of three xorshifts
+and two multiplications (the family of MurmurHash3's finaliser). For a fixed key it is a bijection
+of c, so that no two rows of a table share a key. Coordinates are folded one after another; only the
+last fold works on a tensor of full size.
 
 >>> x = torch.arange(12)
 >>> bool((normal(7, (x,))[5:9] == normal(7, (x[5:9],))).all())
 True
 
-Cost, ns an element, forward of [8, 512, 1024], best of 25: float32 3.3 to 4.2 (torch's dropout 5.5
-to 6.0), bf16 3.5 to 3.7 (5.7 to 5.9), of which the mask 2.0; `normal` 5.8. One thread of a 2-core
-Xeon with AVX-512, shared with other work, torch 2.13, 2026-11-20.
+Dropout of [8, 512, 1024], forward, best of 25, takes 3.3 to 4.2 ns an element in float32 (torch's
+dropout: 5.5 to 6.0) and 3.5 to 3.7 in bf16 (5.7 to 5.9), of which the mask takes 2.0; `normal`
+takes 5.8. Measured on one thread of a 2-core Xeon with AVX-512, shared with other work, with torch
+2.13, 2026-11-20.
 """
 
 from __future__ import annotations
@@ -35,15 +37,19 @@ _SIGN = 1 << 31
 
 
 def site_key(seed: int, *names: str | int) -> int:
-    """A 32-bit key for a named place, the same on every machine and in every Python."""
+    """A 32-bit key for a seed and a name, the same on every machine and in every Python.
+
+    names: what the random numbers are for, such as "dropout", a step number and a layer's name.
+    """
     text = "\x1f".join(map(repr, (int(seed), *names)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
 
 
 def fold(key: int | Tensor, coordinates: Tensor) -> Tensor:
-    """key and coordinates broadcast to int32 bits: one more coordinate mixed into the key.
+    """Mix one more coordinate into a key: int32 bits, in the shape that both broadcast to.
 
-    Coordinates count modulo 2^32. A tensor key is the result of an earlier fold.
+    key: an integer (`site_key`), or the tensor of an earlier fold. coordinates: integers, taken
+    modulo 2^32.
     """
     scrambled = _signed(coordinates.to(torch.int64) * _GOLDEN + _M1)
     scrambled = _mix_(scrambled)
@@ -52,7 +58,10 @@ def fold(key: int | Tensor, coordinates: Tensor) -> Tensor:
 
 
 def fold_all(key: int | Tensor, coordinates: Sequence[Tensor]) -> Tensor:
-    """Fold several coordinates, first to last; each may broadcast against the others."""
+    """Fold several coordinates into a key, first to last: int32 bits.
+
+    The coordinates broadcast against each other. Raises ValueError if there are none.
+    """
     if not coordinates:
         raise ValueError("0 coordinates given, at least 1 is needed")
     for each in coordinates:
@@ -64,7 +73,10 @@ def fold_all(key: int | Tensor, coordinates: Sequence[Tensor]) -> Tensor:
 def uniform(
     key: int | Tensor, coordinates: Sequence[Tensor], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Uniform in the open interval (0, 1): 32 bits in float64, 23 bits otherwise."""
+    """Uniform numbers in the open interval (0, 1), in the shape that the coordinates broadcast to.
+
+    float64 numbers have 32 random bits, those of other types 23.
+    """
     bits = fold_all(key, coordinates)
     if dtype == torch.float64:
         return bits.to(dtype).add_(_SIGN + 0.5).mul_(2.0**-32)
@@ -76,19 +88,20 @@ def uniform(
 def normal(
     key: int | Tensor, coordinates: Sequence[Tensor], dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Standard normal by the inverse error function of 32 bits, |z| < 6.4.
+    """Standard normal numbers, |z| < 6.4, in the shape that the coordinates broadcast to.
 
-    Computed in float64 and rounded once: the last bit of a library's erfinv, which may differ
-    between machines, then all but never shows in float32.
+    They are the inverse error function of 32 random bits, computed in float64 and rounded once: the
+    last bit of erfinv may differ between machines, which float32 then hardly ever shows.
     """
     bits = fold_all(key, coordinates)
     return bits.to(torch.float64).add_(0.5).mul_(2.0**-31).erfinv_().mul_(math.sqrt(2)).to(dtype)
 
 
 def keep_mask(key: int, p: float, coordinates: Sequence[Tensor]) -> Tensor:
-    """True with probability 1 - p (to 2^-32) at each place; bool, the broadcast shape.
+    """A bool mask, each element True with probability 1 - p (to 2^-32).
 
-    The last coordinate is one-dimensional; blocks of rows keep the integer work in cache.
+    Its shape is what the coordinates broadcast to; the last coordinate is one-dimensional. Rows are
+    computed in blocks that fit a CPU's cache. Raises ValueError unless 0 <= p < 1.
     """
     if not 0 <= p < 1:
         raise ValueError(f"dropout {p} is not in 0 <= p < 1")
@@ -105,16 +118,17 @@ def keep_mask(key: int, p: float, coordinates: Sequence[Tensor]) -> Tensor:
 
 
 def block_elements(device: torch.device) -> int:
-    """Elements worked on at a time: what a CPU caches, or what fills an accelerator."""
+    """Elements to compute at a time: as many as a CPU caches, or as fill an accelerator."""
     return 1 << 17 if device.type == "cpu" else 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
 class CounterRNG:
-    """The dropout masks of one micro batch.
+    """The dropout masks of one micro batch, as a function of seed, step, site and coordinates.
 
-    samples: [b] global sample numbers of the rows of this micro batch. Two ranks that hold the
-    same sample, row and column draw the same decision whatever else they hold.
+    samples: [b], global numbers of the samples in this micro batch. Two ranks that hold the same
+    element (sample, position, feature) drop it or keep it alike, at any layout.
+    training: False turns dropout off.
     """
 
     seed: int
@@ -130,10 +144,12 @@ class CounterRNG:
         self, x: Tensor, p: float, *, rng_site: str,
         columns: Positions | None = None, rows: Positions | None = None,
     ) -> Tensor:  # fmt: skip
-        """x [b, s, h_local] with a share p zeroed, the rest scaled by 1 / (1 - p).
+        """x [b, s, h_local], each element zeroed with probability p, else divided by 1 - p.
 
-        rows, columns: global sequence positions and features that x holds, a range or a 1-d tensor;
-        by default the first. Saves the mask, 1 byte an element.
+        rng_site: the layer's name, unique in the model. rows, columns: the global sequence
+        positions and features of x, each a range or a 1-d tensor; by default they count from 0.
+        Saves the mask for backward, 1 byte an element. Raises ValueError if positions or samples
+        do not match the shape of x.
         """
         if not self.active(p):
             return x
@@ -145,9 +161,10 @@ class CounterRNG:
         self, probabilities: Tensor, p: float, *, rng_site: str, heads: Positions,
         rows: Positions | None = None, columns: Positions | None = None,
     ) -> Tensor:  # fmt: skip
-        """probabilities [b, a_local, s, s_keys]; heads: the global numbers of the local heads.
+        """As `dropout`, of attention probabilities [b, a_local, s, s_keys].
 
-        rows, columns: global positions of the queries and of the keys; by default the first.
+        heads: global numbers of the local heads. rows, columns: global positions of the queries
+        and of the keys; by default they count from 0.
         """
         if not self.active(p):
             return probabilities
@@ -186,7 +203,7 @@ def _wrap(number: int) -> int:
 
 
 def _signed(wide: Tensor) -> Tensor:
-    """int64 -> its low 32 bits as int32."""
+    """The low 32 bits of int64 numbers, as int32."""
     return ((wide + _SIGN) % (1 << 32) - _SIGN).to(torch.int32)
 
 
@@ -196,6 +213,6 @@ def _xor_shift_(x: Tensor, shift: int) -> Tensor:
 
 
 def _mix_(x: Tensor) -> Tensor:
-    """In place: every input bit flips every output bit with probability near 1/2."""
+    """Hash int32 numbers in place: an input bit flips each output bit with probability 1/2."""
     x = _xor_shift_(_xor_shift_(x, 16).mul_(_M1), 15)
     return _xor_shift_(x.mul_(_wrap(_M2)), 16)

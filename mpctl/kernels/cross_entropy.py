@@ -1,20 +1,23 @@
 """Cross entropy of logits that stay split over the vocabulary.
 
-With the row maximum m, loss = log(sum_j exp(z_j - m)) - (z_target - m) and d loss / d z =
-softmax(z) - onehot(target) (arXiv 1909.08053, section 3). Three all-reduces of b*s floats (m, the
-target's logit, the sum) stand for a gather of b*s*v. By hand: z = (0, 0 | 0, 0) on two ranks,
-m = 0, sum = 2 + 2, loss = log 4.
+For logits z of a row with maximum m, loss = log(sum_j exp(z_j - m)) - (z_target - m), and
+d loss / d z = softmax(z) - onehot(target) (arXiv 1909.08053, section 3). Three all-reduces of b*s
+floats (the maximum, the target's logit, the sum) replace a gather of b*s*v logits. By hand, with
+z = (0, 0 | 0, 0) on two ranks: m = 0, the sum is 2 + 2, the loss is log 4.
 
-Label smoothing e (arXiv 1512.00567, section 7) takes the target as (1-e) onehot + e/v over the v
-real words of all ranks: loss = log sum - (1-e) (z_target - m) - e/v sum_j (z_j - m). Each rank adds
-its share of that last sum to the target's logit before their one all-reduce, so smoothing costs no
-traffic. A z-loss (arXiv 2204.02311, section 5) adds c lse^2, lse = m + log sum, and c 2 lse
-softmax(z) to the gradient. By hand: the example above with e = 0.5 keeps log 4.
+Label smoothing by e (arXiv 1512.00567, section 7) replaces onehot by (1-e) onehot + e/v, v being
+the number of words over all ranks: loss = log sum - (1-e) (z_target - m) - e/v sum_j (z_j - m).
+Each rank adds its share of the last sum to its share of the target's logit before the all-reduce
+of the latter, so that smoothing sends nothing more. By hand, the example above with e = 0.5 still
+has the loss log 4.
 
-The maths is float32 (float64 for float64 logits), in blocks of rows. Saved for backward: the
-logits themselves and two floats a row; the exponentials are computed again, so the peak is logits
-+ gradient, both in the logits' dtype, with no float32 copy of either. Where nobody reads the logits
-after the loss, their memory becomes the gradient's, and the peak is the logits.
+A z-loss with coefficient c (arXiv 2204.02311, section 5) adds c lse^2 to the loss, with
+lse = m + log sum, and 2 c lse softmax(z) to the gradient.
+
+All is computed in float32 (in float64 for float64 logits), a block of rows at a time. Backward
+saves the logits and two floats a row, and computes the exponentials again. So the peak is the
+logits and their gradient, both in the logits' dtype; no float32 copy of either exists. With
+`overwrite` the gradient takes the memory of the logits, and the peak is the logits alone.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from mpctl.transport.group import Group
 
 @dataclass(frozen=True)
 class _Law:
-    """Where the columns stand, and what is added to the plain loss."""
+    """The settings of one loss: which words the local columns are, and the terms of the loss."""
 
     group: Group
     first: int
@@ -44,7 +47,7 @@ class _Law:
 
     @property
     def spread(self) -> float:
-        """The share of the target's mass that every word gets."""
+        """Probability that label smoothing gives to every word: e / v."""
         return self.smoothing / self.vocab
 
 
@@ -53,14 +56,19 @@ def vocab_parallel_cross_entropy(
     label_smoothing: float = 0.0, vocab: int | None = None, z_loss: float = 0.0,
     overwrite: bool = False,
 ) -> Tensor:  # fmt: skip
-    """logits [b, s, v_local], targets [b, s] global ids -> losses [b, s], equal on every rank.
+    """The loss of every position, [b, s], equal on every rank of `group`; differentiable.
 
-    first: global id of local column 0; v_local may be 0. Losses are float32 (float64 for float64
-    logits). A target of ignore_index has loss and gradient 0 (the caller counts the others); any
-    other that is no rank's word counts as a word of logit m. vocab: the real words of all ranks,
-    needed for label_smoothing on more than one. overwrite: backward writes the gradient over the
-    logits; a second backward, or another operation that saved them, then raises RuntimeError.
-    Raises ValueError for a smoothing outside 0..1.
+    logits: [b, s, v_local], the words of this rank; v_local may be 0. targets: [b, s], global ids.
+    first: global id of local column 0.
+    ignore_index: a target with this value has loss and gradient 0; a mean over the other positions
+    is the caller's. Any other target that no rank holds is treated as a word with logit m.
+    label_smoothing: e, in 0..1. vocab: words over all ranks, without padding; needed for label
+    smoothing on more than one rank. z_loss: the coefficient c.
+    overwrite: backward writes the gradient over the logits. A second backward then raises
+    RuntimeError, and so does the backward of any other operation that saved the logits.
+
+    Losses are float32 (float64 for float64 logits). Raises ValueError if label_smoothing is outside
+    0..1, or if it needs `vocab`.
     """
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing {label_smoothing} is not in 0 <= smoothing <= 1")
@@ -113,7 +121,10 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _own_sums(flat: Tensor, column: Tensor, peak: Tensor, law: _Law) -> tuple[Tensor, Tensor]:
-    """2 of [n]: this rank's part of the wanted logit, smoothed, and of the exponentials' sum."""
+    """This rank's shares of the target's (smoothed) logit and of the sum of exponentials: 2 x [n].
+
+    Summed over the ranks they are the values of the module docstring.
+    """
     target, total = torch.zeros_like(peak), torch.zeros_like(peak)
     for rows in _row_blocks(flat):
         shifted = torch.sub(flat[rows], peak[rows, None])
@@ -127,21 +138,21 @@ def _own_sums(flat: Tensor, column: Tensor, peak: Tensor, law: _Law) -> tuple[Te
 
 
 def _log_sum(peak: Tensor, total: Tensor) -> Tensor:
-    """log sum_j exp(z_j) of each row, fresh."""
+    """log sum_j exp(z_j) of each row, as a new tensor [n]."""
     return total.log().add_(peak)
 
 
 def _row_maximum(flat: Tensor) -> Tensor:
-    """[n, v_local] -> [n] in the dtype of the maths; -inf where there are no columns."""
+    """Maximum of each row, [n, v_local] -> [n], in float32 or float64; -inf without columns."""
     dtype = torch.float64 if flat.dtype == torch.float64 else torch.float32
     peak = flat.new_full(flat.shape[:1], -torch.inf, dtype=dtype)
-    for rows in _row_blocks(flat):  # of 16 bits a CPU's maximum takes twice as long
+    for rows in _row_blocks(flat):  # in 16 bits amax takes twice as long on a CPU
         peak[rows] = flat[rows].to(dtype).amax(1)
     return peak
 
 
 def _local_columns(targets: Tensor, valid: Tensor, first: int, width: int) -> Tensor:
-    """Local column of each target, -1 where it is ignored or another rank's."""
+    """Local column of each target; -1 if it is ignored or a word of another rank."""
     local = targets - first
     return local.masked_fill(~(valid & (local >= 0) & (local < width)), -1)
 

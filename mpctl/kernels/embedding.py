@@ -1,15 +1,17 @@
 """Word table and output head split by ranges of the vocabulary.
 
-Megatron-LM (arXiv 1909.08053, section 3): a rank looks up the tokens of its own range, others give
-zero vectors, and g sums them: one all-reduce of b*s*h. The head is a column-parallel product whose
-logits stay split; the loss reads them there (cross_entropy.py). Rows that only pad the table to a
-divisible size never give a logit, so the loss does not depend on t.
+As in Megatron-LM (arXiv 1909.08053, section 3), a rank looks up the tokens of its range of the
+vocabulary and takes zero vectors for all others; one all-reduce of b*s*h elements sums the vectors
+(operator g of regions.py). The output head is a column-parallel product whose logits stay split
+over the vocabulary, which is how the loss takes them (cross_entropy.py). Rows that only pad the
+table to a divisible size make no logit, so that the loss does not depend on t.
 
 With sequence parallelism (arXiv 2205.05198, section 4.2.2) the vectors are reduce-scattered to
-[b, s/t, h] (backward 1 all-gather), and the head gathers the positions for its product: forward 1
-all-gather, backward 1 all-gather and 1 reduce-scatter, each of b*s*h.
+[b, s/t, h] (in backward 1 all-gather). The head gathers the positions for its product: 1 all-gather
+forward, 1 all-gather and 1 reduce-scatter backward, each of b*s*h elements.
 
-Vocabulary 5 padded to 8, t=4: ranks hold rows 0-1, 2-3, 4-5, 6-7, of which 2, 2, 1, 0 are words.
+Example: a vocabulary of 5 is padded to 8 on t=4 ranks. They hold rows 0-1, 2-3, 4-5 and 6-7, of
+which 2, 2, 1 and 0 are words.
 
 Letters: b batch, s sequence, h hidden, v vocabulary, t ranks of the group.
 """
@@ -29,9 +31,12 @@ from mpctl.transport.group import Group
 
 
 class _VocabTable(nn.Module):
-    """weight [padded/t, h]; vocab_range: the words among this rank's rows, by global id.
+    """This rank's rows of a table with one row a word: `weight` [padded_vocab/t, h].
 
-    sequence_parallel: the hidden side is this rank's [b, s/t, h].
+    vocab_range: global ids of the words among these rows, without padding; may be empty.
+    sequence_parallel: hidden states are split over the sequence, [b, s/t, h].
+
+    Raises ValueError if padded_vocab is below the vocabulary or not divisible by the ranks.
     """
 
     def __init__(
@@ -65,12 +70,15 @@ class _VocabTable(nn.Module):
 
 
 class VocabParallelEmbedding(_VocabTable):
-    """tokens [b, s] -> [b, s, h], equal on every rank, or this rank's [b, s/t, h] of it.
+    """The word table: token ids [b, s] -> vectors [b, s, h], equal on every rank of `group`.
 
-    Raises ValueError on a bad split.
+    sequence_parallel: return this rank's positions, [b, s/t, h]. padded_vocab: rows of the table
+    over all ranks (default: vocab). Raises ValueError if padded_vocab is below the vocabulary or
+    not divisible by the number of ranks.
     """
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [b, s], global ids -> [b, s, h], or [b, s/t, h] with sequence_parallel."""
         if self.group.size == 1:
             return F.embedding(tokens, self.weight)
         local = tokens - self.vocab_range.start
@@ -85,14 +93,24 @@ class VocabParallelEmbedding(_VocabTable):
 
 
 class OutputHead(_VocabTable):
-    """An untied head: hidden [b, s, h] or [b, s/t, h] -> logits [b, s, v_local] of own words."""
+    """An output head with a table of its own, not tied to the embedding.
+
+    Returns logits of this rank's words only; `vocab_parallel_cross_entropy` takes them split.
+    """
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [b, s, h], or [b, s/t, h] with sequence_parallel -> logits [b, s, v_local].
+
+        v_local is the number of words in this rank's `vocab_range`, and may be 0.
+        """
         return _logits(hidden, self)
 
 
 def tied_logits(hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
-    """hidden as the table gives it -> logits [b, s, v_local] by its words; v_local may be 0."""
+    """Logits [b, s, v_local] of this rank's words, by the word table as output head.
+
+    hidden: [b, s, h], or [b, s/t, h] where the embedding is sequence parallel. v_local may be 0.
+    """
     return _logits(hidden, embedding)
 
 

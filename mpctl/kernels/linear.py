@@ -1,16 +1,22 @@
 """Linear layers split over a group: Y = X W^T + b, with W [out, in].
 
-Megatron-LM (arXiv 1909.08053, section 3, equations 1 to 3). By columns of the product (rows of W):
-Y = X [A1 A2], no communication forward, f sums dX backward. By rows: Y = X1 A1 + X2 A2, g sums Y
-forward; the bias is added once, after the sum. A column layer followed by a row layer costs one
-all-reduce forward and one backward.
+The split is Megatron-LM's (arXiv 1909.08053, section 3, equations 1 to 3), with A = W^T:
 
-With sequence parallelism (arXiv 2205.05198, section 4.2.2) the pair takes and gives [b, s/t, .].
-Messages of b*s*i or b*s*o whole: column, forward 1 all-gather, backward 1 all-gather (X again) and
-1 reduce-scatter (dX); row, forward 1 reduce-scatter, backward 1 all-gather.
+- A column-parallel layer splits A by columns: Y = X [A1 A2]. Forward needs no communication; in
+  backward an all-reduce sums dX (operator f of regions.py).
+- A row-parallel layer splits A by rows: Y = X1 A1 + X2 A2. An all-reduce sums Y in forward
+  (operator g), and the bias is added once, after the sum. Backward needs no communication.
 
-A fused output of several parts (q, k, v) is split part by part. Six columns in three parts, t=2:
-rank 0 keeps columns 0, 2, 4 and rank 1 keeps 1, 3, 5.
+A column layer followed by a row layer costs one all-reduce forward and one backward.
+
+With sequence parallelism (arXiv 2205.05198, section 4.2.2) the input of the column layer and the
+output of the row layer are split over the sequence, [b, s/t, .]. The column layer then makes 1
+all-gather forward, and backward 1 all-gather (of X, again) and 1 reduce-scatter (of dX). The row
+layer makes 1 reduce-scatter forward and 1 all-gather backward. Each gathered tensor has b*s*i or
+b*s*o elements.
+
+Where several outputs are fused into one product (q, k, v), each is split by itself. Six columns in
+three parts on t=2 ranks: rank 0 holds columns 0, 2, 4 and rank 1 holds columns 1, 3, 5.
 
 Letters: b batch, s sequence, i in_features, o out_features, t ranks of the group.
 """
@@ -34,16 +40,21 @@ from mpctl.sharding import local_range, local_size, split_parts
 from mpctl.transport.group import Group
 
 WEIGHTS = Init("normal", 0.02)
-ALONE = Group()  # of a product whose sum, if it needs one, is made elsewhere
+ALONE = Group()  # one rank: for a product that sends nothing itself
 
 
 class ColumnParallelLinear(nn.Module):
-    """[b, s, i] -> [b, s, o/t], or [b, s, o] with gather_output, in the unsharded order.
+    """A linear layer whose outputs are split over `group`: [b, s, i] -> [b, s, o/t].
 
-    stride: that many equal parts are fused in the output, each split by itself; parts: unequal
-    ones. skip_bias_add returns (output, bias) for the caller to fuse. sequence_parallel takes
-    [b, s/t, i], gathers it for the product and again in backward: only the shard is kept. Raises
-    ValueError where a part does not divide by the group.
+    gather_output: return [b, s, o], the columns in the order of an unsplit layer.
+    stride: the output consists of that many equal parts, each of which is split by itself.
+    parts: the sizes of the parts where they differ; they sum to out_features.
+    skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
+    sequence_parallel: take [b, s/t, i]; it is gathered for the product and again in backward, so
+    that only the shard is saved.
+
+    Raises ValueError if a part is not divisible by the number of ranks, or if gather_output and
+    skip_bias_add are both set.
     """
 
     def __init__(
@@ -82,7 +93,10 @@ class ColumnParallelLinear(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
-        # [b, s, i] or [b, s/t, i] -> [b, s, o/t]
+        """x [b, s, i], or [b, s/t, i] with sequence_parallel -> [b, s, o/t].
+
+        [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add.
+        """
         output = column_product(
             x,
             self.weight,
@@ -108,18 +122,24 @@ class ColumnParallelLinear(nn.Module):
         return whole.index_select(-1, torch.tensor(held, device=whole.device).argsort())
 
     def extra_repr(self) -> str:
+        """Features of this rank and of all, parts and number of ranks, for `print(module)`."""
         local = f"{self.in_features} -> {self.weight.shape[0]} of {self.out_features}"
         fused = f", parts={self.parts}" if len(self.parts) > 1 else ""
         return f"{local}{fused}, bias={self.bias is not None}, t={self.group.size}"
 
 
 class RowParallelLinear(nn.Module):
-    """[b, s, i/t] -> [b, s, o], summed over the group; the bias, replicated, is added once.
+    """A linear layer whose inputs are split over `group`: [b, s, i/t] -> [b, s, o].
 
-    input_is_parallel=False takes [b, s, i] and keeps this rank's block of it. skip_bias_add
-    returns (output, bias). sequence_parallel gives [b, s/t, o], this rank's positions of the sum;
-    the bias then sees these only, and is marked so. Raises ValueError where in_features does not
-    divide by the group.
+    The products of all ranks are summed; every rank holds the whole bias and adds it after the sum.
+
+    input_is_parallel: False takes the unsplit [b, s, i] and selects this rank's columns of it.
+    skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
+    sequence_parallel: return [b, s/t, o], this rank's positions of the sum. The gradient of the
+    bias is then a sum over these positions only, and the bias is marked as partial
+    (`parameters.mark_partial`).
+
+    Raises ValueError if in_features is not divisible by the number of ranks.
     """
 
     def __init__(
@@ -153,6 +173,10 @@ class RowParallelLinear(nn.Module):
             mark_partial(self.bias)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+        """x [b, s, i/t], or [b, s, i] without input_is_parallel -> [b, s, o].
+
+        [b, s/t, o] with sequence_parallel; a pair (output, bias) with skip_bias_add.
+        """
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group)
         if self.group.size == 1 and not self.skip_bias_add:
@@ -163,12 +187,13 @@ class RowParallelLinear(nn.Module):
         return output if self.bias is None else output.add_(self.bias)
 
     def _summed(self, partial: Tensor) -> Tensor:
-        # [b, s, o] partial -> [b, s/t, o] or [b, s, o] summed
+        # [b, s, o], one rank's summand -> the sum, [b, s/t, o] or [b, s, o]
         if self.sequence_parallel:
             return scatter_sequence_sum(partial, self.group)
         return reduce_from_region(partial, self.group, owned=True)
 
     def extra_repr(self) -> str:
+        """Features of this rank and of all, and number of ranks, for `print(module)`."""
         local = f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}"
         return f"{local}, bias={self.bias is not None}, t={self.group.size}"
 

@@ -1,9 +1,10 @@
-"""Normalisations over the last dimension, with parameters that carry their shard: replicated.
+"""LayerNorm and RMSNorm over the last dimension; every tensor-parallel rank holds all parameters.
 
 LayerNorm (arXiv 1607.06450): y = (x - mean) / sqrt(var + eps) * weight + bias.
 RMSNorm (arXiv 1910.07467, equation 4): y = x / sqrt(mean(x^2) + eps) * weight.
-Statistics are float32 for 16-bit inputs; every rank of the group computes the same whole. By hand,
-weight 1, bias 0, eps 0: LayerNorm (1, 3) -> (-1, 1); RMSNorm (1, 7) -> (0.2, 1.4).
+Mean and variance of 16-bit inputs are computed in float32. There is no communication: each rank
+normalises the positions that it holds. By hand, with weight 1, bias 0 and eps 0: LayerNorm maps
+(1, 3) to (-1, 1), RMSNorm maps (1, 7) to (0.2, 1.4).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from mpctl.kernels.parameters import ONES, ZEROS, Shard, shard_parameter
 
 
 class LayerNorm(nn.Module):
-    """[b, s, h] -> [b, s, h]."""
+    """LayerNorm [b, s, h] -> [b, s, h] with parameters `weight` and `bias`, both [h].
+
+    backend: the kernels that compute it (`KernelBackend.layer_norm`).
+    """
 
     def __init__(
         self,
@@ -34,14 +38,20 @@ class LayerNorm(nn.Module):
         self.bias = shard_parameter(whole, init=ZEROS, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [b, s, h] normalised over h, times `weight`, plus `bias`; same shape and dtype."""
         return self.backend.layer_norm(x, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
+        """Hidden size and eps, for `print(module)`."""
         return f"{self.hidden} (replicated), eps={self.eps}"
 
 
 class RMSNorm(nn.Module):
-    """[b, s, h] -> [b, s, h], neither centred nor shifted: half of LayerNorm's parameters."""
+    """RMSNorm [b, s, h] -> [b, s, h]: no mean is subtracted, and there is no bias.
+
+    Its one parameter is `weight` [h]. backend: the kernels that compute it
+    (`KernelBackend.rms_norm`).
+    """
 
     def __init__(
         self,
@@ -57,7 +67,9 @@ class RMSNorm(nn.Module):
         self.weight = shard_parameter(Shard((hidden,)), init=ONES, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [b, s, h] divided by its root mean square over h, times `weight`; same shape."""
         return self.backend.rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
+        """Hidden size and eps, for `print(module)`."""
         return f"{self.hidden} (replicated), eps={self.eps}"

@@ -55,6 +55,7 @@ class Shard:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part: `shape`, with the lengths of `blocks` added up along `dim`."""
         kept = sum(map(len, self.blocks))
         return tuple(kept if d == self.dim else size for d, size in enumerate(self.shape))
 

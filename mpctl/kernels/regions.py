@@ -1,21 +1,26 @@
-"""The conjugate operators at the border of a tensor-parallel region, each with its two laws.
+"""Differentiable collectives at the borders of a tensor-parallel region.
 
-Megatron-LM (arXiv 1909.08053, section 3, figure 3) names the first two f and g, Megatron's sequence
-parallelism (arXiv 2205.05198, section 4.2.2) the next two g-bar and its conjugate: outside the
-region activations are split over the sequence. Forward of one is backward of the other:
+Inside the region every rank holds a part of the weights. Each function sends one thing forward and
+its conjugate backward:
 
     copy_to_region          f   forward identity         backward all-reduce
     reduce_from_region      g   forward all-reduce       backward identity
     gather_sequence             forward all-gather       backward reduce-scatter  (dim 1)
     scatter_sequence_sum        forward reduce-scatter   backward all-gather      (dim 1)
-    scatter_to_region           forward keep own split   backward all-gather      (last dim)
-    gather_from_region          forward all-gather       backward keep own split  (last dim)
-    split_sequence              forward keep own split   backward all-gather      (dim 1)
+    scatter_to_region           forward select block     backward all-gather      (last dim)
+    gather_from_region          forward all-gather       backward select block    (last dim)
+    split_sequence              forward select block     backward all-gather      (dim 1)
 
-By hand, t=2 and y = g(x * r) on rank r in (1, 2): y = 3x on both ranks; dx = f's sum = 1 + 2 = 3.
-By hand, sequence (a, b) on rank 0 and (c, d) on rank 1, both partial sums of a whole of two rows:
-scatter_sequence_sum leaves a + c on rank 0 and b + d on rank 1; gather_sequence brings both back.
-A group of one rank makes each of them the identity, outside autograd.
+f and g are the names of Megatron-LM (arXiv 1909.08053, section 3, figure 3). The next two are those
+of its sequence parallelism (arXiv 2205.05198, section 4.2.2), where activations outside the region
+are split over the sequence. "Select block" takes this rank's t-th of a dimension.
+
+By hand, t=2 and y = g(x * r) with r = 1 on one rank and 2 on the other: y = 3x on both ranks, and
+f's all-reduce makes dx = 1 + 2 = 3. By hand, with (a, b) on rank 0 and (c, d) on rank 1, each its
+rank's summand of a sequence of two positions: scatter_sequence_sum returns a + c on rank 0 and
+b + d on rank 1, and gather_sequence of these returns both on both ranks.
+
+In a group of one rank each function returns its argument, without a node in the autograd graph.
 
 Letters: b batch, s sequence, h hidden, t ranks of the group.
 """
@@ -34,49 +39,56 @@ SEQUENCE = 1
 
 
 def copy_to_region(tensor: Tensor, group: Group, *, owned: bool = False) -> Tensor:
-    """f: forward identity, backward all-reduce. Shape kept.
+    """Operator f: forward identity, backward all-reduce; any shape.
 
-    owned: the gradient that arrives is fresh (the one reader is a matmul), so it is summed in
-    place; without it a gradient shared with another branch is copied first.
+    owned: the gradient that arrives has no other reader (the one consumer is a matrix product), so
+    it is summed in place. Otherwise it is copied first, as another branch may share it.
     """
     return tensor if group.size == 1 else _Copy.apply(tensor, group, owned)
 
 
 def reduce_from_region(tensor: Tensor, group: Group, *, owned: bool = False) -> Tensor:
-    """g: forward all-reduce, backward identity. Shape kept.
+    """Operator g: forward all-reduce, backward identity; any shape.
 
-    owned: the caller made this tensor and will not read it again, so it is summed in place;
-    should autograd have saved it all the same, its version check raises in backward.
+    owned: the caller made this tensor and will not read it again, so it is summed in place. If
+    autograd saved it nevertheless, its version check raises RuntimeError in backward.
     """
     return tensor if group.size == 1 else _Reduce.apply(tensor, group, owned)
 
 
 def gather_sequence(tensor: Tensor, group: Group) -> Tensor:
-    """g-bar: forward all-gather [b, s/t, h] -> [b, s, h]; backward reduce-scatter.
+    """Forward all-gather [b, s/t, h] -> [b, s, h]; backward reduce-scatter.
 
-    The sum is right where the readers of the whole are split over the group, each with its own
-    part of the gradient; for a reader that every rank repeats, use gather_from_region(dim=1).
+    Summing gradients is right if what reads the result is split over the group, so that each rank
+    has a summand of the gradient. If every rank computes the same with it, use
+    gather_from_region(dim=1).
     """
     return tensor if group.size == 1 else _GatherSequence.apply(tensor, group)
 
 
 def scatter_sequence_sum(tensor: Tensor, group: Group) -> Tensor:
-    """Forward reduce-scatter [b, s, h] partial -> [b, s/t, h] summed; backward all-gather."""
+    """Forward reduce-scatter, summands [b, s, h] -> sum [b, s/t, h]; backward all-gather."""
     return tensor if group.size == 1 else _ScatterSum.apply(tensor, group)
 
 
 def split_sequence(tensor: Tensor, group: Group) -> Tensor:
-    """Forward keep own split [b, s, h], equal on every rank -> [b, s/t, h]; backward all-gather."""
+    """Forward this rank's positions, [b, s, h] -> [b, s/t, h]; backward all-gather.
+
+    The argument must be equal on every rank.
+    """
     return scatter_to_region(tensor, group, dim=SEQUENCE)
 
 
 def scatter_to_region(tensor: Tensor, group: Group, *, dim: int = -1) -> Tensor:
-    """Forward [.., n] -> [.., n/t], this rank's block; backward all-gather."""
+    """Forward this rank's block of `dim`, [.., n] -> [.., n/t]; backward all-gather."""
     return tensor if group.size == 1 else _Scatter.apply(tensor, group, dim)
 
 
 def gather_from_region(tensor: Tensor, group: Group, *, dim: int = -1) -> Tensor:
-    """Forward [.., n/t] -> [.., n], blocks in rank order; backward keeps this rank's block."""
+    """Forward all-gather along `dim`, [.., n/t] -> [.., n]; backward this rank's block.
+
+    Blocks are in rank order.
+    """
     return tensor if group.size == 1 else _Gather.apply(tensor, group, dim)
 
 

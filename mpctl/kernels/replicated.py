@@ -55,4 +55,5 @@ class ReplicatedLinear(nn.Module):
         self.bias = shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [.., in_features] -> [.., out_features], with the bias added; no communication."""
         return F.linear(x, self.weight, self.bias)

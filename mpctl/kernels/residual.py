@@ -77,6 +77,7 @@ class ResidualLayer(nn.Module):
         return rng.dropout(x, self.config.dropout, rng_site=f"{self.rng_site}.{branch}", rows=rows)
 
     def extra_repr(self) -> str:
+        """Dropout and the settings that differ from the defaults, for `print(module)`."""
         config = self.config
         unusual = {
             f"norm_order={config.norm_order}": config.norm_order != "pre",

@@ -24,6 +24,7 @@ from mpctl.spec.runtime import (
     OverlapShares,
     RuntimeProfile,
 )
+from mpctl.units import seconds_text
 from tests.jobs import GPT, job_of
 
 DEVICE = {
@@ -439,6 +440,8 @@ def test_figures_explain_the_step() -> None:
     assert figures["time.step"].value == time.total
     parts = [figures[f"time.{part.name}"].value for part in PARTS]
     assert parts == list(time.parts().values()) and sum(parts) == pytest.approx(time.total)
+    assert figures["time.compute"].numbers == f"4 x {seconds_text(time.compute / 4)}"
+    assert figures["time.tp"].numbers == seconds_text(time.tp)  # some of it is sent once a step
     assert figures["time.high"].value == time.high
     block = [f.value for name, f in figures.items() if name.startswith("time.blocks.")]
     assert 0 < sum(block) < time.total
