@@ -1,19 +1,22 @@
 """Cutting layers that cost differently into stages of a pipeline, so that the slowest is fastest.
 
-All stages wait for the slowest one: m micro batches take (m - 1) times its time and once that of
-all, which no cut changes. Layers stay in order, each chunk holds one at least, and a stage takes
-what its chunks take together (virtual stage v is chunk v // pp of stage v % pp). From an even start
-and from one of equal costs, a layer of the slowest stage is given away as long as that leaves its
-successor faster; of equally slow cuts the one whose other stages and chunks are more even wins.
-Costs are whole numbers and nothing is drawn, so that all who ask find the same cut.
+All stages wait for the slowest one: m micro batches take (m - 1) times its seconds, plus once the
+seconds of all stages, a sum that is the same for every cut. So the slowest stage is to be as fast
+as possible. Layers stay in order, each chunk holds at least one, and the cost of a stage is that of
+its chunks together (virtual stage v is chunk v // pp of stage v % pp).
 
-With one chunk a stage, or equal layers, the slowest stage of all cuts is the fastest in nearly all
-cases (tests/pipeline/test_balance.py compares with every cut); with several chunks of unequal
-layers it may take some hundredths longer.
+The search starts from stages with equal numbers of layers, and again from stages of about equal
+cost. It moves one layer of the slowest stage to another chunk as long as the cut gets better: the
+slowest stage faster or, if that stays as it is, the other stages and chunks more even. Costs are
+integers and nothing is random, so that the planner and every worker find the same cut.
 
->>> balanced_counts(Costs([2] * 24, exit=7), pp=4)             # 55 / 4 is 13.75
+With one chunk a stage, or with equal layers, the result is the best of all cuts in nearly all cases
+(tests/pipeline/test_balance.py compares with every cut). With several chunks of unequal layers the
+slowest stage may take some hundredths longer than in the best cut.
+
+>>> balanced_counts(LayerCosts([2] * 24, exit=7), pp=4)             # 55 / 4 is 13.75
 [7, 7, 7, 3]
->>> balanced_counts(Costs([2] * 8, exit=10), pp=2, vpp=2)      # 12 against 4 + 10 = 14
+>>> balanced_counts(LayerCosts([2] * 8, exit=10), pp=2, vpp=2)      # 12 against 4 + 10 = 14
 [3, 1, 3, 1]
 """
 
@@ -28,14 +31,14 @@ Bounds = list[int]  # where virtual stages begin, and the end
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What each layer takes, and what a model's ends take besides, in any unit."""
+    """Costs, in any unit: of each layer, of the embedding (entry), of the output head (exit)."""
 
     layers: Sequence[int]
     entry: int = 0
     exit: int = 0
 
     def of_stages(self, stages: Sequence[Sequence[tuple[int, int]]]) -> list[int]:
-        """By the layers that each stage holds, `[stage][chunk]`."""
+        """The cost of each stage, ends included. stages: spans of layers by [stage][chunk]."""
         found = [sum(sum(self.layers[start:stop]) for start, stop in spans) for spans in stages]
         found[0] += self.entry
         found[-1] += self.exit
@@ -43,7 +46,10 @@ class LayerCosts:
 
 
 def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1) -> list[int]:
-    """Layers of every virtual stage, of which there are no more than layers."""
+    """Number of layers of every virtual stage, so that the slowest of pp stages is fastest.
+
+    There must be at least pp x vpp layers.
+    """
     blocks, layers = pp * vpp, len(costs.layers)
     assert blocks <= layers, f"{layers} layers leave some of {blocks} chunks empty"
     search = _BalanceSearch(costs, list(accumulate(costs.layers, initial=0)), pp)
@@ -55,7 +61,7 @@ def balanced_counts(costs: LayerCosts, *, pp: int, vpp: int = 1) -> list[int]:
 
 @dataclass(frozen=True)
 class _BalanceSearch:
-    """before[n]: what the first n layers take."""
+    """A search that moves layers between chunks. before[n]: the cost of the first n layers."""
 
     costs: LayerCosts
     before: list[int]
@@ -71,12 +77,12 @@ class _BalanceSearch:
         return [sum(chunks[stage :: self.pp]) for stage in range(self.pp)]
 
     def rank(self, bounds: Bounds) -> tuple[list[int], list[int]]:
-        """The less the better: the slowest stage, then the second slowest, ...; then of chunks."""
+        """A sort key, best first: costs of stages from the slowest down, then those of chunks."""
         chunks = self.chunks(bounds)
         return sorted(self.stages(chunks), reverse=True), sorted(chunks, reverse=True)
 
     def at_equal_costs(self, blocks: int) -> Bounds:
-        """Each bound where the layers before it have taken nearest to their share of the whole."""
+        """Bounds that make the costs of the virtual stages as equal as whole layers allow."""
         costs, layers, bounds = self.costs, len(self.costs.layers), [0]
         whole = costs.entry + self.before[-1] + costs.exit
         for block in range(1, blocks):
@@ -91,8 +97,10 @@ class _BalanceSearch:
         return bounds
 
     def _step(self, bounds: Bounds) -> Bounds:
-        """The best of these bounds and of those with a layer of the slowest stage given away; of
-        equally good ones these, then those with the first giver and taker."""
+        """The best of these bounds and of all with one layer of the slowest stage moved.
+
+        Of equally good ones: these, then those with the lowest giver and taker.
+        """
         best, found = (*self.rank(bounds), -1, -1), bounds
         slowest = best[0][0]
         for giver, taker, stages, chunks, moved in self._moves(bounds):
@@ -103,9 +111,12 @@ class _BalanceSearch:
         return found
 
     def _moves(self, bounds: Bounds) -> Iterator[tuple[int, int, list[int], list[int], Bounds]]:
-        """(giver, taker, what stages and chunks take then, bounds then), for a layer of the slowest
-        stage given to any other chunk: all bounds between the two chunks move by one. The lists
-        are used again: each taker further away moves one bound more."""
+        """Every move of one layer from a chunk of the slowest stage (giver) to another (taker).
+
+        Yields (giver, taker, costs of stages, costs of chunks, bounds) after the move, in which
+        all bounds between the two chunks move by one. The lists are changed in place for the next
+        taker, which moves one bound more; copy what is to be kept.
+        """
         now = self.chunks(bounds)
         stages, blocks = self.stages(now), len(now)
         for giver in range(stages.index(max(stages)), blocks, self.pp):

@@ -1,11 +1,13 @@
-"""What each layer of a model takes, in FLOP of its matrix products: 2mnk forward, as many again for
-each gradient that is computed, once more where the forward is run again.
+"""The cost of each layer of a model, in FLOP of its matrix products.
 
-This is what layers are dealt out by (stages.py, balance.py), and so by nothing that a device, its
-efficiency or a fitted constant decides: a worker that reads the job finds the planner's cut, and an
-old job keeps its cut. A lookup costs nothing, the head with the loss the product with its table.
-Of one micro batch on one rank, times tp so that numbers stay whole: what all tp ranks compute
-alike (BERT's pooler) counts tp times.
+A product counts 2mnk in forward, as much again for each gradient that is computed, and once more if
+forward is recomputed. Layers are balanced by these numbers (stages.py, balance.py), which depend on
+no device, efficiency or fitted constant: a worker that reads the job finds the planner's cut, and
+a job of an older version keeps its cut. An embedding lookup costs nothing; the head costs the
+product with its table.
+
+Numbers are for one micro batch on one rank, times tp to keep them integers. What all tp ranks
+compute alike (BERT's pooler) therefore counts tp times.
 
 By hand, GPT, h 512, s 256, v 32000: a layer 6 (12 h^2 + 2 s h) = 20.4e6 a token, the head 6 v h =
 98.3e6: as much as 4.8 layers. Of 8 layers on 2 stages the last one has 2 and the head.
@@ -26,15 +28,17 @@ from mpctl.spec.model import ModelSpec
 
 
 def job_costs(job: JobSpec) -> LayerCosts:
-    """The costs of a job's layers; its model must be one that other rules accept."""
+    """The costs of a job's layers; the job must have a model that the other rules accept."""
     assert job.model is not None
     table = get_table(job.model, tp=job.parallel.tp, freeze=job.training.freeze)
     return layer_costs(job, job.model, table)
 
 
 def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCosts:
-    """FLOP x tp of one micro batch of every layer and of the model's ends; an end between two
-    stacks counts to the layer next to it."""
+    """FLOP x tp of one micro batch, for every layer and for the model's ends.
+
+    An end between two stacks (encoder, decoder) is added to the layer next to it.
+    """
     p, again = job.parallel, int(job.training.recompute == "full")
     sizes = {
         "batch": job.training.micro_batch_size,
@@ -61,7 +65,7 @@ def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCo
 
 
 def _block(counter: FlopCounter, flow: GradFlow, cores: Sequence[AttentionOp], again: int) -> int:
-    """FLOP x tp of one layer; layers without a backward are not run again."""
+    """FLOP x tp of one layer; a layer without a backward is not recomputed."""
     again *= any(needs.y for needs in flow.needs.values())
     scores = (
         counter.scores(

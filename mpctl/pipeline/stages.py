@@ -3,9 +3,9 @@
 Layers go in order through virtual stages 0 .. pp*vpp-1; virtual stage v is chunk v // pp of stage
 v % pp (interleaving, arXiv 2104.04473 section 2.2). First and last stage may be given their own
 counts; when the embedding or the loss counts as a layer, the end stage holds one layer fewer. With
-`stage_balance` cost the layers are dealt out by what they cost (balance.py), so that any number of
-them goes on any number of stages. The planner and each worker ask `job_stages` for the cut, which
-knows the job and nothing else.
+`stage_balance` "cost" the layers are split by their cost (balance.py), so that their number need
+not be divisible by the number of stages. The planner and each worker call `job_stages`, whose
+result depends on the job alone.
 
 >>> stage_layers(24, pp=4, vpp=2)[1]          # stage 1: a block of the front, one of the back
 [(3, 6), (15, 18)]
@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 class UnevenLayersError(ValueError):
-    """The layers cannot be cut as asked; `offers` and `hint` say what would be possible."""
+    """The layers cannot be split as the settings say; `offers` and `hint` say what is possible."""
 
     def __init__(self, message: str, hint: str = "", offers: tuple[Offer, ...] = ()) -> None:
         super().__init__(message)
@@ -45,12 +45,16 @@ def stage_layers(
     embedding_is_layer: bool = False,
     loss_is_layer: bool = False,
 ) -> list[list[Span]]:
-    """Half-open spans of layers, `[stage][chunk]`; raises UnevenLayersError."""
+    """Half-open spans of layers by [stage][chunk]; raises UnevenLayersError.
+
+    first, last: layers of the first and the last stage, where they differ from the others.
+    embedding_is_layer, loss_is_layer: the end stage holds one layer fewer.
+    """
     return spans_of(_counts(layers, pp, vpp, first, last, embedding_is_layer, loss_is_layer), pp)
 
 
 def spans_of(counts: Iterable[int], pp: int) -> list[list[Span]]:
-    """`[stage][chunk]` of the layers of each virtual stage."""
+    """Spans of layers by [stage][chunk]. counts: number of layers of each virtual stage."""
     stages: list[list[Span]] = [[] for _ in range(pp)]
     start = 0
     for virtual, count in enumerate(counts):
@@ -60,7 +64,10 @@ def spans_of(counts: Iterable[int], pp: int) -> list[list[Span]]:
 
 
 def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
-    """Layers of every stage and chunk of a job, `layers` in all; raises UnevenLayersError."""
+    """Half-open spans of a job's layers by [stage][chunk]; raises UnevenLayersError.
+
+    layers: their number in the whole model.
+    """
     p = job.parallel
     if p.stage_balance == "cost":
         return _balanced(job, layers)
@@ -97,7 +104,7 @@ def _counts(
     embedding_is_layer: bool,
     loss_is_layer: bool,
 ) -> list[int]:
-    """Layers of each virtual stage, in the order in which a sample meets them."""
+    """Number of layers of each virtual stage, in the order in which a sample passes them."""
     blocks = pp * vpp
     if first is None and last is None:
         total = layers + embedding_is_layer + loss_is_layer
@@ -148,16 +155,16 @@ def _uneven(layers: int, extra: int, pp: int, vpp: int) -> UnevenLayersError:
 
 
 def _cut_text(pp: int, vpp: int) -> str:
-    """`4 stages x 2 chunks`."""
+    """The split in words, such as `4 stages x 2 chunks`."""
     return plural(pp, "stage") + (f" x {plural(vpp, 'chunk')}" if vpp > 1 else "")
 
 
 def _even_cuts(layers: int, extra: int, pp: int, vpp: int) -> Iterator[Offer]:
-    """Values of one setting each with which the layers divide, chunks first."""
+    """Values of one setting at a time with which the layers can be split evenly, chunks first."""
     blocks, total = pp * vpp, layers + extra
 
     def is_filled(count: int, chunks: int) -> bool:
-        """An end stage holds more than what counts as a layer."""
+        """Whether an even split leaves an end stage a layer besides its embedding or loss."""
         return total % count == 0 and total // count >= (2 if extra and chunks == 1 else 1)
 
     if vpp > 1:

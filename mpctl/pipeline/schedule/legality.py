@@ -1,11 +1,11 @@
-"""Which schedules can be made of so many stages, chunks and micro batches.
+"""Which schedules are possible with given numbers of stages, chunks and micro batches.
 
-Planning checks it as a rule (rules/layout.py), the search before it considers a layout, and
+Planning checks this as a rule (rules/layout.py), the search before it estimates a layout, and
 orders.py before it makes a schedule:
 
-    chunks      several chunks a stage need several stages
-    micro batches run in groups of one a stage where there are several chunks: p divides m
-    schedules   run one chunk a stage, several or both, as their table says (spec/schedules.py)
+    chunks         several chunks a stage need several stages
+    micro batches  with several chunks they run in groups of p, the number of stages: p divides m
+    schedules      run one chunk a stage, several or both, as their row says (spec/schedules.py)
 
 >>> [conflict.rule for conflict in schedule_conflicts("1f1b", stages=4, microbatches=6, chunks=2)]
 ['microbatches-fill-pipeline']
@@ -25,10 +25,10 @@ from mpctl.units import plural
 
 
 class ScheduleConflict(NamedTuple):
-    """Why there is no such schedule, as a rule of a layout tells it.
+    """A reason why a schedule is not possible, as `mpctl plan` reports it.
 
-    rule: its stable id; setting: the key of a job that it is about; offers: values that mend it;
-    hint: other ways out, in words.
+    rule: its stable id; setting: the job key that it concerns; offers: values of settings that may
+    resolve it; hint: other ways out, in words.
     """
 
     rule: str
@@ -39,7 +39,7 @@ class ScheduleConflict(NamedTuple):
 
 
 def is_schedule(name: ScheduleName, *, stages: int, microbatches: int, chunks: int) -> bool:
-    """Whether the schedule can be made of these numbers."""
+    """Whether the schedule is possible with these numbers."""
     conflicts = schedule_conflicts(name, stages=stages, microbatches=microbatches, chunks=chunks)
     return next(conflicts, None) is None
 
@@ -47,7 +47,7 @@ def is_schedule(name: ScheduleName, *, stages: int, microbatches: int, chunks: i
 def schedule_conflicts(
     name: ScheduleName, *, stages: int, microbatches: int, chunks: int
 ) -> Iterator[ScheduleConflict]:
-    """Every reason why the schedule cannot be made; none where it can."""
+    """Every reason why the schedule is not possible with these numbers; none if it is."""
     if chunks > 1 and stages == 1:
         yield ScheduleConflict(
             "vpp-needs-pp",

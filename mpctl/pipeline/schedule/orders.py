@@ -1,10 +1,11 @@
 """The order in which a pipeline stage runs forwards and backwards of micro batches and chunks.
 
-Which schedules there are, and how many forwards each runs ahead, is a table (spec/schedules.py).
+The schedules and their warm-up (forwards before the first backward) are a table, spec/schedules.py.
 Chunk c of stage s, of p stages, is virtual stage c p + s, as in stages.py. Where a schedule splits
-the backward, the weights' gradient of micro batch j follows the inputs' of j + s. A stage holds the
-activations of warm-up + 1 chunks at most, and of s more where the backward is split. Backwards of a
-chunk run in micro batch order under every schedule, so that gradients are summed in the same order.
+backward, the weight gradients of micro batch j follow the input gradients of micro batch j + s. A
+stage holds the activations of at most warm-up + 1 chunks, and of s more where backward is split.
+Under every schedule the backwards of a chunk run in the order of micro batches, so that gradients
+are summed in the same order.
 
 >>> show(actions("1f1b", stage=0, stages=2, microbatches=3))
 'F0 F1 B0 F2 B1 B2'
@@ -37,11 +38,11 @@ FREES: frozenset[Kind] = frozenset({"backward", "backward_weight"})
 
 
 class ScheduleError(ValueError):
-    """The schedule cannot be made of these numbers (legality.py), which a job's rules refuse."""
+    """The schedule is not possible with these numbers (legality.py); a job's rules refuse it."""
 
 
 class Action(NamedTuple):
-    """One piece of work of a stage: a chunk's pass over a micro batch."""
+    """One piece of work of a stage: a forward or backward of one chunk on one micro batch."""
 
     kind: Kind
     microbatch: int
@@ -49,14 +50,17 @@ class Action(NamedTuple):
 
 
 class StageChunk(NamedTuple):
-    """A chunk of a stage: virtual stage chunk x stages + stage."""
+    """A chunk of a stage; it is virtual stage chunk x stages + stage."""
 
     stage: int
     chunk: int
 
 
 def show(order: Iterable[Action]) -> str:
-    """`F0 B0 W0`, or `F0.1 B0.1` (micro batch.chunk) when there are chunks."""
+    """Actions as text: `F0 B0 W0`, or `F0.1 B0.1` (micro batch.chunk) with several chunks.
+
+    F forward, B backward (or its input gradients), W weight gradients.
+    """
     done = list(order)
     many = any(action.chunk for action in done)
     return " ".join(
@@ -68,7 +72,7 @@ def show(order: Iterable[Action]) -> str:
 def actions(
     name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
 ) -> Iterator[Action]:
-    """Everything that `stage` does in one step, in order; raises ScheduleError."""
+    """The actions of `stage` in one step, in order; raises ScheduleError."""
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
     splits = SCHEDULES[name].splits_backward
     last_first = range(chunks - 1, -1, -1)
@@ -83,7 +87,10 @@ def actions(
 def warmup(
     name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
 ) -> int:
-    """Forwards before a stage's first one that a backward follows; raises ScheduleError."""
+    """Number of forwards that a stage runs before it alternates forward and backward.
+
+    Raises ScheduleError.
+    """
     for conflict in schedule_conflicts(
         name, stages=stages, microbatches=microbatches, chunks=chunks
     ):
@@ -99,8 +106,9 @@ def peak_in_flight(
 ) -> int:
     """The most activations of one micro batch in one chunk that a stage holds at once.
 
-    Divided by `chunks` it is in micro batches; on an interleaved first stage p (1 + (p-1)/(p v)),
-    arXiv 2205.05198 section 4.2.3, and 2/v less with each further stage.
+    Divided by `chunks` it is a number of micro batches of the whole stage. On the first stage of an
+    interleaved schedule that is p (1 + (p-1)/(p v)), arXiv 2205.05198 section 4.2.3, and 2/v less
+    on each further stage.
     """
     ahead = warmup(name, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
     deferred = stage if SCHEDULES[name].splits_backward else 0
@@ -108,7 +116,10 @@ def peak_in_flight(
 
 
 def most_in_flight(order: Iterable[Action]) -> int:
-    """peak_in_flight by counting: a forward's activations are kept until its weights' gradient."""
+    """`peak_in_flight` of given actions, by counting.
+
+    Activations are held from a forward to the backward, or weight gradients, that frees them.
+    """
     saved = peak = 0
     for kind, _, _ in order:
         if kind == "forward":
@@ -120,12 +131,12 @@ def most_in_flight(order: Iterable[Action]) -> int:
 
 
 def source(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
-    """The chunk that sends an action's activations or gradients; None if it needs no message."""
+    """The chunk whose result an action needs, received as a message; None if it needs none."""
     return _neighbour(action, stage, stages, chunks, -1)
 
 
 def target(action: Action, *, stage: int, stages: int, chunks: int = 1) -> StageChunk | None:
-    """The chunk that receives an action's result; None if it is not sent."""
+    """The chunk to which an action's result is sent; None if it is not sent."""
     return _neighbour(action, stage, stages, chunks, 1)
 
 
@@ -139,7 +150,7 @@ def _neighbour(action: Action, stage: int, stages: int, chunks: int, way: int) -
 
 
 def _passes(kind: Kind, chunks: range, stages: int, microbatches: int) -> Iterator[Action]:
-    """Micro batches in groups of as many as stages, each group through one chunk after another."""
+    """Passes over all micro batches, in groups of `stages`; a group runs chunk after chunk."""
     for first in range(0, microbatches, stages):
         for chunk in chunks:
             for microbatch in range(first, min(first + stages, microbatches)):

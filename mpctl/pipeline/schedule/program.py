@@ -1,14 +1,18 @@
 """A stage's actions with their sends and receives, for a worker to run from first to last.
 
-All events of a step stand in one line: an action where it starts, a message where it is made, as
-replay.py has them when a backward takes two forwards. A stage's program is that line less what is
-other stages' business. So the two ends of a message meet it in the same place among all that they
-share: between any two stages messages match in order, over both directions and kinds taken
-together, without tags; and blocking sends that wait for their receive cannot deadlock, since the
-foremost event of the line can always be done. Nor can a looser run hang: receives and sends started
-in this order, each receive waited for before its action; it takes replay.py's time. With 2 stages
-and chunks, the last stage's activations go round to stage 0 on the link of the gradients: the line
-orders them too.
+All events of a step are put in one global order by time, as replay.py computes it for a backward
+that takes twice as long as a forward: an action at its start, a message when it is made. A stage's
+program consists of the events of that order in which the stage takes part. From this follows:
+
+- Sender and receiver see their common messages in the same order, both directions and all kinds
+  taken together, so that messages match without tags.
+- Blocking sends, which return when they are received, cannot deadlock: the first event of the order
+  that is not done can always be done.
+- A run that starts sends and receives in this order, and waits for a receive only before the action
+  that needs it, cannot hang either, and takes the time that replay.py computes.
+
+With 2 stages of several chunks, activations of the last stage go to stage 0 over the same link as
+its gradients; the order covers them too.
 
 >>> for stage in range(2):
 ...     print(spell(program("1f1b", stage=stage, stages=2, microbatches=2)))
@@ -31,9 +35,11 @@ Verb = Literal["compute", "send", "receive"]
 
 
 class Step(NamedTuple):
-    """compute: do `action`. send: its result to `peer`. receive: what it needs from `peer`.
+    """One step of a stage's program.
 
-    `action` is always the stage's own; the other end's is the same of `peer.chunk`.
+    verb: "compute" does `action`, "send" sends its result to `peer`, "receive" receives from `peer`
+    what it needs. `action` is always one of this stage; at the other end of the message it is the
+    same action of `peer.chunk`.
     """
 
     verb: Verb
@@ -45,7 +51,10 @@ Program = list[Step]
 
 
 def spell(steps: Iterable[Step]) -> str:
-    """`<0 F1 >2`: from stage 0, forward of micro batch 1, to stage 2."""
+    """A program as text, such as `<0 F1 >2`.
+
+    That receives from stage 0, runs the forward of micro batch 1 and sends to stage 2.
+    """
     marks = {"receive": "<", "send": ">"}
     return " ".join(
         show([step.action]) if step.peer is None else f"{marks[step.verb]}{step.peer.stage}"
@@ -56,14 +65,14 @@ def spell(steps: Iterable[Step]) -> str:
 def program(
     name: ScheduleName, *, stage: int, stages: int, microbatches: int, chunks: int = 1
 ) -> Program:
-    """What `stage` runs in one step; raises ScheduleError."""
+    """The program of one stage for one training step; raises ScheduleError."""
     return _Line.of(name, stages, microbatches, chunks).program(stage)
 
 
 def programs(
     name: ScheduleName, *, stages: int, microbatches: int, chunks: int = 1
 ) -> list[Program]:
-    """The programs of every stage; raises ScheduleError."""
+    """The programs of all stages, by stage; raises ScheduleError."""
     line = _Line.of(name, stages, microbatches, chunks)
     return [line.program(stage) for stage in range(stages)]
 
@@ -71,7 +80,10 @@ def programs(
 def transfers(
     name: ScheduleName, *, stages: int, microbatches: int, chunks: int = 1
 ) -> dict[tuple[int, int], list[Action]]:
-    """Messages of one step from stage to stage, in order, each as the action that makes it."""
+    """Messages of one training step by (sender, receiver), in order; raises ScheduleError.
+
+    Each message is named by the action whose result it is.
+    """
     found: dict[tuple[int, int], list[Action]] = {}
     every = programs(name, stages=stages, microbatches=microbatches, chunks=chunks)
     for stage, steps in enumerate(every):
@@ -81,12 +93,15 @@ def transfers(
     return found
 
 
-_When = tuple[float, bool, int]  # a message before what starts then: it may be what that needs
+_When = tuple[float, bool, int]  # at one time messages come first: an action may need them
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Where every event of a step stands in the one line of them all."""
+    """All events of a training step in their global order.
+
+    ends: for each stage, when each of its actions ends.
+    """
 
     chunks: int
     timeline: Timeline
@@ -106,7 +121,10 @@ class _Line:
         return [step for _, step in sorted(self._events(stage), key=itemgetter(0))]
 
     def _events(self, stage: int) -> Iterator[tuple[_When, Step]]:
-        """A sender makes one message at a time: its number parts messages of the same time."""
+        """The steps of a stage with their sort keys (time, is an action, number of the sender).
+
+        The sender's number orders messages of the same time; a sender makes one at a time.
+        """
         timeline, stages = self.timeline, len(self.ends)
         starts = zip(timeline.orders[stage], timeline.starts[stage], strict=True)
         for action, start in starts:

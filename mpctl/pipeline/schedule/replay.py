@@ -1,11 +1,12 @@
-"""When a pipeline's actions would run: the orders of all stages played with given times.
+"""When a pipeline's actions would run: the orders of all stages simulated with given seconds.
 
-A stage does one action at a time, in order, as soon as what it needs is there: a forward the
-activations of the virtual stage before, a backward the gradient of the one after (at the end, its
-own forward), a weights' gradient its own inputs'. A message arrives `transfer` seconds after the
-action that made it (of sender and receiver, where links differ) and keeps no one busy; links are
-not shared. With equal times F, B (W) of a stage's whole work on a micro batch, and no transfer, the
-makespan is m (F + B + W) and
+A stage does one action at a time, in order, as soon as its input is there. A forward needs the
+activations of the previous virtual stage; a backward the gradient of the next one (on the last, its
+own forward); weight gradients need the input gradients of the same stage. A message arrives
+`transfer` seconds after the action that made it, a number or a function of sender and receiver. It
+keeps no stage busy, and links are not shared. If a stage takes F, B (and W) seconds for all its
+work on one micro batch, the same on all p stages, and transfers take none, the makespan is
+m (F + B + W) and, in addition,
 
     gpipe, 1f1b  (p-1) (F + B)                                      (p-1)/m of the ideal time
     interleaved  (p-1) (F + B) / v                                  (p-1)/(v m)
@@ -40,12 +41,12 @@ Order = tuple[Action, ...]
 
 
 class DeadlockError(ValueError):
-    """Each stage with work left waits for a result that comes after what another waits for."""
+    """Every stage with actions left waits for a result that no stage can compute first."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """`orders[stage]`, and when each of its actions starts and ends, in seconds."""
+    """The actions of each stage (`orders[stage]`) with their starts and ends in seconds."""
 
     orders: tuple[Order, ...]
     starts: tuple[tuple[float, ...], ...]
@@ -58,13 +59,13 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Seconds that each stage works."""
+        """Seconds that each stage computes."""
         pairs = zip(self.ends, self.starts, strict=True)
         return tuple(sum(map(sub, ends, starts)) for ends, starts in pairs)
 
     @cached_property
     def idle(self) -> tuple[float, ...]:
-        """Seconds of the makespan that each stage does not work: its bubble."""
+        """Seconds of the makespan in which each stage does not compute: its bubble."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @cached_property
@@ -74,8 +75,11 @@ class Timeline:
 
 
 class _Row(NamedTuple):
-    """What a stage's actions of one kind and chunk have in common; `needs` and `gives` number the
-    result of micro batch 0, and those of the others follow it."""
+    """What a stage's actions of one kind and chunk have in common.
+
+    seconds: of one action; delay: seconds until the result that it needs arrives. needs, gives: the
+    numbers of the results for micro batch 0; those of the other micro batches follow.
+    """
 
     seconds: float
     needs: int | None
@@ -100,7 +104,7 @@ class _Shape:
         return 3 * self.chunks * self.stages * self.microbatches
 
     def number(self, kind: Kind, place: StageChunk) -> int:
-        """All activations come first, then gradients, then weights' gradients."""
+        """Number of the result of micro batch 0: activations first, then gradients, then dW."""
         part = {"forward": 0, "backward_weight": 2}.get(kind, 1)
         virtual = place.chunk * self.stages + place.stage
         return (part * self.chunks * self.stages + virtual) * self.microbatches
@@ -122,7 +126,11 @@ class _Shape:
 def replay(
     orders: Iterable[Iterable[Action]], seconds: Seconds, *, transfer: float | Transfer = 0
 ) -> Timeline:
-    """Play the orders of stages 0, 1, ...; raises DeadlockError if they cannot all be done."""
+    """Simulate the actions of stages 0, 1, ...
+
+    seconds: of an action, by (stage, chunk, kind). transfer: seconds of a message, the same for all
+    or a function of (sender, receiver). Raises DeadlockError if not all actions can be done.
+    """
     played = tuple(map(tuple, orders))
     shape = _Shape.of(played)
     rows = [
@@ -143,7 +151,7 @@ def _play(
     rows: list[dict[tuple[Kind, int], _Row]],
     done: list[float | None],
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Each stage goes on until it misses a result, and is called again when that is there."""
+    """Starts and ends by stage. A stage runs until a result is missing, and on once it exists."""
     starts: list[list[float]] = [[] for _ in orders]
     ends: list[list[float]] = [[] for _ in orders]
     waiting: dict[int, int] = {}  # missing result -> the stage that needs it
