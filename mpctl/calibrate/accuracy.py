@@ -1,7 +1,7 @@
 """How good estimates are against measured runs: rank correlation and regret of layout sweeps.
 
-A sweep is a set of runs of one model and global batch on one cluster with one number of GPUs: they
-differ in their layout alone, so that the estimate should rank them as they ran. Residuals are
+A sweep is a set of runs with the same model, global batch, cluster and number of GPUs. They differ
+only in their layout, so that the estimate should put them in the measured order. Residuals are
 log(estimated / measured) by run id (`mpctl.calibrate.cross`).
 """
 
@@ -18,7 +18,7 @@ LEAST_SWEEP = 3  # runs; two are ranked right by chance half the time
 
 
 def find_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The sweeps among runs whose step was measured, each by a short description."""
+    """The sweeps among the runs whose step was measured, by a short description of each."""
     by_settings: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         if "step_seconds" in run.measured and (model := run.job.model) is not None:
@@ -35,14 +35,20 @@ def _title(run: Run) -> str:
 
 
 def samples_per_second(runs: Sequence[Run], residuals: Residuals) -> list[tuple[float, float]]:
-    """For each run the measured and the estimated samples per second."""
+    """Measured and estimated samples per second of each run.
+
+    residuals: log(estimated / measured) by run id.
+    """
     batches = [run.job.training.global_batch_size or 1 for run in runs]
     measured = [b / r.measured["step_seconds"] for b, r in zip(batches, runs, strict=True)]
     return [(m, m / exp(residuals[r.id][0])) for m, r in zip(measured, runs, strict=True)]
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rank correlation of pairs: 1 - 6 sum(d^2) / (n (n^2 - 1)); ties by order."""
+    """Spearman's rank correlation of n pairs, 1 - 6 sum(d^2) / (n (n^2 - 1)), in -1..1.
+
+    Equal values are ranked in the order in which they stand.
+    """
     n = len(pairs)
     first, second = _ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs])
     squares = sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
@@ -58,7 +64,9 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
-    """How much faster the best measured run is than the one with the best estimate, as a part.
+    """How much faster the best run is than the one with the best estimate, as a share.
+
+    pairs: measured and estimated samples per second.
 
     >>> regret([(10.0, 8.0), (11.0, 7.0)])  # the estimate chooses the first, which is 10 % slower
     0.10000000000000009
@@ -68,7 +76,7 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def constant_values(runs: Sequence[Run], priors: Mapping[str, float]) -> dict[str, list[float]]:
-    """For each constant that a fit to these runs may move: its preset's value and its prior."""
+    """[value in its preset, prior] of each constant that a fit to these runs may change, by key."""
     values = {}
     for constant in constants_of(runs):
         run = next(run for run in runs if run.has(constant))

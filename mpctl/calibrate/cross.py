@@ -1,8 +1,9 @@
-"""How far off a fit is on runs that it did not see: what a calibration is worth.
+"""Cross-validation: the errors of a fit on runs that it did not see.
 
-Twice: `folds` leaves out every k-th run of each table, so that others of its cluster and software
-remain; `tables` leaves out whole tables, so that nothing of a place that only they know does. Both
-start from priors: presets that were fitted to the same runs would know them already.
+There are two kinds. `folds` leaves out every k-th run of each table, so that other runs of the same
+cluster and software remain in the fit. `tables` leaves out whole tables, so that what only one
+table says of a cluster or a software is lost. Both start from priors, because presets that were
+fitted to the same runs already contain them.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ Residuals = dict[str, list[float]]  # by a run's id: log(estimated / measured)
 
 
 def folds(runs: Sequence[Run], priors: Priors, *, count: int = FOLDS) -> Residuals:
-    """Residuals of every run by constants fitted without its fold."""
+    """Residuals of every run under constants fitted without its fold, of `count` folds."""
     fold_of = assign_folds(runs, count)
     return _left_out(runs, fold_of, priors, dict.fromkeys(fold_of.values()))
 
 
 def one_fold(runs: Sequence[Run], priors: Priors, fold: int, *, count: int = FOLDS) -> Residuals:
-    """What `folds` returns of one fold's runs: one fit in place of `count`."""
+    """The part of the result of `folds` for the runs of one fold: one fit instead of `count`."""
     return _left_out(runs, assign_folds(runs, count), priors, [fold])
 
 
@@ -40,7 +41,7 @@ def assign_folds(runs: Sequence[Run], count: int = FOLDS) -> dict[str, int]:
 
 
 def tables(runs: Sequence[Run], priors: Priors) -> Residuals:
-    """Residuals of every run by constants fitted without its table."""
+    """Residuals of every run under constants that were fitted without its table."""
     group_of = {run.id: run.group for run in runs}
     return _left_out(runs, group_of, priors, dict.fromkeys(group_of.values()))
 
@@ -48,8 +49,10 @@ def tables(runs: Sequence[Run], priors: Priors) -> Residuals:
 def _left_out(
     runs: Sequence[Run], part_of: Mapping[str, Hashable], priors: Priors, parts: Iterable[Hashable]
 ) -> Residuals:
-    """Residuals of each part by a fit to all others; a constant that no other run tells is its
-    prior."""
+    """Residuals of the runs of each part under a fit to all other runs.
+
+    part_of: part by run id. A constant on which none of the other runs depends has its prior.
+    """
     found: Residuals = {}
     untold = Fit(runs, constants_of(runs), priors).start
     for part in parts:
@@ -60,11 +63,14 @@ def _left_out(
 
 
 def residuals(runs: Iterable[Run], values: Mapping[Constant, float]) -> Residuals:
-    """log(estimated / measured) of every run, with these constants in place of the presets'."""
+    """log(estimated / measured) by run id, with these values instead of those of the presets."""
     return {run.id: run.residuals({c: v for c, v in values.items() if run.has(c)}) for run in runs}
 
 
 def spread(found: Iterable[float]) -> float:
-    """Standard deviation of a normal with this mean absolute value, which outliers pull less."""
+    """Standard deviation of the normal distribution with the mean absolute value of these numbers.
+
+    Outliers change it less than the usual standard deviation; 0 of no numbers.
+    """
     sizes = [abs(value) for value in found]
     return NORMAL * sum(sizes) / len(sizes) if sizes else 0.0

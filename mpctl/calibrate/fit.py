@@ -1,12 +1,14 @@
-"""The constants that explain measured runs best.
+"""Fitting constants to measured runs.
 
-What counts is log(estimated / measured), by its square while it is small and by its size where it
-is not, so that an odd run pulls no harder than any other; tables count, not rows (a group of n runs
-weighs n^(3/4)). Damped Gauss-Newton steps on the quadratic that touches this loss; a run is only
-differentiated by constants that it has.
+The residual of a run is r = log(estimated / measured). Its loss is about quadratic for small |r|
+and linear for large |r|, so that one odd run pulls no harder than any other. A table of n runs has
+the weight n^(3/4), so that long tables do not decide alone. Leaving a prior costs
+(shift / slack)^2 / 2, the shift being in the logarithm. The minimum is found by damped Gauss-Newton
+steps (Levenberg-Marquardt) on a quadratic with the loss's slope at the current residuals. A run is
+differentiated only by the constants on which it depends.
 
-By hand, one constant c that a step is proportional to, no prior: runs 1.1, 1.2 and 1.5 times too
-slow set c to about 1.2, their median.
+By hand, with one constant c to which a step is proportional, and no prior: runs that are 1.1, 1.2
+and 1.5 times as slow as estimated with c = 1 give c of about 1.2, the median.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Shift = Mapping[Constant, float]  # in the logarithm, from the priors
 
 @dataclass(frozen=True)
 class Fit:
-    """Constants and where they stand."""
+    """A fit of constants to runs. priors: values by `Constant.key`; a preset's value otherwise."""
 
     runs: Sequence[Run]
     constants: Sequence[Constant]
@@ -36,7 +38,7 @@ class Fit:
 
     @cached_property
     def start(self) -> dict[Constant, float]:
-        """What each constant starts from: its prior."""
+        """The value from which each constant starts: its prior."""
         found = {}
         for c in self.constants:
             run = next(run for run in self.runs if run.has(c))
@@ -45,7 +47,7 @@ class Fit:
 
     @cached_property
     def weight(self) -> list[float]:
-        """Weight of each run: a group of n runs counts as n^(3/4)."""
+        """Weight of each run, n^(-1/4) in a group of n runs: the group has the weight n^(3/4)."""
         sizes = Counter(run.group for run in self.runs)
         return [sizes[run.group] ** -0.25 for run in self.runs]
 
@@ -57,7 +59,10 @@ class Fit:
     def solve(
         self, *, rounds: int = 10, say: Callable[[str], None] = lambda text: None
     ) -> dict[Constant, float]:
-        """The values of the least cost found. say: is told of each round."""
+        """The values of all constants with the least cost that was found.
+
+        rounds: Gauss-Newton steps at most. say: called with a line of text after each.
+        """
         shift = dict.fromkeys(self.constants, 0.0)
         damping, residuals = 1.0, self._residuals(shift)
         cost = self._cost(residuals, shift)
@@ -101,8 +106,10 @@ class Fit:
     def _normal(
         self, residuals: Sequence[Sequence[float]], shift: Shift
     ) -> tuple[list[list[float]], list[float]]:
-        """Normal equations (matrix, right side) of the weighted least squares that touch the loss
-        here."""
+        """Normal equations (matrix, right side) of the weighted least squares at this shift.
+
+        Derivatives are finite differences of the residuals.
+        """
         index = {c: i for i, c in enumerate(self.constants)}
         size = len(index)
         matrix = [[0.0] * size for _ in range(size)]
@@ -126,7 +133,7 @@ class Fit:
 
 
 def _loss(r: float) -> float:
-    """Square up to SOFT, then by its size: in units of NOISE."""
+    """The loss of a residual in units of NOISE: quadratic up to about SOFT, then linear."""
     return (sqrt(r * r + SOFT * SOFT) - SOFT) / NOISE
 
 
@@ -137,7 +144,7 @@ def _pull(r: float) -> float:
 def _solved(
     matrix: Sequence[Sequence[float]], right: Sequence[float], damping: float
 ) -> list[float]:
-    """(M + damping x its diagonal) x = right, M symmetric and positive: Cholesky."""
+    """x of (M + damping diag(M)) x = right, by Cholesky; M is symmetric and positive definite."""
     n = len(right)
     low = [[0.0] * n for _ in range(n)]
     for i in range(n):

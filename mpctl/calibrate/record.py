@@ -1,9 +1,8 @@
-"""A cross-validation as a small JSON document that says what it was made of.
+"""The results of a cross-validation as a JSON document that says from what they were made.
 
-Fitting without each fifth takes minutes, so a test reads the record instead. The record is of
-today's state as long as three things are as they were: the rows, the constants and their priors
-(by SHA-256), and the estimate, whose residuals under today's presets are recorded beside the
-cross-validated ones.
+Five fits take minutes, so tests read the record instead. It is up to date as long as three things
+have not changed: the rows of the runs and the constants with their priors (compared by SHA-256),
+and the estimate (compared by its residuals under the presets, which the record contains too).
 """
 
 from __future__ import annotations
@@ -25,7 +24,11 @@ TOLERANCE = 1e-5  # by which an unchanged estimate may differ between machines
 
 @dataclass(frozen=True)
 class CrossRecord:
-    """Residuals by run id: `fitted` under the presets, `fifths` without the run's fold."""
+    """The residuals of all runs, and from what they were made.
+
+    fitted: residuals by run id under the presets; fifths: under constants that were fitted without
+    the fold of the run. date, commit: when and with which code.
+    """
 
     date: str
     commit: str
@@ -65,7 +68,7 @@ def what_changed(
     runs: Sequence[Run],
     priors: Mapping[str, float],
 ) -> list[str]:
-    """What is no longer as the record was made with: "rows", "constants", "estimate"."""
+    """What has changed since the record was made, of "rows", "constants" and "estimate"."""
     today = residuals(runs, {})
     changed = {
         "rows": hash_json(rows) != record.rows_sha256,

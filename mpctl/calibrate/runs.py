@@ -1,9 +1,9 @@
-"""Measured runs and the constants of presets that they can tell.
+"""Measured runs, and the constants of presets that can be fitted to them.
 
-A constant is one figure of a device's kernels, a cluster's links or a runtime profile; never of a
-model, never of a run. Which runs tell it follows from the presets that their jobs name. Every
-constant has a prior, what its preset holds, and a `slack`: by how much in the logarithm the prior
-gives way to the evidence of about one run.
+A constant is one figure of a device's kernels, of a cluster's links or of a runtime profile; never
+of a model or of a run. Which runs depend on it follows from the presets that their jobs name. Each
+constant has a prior, by default the value in its preset, and a `slack`: the change of its logarithm
+that the evidence of about one run can bring about.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """presets/KIND/NAME.toml, `path` in it. tied: further presets that share the value."""
+    """A number that a fit may change: `path` (dotted) in presets/KIND/NAME.toml.
+
+    slack: how far it may leave its prior, in the logarithm. tied: further presets that share the
+    value. most: its upper bound.
+    """
 
     kind: Kind
     name: str
@@ -63,18 +67,22 @@ class Constant:
 
     @property
     def key(self) -> str:
-        """`runtimes/mpctl:overlap.dp`: the constant in files of priors."""
+        """The constant's name in files of priors, such as `runtimes/mpctl:overlap.dp`."""
         return f"{self.kind}/{self.name}:{self.path}"
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every preset that shares the value."""
+        """Names of all presets that share the value."""
         return (self.name, *self.tied)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A measured run, ready to be estimated. parts: the presets that it takes constants from."""
+    """A measured run, ready to be estimated.
+
+    group: the table from which it comes. parts: for each kind of preset, the name of the one that
+    it uses. measured: `step_seconds`, or `layer_forward_ms` and `layer_backward_ms`.
+    """
 
     id: str
     group: str
@@ -89,14 +97,16 @@ class Run:
         return self.layout.job
 
     def has(self, constant: Constant) -> bool:
-        """Whether the run was made with a preset that holds the constant."""
+        """Whether the run depends on the constant: it uses a preset that has it."""
         return self.parts[constant.kind] in constant.names
 
     def estimate(
         self, job: JobSpec | None = None, profile: RuntimeProfile | None = None
     ) -> StepTime:
-        """The estimated step, of another job or profile where they are given. Raises InputError
-        where no time can be stated."""
+        """The estimated time of a step. Raises InputError where no time can be estimated.
+
+        job, profile: those to estimate with instead of the run's.
+        """
         layout = replace(self.layout, job=job) if job else self.layout
         time = find_step_time(layout, profile or self.profile)
         if isinstance(time, str):
@@ -104,12 +114,15 @@ class Run:
         return time
 
     def model(self, kind: Kind) -> BaseModel | None:
-        """The preset of this kind that the run was made with, as its job or profile holds it."""
+        """The preset of this kind that the run uses, as a model."""
         return {"devices": self.job.cluster.device, "clusters": self.job.cluster,
                 "runtimes": self.profile}[kind]  # fmt: skip
 
     def residuals(self, values: Mapping[Constant, float]) -> list[float]:
-        """log(estimated / measured) of what was measured."""
+        """log(estimated / measured), with these values instead of those of the presets.
+
+        One number for a step, two (forward, backward) for a single layer.
+        """
         job, profile = self.job, self.profile
         device, cluster = job.cluster.device, job.cluster
         for constant, value in values.items():
@@ -131,7 +144,10 @@ class Run:
 
 
 def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
-    """Runs from rows with `job` (its presets by name), `measured`, `group` and `id`; InputError."""
+    """Runs from parsed rows with the keys `id`, `group`, `job` (presets by name) and `measured`.
+
+    Raises InputError for a row that is not a run.
+    """
     return [_read(row, number) for number, row in enumerate(rows)]
 
 
@@ -163,7 +179,10 @@ def _not_a_run(name: str) -> InputError:
 
 
 def _with(model: Any, path: str, value: float) -> Any:
-    """The model with another value at a dotted path; `operators.passes` scales them all."""
+    """A copy of the model with `value` at a dotted path.
+
+    The path `operators.passes` multiplies all passes over memory by `value`.
+    """
     if path == "operators.passes":
         return _scaled(model, value)
     first, _, rest = path.partition(".")
@@ -184,7 +203,7 @@ def _scaled(profile: RuntimeProfile, factor: float) -> RuntimeProfile:
 
 
 def get_prior(model: Any, constant: Constant, priors: Priors) -> float:
-    """What a fit starts from and pays for leaving: as told, else what the preset holds."""
+    """The prior of a constant: its value in `priors`, otherwise that in the preset."""
     if constant.key not in priors:
         return get_value(model, constant.path)
     told = priors[constant.key]
@@ -193,7 +212,7 @@ def get_prior(model: Any, constant: Constant, priors: Priors) -> float:
 
 
 def get_value(model: Any, path: str) -> float:
-    """At a dotted path of a preset's model, 0 where there is none."""
+    """The value at a dotted path of a preset's model; 0 if there is none."""
     if path == "operators.passes":
         return 1.0
     for name in path.split("."):
@@ -202,8 +221,11 @@ def get_value(model: Any, path: str) -> float:
 
 
 def constants_of(runs: Sequence[Run]) -> list[Constant]:
-    """All that runs reach and whose presets hold more than nothing. The first cluster with a
-    device is the one that the device's constants speak of; the others may be slower."""
+    """The constants that can be fitted to these runs: those above 0 in a preset that a run uses.
+
+    The slowdown of the first cluster with a device is not among them: the device's constants
+    describe that cluster, and others may be slower.
+    """
     found: dict[Constant, None] = {}
     first: dict[str, str] = {}
     for run in runs:
@@ -220,7 +242,7 @@ def constants_of(runs: Sequence[Run]) -> list[Constant]:
 
 
 def _most(path: str) -> float:
-    """No constant passes it: a device stays below its peak."""
+    """Upper bound of the constant at a path: a device reaches at most a share of its peak."""
     if path in ("kernels.products", "kernels.memory"):
         return LARGEST_PART
     return 1.0 if path in SHARES else UNBOUNDED

@@ -1,8 +1,8 @@
-"""Fitted constants as presets: the files as they are, with other numbers at the fitted places.
+"""Writing fitted constants as presets: copies of the files with other numbers.
 
-Comments, order and sources stay. A line `key = value` of a table is rewritten; a profile also gets
-the spread of its runs and what they were (`seen`), and every file a first line that says what its
-constants were fitted to.
+Comments, order and sources stay as they are; only values in lines `key = value` are replaced. A
+runtime profile also gets the spread of the residuals and a description of its runs (`seen`), and
+every file gets a first line that says to which runs its constants were fitted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Changes = dict[str, str | float]
 
 
 def written(text: str, changes: Mapping[str, str | float]) -> str:
-    """A preset's text with values at dotted paths; `operators.passes` scales its lines.
+    """The text of a preset with these values at their dotted paths.
+
+    The path `operators.passes` multiplies all passes over memory by its value.
 
     >>> written("[host]\\nlayer = 1  # a\\n", {"host.layer": 2.0})
     '[host]\\nlayer = 2  # a\\n'
@@ -51,7 +53,7 @@ def _scaled(line: str, factor: float) -> str:
 
 
 def number(value: float) -> str:
-    """The number as a preset writes it, to four digits."""
+    """A number as it is written in presets, with four significant digits."""
     return f"{value:.{DIGITS}g}"
 
 
@@ -59,8 +61,11 @@ def write_presets(
     runs: Sequence[Run], values: Mapping[Constant, float], near: Residuals, apart: Residuals,
     directory: Path,
 ) -> list[Path]:  # fmt: skip
-    """One file for each preset that holds a fitted constant, as DIRECTORY/KIND/NAME.toml. near,
-    apart: residuals of runs left out (cross.py); a profile without any keeps its spreads."""
+    """Write DIRECTORY/KIND/NAME.toml for each preset with a fitted constant; returns the paths.
+
+    near, apart: residuals of cross-validation by folds and by tables (cross.py). A runtime profile
+    without any keeps the spreads that it has.
+    """
     changes: dict[tuple[Kind, str], Changes] = {}
     for constant, value in values.items():
         for name in constant.names:
@@ -75,7 +80,11 @@ def write_presets(
 
 
 def _profile(runs: Sequence[Run], near: Residuals, apart: Residuals) -> Changes:
-    """What its runs were, beside those of the priors, and how far off they are where left out."""
+    """What changes in a runtime profile besides constants, by dotted path.
+
+    These are the devices, clusters, dtypes and sizes of its runs, added to those that it names, and
+    the spreads of the residuals of runs left out of the fit.
+    """
     seen = runs[0].profile.seen
     devices = [r.job.cluster.device.name for r in runs if r.job.cluster.device]
     found: Changes = {
