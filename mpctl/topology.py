@@ -222,10 +222,10 @@ class Topology:
         stages = self._stages.get(kind)
         return group if stages is None else tuple(group[stage] for stage in stages)
 
-    def _single(self, axes: Sequence[str]) -> tuple[str, ...]:
+    def _single(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         """The axes that these names stand for: themselves, or those of a union."""
-        if all(axis in self.sizes for axis in axes):
-            return tuple(axes)
+        if self.sizes.keys() >= set(axes):
+            return axes
         members = (self.unions.get(axis, (axis,)) for axis in axes)
         return tuple(dict.fromkeys(name for names in members for name in names))
 

@@ -15,8 +15,6 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.saved import SavedTensor
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import get_profile
-from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.units import DTYPE_BYTES
 
 
@@ -84,7 +82,7 @@ class ActivationShapes(NamedTuple):
 def activation_shapes(layout: JobLayout) -> ActivationShapes:
     """The sizes of a rank of the layout; of the ranks of tp the first, which has most words."""
     job, model = layout.job, layout.model
-    t, p, memory = job.training, job.parallel, memory_of(job)
+    t, p, memory = job.training, job.parallel, layout.profile.memory
     tp, cp = p.tp, p.cp
     rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
     assumed = memory.assumes_dropout and model.attention == "unfused"
@@ -117,11 +115,6 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         recompute=t.recompute,
         input_parts=0 if t.offload_activations else tp if t.partition_activations else 1,
     )
-
-
-def memory_of(job: JobSpec) -> RuntimeMemory:
-    """What the job's runtime is known to do with memory."""
-    return get_profile(job.training.runtime).memory
 
 
 def is_cuda(job: JobSpec) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, memory_of
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
 from mpctl.estimate.saved_activations import (
     batch_activations,
     entry_activations,
@@ -73,14 +73,19 @@ class LayerBytes(NamedTuple):
     split_temporary: float
 
 
-def chunk_bytes(layout: JobLayout, stage: int, chunk: int) -> ChunkBytes:
-    """Bytes of activations of one micro batch in one chunk of a stage."""
+def chunk_bytes(
+    layout: JobLayout, stage: int, chunk: int, shapes: ActivationShapes | None = None
+) -> ChunkBytes:
+    """Bytes of activations of one micro batch in one chunk of a stage.
+
+    shapes: `activation_shapes(layout)`, where it was worked out before.
+    """
     model = layout.model
     parts = tuple(map(_StackPart.of, layout.chunk_slices(stage, chunk)))
     arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
-    logit_bytes = memory_of(layout.job).logit_bytes
+    logit_bytes = layout.profile.memory.logit_bytes
     is_tied = model.tied_embeddings
-    return _chunk(activation_shapes(layout), parts, arrays, is_tied, logit_bytes)
+    return _chunk(shapes or activation_shapes(layout), parts, arrays, is_tied, logit_bytes)
 
 
 class _StackPart(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, memory_of
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
 from mpctl.estimate.activations import ChunkBytes, chunk_bytes
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.memory import StageMemory, layout_memory
@@ -58,7 +58,7 @@ def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
 # fmt: off
 def _stage(layout: JobLayout, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterator[Figure]:
     parallel = layout.job.parallel
-    prefix, memory = f"memory.stage-{stage.stage}", memory_of(layout.job)
+    prefix, memory = f"memory.stage-{stage.stage}", layout.profile.memory
     zero = f", ZeRO {parallel.zero} over {layout.replicas}"
     for name, value in (("parameters", stage.parameter_bytes), ("gradients", stage.gradient_bytes),
                         ("optimizer", stage.optimizer_bytes)):

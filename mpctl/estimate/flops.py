@@ -18,7 +18,6 @@ from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp, GradNeeds
 from mpctl.operators.table import StageSlice
 from mpctl.pipeline.schedule.orders import Kind
-from mpctl.spec.runtime import get_profile
 
 ALL: tuple[Kind, ...] = ("forward", "backward")
 FORWARD: tuple[Kind, ...] = ("forward",)
@@ -43,7 +42,7 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
 
 
 def _repeated(layout: JobLayout, cores: Sequence[AttentionOp], flow: GradFlow) -> float:
-    if is_repeated(layout, get_profile(layout.job.training.runtime), flow):
+    if is_repeated(layout, layout.profile, flow):
         return block_flops(layout, cores, flow, FORWARD, again=0)
     if layout.job.training.recompute != "selective":
         return 0.0
@@ -72,7 +71,7 @@ def block_flops(
     """FLOP of one layer and micro batch on one rank. again: forwards that backward repeats; None is
     what the job's recomputation says."""
     if again is None:
-        again = int(is_repeated(layout, get_profile(layout.job.training.runtime), flow))
+        again = int(is_repeated(layout, layout.profile, flow))
     scores = sum(_core_flops(layout, core, flow, again, kinds) for core in cores)
     return _part_flops(layout, flow, again, kinds) + scores
 

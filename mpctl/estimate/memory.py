@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mpctl.estimate.activation_shapes import activation_shapes, is_cuda, memory_of
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, chunk_bytes
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
@@ -86,10 +86,10 @@ class StageContents:
     work: float
 
     @classmethod
-    def of(cls, layout: JobLayout, stage: int) -> StageContents:
-        """What one rank of this stage holds."""
+    def of(cls, layout: JobLayout, stage: int, shapes: ActivationShapes) -> StageContents:
+        """What one rank of this stage holds; shapes: those of the layout's activations."""
         spans, states = layout.stages[stage], find_states(layout, stage)
-        chunks = tuple(chunk_bytes(layout, stage, chunk) for chunk in range(len(spans)))
+        chunks = tuple(chunk_bytes(layout, stage, chunk, shapes) for chunk in range(len(spans)))
         lasting, gathered = weights_besides(layout, stage)
         work = gathered + states.passing
         if layout.job.parallel.pp > 1:
@@ -111,41 +111,42 @@ def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[S
     of this layout are added. Stages that hold as much share theirs even without one.
     """
     known = {} if cache is None else cache
-    settings = _settings(layout)
+    shapes = activation_shapes(layout)
+    settings = _settings(layout, shapes)
     return [
-        _at_peak(layout, _contents(layout, stage, settings, known), stage)
+        _at_peak(layout, _contents(layout, stage, shapes, settings, known), stage)
         for stage in range(len(layout.stages))
     ]
 
 
 def first_stage_memory(layout: JobLayout) -> StageMemory:
     """The memory of one rank of the first stage alone."""
-    return _at_peak(layout, StageContents.of(layout, 0), 0)
+    return _at_peak(layout, StageContents.of(layout, 0, activation_shapes(layout)), 0)
 
 
-def _settings(layout: JobLayout) -> Hashable:
+def _settings(layout: JobLayout, shapes: ActivationShapes) -> Hashable:
     """What the contents of a stage follow from, besides its layers and whether it is an end."""
     job, shared = layout.job, frozenset[str]()
-    if memory_of(job).kernels == "mpctl" and layout.zero_stage:
+    if layout.profile.memory.kernels == "mpctl" and layout.zero_stage:
         shared = frozenset(layout.shared_parameters)
     t, p = job.training, job.parallel
-    return (activation_shapes(layout), t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
+    return (shapes, t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
             job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
 
 
 def _contents(
-    layout: JobLayout, stage: int, settings: Hashable, known: MemoryCache
+    layout: JobLayout, stage: int, shapes: ActivationShapes, settings: Hashable, known: MemoryCache
 ) -> StageContents:
     key = (layout.stages[stage], stage == 0, stage == layout.last_stage, settings)
     contents = known.get(key)
     if contents is None:
-        contents = known[key] = StageContents.of(layout, stage)
+        contents = known[key] = StageContents.of(layout, stage, shapes)
     return contents
 
 
 def _at_peak(layout: JobLayout, contents: StageContents, stage: int) -> StageMemory:
     """The stage with as many micro batches in flight as its schedule has at most."""
-    job, states, software = layout.job, contents.states, memory_of(layout.job)
+    job, states, software = layout.job, contents.states, layout.profile.memory
     slack, context = software.slack - 1, round(software.context_bytes)
     if not is_cuda(job):
         slack, context = 0.0, 0

@@ -28,7 +28,7 @@ from mpctl.layout.limits import STATUS_FIELDS
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile
 
 STATUS_BYTES = 8  # float64: the gradient norm's square, and each entry of a status
 
@@ -43,7 +43,7 @@ class StepMessages:
     @classmethod
     def of(cls, layout: JobLayout) -> StepMessages:
         """The messages under the runtime that the job names."""
-        return cls(layout, get_profile(layout.job.training.runtime))
+        return cls(layout, layout.profile)
 
     @cached_property
     def layers(self) -> LayerMessages:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpctl.estimate.activation_shapes import memory_of
 from mpctl.estimate.communication import local_parameters
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
@@ -41,7 +40,7 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
     count = trained = local_parameters(layout, stage)
     if layout.table.freeze:
         trained = local_parameters(layout, stage, trained_only=True)
-    memory = memory_of(job)
+    memory = layout.profile.memory
     if memory.kernels != "mpctl":
         return _others_states(layout, memory, count, trained)
     if layout.zero_stage:
@@ -100,7 +99,7 @@ def _shared(amount: float, n: int, is_shared: bool) -> int:
 def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
     is added, stand-ins for the dW of a layer, and under ZeRO 3 what is gathered."""
-    job, memory = layout.job, memory_of(layout.job)
+    job, memory = layout.job, layout.profile.memory
     if memory.kernels == "mpctl":
         return 0.0, 0.0
     width, tp = DTYPE_BYTES[job.training.dtype], job.parallel.tp

@@ -36,7 +36,7 @@ from mpctl.layout.job_layout import JobLayout, Stages
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.schedules import SCHEDULES
 
 SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
@@ -57,7 +57,7 @@ def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepT
     """The model that times each piece of a step. Raises MissingFigure where the device has no
     rate; timing a message raises MissingLink where a link has no bandwidth."""
     job = layout.job
-    chosen = profile or get_profile(job.training.runtime)
+    chosen = profile or layout.profile
     speed = device_speed(job.cluster, job.training.dtype)
     network = Network(job.cluster, layout.topology)
     return StepTimeModel(layout, OperatorTimer(layout, speed, network, chosen))

@@ -26,6 +26,7 @@ from mpctl.operators.table import OperatorTable, StageSlice
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.topology import Topology
 from mpctl.units import DTYPE_BYTES
 
@@ -77,6 +78,11 @@ class JobLayout:
         return len(self.stages) - 1
 
     @cached_property
+    def profile(self) -> RuntimeProfile:
+        """What is known of the software that runs the job (`training.runtime`)."""
+        return get_profile(self.job.training.runtime)
+
+    @cached_property
     def replicas(self) -> int:
         """Ranks that hold the same parameters, dp x cp: they reduce their gradients together."""
         return replicas(self.job)
@@ -110,24 +116,24 @@ class JobLayout:
 
     def chunk_slices(self, stage: int, chunk: int) -> list[StageSlice]:
         """What one chunk of a stage holds of each layer stack."""
-        return self._slices[stage][chunk]
+        return self._slices(stage)[chunk]
 
     def stage_slices(self, stage: int) -> list[StageSlice]:
         """What a stage holds of each layer stack, chunk by chunk."""
-        return [part for slices in self._slices[stage] for part in slices]
+        return [part for slices in self._slices(stage) for part in slices]
+
+    def _slices(self, stage: int) -> list[list[StageSlice]]:
+        """The slices of a stage by chunk, each stage's made when it is first asked for."""
+        if stage not in self._known_slices:
+            ends = {"is_first": stage == 0, "is_last": stage == self.last_stage}
+            self._known_slices[stage] = [
+                self.table.stage_slices([span], **ends) for span in self.stages[stage]
+            ]
+        return self._known_slices[stage]
 
     @cached_property
-    def _slices(self) -> list[list[list[StageSlice]]]:
-        """By [stage][chunk]."""
-        return [
-            [
-                self.table.stage_slices(
-                    [span], is_first=stage == 0, is_last=stage == self.last_stage
-                )
-                for span in spans
-            ]
-            for stage, spans in enumerate(self.stages)
-        ]
+    def _known_slices(self) -> dict[int, list[list[StageSlice]]]:
+        return {}
 
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""

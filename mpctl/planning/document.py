@@ -76,7 +76,7 @@ def plan_document(
         "order": "-".join(topology.order),
         "groups": {
             kind: list_groups(topology, kind) if lists_groups else group_summary(topology, kind)
-            for kind in (tuple(GROUP_KINDS) if kinds is None else kinds)
+            for kind in (tuple(topology.kinds) if kinds is None else kinds)
         },
         **_ranks_part(plan, topology, is_listed=ranks or (kinds is None and is_small)),
         "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
@@ -93,7 +93,7 @@ def list_groups(topology: Topology, kind: str) -> list[list[int]]:
 
 def group_summary(topology: Topology, kind: str) -> GroupSummary:
     """Count, size, first and last group of a kind, by arithmetic."""
-    bases = GROUP_KINDS[kind]
+    bases = topology.kinds[kind]
     first = topology.find_group(kind, 0) or ()
     last_rank = max(topology.group(topology.world_size - 1, *bases)) - (
         0 if kind != "position_embedding" else topology.strides["pp"] * (topology.sizes["pp"] - 1)
@@ -164,7 +164,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
             f"{rank} is not a rank of this world of {plural(topology.world_size, 'rank')}",
             f"use 0 to {last}",
         )
-    groups = {kind: topology.find_group(kind, rank) for kind in GROUP_KINDS}
+    groups = {kind: topology.find_group(kind, rank) for kind in topology.kinds}
     return {
         "schema": "mpctl.rank/1",
         "world_size": topology.world_size,

@@ -64,18 +64,18 @@ class SearchSpace:
     largest: Mapping[str, int] = field(default_factory=dict)
     settings: tuple[MemberSetting, ...] = ()
 
-    @property
+    @cached_property
     def world(self) -> int:
         """Ranks of the job."""
         return self.job.world_size
 
-    @property
+    @cached_property
     def model(self) -> ModelSpec:
         """The job's model."""
         assert self.job.model is not None, "a search is of a model"
         return self.job.model
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """Layers that the pipeline cuts, an encoder's and a decoder's together."""
         return self.model.all_layers
@@ -234,8 +234,9 @@ class SearchSpace:
 
     def _admits(self, name: str, value: Any) -> bool:
         """Whether the value is the fixed one, where there is one, and not too large."""
-        is_fixed = self.fixed.get(name, value) == value
-        return is_fixed and not (name in self.largest and value > self.largest[name])
+        if name in self.fixed and self.fixed[name] != value:
+            return False
+        return name not in self.largest or value <= self.largest[name]
 
     def _runs(self, name: str, runs: bool) -> bool:
         return runs or name in self.fixed

@@ -150,7 +150,7 @@ def test_neither_is_written_unasked(run: Run) -> None:
 def test_what_cannot_be_written_is_given_up_with_a_word(run: Run) -> None:
     (run.dir.path / "tensorboard").write_text("in the way")
     run.train(run.follower(), record(1), record(2))
-    assert len(run.events) == 1 and "tensorboard is written no more" in run.events[0]
+    assert len(run.events) == 1 and "tensorboard can no longer be written" in run.events[0]
     assert [row["step"] for row in run.rows] == ["1", "2"]
     assert run.seen == [1, 2]
 
