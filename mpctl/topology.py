@@ -153,7 +153,7 @@ class Topology:
 
     def group_size(self, *axes: str) -> int:
         """Number of ranks in one group over these axes or unions of axes."""
-        return prod(self.sizes[axis] for axis in self._single(axes))
+        return self._size(self._single(axes))
 
     def group(self, rank: int, *axes: str) -> Group:
         """The ranks that differ from `rank` only along `axes`."""
@@ -164,12 +164,12 @@ class Topology:
     def groups(self, *axes: str) -> list[Group]:
         """Every group over `axes`: all groups of a million ranks in tenths of a second."""
         axes = self._single(axes)
-        if self.group_size(*axes) == 1:
+        if self._size(axes) == 1:
             return list(zip(range(self.world_size)))
         bases = self._offsets([axis for axis in self.order if axis not in axes])
         spacing = self._spacing(axes)
         if spacing is not None:
-            span = spacing * self.group_size(*axes)
+            span = spacing * self._size(axes)
             return list(map(range, bases, [base + span for base in bases], repeat(spacing)))
         offsets = self._offsets(axes)
         return [[base + offset for offset in offsets] for base in bases]
@@ -222,9 +222,15 @@ class Topology:
         stages = self._stages.get(kind)
         return group if stages is None else tuple(group[stage] for stage in stages)
 
+    def _size(self, axes: Sequence[str]) -> int:
+        return prod([self.sizes[axis] for axis in axes])
+
     def _single(self, axes: tuple[str, ...]) -> tuple[str, ...]:
         """The axes that these names stand for: themselves, or those of a union."""
-        if self.sizes.keys() >= set(axes):
+        for axis in axes:
+            if axis not in self.sizes:
+                break
+        else:
             return axes
         members = (self.unions.get(axis, (axis,)) for axis in axes)
         return tuple(dict.fromkeys(name for names in members for name in names))
@@ -232,7 +238,7 @@ class Topology:
     def _members(self, base: int, axes: Sequence[str]) -> Group:
         spacing = self._spacing(axes)
         if spacing is not None:
-            return range(base, base + spacing * self.group_size(*axes), spacing)
+            return range(base, base + spacing * self._size(axes), spacing)
         return [base + offset for offset in self._offsets(axes)]
 
     def _spacing(self, axes: Sequence[str]) -> int | None:
@@ -240,7 +246,7 @@ class Topology:
         used = [axis for axis in self.order if axis in axes and self.sizes[axis] > 1]
         if not used:
             return 1
-        whole = self.strides[used[0]] * self.group_size(*used)
+        whole = self.strides[used[0]] * self._size(used)
         reach = self.strides[used[-1]] * self.sizes[used[-1]]
         return self.strides[used[0]] if whole == reach else None
 
