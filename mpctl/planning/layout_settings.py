@@ -39,6 +39,11 @@ class LayoutSettings(NamedTuple):
     zero: int
     order: str
 
+    @property
+    def replicas(self) -> int:
+        """Ranks over which gradients are reduced and ZeRO shards: dp x cp."""
+        return self.dp * self.cp
+
 
 class NearbyEntry(TypedDict):
     """A nearby layout as JSON: an entry of `nearest_that_fit`."""

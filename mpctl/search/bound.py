@@ -222,14 +222,14 @@ class StepTimeBound:
         step = _Step(least, family.axes.microbatches, backward)
         for layout in layouts:
             added = self._optimizer(layout, least * costs.trained)
-            if layout.dp * layout.cp > 1:
+            if layout.replicas > 1:
                 added += self._messages(layout, costs, step)
             yield bound + SLACK * added, layout
 
     def _optimizer(self, layout: LayoutSettings, trained: int) -> float:
         """Least seconds of an optimizer step over so many parameters of a rank."""
         profile, speed = self.evaluator.profile, self.evaluator.speed
-        parts = layout.dp * layout.cp if layout.zero else 1
+        parts = layout.replicas if layout.zero else 1
         moved = trained * profile.operators.optimizer_bytes / parts
         return moved / speed.bandwidth + speed.host * profile.host.step
 
@@ -237,7 +237,7 @@ class StepTimeBound:
         """Least seconds that messages between replicas add to the step: those of a stage with few
         layers, hidden as far as the last backward of a stage with many can hide them."""
         zero = sent_zero_stage(layout.zero, pp=layout.pp, profile=self.evaluator.profile)
-        group = ReplicaGroup(layout.dp * layout.cp, zero, *self.evaluator.message_widths)
+        group = ReplicaGroup(layout.replicas, zero, *self.evaluator.message_widths)
         try:
             return self._timed(layout, group, costs, step)
         except MissingLink:

@@ -175,8 +175,8 @@ class LayoutEvaluator:
         sharded states without padding and without what is gathered of them."""
         plain = layout._replace(zero=0, order="")
         first = self.cached((plain, "first stage"), lambda: self._first_stage(plain))
-        replicas = layout.dp * layout.cp
-        states = sum(size / replicas if zero > at else size for at, size in enumerate(first.states))
+        parts = layout.replicas
+        states = sum(size / parts if zero > at else size for at, size in enumerate(first.states))
         return SLACK * (states + first.other) * first.slack + first.context
 
     @cached_property

@@ -144,8 +144,3 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
             f"use {', '.join(near)}; `mpctl presets` lists all",
         )
     return file
-
-
-def get_preset(kind: Kind, name: str, *, where: str) -> dict[str, Any]:
-    """The preset's table; raises InputError as get_file and PresetFile.read do."""
-    return get_file(kind, name, where=where).read()

@@ -11,7 +11,7 @@ from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.load import job_from_raw, load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.spec.presets import KINDS, find_preset, get_preset, preset_names
+from mpctl.spec.presets import KINDS, find_preset, get_file, preset_names
 
 GIB = 2**30
 JOBS_OF_THE_CONTRACT = {
@@ -241,7 +241,7 @@ def test_runtimes_of_job_presets_are_known() -> None:
 
 def test_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(InputError) as caught:
-        get_preset("models", "gpt-2", where="model")
+        get_file("models", "gpt-2", where="model")
     (issue,) = caught.value.issues
     assert issue.rule == "unknown-preset"
     assert "'gpt-2'" in issue.message
