@@ -19,7 +19,7 @@ import psutil
 from mpctl.launch.local.processes import ProcessTree
 from mpctl.rundir.breadcrumb import JOINED, JOINING, BreadcrumbState
 from mpctl.rundir.directory import RunDir
-from mpctl.spec.job import LaunchSpec
+from mpctl.spec.launch import LaunchSpec
 
 LOOK_SECONDS = 1.0
 STOPPED_LOOKS = 5

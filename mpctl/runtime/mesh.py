@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from mpctl.spec.job import LaunchSpec
+from mpctl.spec.launch import LaunchSpec
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective, Group
 from mpctl.transport.segment import NoSegment, open_segment

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, ValidationError
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.spec.base import Bytes, Count, CountOrZero, Probability, StrictModel, Timeout
+from mpctl.spec.base import Bytes, Probability, StrictModel
 from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.launch import LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.training import TrainingSpec
@@ -48,49 +49,6 @@ class DataSpec(StrictModel):
     encoding: str = Field(
         "utf-8",
         description="encoding of the corpus' text and .jsonl files, such as latin-1 or utf-16",
-    )
-
-
-class LaunchSpec(StrictModel):
-    """How ranks are started, watched and stopped."""
-
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto",
-        description="where ranks run; auto: the kind of the cluster's device, else cuda if present",
-    )
-    threads_per_rank: Count | None = Field(
-        None, description="CPU threads of a rank; cores / ranks when absent"
-    )
-    timeout_seconds: Timeout = Field(
-        300.0, description="longest wait for other ranks in a collective, seconds"
-    )
-    start_seconds: Timeout = Field(
-        300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
-        "up, libraries imported, ranks connected; building the model does not count"
-    )  # fmt: skip
-    shared_memory: bool = Field(
-        True, description="CPU ranks of one host exchange through shared memory; false: gloo"
-    )
-    check_memory: bool = Field(
-        True, description="refuse a launch whose planned peak memory exceeds what is free"
-    )
-    track_memory: bool = Field(
-        True, description="measure the memory of one early step, to compare it with the plan"
-    )
-    compile: bool = Field(False, description="run layers through torch.compile; pays on GPUs only")
-    stop_seconds: Timeout = Field(
-        60.0,
-        description="time that ranks get to finish their step and save when stopped, seconds",
-    )
-    max_restarts: CountOrZero = Field(
-        0, description="restarts after a failure, each from the last checkpoint"
-    )
-    tensorboard: bool = Field(
-        False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
-    )
-    csv: bool = Field(False, description="write RUN/metrics.csv while training")
-    predicted_step_seconds: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
-        None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )
 
 

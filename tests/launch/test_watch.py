@@ -15,7 +15,7 @@ from mpctl.launch.local.processes import ProcessTree
 from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
 from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
 from mpctl.rundir.directory import RunDir
-from mpctl.spec.job import LaunchSpec
+from mpctl.spec.launch import LaunchSpec
 from tests.launch.command import endless, wait_for
 
 LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mpctl.runtime.mesh import Mesh, build_mesh
-from mpctl.spec.job import LaunchSpec
+from mpctl.spec.launch import LaunchSpec
 from mpctl.topology import Topology
 from mpctl.transport import segment
 from tests.ranks import run_ranks

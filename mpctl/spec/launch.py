@@ -1,0 +1,105 @@
+"""How ranks are started, watched and stopped: the table `[launch]` of a job.
+
+Each launcher backend that has settings of its own has a table below it, `[launch.slurm]` for
+instance, which only that backend reads.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from mpctl.spec.base import Count, CountOrZero, StrictModel, Timeout
+
+Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
+"""Text without spaces and control characters: a name that another program is given."""
+
+
+class SlurmSpec(StrictModel):
+    """What a Slurm job is submitted with; an allocation that exists already ignores it."""
+
+    partition: Word | None = Field(None, description="partition; the cluster's default when absent")
+    account: Word | None = Field(None, description="account that is charged")
+    time: Word | None = Field(
+        None, description="time limit as sbatch takes it, such as 12:00:00; the partition's default"
+    )
+    qos: Word | None = Field(None, description="quality of service")
+    constraint: Word | None = Field(None, description="features that the nodes must have")
+    extra: list[str] = Field(
+        default_factory=list,
+        description="more options of sbatch, each as on its command line: --exclusive",
+    )
+
+
+class SshSpec(StrictModel):
+    """The hosts that `--on ssh` uses, and how they are reached."""
+
+    hostfile: str | None = Field(None, description="file with a line `HOST slots=N` for each host")
+    include: str | None = Field(
+        None, description="use only these hosts and slots of the hostfile: n1@n2:0,1"
+    )
+    exclude: str | None = Field(None, description="leave these hosts and slots of the hostfile out")
+
+
+class KubernetesSpec(StrictModel):
+    """The objects that `--on kubernetes` creates."""
+
+    kind: Literal["TrainJob", "PyTorchJob"] = Field(
+        "TrainJob", description="TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)"
+    )
+    image: Word | None = Field(None, description="container image with Python, torch and mpctl")
+    namespace: Word | None = Field(None, description="namespace; kubectl's current one when absent")
+
+
+class LaunchSpec(StrictModel):
+    """How ranks are started, watched and stopped."""
+
+    on: Literal["auto", "local", "slurm", "ssh", "kubernetes", "torchrun"] = Field(
+        "auto",
+        description="launcher backend; auto: torchrun inside of a world that another program "
+        "started, slurm inside of an allocation of several nodes, else local",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto",
+        description="where ranks run; auto: the kind of the cluster's device, else cuda if present",
+    )
+    threads_per_rank: Count | None = Field(
+        None, description="CPU threads of a rank; cores / ranks when absent"
+    )
+    timeout_seconds: Timeout = Field(
+        300.0, description="longest wait for other ranks in a collective, seconds"
+    )
+    start_seconds: Timeout = Field(
+        300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
+        "up, libraries imported, ranks connected; building the model does not count"
+    )  # fmt: skip
+    shared_memory: bool = Field(
+        True, description="CPU ranks of one host exchange through shared memory; false: gloo"
+    )
+    check_memory: bool = Field(
+        True, description="refuse a launch whose planned peak memory exceeds what is free"
+    )
+    track_memory: bool = Field(
+        True, description="measure the memory of one early step, to compare it with the plan"
+    )
+    compile: bool = Field(False, description="run layers through torch.compile; pays on GPUs only")
+    stop_seconds: Timeout = Field(
+        60.0,
+        description="time that ranks get to finish their step and save when stopped, seconds",
+    )
+    max_restarts: CountOrZero = Field(
+        0, description="restarts after a failure, each from the last checkpoint"
+    )
+    tensorboard: bool = Field(
+        False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
+    )
+    csv: bool = Field(False, description="write RUN/metrics.csv while training")
+    predicted_step_seconds: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
+        None, description="step time of the plan, seconds; filled in by `mpctl launch`"
+    )
+    slurm: SlurmSpec = Field(default_factory=SlurmSpec, description="settings of `--on slurm`")
+    ssh: SshSpec = Field(default_factory=SshSpec, description="settings of `--on ssh`")
+    kubernetes: KubernetesSpec = Field(
+        default_factory=KubernetesSpec, description="settings of `--on kubernetes`"
+    )
