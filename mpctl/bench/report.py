@@ -12,7 +12,7 @@ from typing import Literal, TypedDict
 
 from mpctl.bench.folder import REPORT
 from mpctl.bench.scaling import ScalingRow
-from mpctl.launch.local.machine import this_machine
+from mpctl.launch.node.machine import this_machine
 from mpctl.units import plural
 
 

@@ -12,7 +12,7 @@ from mpctl.bench.folder import check_folder, take_folder
 from mpctl.bench.scaling import Case, Timing, timing_of
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.local.machine import Machine, this_machine
+from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.preflight import check_launch, launch_warnings
 from mpctl.launch.set_up import Progress, prepare_data, set_up_run
 from mpctl.launch.supervise import run_launch

@@ -74,7 +74,7 @@ def eval_(
     the loss that the training recorded. Nothing is written to the run.
     """
     from mpctl.launch.evaluate import EvalSettings, plan_evaluation
-    from mpctl.launch.local.machine import this_machine
+    from mpctl.launch.node.machine import this_machine
     from mpctl.launch.task import TaskOptions
     from mpctl.render.errors import print_warnings
     from mpctl.render.evaluate import print_evaluation

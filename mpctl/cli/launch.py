@@ -233,7 +233,7 @@ def _check(
     """The launch, when nothing prevents it. Raises InputError with every reason not to start."""
     from mpctl.errors import InputError
     from mpctl.launch.launch_plan import plan_launch, resolved_job
-    from mpctl.launch.local.machine import this_machine
+    from mpctl.launch.node.machine import this_machine
     from mpctl.launch.preflight import (
         check_launch,
         check_replaced,
@@ -263,7 +263,7 @@ def _check(
 
 
 def _print_dry_run(prepared: LaunchPlan, *, as_json: bool) -> None:
-    from mpctl.launch.local.address import free_port
+    from mpctl.launch.node.address import free_port
     from mpctl.render.console import say
     from mpctl.render.json import print_json
 

@@ -28,7 +28,7 @@ def run_rehearsal(
 ) -> NoReturn:
     """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
     from mpctl.errors import InputError
-    from mpctl.launch.local.machine import this_machine
+    from mpctl.launch.node.machine import this_machine
     from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
     from mpctl.render.json import print_json
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal

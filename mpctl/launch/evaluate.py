@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 from mpctl.errors import RunFailed
 from mpctl.families import get_family
 from mpctl.launch.eval_corpora import CorpusFinder, EvalCorpus, SplitName, tokenized
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.task import DEFAULT_OPTIONS, TaskOptions, task_answers, task_job
 from mpctl.launch.trained_model import TrainedModel, open_trained
 from mpctl.launch.verify import Progress, ignore_progress

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from mpctl.launch.local.machine import Machine
-from mpctl.launch.local.torchrun import rank_environment, torchrun_command
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.node.torchrun import rank_environment, torchrun_command
 from mpctl.launch.preflight import chosen_device
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan

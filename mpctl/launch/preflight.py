@@ -18,8 +18,8 @@ from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family
 from mpctl.launch.data_checks import data_issues, initial_weight_issues
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.local.host import Device, host_issues, rehearsal_warnings
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.host import Device, host_issues, rehearsal_warnings
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.families import get_prompt_form, special_tokens
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.task import DEFAULT_OPTIONS, TaskOptions, task_answers, task_job
 from mpctl.launch.trained_model import TrainedModel, open_trained
 from mpctl.launch.verify import Progress, ignore_progress

@@ -1,6 +1,6 @@
 """Run a LaunchPlan to its end: hand out its records, pass on a stop, leave no process behind.
 
-The ranks of an attempt are started anew for every attempt (local/torchrun.py). A first SIGINT,
+The ranks of an attempt are started anew for every attempt (node/torchrun.py). A first SIGINT,
 SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save, by a
 file that the first rank looks for at every step; a second one, or `stop_seconds` without progress,
 kills them.
@@ -23,9 +23,9 @@ from typing import Any
 
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, port_was_taken
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.local.cgroup import memory_kills
-from mpctl.launch.local.processes import ProcessTree
-from mpctl.launch.local.torchrun import Attempt
+from mpctl.launch.node.cgroup import memory_kills
+from mpctl.launch.node.processes import ProcessTree
+from mpctl.launch.node.torchrun import Attempt
 from mpctl.launch.record_reader import OnRecord, RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.watch import RunWatch

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.launch.local.machine import Machine
-from mpctl.launch.local.torchrun import task_environments
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.node.torchrun import task_environments
 from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests
 from mpctl.planning.plan import make_plan

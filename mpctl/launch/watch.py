@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mpctl.launch.local.processes import ProcessTree
+from mpctl.launch.node.processes import ProcessTree
 from mpctl.rundir.breadcrumb import JOINED, JOINING, BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.launch import LaunchSpec

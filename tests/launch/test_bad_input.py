@@ -13,7 +13,7 @@ import pytest
 from mpctl.cli.app import run as mpctl
 from mpctl.cli.launch import _name_of
 from mpctl.errors import InputError
-from mpctl.launch.local.torchrun import Attempt
+from mpctl.launch.node.torchrun import Attempt
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import write_marker
 from tests.launch.command import arguments, start

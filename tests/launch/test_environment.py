@@ -13,8 +13,8 @@ import pytest
 import mpctl
 from mpctl.cli.app import run
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.local import torchrun
-from mpctl.launch.local.torchrun import Attempt
+from mpctl.launch.node import torchrun
+from mpctl.launch.node.torchrun import Attempt
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.load import load_job
 from tests.launch.command import arguments

@@ -17,7 +17,7 @@ from mpctl.data.tokenizer import end_of_text_id, load_tokenizer
 from mpctl.errors import InputError
 from mpctl.launch.eval_corpora import tokenized
 from mpctl.launch.evaluate import EvalSettings, Evaluation, plan_evaluation
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.task import TaskOptions
 from mpctl.runtime.evaluation import evaluate
 from mpctl.runtime.mesh import build_mesh

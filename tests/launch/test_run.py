@@ -12,7 +12,7 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.launch.launch_plan import plan_launch
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import RunOutcome
 from mpctl.rundir.directory import RunDir

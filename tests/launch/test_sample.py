@@ -20,7 +20,7 @@ from mpctl.data.decode import TextStream
 from mpctl.errors import InputError
 from mpctl.families import get_prompt_form
 from mpctl.launch.evaluate import plan_evaluation
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.sample import SamplingSettings, plan_sampling
 from mpctl.launch.trained_model import open_trained
 from mpctl.render.sample import SampleView

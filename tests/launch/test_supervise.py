@@ -14,8 +14,8 @@ import pytest
 from mpctl.cli.app import run as mpctl
 from mpctl.launch import supervise
 from mpctl.launch.launch_plan import plan_launch
-from mpctl.launch.local import torchrun
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node import torchrun
+from mpctl.launch.node.machine import Machine
 from mpctl.launch.record_reader import RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import set_up_run as write_run

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from mpctl.launch import watch
-from mpctl.launch.local.processes import ProcessTree
+from mpctl.launch.node.processes import ProcessTree
 from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
 from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
 from mpctl.rundir.directory import RunDir

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.launch.local.cgroup import memory_headroom, memory_kills
+from mpctl.launch.node.cgroup import memory_headroom, memory_kills
 
 VERSION_2 = {"job/step/memory.max": "1000", "job/step/memory.current": "700",
              "job/step/memory.stat": "anon 500\ninactive_file 100\n",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mpctl.launch.local.cgroup import memory_headroom
+from mpctl.launch.node.cgroup import memory_headroom
 
 HOSTS = (
     "SLURM_STEP_NUM_NODES",

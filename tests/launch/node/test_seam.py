@@ -1,13 +1,13 @@
-"""What is local to one host stays in launch/local/: a backend is a folder beside it."""
+"""What is local to one host stays in launch/node/: a backend is a folder beside it."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import mpctl.launch.local
+import mpctl.launch.node
 
-LAUNCH = Path(mpctl.launch.local.__file__).parent.parent
+LAUNCH = Path(mpctl.launch.node.__file__).parent.parent
 USED = {
     "address": set(),
     "cgroup": {"memory_kills"},
@@ -19,11 +19,11 @@ USED = {
 
 
 def test_the_rest_of_launch_uses_only_what_a_backend_would_offer() -> None:
-    used: dict[str, set[str]] = {path.stem: set() for path in (LAUNCH / "local").glob("[a-z]*.py")}
+    used: dict[str, set[str]] = {path.stem: set() for path in (LAUNCH / "node").glob("[a-z]*.py")}
     for path in LAUNCH.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "mpctl.launch.local"
+                "mpctl.launch.node"
             ):
                 used[str(node.module).rpartition(".")[2]] |= {alias.name for alias in node.names}
     assert used == USED

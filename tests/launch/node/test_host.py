@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from mpctl.errors import Issue
-from mpctl.launch.local import machine as machine_module
-from mpctl.launch.local.host import host_issues, rehearsal_warnings
-from mpctl.launch.local.machine import Machine, hosts_in, this_machine
+from mpctl.launch.node import machine as machine_module
+from mpctl.launch.node.host import host_issues, rehearsal_warnings
+from mpctl.launch.node.machine import Machine, hosts_in, this_machine
 from mpctl.launch.preflight import Device, chosen_device
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.launch.local.address import HOST, free_port
-from mpctl.launch.local.processes import ProcessTree, kill_tree
+from mpctl.launch.node.address import HOST, free_port
+from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.spec.job import JobSpec

@@ -12,8 +12,8 @@ from itertools import chain
 from typing import Literal
 
 from mpctl.errors import Issue, RunFailed
-from mpctl.launch.local.address import HOST, free_port
-from mpctl.launch.local.machine import Machine
+from mpctl.launch.node.address import HOST, free_port
+from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural
