@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two workers, a file to a worker: what a file's tests share is made once.
 TWO := -n 2 --dist loadfile
 
-.PHONY: demo test test-all lint types bench reference constraints clean
+.PHONY: demo test test-all test-clusters lint types bench reference constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -24,13 +24,20 @@ demo: $(READY)
 test test-all: export OMP_NUM_THREADS := 1
 
 test: $(READY) lint types
-	$(BIN)/python -m pytest $(TWO) -m "not slow"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not cluster"
 
 # With the coverage of branches, in ranks and commands that tests start too (pyproject.toml).
 test-all: $(READY) lint types
 	rm -rf .coverage && mkdir .coverage
-	$(BIN)/python -m coverage run -m pytest $(TWO); code=$$?; \
+	$(BIN)/python -m coverage run -m pytest $(TWO) -m "not cluster"; code=$$?; \
 	$(BIN)/python -m coverage combine -q; $(BIN)/python -m coverage report; exit $$code
+
+# Several nodes on this machine: Slurm, sshd, network namespaces. As root it installs what is
+# missing by apt-get; what a machine cannot run is skipped and listed with the reason.
+test-clusters: export OMP_NUM_THREADS := 1
+test-clusters: $(READY)
+	$(BIN)/python -m tests.clusters.needs
+	$(BIN)/python -m pytest -m cluster -rs tests/clusters
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -172,7 +172,9 @@ def test_imports_by_name_are_only_those_of_commands_public_names_and_families() 
 # ---------------------------------------------------------------- tests mirror mpctl/
 
 TESTS = Path(__file__).parent
-HELPERS = {"house", "recorded", "reference"}  # folders of tests/ that test no room
+# Folders of tests/ that test no room; `clusters` tests launches as a whole, over several nodes on
+# real schedulers and networks, and `make test-clusters` alone runs it.
+HELPERS = {"house", "recorded", "reference", "clusters"}
 OF_THE_WHOLE = {
     "architecture",
     "documents",

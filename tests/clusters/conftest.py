@@ -1,0 +1,34 @@
+"""Every test here names what it needs, `pytest.mark.cluster("slurm")`, and is skipped without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.clusters.needs import NEEDS, reason_to_skip
+from tests.clusters.slurm import SlurmCluster, slurm_cluster
+
+FOLDER = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, with the reason, what cannot run on this machine."""
+    for item in items:
+        if FOLDER not in item.path.parents:
+            continue
+        needs = [need for mark in item.iter_markers("cluster") for need in mark.args]
+        if not needs or set(needs) - set(NEEDS):
+            text = f"{item.nodeid}: add pytestmark = pytest.mark.cluster(NEED); NEED: {[*NEEDS]}"
+            raise pytest.UsageError(text)
+        for reason in filter(None, map(reason_to_skip, needs)):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A Slurm of two nodes on this machine, up while the tests that use it run."""
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
