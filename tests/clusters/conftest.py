@@ -1,4 +1,4 @@
-"""Every test here names what it needs, `pytest.mark.cluster("slurm")`, and is skipped without it."""
+"""Every test names what it needs, `pytest.mark.cluster("slurm")`, and is skipped without it."""
 
 from __future__ import annotations
 
