@@ -114,7 +114,7 @@ def prepare(
 
     The same text and settings give the same bytes on every machine. Ctrl-C leaves no files behind.
     """
-    from mpctl.cli.stop import ended_by_signals
+    from mpctl.cli.signals import ended_by_signals
     from mpctl.data.prepare import prepare as prepare_data
     from mpctl.render.tasks import TaskBar
     from mpctl.spec.paths import PYTHON_STDLIB

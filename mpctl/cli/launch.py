@@ -134,7 +134,7 @@ def _train(
 
 def _run_ranks(prepared: LaunchPlan, *, resume: bool, overwrite: bool) -> RunOutcome:
     """Prepare the directory and the data, start the ranks, show what they report."""
-    from mpctl.cli.stop import ended_by_signals
+    from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.follow import follow
     from mpctl.launch.set_up import set_up_run
     from mpctl.launch.supervise import run_launch

@@ -54,7 +54,7 @@ def import_(
     Names, shapes and types of all tensors and the sizes of all files are checked first. Values
     that are NaN or infinite are refused, and so is a tied head that differs from the embedding.
     """
-    from mpctl.cli.stop import ended_by_signals
+    from mpctl.cli.signals import ended_by_signals
     from mpctl.render.tasks import TaskBar
     from mpctl.weights.writer import import_weights
 
@@ -86,7 +86,7 @@ def export(
     It contains config.json, the weights in safetensors, the tokenizer with its settings and, for
     models that generate text, generation_config.json.
     """
-    from mpctl.cli.stop import ended_by_signals
+    from mpctl.cli.signals import ended_by_signals
     from mpctl.render.tasks import TaskBar
     from mpctl.weights.writer import export_weights
 

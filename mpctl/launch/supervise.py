@@ -3,7 +3,7 @@
 The ranks of an attempt are started anew for every attempt (node/torchrun.py). A first SIGINT,
 SIGTERM, SIGHUP or SIGUSR1 (Slurm's --signal) asks the ranks to finish their step and save, by a
 file that the first rank looks for at every step; a second one, or `stop_seconds` without progress,
-kills them.
+kills them. The file RUN/stop-request, which `mpctl stop` writes, counts as a SIGTERM.
 
 A rank that fails records it in a file. torchrun then ends the others by SIGTERM within half a
 second, but waits 30 s for one that cannot take it: a stopped process, or one in a system call that
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, port_was_taken
@@ -30,10 +31,12 @@ from mpctl.launch.record_reader import OnRecord, RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.stop_request import requested_signals
 from mpctl.rundir.summary import RunStatus
 
 POLL_SECONDS = 0.05
 FAILING_SECONDS = 10.0
+REQUEST_SECONDS = 0.5
 OnEvent = Callable[[str], None]
 
 
@@ -57,9 +60,11 @@ class RunOutcome:
 
 @dataclass
 class StopRequests:
-    """The numbers of the signals that asked for a stop, in order of arrival."""
+    """The numbers of the signals that asked for a stop, in order of arrival. next_look: when
+    RUN/stop-request is looked for again, by time.monotonic()."""
 
     received: list[int] = field(default_factory=list)
+    next_look: float = float("-inf")
 
     @contextmanager
     def listening(self) -> Iterator[StopRequests]:
@@ -71,6 +76,14 @@ class StopRequests:
         finally:
             for name, handler in before.items():
                 signal.signal(name, handler)
+
+    def look(self, path: Path) -> None:
+        """Count a request in RUN/stop-request as SIGTERM, an urgent one as two; looks at the file
+        once in REQUEST_SECONDS."""
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + REQUEST_SECONDS
+            missing = requested_signals(path) - len(self.received)
+            self.received.extend([signal.SIGTERM] * missing)
 
     def _receive(self, number: int, frame: Any) -> None:
         self.received.append(number)
@@ -146,6 +159,7 @@ class Supervisor:
             while attempt.poll() is None and grace.is_open() and watch.is_healthy():
                 reader.deliver(self.on_record)
                 saves.look()
+                self.stops.look(run.stop_request)
                 if self.stops.received and not stop.is_open(reader, saves):
                     break
                 time.sleep(POLL_SECONDS)

@@ -6,6 +6,8 @@
 | job.json | launcher | the job with all defaults filled in (spec/job.py) |
 | plan.json | launcher | the plan, schema mpctl.plan/1 |
 | data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
+| launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
+| stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |

@@ -34,6 +34,8 @@ FILES = (
     "metrics.csv",
     "summary.json",
     "stop",
+    "stop-request",
+    "launcher.json",
     "torchrun.pid",
 )
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")

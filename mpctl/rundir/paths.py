@@ -43,6 +43,16 @@ class RunPaths:
         return self.path / "stop"
 
     @property
+    def stop_request(self) -> Path:
+        """A file that asks the launcher to stop the run (stop_request.py)."""
+        return self.path / "stop-request"
+
+    @property
+    def launcher(self) -> Path:
+        """Which process launched the run (launcher.py)."""
+        return self.path / "launcher.json"
+
+    @property
     def torchrun_pid(self) -> Path:
         """The process id of torchrun, while it runs."""
         return self.path / "torchrun.pid"

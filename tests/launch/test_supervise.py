@@ -23,6 +23,7 @@ from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.shards import find_damage
+from mpctl.rundir.stop_request import write_stop_request
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
@@ -253,6 +254,29 @@ def test_two_launches_side_by_side(data: Path, tmp_path: Path) -> None:
     both = [launch(data, tmp_path / name, *keys) for name in ("one", "two")]
     assert [run.ended().process.returncode for run in both] == [0, 0]
     assert both[0].losses == both[1].losses
+
+
+def test_a_stop_request_counts_once_and_an_urgent_one_twice(tmp_path: Path) -> None:
+    """Also after Ctrl-C: a request to finish the step is no second signal, which would kill."""
+    path, stops = tmp_path / "stop-request", supervise.StopRequests([signal.SIGINT])
+    stops.look(path)
+    write_stop_request(path, now=False)
+    for _ in range(2):
+        stops.next_look = 0.0
+        stops.look(path)
+    assert stops.received == [signal.SIGINT]
+    write_stop_request(path, now=True)
+    stops.next_look = 0.0
+    stops.look(path)
+    assert stops.received == [signal.SIGINT, signal.SIGTERM]
+
+
+def test_a_request_of_an_earlier_launch_does_not_stop_the_next(data: Path, tmp_path: Path) -> None:
+    plan = plan_launch(tiny_plan(tiny_job(data)), RunDir(tmp_path), Machine(2, 0, 2**34))
+    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    write_stop_request(plan.run.stop_request, now=True)
+    write_run(plan, overwrite=False, resume=True, on_progress=lambda *_: None)
+    assert not plan.run.stop_request.exists() and plan.run.launcher.exists()
 
 
 def test_the_signals_are_given_back() -> None:

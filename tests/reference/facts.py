@@ -53,6 +53,7 @@ SCHEMAS = {
     "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
     "mpctl.explain/1": "`mpctl plan --explain --json`: figures with formula and numbers",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
+    "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",
     "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
     "mpctl.plan/1": "`mpctl plan --json` and plan.json of a run: the whole plan",
     "mpctl.preset/1": "`mpctl presets NAME --json`: one preset",
@@ -66,6 +67,7 @@ SCHEMAS = {
     "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
     "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
     "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
+    "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",
 }
