@@ -5,7 +5,9 @@ the process is killed or stopped. The launcher reads the file to say what a fail
 and whether it still runs.
 
 Layout: TEXT_BYTES of UTF-8 text, padded with zero bytes, then two little-endian 64-bit integers:
-how far the start has come (STARTED, JOINING, JOINED), and a counter that rises while the rank runs.
+how far the start has come (STARTED, JOINING, JOINED), and a counter that rises while the rank runs;
+then two little-endian doubles, both in seconds since 1970 by the clock of the rank's host: when the
+counter last rose, and when the text was last replaced. Files of older versions end before them.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import mmap
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TEXT_BYTES = 256
-FILE_BYTES = TEXT_BYTES + 16
+START_AT, BEATS_AT, BEAT_TIME_AT, TEXT_TIME_AT = (TEXT_BYTES + 8 * field for field in range(4))
+FILE_BYTES = TEXT_BYTES + 32
+UNTIMED_BYTES = TEXT_BYTES + 16
+"""The size of the files of older versions, which have no times."""
 BEAT_SECONDS = 0.5
 STARTED, JOINING, JOINED = 1, 2, 3
 
@@ -38,16 +43,17 @@ class Breadcrumb:
     def write(self, doing: str) -> None:
         """Replace the text; at most TEXT_BYTES of it are stored."""
         self.memory[:TEXT_BYTES] = doing.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0")
+        struct.pack_into("<d", self.memory, TEXT_TIME_AT, time.time())
 
     def reach(self, start: int, doing: str) -> None:
         """Store how far the start has come, JOINING or JOINED, and what the rank does next."""
         self.write(doing)
-        struct.pack_into("<q", self.memory, TEXT_BYTES, start)
+        struct.pack_into("<q", self.memory, START_AT, start)
 
     def beat(self) -> None:
         """Increase the heartbeat counter by one."""
         self.beats += 1
-        struct.pack_into("<q", self.memory, TEXT_BYTES + 8, self.beats)
+        struct.pack_into("<qd", self.memory, BEATS_AT, self.beats, time.time())
 
     def keep_beating(self) -> None:
         """Beat every BEAT_SECONDS from a thread of this process, until the process ends."""
@@ -66,11 +72,15 @@ class Breadcrumb:
 @dataclass(frozen=True)
 class BreadcrumbState:
     """The content of the file. doing: the text; start: 0 before the rank has written any, then
-    STARTED, JOINING or JOINED; beats: the heartbeat counter."""
+    STARTED, JOINING or JOINED; beats: the heartbeat counter. beat_time, text_time: when the counter
+    last rose and when the text was last replaced, in seconds since 1970, 0 when that is not known.
+    Times do not count when two states are compared."""
 
     doing: str = ""
     start: int = 0
     beats: int = 0
+    beat_time: float = field(default=0.0, compare=False)
+    text_time: float = field(default=0.0, compare=False)
 
 
 def read_breadcrumb(path: Path) -> BreadcrumbState:
@@ -79,10 +89,11 @@ def read_breadcrumb(path: Path) -> BreadcrumbState:
         content = path.read_bytes()
     except OSError:
         return BreadcrumbState()
-    if len(content) < FILE_BYTES:
+    if len(content) < UNTIMED_BYTES:
         return BreadcrumbState(_text(content))
-    start, beats = struct.unpack_from("<qq", content, TEXT_BYTES)
-    return BreadcrumbState(_text(content[:TEXT_BYTES]), start, beats)
+    content = content.ljust(FILE_BYTES, b"\0")
+    start, beats, *times = struct.unpack_from("<qqdd", content, START_AT)
+    return BreadcrumbState(_text(content[:TEXT_BYTES]), start, beats, *times)
 
 
 def _text(content: bytes) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from mpctl.rundir.breadcrumb import (
@@ -49,6 +51,23 @@ def test_no_file_and_half_a_file_are_states_too(tmp_path: Path) -> None:
     assert read_breadcrumb(path) == BreadcrumbState()
     path.write_bytes(b"starting\xff")
     assert read_breadcrumb(path) == BreadcrumbState("starting\N{REPLACEMENT CHARACTER}")
+
+
+def test_beat_and_text_have_their_times(tmp_path: Path) -> None:
+    began = time.time()
+    crumb = Breadcrumb(tmp_path / "rank-0")
+    assert read_breadcrumb(crumb.path).beat_time == 0
+    crumb.beat()
+    state = read_breadcrumb(crumb.path)
+    assert began <= state.text_time <= state.beat_time <= time.time()
+
+
+def test_a_file_of_an_older_version_has_no_times(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0"
+    path.write_bytes(b"step 3".ljust(TEXT_BYTES, b"\0") + struct.pack("<qq", JOINED, 7))
+    state = read_breadcrumb(path)
+    assert state == BreadcrumbState("step 3", JOINED, 7)
+    assert (state.beat_time, state.text_time) == (0, 0)
 
 
 def test_a_rank_that_ends_removes_it(tmp_path: Path) -> None:
