@@ -112,7 +112,7 @@ def ours(shape: Shape, data: Path, run: Path) -> dict[str, float]:
         "model.layers": shape.layers, "model.hidden": shape.hidden, "model.heads": shape.heads,
         "model.vocab": shape.vocab, "model.seq_length": shape.seq,
         "training.micro_batch_size": shape.batch, "training.steps": STEPS,
-        "training.checkpoint_at_end": False, "training.eval_samples": 0,
+        "checkpoint.at_end": False, "training.eval_samples": 0,
         "training.learning_rate": 1e-4, "launch.compile": True,
         "data.path": str(data),
     }  # fmt: skip

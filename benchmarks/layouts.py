@@ -27,7 +27,7 @@ STEPS = 12
 SETTINGS = ("--steps", str(STEPS), "--micro-batch-size", "4", "--global-batch-size", "8",
             "--device", "cpu", "--set", "training.attention_dropout=0.1",
             "--set", "training.eval_samples=0",
-            "--set", "training.checkpoint_at_end=false")  # fmt: skip
+            "--set", "checkpoint.at_end=false")  # fmt: skip
 
 TEXT = """# The loss does not tell the layout
 

@@ -46,8 +46,8 @@ class Case:
             "parallel.dp": self.dp,
             "training.global_batch_size": self.global_batch_size,
             "training.eval_samples": 0,
-            "training.checkpoint_interval": 0,
-            "training.checkpoint_at_end": False,
+            "checkpoint.interval": 0,
+            "checkpoint.at_end": False,
         }
 
     @property

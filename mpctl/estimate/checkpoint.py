@@ -16,7 +16,7 @@ from math import lcm
 
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.spec.training import TrainingSpec
+from mpctl.spec.checkpoint import CheckpointSpec
 from mpctl.units import DTYPE_BYTES
 
 
@@ -35,29 +35,29 @@ def checkpoint_bytes(layout: JobLayout) -> int:
     return total
 
 
-def most_at_once(training: TrainingSpec, *, done: int = 0) -> int:
-    """How many checkpoints of the steps from done + 1 on lie on the disk at once, at most: those
-    that are kept, and the one being written before an older one is removed.
+def most_at_once(saving: CheckpointSpec, steps: int, *, done: int = 0) -> int:
+    """How many checkpoints of the steps from done + 1 to `steps` lie on the disk at once, at most:
+    those that are kept, and the one being written before an older one is removed.
 
     By hand, 100 steps, one saved every 10: 10 with keep_last 0, 3 with keep_last 2, and 6 with
     keep_last 2 and keep_every 20 (20, 40, 60, 80, 90 and the one being written).
     """
-    interval = training.checkpoint_interval
+    interval = saving.interval
     saves = range(0)
     if interval:
-        saves = range(interval * (done // interval + 1), training.steps + 1, interval)
-    ends_apart = training.checkpoint_at_end and training.steps not in saves
-    return _kept(saves if ends_apart else saves[:-1], training) + 1
+        saves = range(interval * (done // interval + 1), steps + 1, interval)
+    ends_apart = saving.at_end and steps not in saves
+    return _kept(saves if ends_apart else saves[:-1], saving) + 1
 
 
-def _kept(saves: range, training: TrainingSpec) -> int:
+def _kept(saves: range, saving: CheckpointSpec) -> int:
     """How many checkpoints of these steps, multiples of the interval, `shards.prunable` leaves;
     counted without a list, which a job of 10^9 steps would fill the memory with."""
-    if training.keep_last == 0:
+    if saving.keep_last == 0:
         return len(saves)
-    older = saves[: -training.keep_last]
+    older = saves[: -saving.keep_last]
     count = len(saves) - len(older)
-    if not (older and training.keep_every):
+    if not (older and saving.keep_every):
         return count
-    both = lcm(saves.step, training.keep_every)
+    both = lcm(saves.step, saving.keep_every)
     return count + older[-1] // both - (older[0] - 1) // both

@@ -182,8 +182,8 @@ def _disk(
     """The checkpoints that are on the disk at the same time must fit there."""
     if plan.estimate is None or not is_launched(plan.job.training.runtime):
         return
-    training, size = plan.job.training, plan.estimate.checkpoint_bytes
-    copies = most_at_once(training, done=resumption.step if resumption else 0)
+    job, size, done = plan.job, plan.estimate.checkpoint_bytes, resumption.step if resumption else 0
+    copies = most_at_once(job.checkpoint, job.training.steps, done=done)
     paths = (run.path, *run.path.parents)
     existing = next((path for path in paths if os.path.exists(path)), Path("/"))  # noqa: PTH110
     usage = shutil.disk_usage(existing)
@@ -192,11 +192,11 @@ def _disk(
         free += sum(checkpoint_bytes(path) for _, path in list_checkpoints(run.checkpoints))
     if copies * size <= free or not usage.total:  # 0: a file system that does not report it
         return
-    fewer = "training.keep_last 1, " if copies > 2 else ""
+    fewer = "checkpoint.keep_last 1, " if copies > 2 else ""
     yield Issue(
         "disk-holds-checkpoints",
         "--run-dir",
         f"{plural(copies, 'checkpoint')} of {bytes_text(size)} will be in {run.path} at once, "
         f"{bytes_text(copies * size)}, but {bytes_text(free)} are free there",
-        f"use {fewer}a larger training.checkpoint_interval, or a --run-dir on a larger disk",
+        f"use {fewer}a larger checkpoint.interval, or a --run-dir on a larger disk",
     )

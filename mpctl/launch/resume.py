@@ -57,7 +57,7 @@ class Resumption:
         if self.folder is None and (steps := self.run.last_step()):
             yield (
                 f"{self.run.path} has no checkpoint: training starts at step 1, and the records of "
-                f"{plural(steps, 'step')} are removed; set training.checkpoint_interval to save "
+                f"{plural(steps, 'step')} are removed; set checkpoint.interval to save "
                 "checkpoints during the run"
             )
         for name in DOCUMENTS:
@@ -98,8 +98,7 @@ def job_before(run: RunDir) -> JobSpec:
 # the start.
 NEUTRAL = {
     "training": {"micro_batch_size", "recompute", "partition_activations", "offload_activations",
-                 "eval_interval", "eval_samples", "checkpoint_interval", "checkpoint_at_end",
-                 "keep_last", "keep_every", "init_from", "init_std", "loss_scale", "runtime"},
+                 "eval_interval", "eval_samples", "init_from", "init_std", "loss_scale", "runtime"},
     "data": {"validation"},
     "model": {"name", "source", "vocab_divisor", "attention"},
 }  # fmt: skip

@@ -162,5 +162,5 @@ def print_failure(failure: Any, *, run: str, step: int) -> None:
         console.print(Text(f"  │ {line}", style="dim"))
     console.print(Text.assemble(("  → ", "cyan"), f"whole log: {failure.log}"))
     go_on = f"go on from step {step}: mpctl launch --resume --run-dir {shlex.quote(run)}"
-    lost = "no checkpoint was saved; training.checkpoint_interval N saves one every N steps"
+    lost = "no checkpoint was saved; checkpoint.interval N saves one every N steps"
     console.print(Text.assemble(("  → ", "cyan"), go_on if step else lost))

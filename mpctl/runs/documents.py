@@ -16,6 +16,7 @@ from mpctl.errors import InputError
 from mpctl.rundir.summary import STATES, PlannedMeasured, RunStatus, TrafficComparison
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
+from mpctl.spec.renamed import with_all_new_names
 
 
 class SavedRankComparison(BaseModel):
@@ -63,7 +64,7 @@ def read_job(path: Path) -> JobSpec | str:
     if isinstance(raw, str):
         return raw
     try:
-        return parse(raw)
+        return parse(with_all_new_names(raw))
     except InputError as error:
         return f"{path.name}: {error.issues[0]}"
 

@@ -212,5 +212,5 @@ def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
     barrier = StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds))
     paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
     documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
-    keep = KeepPolicy(job.training.keep_last, job.training.keep_every)
+    keep = KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every)
     return Saver(run_dir / "checkpoints", mesh, barrier, documents, keep)

@@ -126,9 +126,9 @@ class Trainer:
 
     def _saves(self, stopping: bool) -> bool:
         """Whether the step just trained is to be saved."""
-        training = self.job.training
-        at_end = training.checkpoint_at_end and self.step == training.steps
-        return stopping or at_end or _is_due(training.checkpoint_interval, self.step)
+        saving = self.job.checkpoint
+        at_end = saving.at_end and self.step == self.job.training.steps
+        return stopping or at_end or _is_due(saving.interval, self.step)
 
     def one_step(self) -> tuple[StepRecord, bool]:
         """One update; its record, and whether any rank was asked to stop.

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.spec.base import Bytes, Probability, StrictModel
+from mpctl.spec.checkpoint import CheckpointSpec
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.launch import LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
@@ -67,6 +68,9 @@ class JobSpec(StrictModel):
     parallel: ParallelSpec = Field(default_factory=ParallelSpec, description="the parallel layout")
     training: TrainingSpec = Field(
         default_factory=TrainingSpec, description="how the model is trained"
+    )
+    checkpoint: CheckpointSpec = Field(
+        default_factory=CheckpointSpec, description="when checkpoints are saved, how many stay"
     )
     data: DataSpec = Field(default_factory=DataSpec, description="what it is trained on")
     launch: LaunchSpec = Field(default_factory=LaunchSpec, description="how ranks are run")

@@ -25,6 +25,10 @@ from mpctl.spec.merge import Notes, Raw, lay, without
 from mpctl.spec.names import full_name
 from mpctl.spec.paths import anchored
 from mpctl.spec.presets import Kind, find_preset, preset_names
+from mpctl.spec.renamed import with_all_new_names
+
+RUN_JOB = "job.json"
+"""The name of the job in a run directory, which a launch writes."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,8 @@ def _read_file(path: Path) -> Raw:
         raise InputError.of("bad-syntax", str(path), str(error)) from None
     if not isinstance(raw, dict):
         raise InputError.of("bad-syntax", str(path), "a job is a table of tables")
-    return raw
+    # Nobody can be told to rewrite what an older version wrote into its run directory.
+    return with_all_new_names(raw) if path.name == RUN_JOB else raw
 
 
 def parse_settings(settings: Iterable[str]) -> Raw:

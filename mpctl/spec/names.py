@@ -18,7 +18,7 @@ from mpctl.spec.renamed import old_keys
 from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
 
 Raw = dict[str, Any]
-TABLES = ("cluster", "model", "parallel", "training", "data", "launch")
+TABLES = ("cluster", "model", "parallel", "training", "checkpoint", "data", "launch")
 
 
 def full_name(key: str) -> str:
@@ -31,8 +31,9 @@ def full_name(key: str) -> str:
 
 
 def tables_with(key: str) -> list[str]:
-    """The tables of a job that hold a key of this name, or held it once under this name."""
-    return [name for name in TABLES if key in keys_at([name]) or key in old_keys((name,))]
+    """The tables of a job that have a key of this name; where none has, those that had it once."""
+    today = [name for name in TABLES if key in keys_at([name])]
+    return today or [name for name in TABLES if key in old_keys((name,))]
 
 
 def with_full_names(raw: Mapping[str, Any]) -> Raw:

@@ -39,8 +39,8 @@ def _list_runtimes(schema: dict[str, Any]) -> None:
 
 
 class TrainingSpec(StrictModel):
-    """How the model is trained: batches, precision, recomputation, AdamW and its learning rate,
-    validation and checkpoints. The losses depend on this table, the model and the data, and not on
+    """How the model is trained: batches, precision, recomputation, AdamW and its learning rate
+    and validation. The losses depend on this table, the model and the data, and not on
     the layout.
     """
 
@@ -123,18 +123,6 @@ class TrainingSpec(StrictModel):
     )
     eval_samples: CountOrZero = Field(
         32, description="samples of each validation; 0 turns validation off"
-    )
-    checkpoint_interval: CountOrZero = Field(
-        0, description="steps between checkpoints; 0 saves only at the end and on a stop"
-    )
-    checkpoint_at_end: bool = Field(True, description="save a checkpoint after the last step")
-    keep_last: CountOrZero = Field(
-        0, description="newest checkpoints to keep: older ones are removed; 0 keeps all"
-    )
-    keep_every: CountOrZero = Field(
-        0,
-        description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
-        "0: no others",
     )
     init_from: str | None = Field(
         None,

@@ -169,7 +169,7 @@ def test_it_is_a_json_schema_whose_references_resolve(schema: Schema) -> None:
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert schema["type"] == "object"
     assert schema["additionalProperties"] is False
-    tables = {"cluster", "model", "parallel", "training", "data", "launch"}
+    tables = {"cluster", "model", "parallel", "training", "checkpoint", "data", "launch"}
     assert tables <= set(schema["properties"])
 
     def references(node: Any) -> Iterator[str]:

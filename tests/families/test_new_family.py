@@ -21,7 +21,7 @@ from tests.runtime.tiny import make_data
 
 STEPS = 4
 TOY = {"model.family": "toy", "model.position": "none", "model.vocab": 310, "training.steps": STEPS,
-       "training.eval_samples": 0, "training.checkpoint_interval": STEPS}  # fmt: skip
+       "training.eval_samples": 0, "checkpoint.interval": STEPS}  # fmt: skip
 SHAPE = {"model.layers": 3, "model.hidden": 16, "model.heads": 4, "model.seq_length": 8}
 
 

@@ -139,7 +139,7 @@ def launch(data: Path, run_dir: Path, *more: str) -> Launched:
 
 def endless(data: Path, run_dir: Path, *more: str) -> Launched:
     """A launch that ends only by what a test does to it."""
-    keys = ("training.steps=100000", "training.checkpoint_interval=0", "training.eval_samples=0")
+    keys = ("training.steps=100000", "checkpoint.interval=0", "training.eval_samples=0")
     return launch(data, run_dir, *more, *(part for key in keys for part in ("--set", key)))
 
 

@@ -16,7 +16,7 @@ from mpctl.estimate.checkpoint import most_at_once
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.rundir.checkpoints import prunable
 from mpctl.rundir.directory import RunDir
-from mpctl.spec.training import TrainingSpec
+from mpctl.spec.checkpoint import CheckpointSpec
 from mpctl.units import bytes_text
 from tests.launch.command import arguments, launch
 from tests.runtime.tiny import make_trainer, tiny_job, tiny_plan, train
@@ -83,8 +83,7 @@ def test_so_it_has_of_several_ranks(
 @pytest.mark.parametrize("steps", [1, 9, 10, 95, 100])
 def test_the_most_that_lie_there_at_once(last: int, every: int, end: bool, steps: int) -> None:
     """Against a run played step by step."""
-    training = TrainingSpec(steps=steps, checkpoint_interval=10, checkpoint_at_end=end,
-                        keep_last=last, keep_every=every)  # fmt: skip
+    saving = CheckpointSpec(interval=10, at_end=end, keep_last=last, keep_every=every)
     there: list[int] = []
     most = 1  # a stop saves, if nothing else does
     for step in range(1, steps + 1):
@@ -92,18 +91,20 @@ def test_the_most_that_lie_there_at_once(last: int, every: int, end: bool, steps
             there.append(step)
             most = max(most, len(there))
             there = [s for s in there if s not in prunable(there, last=last, every=every)]
-    assert most_at_once(training) == most
+    assert most_at_once(saving, steps) == most
 
 
 def test_the_most_by_hand() -> None:
-    training = TrainingSpec(steps=100, checkpoint_interval=10)
-    assert most_at_once(training) == 10 and most_at_once(training, done=75) == 3
-    few = training.model_copy(update={"keep_last": 2})
-    assert most_at_once(few) == 3
-    assert most_at_once(few.model_copy(update={"keep_every": 20})) == 6
-    assert most_at_once(TrainingSpec(steps=100)) == 1
-    endless = TrainingSpec(steps=2**31 - 1, checkpoint_interval=1, keep_last=3, keep_every=10**6)
-    assert most_at_once(endless) == 2147 + 3 + 1  # in no time: nothing of that length is made
+    saving = CheckpointSpec(interval=10)
+    assert most_at_once(saving, 100) == 10 and most_at_once(saving, 100, done=75) == 3
+    few = saving.model_copy(update={"keep_last": 2})
+    assert most_at_once(few, 100) == 3
+    assert most_at_once(few.model_copy(update={"keep_every": 20}), 100) == 6
+    assert most_at_once(CheckpointSpec(), 100) == 1
+    endless = CheckpointSpec(interval=1, keep_last=3, keep_every=10**6)
+    assert (
+        most_at_once(endless, 2**31 - 1) == 2147 + 3 + 1
+    )  # in no time: nothing of that length is made
 
 
 def test_a_disk_that_is_too_small_is_refused(
@@ -119,15 +120,15 @@ def test_a_disk_that_is_too_small_is_refused(
     assert mpctl(argv) == 2
     said = capsys.readouterr().err
     for words in (f"2 checkpoints of {bytes_text(one)}", f"{bytes_text(free)} are free",
-                  "disk-holds-checkpoints", "training.checkpoint_interval"):  # fmt: skip
+                  "disk-holds-checkpoints", "checkpoint.interval"):  # fmt: skip
         assert words in said
-    assert mpctl([*argv, "--set", "training.checkpoint_interval=0"]) == 0
+    assert mpctl([*argv, "--set", "checkpoint.interval=0"]) == 0
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 2 * one))
     assert mpctl(argv) == 0
-    more = ["--set", "training.checkpoint_interval=1"]
+    more = ["--set", "checkpoint.interval=1"]
     assert mpctl([*argv, *more]) == 2
-    assert "use training.keep_last 1, a larger" in capsys.readouterr().err
-    assert mpctl([*argv, *more, "--set", "training.keep_last=1"]) == 0
+    assert "use checkpoint.keep_last 1, a larger" in capsys.readouterr().err
+    assert mpctl([*argv, *more, "--set", "checkpoint.keep_last=1"]) == 0
 
 
 def test_a_save_that_fails_ends_with_words(data: Path, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ def test_what_changes_nothing_is_not_said(
 ) -> None:
     run_dir = _copy(finished, tmp_path / "run", half=True)
     argv = ["launch", "--resume", "--run-dir", str(run_dir), "--dry-run", "--tp", "1",
-            "--micro-batch-size", "4", "--set", "training.checkpoint_interval=3"]  # fmt: skip
+            "--micro-batch-size", "4", "--set", "checkpoint.interval=3"]  # fmt: skip
     assert mpctl(argv) == 0
     assert "it was" not in capsys.readouterr().err
 

@@ -73,7 +73,7 @@ def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
 @pytest.mark.slow
 def test_a_run_is_sampled_and_evaluated_while_it_trains(data: Path, tmp_path: Path) -> None:
     """It trains on, and what is read is one of its checkpoints, every third step."""
-    more = ("--set", "training.steps=100000", "--set", "training.checkpoint_interval=3", "--set",
+    more = ("--set", "training.steps=100000", "--set", "checkpoint.interval=3", "--set",
             "training.eval_samples=0")  # fmt: skip
     run = launch(data, tmp_path / "run", *more).at_step(4)
     said = [spawn("sample", run.run_dir, "--prompt", "w1", "--json", "--max-tokens", 4),

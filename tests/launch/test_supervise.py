@@ -206,7 +206,7 @@ def test_a_stopped_worker_is_named_and_the_run_ends(data: Path, tmp_path: Path) 
 
 def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_path: Path) -> None:
     run = launch(data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1",
-                 "--set", "training.checkpoint_interval=3")  # fmt: skip
+                 "--set", "checkpoint.interval=3")  # fmt: skip
     wait_for(lambda: list_checkpoints(run.run_dir / "checkpoints"))
     run.remember()
     run.worker(0).kill()

@@ -23,7 +23,7 @@ from mpctl.rundir.checkpoints import list_checkpoints
 from tests.launch.command import Launched, arguments, wait_for
 
 CONTROL_C = b"\x03"
-ENDLESS = ("--tp", "2", "--set", "training.steps=100000", "--set", "training.checkpoint_interval=0")
+ENDLESS = ("--tp", "2", "--set", "training.steps=100000", "--set", "checkpoint.interval=0")
 
 
 class Terminal:

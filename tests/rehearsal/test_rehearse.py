@@ -102,8 +102,8 @@ def test_it_sends_what_the_real_ranks_send(data: Path, tmp_path: Path) -> None:
     """Of 8 micro batches stage 1 is rehearsed with 3."""
     changes = {**SEQUENCE, "model__layers": 4, "training__global_batch_size": 16}
     job = tiny_job(
-        data, training__steps=1, training__eval_samples=0, training__checkpoint_interval=0,
-        training__checkpoint_at_end=False, **{**layout(2, tp=2), **changes},
+        data, training__steps=1, training__eval_samples=0, checkpoint__interval=0,
+        checkpoint__at_end=False, **{**layout(2, tp=2), **changes},
     )  # fmt: skip
     for rank, real in enumerate(train(job, tmp_path)):
         account = rehearsed(job, rank)
@@ -131,7 +131,7 @@ def test_real_tensors_take_the_same_bytes(
     """The second step of 3 micro batches, with a tracker over real tensors."""
     job = tiny_job(
         data, training__global_batch_size=6, training__steps=2, training__eval_samples=0,
-        training__checkpoint_interval=0, launch__track_memory=False,
+        checkpoint__interval=0, launch__track_memory=False,
         **{**SHAPES[shape], **changes},
     )  # fmt: skip
     tracker = MemoryTracker(torch.device("cpu"))

@@ -72,8 +72,8 @@ def one_process(runs, tmp_path_factory):
 def small_job(data, tp: int, cp: int, dp: int, shape: str, changes: dict[str, Any]):
     return tiny_job(
         data, tp, dp, parallel__cp=cp, cluster__gpus_per_node=tp * cp * dp,
-        training__dtype="fp64", training__steps=STEPS, training__checkpoint_at_end=False,
-        training__checkpoint_interval=0, **{**SHAPES[shape], **changes},
+        training__dtype="fp64", training__steps=STEPS, checkpoint__at_end=False,
+        checkpoint__interval=0, **{**SHAPES[shape], **changes},
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from tests.runtime.tiny import column, tiny_job, train
 
 FEW: dict[str, Any] = {
     "training__dtype": "fp64", "training__steps": 3, "training__eval_samples": 0,
-    "training__checkpoint_interval": 0, "training__checkpoint_at_end": False,
+    "checkpoint__interval": 0, "checkpoint__at_end": False,
 }  # fmt: skip
 DRY = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
 LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {

@@ -80,7 +80,7 @@ def test_parameters_are_initialized_by_the_environment(data: Path, tmp_path: Pat
 
 
 def test_a_stop_and_the_peak_memory_come_from_the_environment(data: Path, tmp_path: Path) -> None:
-    job = few_steps(data, training__checkpoint_interval=0)
+    job = few_steps(data, checkpoint__interval=0)
     trainer = build(job, tmp_path, stop_requested=lambda: True, peak_memory=lambda: 12345)
     (record,) = trainer.run()
     assert record["memory_bytes"] == [12345]

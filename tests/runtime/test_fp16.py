@@ -15,7 +15,7 @@ from mpctl.runtime.loss_scale import LossScale
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 FP16 = {"training__dtype": "fp16", "training__eval_samples": 0, "training__global_batch_size": 4,
-        "training__checkpoint_interval": 0, "training__checkpoint_at_end": False}  # fmt: skip
+        "checkpoint__interval": 0, "checkpoint__at_end": False}  # fmt: skip
 HUGE = 2.0**23  # the gradients of a fresh model overflow from about 2^18 on
 
 

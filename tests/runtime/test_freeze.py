@@ -94,7 +94,7 @@ FROZEN = ["embedding.word.*", "layers.0.*"]
 
 
 def _job(data: Path, freeze: list[str], **changes: Any):
-    settings = {"training__steps": 4, "training__checkpoint_interval": 2,
+    settings = {"training__steps": 4, "checkpoint__interval": 2,
                 "training__eval_samples": 0, "training__freeze": freeze}  # fmt: skip
     return tiny_job(data, **{**settings, **changes})
 

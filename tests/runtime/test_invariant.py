@@ -21,8 +21,8 @@ from tests.runtime.tiny import STEPS, column, tiny_job, train
 
 MOST_RANKS, SAME = 8, 1e-5
 # 8 layers, so that 4 stages have two chunks each; 4 micro batches a step whatever dp is.
-EIGHT = {"model__layers": 8, "training__checkpoint_interval": 0,
-         "training__checkpoint_at_end": False, "training__eval_samples": 0}  # fmt: skip
+EIGHT = {"model__layers": 8, "checkpoint__interval": 0,
+         "checkpoint__at_end": False, "training__eval_samples": 0}  # fmt: skip
 SMALL = {**EIGHT, "model__layers": 4}
 FAMILIES = {
     "llama": {**SMALL, **SHAPES["llama"], "model__layers": 4},

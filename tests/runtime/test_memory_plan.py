@@ -119,8 +119,8 @@ def test_a_real_step_is_watched(data: Path, tmp_path: Path) -> None:
     """Two ranks of tp, through memory that is no rank's own: states equal, the peak to 5 %."""
     job = tiny_job(
         data, tp=2, model__hidden=128, model__seq_length=128, training__steps=2,
-        training__eval_samples=0, training__checkpoint_interval=0,
-        training__checkpoint_at_end=False,
+        training__eval_samples=0, checkpoint__interval=0,
+        checkpoint__at_end=False,
     )  # fmt: skip
     memory = tiny_plan(job).estimate.memory[0]
     for found in run_ranks(_watched, 2, job.model_dump(mode="json"), str(tmp_path)):

@@ -125,7 +125,7 @@ def ident(value: Any) -> str:
 
 def pipeline_job(data: Path, model: str, how: dict[str, Any], changes: dict[str, Any]):
     usual = {"training__dtype": "fp64", "training__steps": STEPS,
-             "training__checkpoint_interval": 0, "training__checkpoint_at_end": False}  # fmt: skip
+             "checkpoint__interval": 0, "checkpoint__at_end": False}  # fmt: skip
     return tiny_job(data, **{**usual, **MODELS[model], **how, **changes})
 
 
@@ -272,7 +272,7 @@ def test_a_checkpoint_of_any_cut_goes_on_under_any_other(
 ) -> None:
     """Moments included, or the losses after the first would tell."""
     changes = {"training__freeze": freeze}
-    save = {**changes, "training__checkpoint_interval": 1, "training__checkpoint_at_end": True}
+    save = {**changes, "checkpoint__interval": 1, "checkpoint__at_end": True}
     train(pipeline_job(data, model, saved, save), tmp_path / "saved")
     _each_is_saved_once(tmp_path / "saved/checkpoints/step-1")
     shutil.copytree(tmp_path / "saved/checkpoints/step-1", tmp_path / "run/checkpoints/step-1")
@@ -328,7 +328,7 @@ def _failing(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> None:
 
 @pytest.mark.slow
 def test_launch_runs_a_pipeline_as_it_was_planned(data, tmp_path) -> None:
-    sets = ("training.dtype=fp64", "training.steps=4", "training.checkpoint_interval=2")
+    sets = ("training.dtype=fp64", "training.steps=4", "checkpoint.interval=2")
     more = [part for one in sets for part in ("--set", one)]
     two = ["--pp", "2", "--tp", "2", "--set", "cluster.gpus_per_node=4"]
     one = ["--set", "cluster.gpus_per_node=1"]

@@ -18,8 +18,8 @@ NEAR = 2e-3
 
 def curve(runs: Any, folder: Any, shape: str, dtype: str, tp: int = 1) -> list[float]:
     job = tiny_job(
-        runs.data, tp, training__dtype=dtype, training__steps=12, training__checkpoint_interval=0,
-        training__checkpoint_at_end=False, **SHAPES[shape],
+        runs.data, tp, training__dtype=dtype, training__steps=12, checkpoint__interval=0,
+        checkpoint__at_end=False, **SHAPES[shape],
     )  # fmt: skip
     ranks = train(job, folder / f"{shape}-{dtype}-{tp}")
     return [*column(ranks), ranks[0]["records"][-1]["validation_loss"]]

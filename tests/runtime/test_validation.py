@@ -17,8 +17,8 @@ from tests.runtime.test_axes import SHAPES
 from tests.runtime.test_pipeline import MODELS, SEQUENCE, layout
 from tests.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan, train
 
-ONE_STEP = {"training__steps": 1, "training__dtype": "fp64", "training__checkpoint_interval": 0,
-            "training__checkpoint_at_end": False}  # fmt: skip
+ONE_STEP = {"training__steps": 1, "training__dtype": "fp64", "checkpoint__interval": 0,
+            "checkpoint__at_end": False}  # fmt: skip
 ODD = {"training__eval_samples": 5}  # by 2 replicas in micro batches of 2: 2 and 1, 2 and none
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("gpt", layout(1, dp=3), {"parallel__zero": 3, "training__eval_samples": 8,
@@ -97,7 +97,7 @@ def test_a_failed_validation_loses_no_training(
 
     monkeypatch.setattr(Trainer, "validate", failing)
     for at in (2, 4):
-        changes = {"training__steps": 4, "training__checkpoint_interval": 2,
+        changes = {"training__steps": 4, "checkpoint__interval": 2,
                    "training__eval_interval": 2, **SHAPES["gpt"]}  # fmt: skip
         trainer, steps = make_trainer(tiny_job(data, **changes), tmp_path / str(at)), list[int]()
         with pytest.raises(RuntimeError, match="no validation"):

@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "training.micro_batch_size": 2, "training.global_batch_size": 8, "training.steps": STEPS,
     "training.dropout": 0.1, "training.attention_dropout": 0.1, "training.warmup_steps": 4,
     "training.learning_rate": 3e-3, "training.eval_samples": 6,
-    "training.checkpoint_interval": 10,
+    "checkpoint.interval": 10,
     "launch.device": "cpu", "launch.threads_per_rank": 1,
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ def test_without_memory_the_mesh_goes_by_gloo_and_says_so() -> None:
 
 
 def _run(data: Path, folder: Path, **changes: Any) -> list[dict[str, Any]]:
-    keys = {"training__steps": 3, "training__checkpoint_interval": 0, **changes}
+    keys = {"training__steps": 3, "checkpoint__interval": 0, **changes}
     sequence = {"parallel__sequence_parallel": True}
     return train(tiny_job(data, 2, 1, **sequence, **keys), folder)
 

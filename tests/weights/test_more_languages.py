@@ -48,7 +48,7 @@ def more(folders: dict[str, Path], base: Path, tp: int = 1, **changes: Any) -> J
     others = {name: str(folders[name]) for name in ("old", "new")}
     keys = {"model__vocab": NEW, "training__init_from": str(base), "data__validation": others,
             "training__steps": 1, "training__eval_interval": 100, "training__eval_samples": 64,
-            "training__checkpoint_interval": 0, **STILL, **changes}  # fmt: skip
+            "checkpoint__interval": 0, **STILL, **changes}  # fmt: skip
     keys.setdefault("data__path", str(folders["both"]))
     return load_job(None, settings(tp, **keys))
 

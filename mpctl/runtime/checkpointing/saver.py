@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class KeepPolicy:
     """Which checkpoints stay: the `last` newest ones, 0 for all, and those of every step that is a
-    multiple of `every`, 0 for none more (training.keep_last, training.keep_every)."""
+    multiple of `every`, 0 for none more (checkpoint.keep_last, checkpoint.keep_every)."""
 
     last: int = 0
     every: int = 0

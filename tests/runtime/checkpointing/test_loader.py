@@ -228,7 +228,7 @@ def test_what_was_unfrozen_mid_run_resumes_to_the_bit(
     data: Path, tmp_path: Path, frozen: list[str]
 ) -> None:
     """Trained from step 4 on, stopped at 7: its AdamW has seen 3 updates, not 7."""
-    every = {"training__checkpoint_interval": 1, "training__eval_samples": 0}
+    every = {"checkpoint__interval": 1, "training__eval_samples": 0}
     before = tiny_job(data, **every, training__steps=4, training__freeze=frozen)
     list(make_trainer(before, tmp_path / "run").run())
     after = tiny_job(data, **every, training__steps=10)
@@ -240,7 +240,7 @@ def test_what_was_unfrozen_mid_run_resumes_to_the_bit(
 
 
 def test_steps_that_fp16_skipped_are_no_updates_of_a_later_bf16(data: Path, tmp_path: Path) -> None:
-    often = {"training__checkpoint_interval": 1, "training__eval_samples": 0,
+    often = {"checkpoint__interval": 1, "training__eval_samples": 0,
              "training__loss_scale": 2.0**23, "training__warmup_steps": 0}  # fmt: skip
     half = tiny_job(data, **often, training__dtype="fp16", training__steps=7)
     skips = [record.get("skipped", False) for record in make_trainer(half, tmp_path / "run").run()]
@@ -253,7 +253,7 @@ def test_steps_that_fp16_skipped_are_no_updates_of_a_later_bf16(data: Path, tmp_
 
 def test_a_checkpoint_without_updates_by_parameter_is_read(data: Path, tmp_path: Path) -> None:
     """As older versions wrote them: the manifest's count holds for all."""
-    job = tiny_job(data, training__checkpoint_interval=1, training__eval_samples=0,
+    job = tiny_job(data, checkpoint__interval=1, training__eval_samples=0,
                    training__steps=4)  # fmt: skip
     losses = column([{"records": list(make_trainer(job, tmp_path / "run").run())}])
     path = tmp_path / "run/checkpoints/step-2/shard-0.json"

@@ -268,8 +268,8 @@ def test_which_checkpoints_need_not_be_kept() -> None:
 
 
 def test_older_checkpoints_are_removed_after_a_new_one(data: Path, tmp_path: Path) -> None:
-    changes = {"checkpoint_interval": 1, "steps": 7, "keep_last": 2, "keep_every": 3}
-    job = tiny_job(data, **{f"training__{key}": value for key, value in changes.items()})
+    keep = {"checkpoint__interval": 1, "checkpoint__keep_last": 2, "checkpoint__keep_every": 3}
+    job = tiny_job(data, **keep, training__steps=7)
     (tmp_path / "job.json").write_text('{"its": "job"}')
     trainer, kept = make_trainer(job, tmp_path), []
     for _ in trainer.run():

@@ -211,9 +211,9 @@ def test_a_checkpoint_of_any_stage_is_read_to_the_bit_by_any_other(
     data: Path, tmp_path: Path, dtype: str, stages: tuple[int, ...], freeze: list[str]
 ) -> None:
     """By two replicas and, the last, by one."""
-    changes = {"training__dtype": dtype, "training__steps": 4, "training__checkpoint_interval": 2,
+    changes = {"training__dtype": dtype, "training__steps": 4, "checkpoint__interval": 2,
                "training__eval_samples": 0, "training__freeze": freeze,
-               "training__checkpoint_at_end": False, **SMALL}  # fmt: skip
+               "checkpoint__at_end": False, **SMALL}  # fmt: skip
     jobs = [tiny_job(data, dp=2, **changes, parallel__zero=zero).model_dump(mode="json")
             for zero in stages]  # fmt: skip
     losses, _ = run_ranks(_saved_again, 2, jobs, str(tmp_path))
