@@ -7,7 +7,8 @@ and whether it still runs.
 Layout: TEXT_BYTES of UTF-8 text, padded with zero bytes, then two little-endian 64-bit integers:
 how far the start has come (STARTED, JOINING, JOINED), and a counter that rises while the rank runs;
 then two little-endian doubles, both in seconds since 1970 by the clock of the rank's host: when the
-counter last rose, and when the text was last replaced. Files of older versions end before them.
+counter last rose, and when the text was last replaced; then LOG_BYTES: the collectives that the
+rank has started and finished (collective_log.py). Files of older versions end before the times.
 """
 
 from __future__ import annotations
@@ -19,17 +20,25 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpctl.rundir.collective_log import (
+    LOG_BYTES,
+    CollectiveLog,
+    CollectiveProgress,
+    read_collectives,
+)
+
 TEXT_BYTES = 256
 START_AT, BEATS_AT, BEAT_TIME_AT, TEXT_TIME_AT = (TEXT_BYTES + 8 * field for field in range(4))
-FILE_BYTES = TEXT_BYTES + 32
+HEAD_BYTES = TEXT_BYTES + 32
+FILE_BYTES = HEAD_BYTES + LOG_BYTES
 UNTIMED_BYTES = TEXT_BYTES + 16
-"""The size of the files of older versions, which have no times."""
+"""The size of the files of older versions, which have neither times nor collectives."""
 BEAT_SECONDS = 0.5
 STARTED, JOINING, JOINED = 1, 2, 3
 
 
 class Breadcrumb:
-    """The file of one rank, written by that rank."""
+    """The file of one rank, written by that rank. collectives: its part for the collective log."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,6 +46,7 @@ class Breadcrumb:
         self.path = path
         with path.open("r+b") as stream:
             self.memory = mmap.mmap(stream.fileno(), FILE_BYTES)
+        self.collectives = CollectiveLog(memoryview(self.memory)[HEAD_BYTES:])
         self.beats = 0
         self.reach(STARTED, "starting")
 
@@ -74,13 +84,15 @@ class BreadcrumbState:
     """The content of the file. doing: the text; start: 0 before the rank has written any, then
     STARTED, JOINING or JOINED; beats: the heartbeat counter. beat_time, text_time: when the counter
     last rose and when the text was last replaced, in seconds since 1970, 0 when that is not known.
-    Times do not count when two states are compared."""
+    collectives: how far the rank is in the collectives of its groups. Times do not count when two
+    states are compared."""
 
     doing: str = ""
     start: int = 0
     beats: int = 0
     beat_time: float = field(default=0.0, compare=False)
     text_time: float = field(default=0.0, compare=False)
+    collectives: CollectiveProgress = field(default_factory=CollectiveProgress)
 
 
 def read_breadcrumb(path: Path) -> BreadcrumbState:
@@ -93,7 +105,8 @@ def read_breadcrumb(path: Path) -> BreadcrumbState:
         return BreadcrumbState(_text(content))
     content = content.ljust(FILE_BYTES, b"\0")
     start, beats, *times = struct.unpack_from("<qqdd", content, START_AT)
-    return BreadcrumbState(_text(content[:TEXT_BYTES]), start, beats, *times)
+    collectives = read_collectives(content[HEAD_BYTES:])
+    return BreadcrumbState(_text(content[:TEXT_BYTES]), start, beats, *times, collectives)
 
 
 def _text(content: bytes) -> str:

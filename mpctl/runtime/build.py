@@ -54,7 +54,8 @@ def build_trainer(
     """
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device, record = environment.device, environment.traffic.record
-    mesh = build_mesh(topology, rank, device, launch=job.launch, record=record)
+    log = environment.log
+    mesh = build_mesh(topology, rank, device, launch=job.launch, record=record, log=log)
     trainer = _assemble(run_dir, PipelinePartition.of(job, mesh.pp.rank), mesh, environment)
     saved = list_checkpoints(trainer.saver.root)
     if saved:

@@ -20,6 +20,7 @@ from torch import nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.parameters import initialise_parameter
+from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.traffic import TrafficCounter
@@ -43,7 +44,8 @@ class RuntimeEnvironment:
     device: where parameters and activations lie. peak_memory: the most bytes in use so far.
     stop_requested: whether the run is to end after the step under way; asked once a step.
     initialize: fills a parameter, given its global name and the seed. kernels: what computes
-    attention and norms. traffic: counts what is sent. norm_block: elements of a gradient whose
+    attention and norms. traffic: counts what is sent. log: where this rank writes how far it is in
+    the collectives of its groups, None for nowhere. norm_block: elements of a gradient whose
     squares are summed at a time.
     """
 
@@ -54,10 +56,13 @@ class RuntimeEnvironment:
     initialize: Callable[[nn.Parameter, str, int], None] = initialise_parameter
     kernels: KernelBackend = TORCH_BACKEND
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
+    log: CollectiveLog | None = None
     norm_block: int = NORM_BLOCK
 
     @classmethod
-    def of_machine(cls, job: JobSpec, run_dir: Path, *, local_rank: int) -> RuntimeEnvironment:
+    def of_machine(
+        cls, job: JobSpec, run_dir: Path, *, local_rank: int, log: CollectiveLog | None = None
+    ) -> RuntimeEnvironment:
         """The environment of process `local_rank` of this host. The supervisor requests a stop by
         creating RUN/stop; data lies in `data.path`, by default RUN/data."""
         device = select_device(job.launch.device, local_rank)
@@ -66,6 +71,7 @@ class RuntimeEnvironment:
             open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
             peak_memory=_peak_memory_reader(device),
             stop_requested=(run_dir / "stop").exists,
+            log=log,
         )
 
 

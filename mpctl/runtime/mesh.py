@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
+from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.spec.launch import LaunchSpec
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective, Group
@@ -53,6 +54,7 @@ class Mesh:
     pp: Group
     world: Group
     launch: LaunchSpec
+    log: CollectiveLog | None = None
 
     @property
     def coords(self) -> dict[str, int]:
@@ -77,11 +79,16 @@ def build_mesh(
     *,
     launch: LaunchSpec,
     record: Record | None = None,
+    log: CollectiveLog | None = None,
 ) -> Mesh:
-    """The mesh of `rank`; every rank of the initialised default group calls it."""
+    """The mesh of `rank`; every rank of the initialised default group calls it.
+
+    record: is told of every collective; log: where this rank writes how far it is in them.
+    """
     everyone = dist.group.WORLD if topology.world_size > 1 else None
     world = Group(rank, topology.world_size, everyone, "world", record)
-    factory = _GroupFactory(topology, launch, device, world)
+    factory = _GroupFactory(topology, launch, device, world, log)
+    world = factory.with_log(world, range(topology.world_size))
     world = factory.with_shared_memory(world, range(topology.world_size))
     factory = replace(factory, world=world)
     # A group's messages travel one after the other: those of cp would wait behind gradients.
@@ -97,13 +104,14 @@ def build_mesh(
         pp=factory.make_axes_group(("pp",), "pp"),
         world=world,
         launch=launch,
+        log=log,
     )
 
 
 def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Group]:
     """The groups of some stages of this rank's pipeline that this rank is in, by stage numbers;
     every rank of the pipeline calls with the same sets of stages."""
-    factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world)
+    factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world, mesh.log)
     groups, pp = {}, mesh.topology.group(mesh.rank, "pp")
     for stages in sorted(set(wanted)):
         if len(stages) == len(pp):
@@ -125,6 +133,7 @@ class _GroupFactory:
     launch: LaunchSpec
     device: torch.device
     world: Group
+    log: CollectiveLog | None = None
 
     def make_axes_group(
         self, axes: tuple[str, ...], name: str, *, is_separate: bool = False
@@ -135,16 +144,20 @@ class _GroupFactory:
         if len(ranks) == 1:
             return Group(name=name)
         if len(ranks) == self.world.size and not is_separate:
-            return replace(self.world, name=name)
+            return self.with_log(replace(self.world, name=name), ranks)
         return self.make_group(ranks, name)
 
     def make_group(self, ranks: Sequence[int], name: str) -> Group:
         """A new process group of these ranks of the world, which all call it."""
-        timeout = timedelta(seconds=self.launch.timeout_seconds)
+        timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
         process_group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
         world = self.world
         group = Group(ranks.index(world.rank), len(ranks), process_group, name, world.record)
-        return self.with_shared_memory(group, ranks)
+        return self.with_shared_memory(self.with_log(group, ranks), ranks)
+
+    def with_log(self, group: Group, ranks: Sequence[int]) -> Group:
+        """The group with its part of this rank's collective log, if there is one."""
+        return replace(group, log=self.log.group(group.name, ranks)) if self.log else group
 
     def with_shared_memory(self, group: Group, ranks: Sequence[int]) -> Group:
         """The group with memory shared by its ranks, if they are on one node and can have it."""
@@ -156,7 +169,7 @@ class _GroupFactory:
         except NoSegment as error:
             print(f"{group.name}: no shared memory, messages go through gloo: {error}", flush=True)
             return group
-        return replace(group, shared=Exchange(segment, timeout=self.launch.timeout_seconds))
+        return replace(group, shared=Exchange(segment, timeout=self.launch.rank_timeout_seconds))
 
 
 def checkpoint_store(rank: int, world_size: int) -> Store:

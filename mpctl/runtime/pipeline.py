@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -43,7 +42,7 @@ from mpctl.pipeline.schedule.program import Program, Step, program
 from mpctl.runtime.partition import Chunks, PipelinePartition, StageBoundary
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.transport.group import Collective, Group, Work
+from mpctl.transport.group import Group, Pending
 
 
 class PipelineRunner:
@@ -170,9 +169,9 @@ class _ProgramRun:
     batches: dict[int, Batch] = field(default_factory=dict)
     graphs: dict[tuple[int, int], _SavedGraph] = field(default_factory=dict)
     deferred: dict[int, list[Deferred]] = field(default_factory=dict)
-    received: dict[Action, list[tuple[Tensor, Work]]] = field(default_factory=dict)
+    received: dict[Action, list[Pending]] = field(default_factory=dict)
     results: dict[Action, list[Tensor]] = field(default_factory=dict)
-    sending: deque[tuple[Tensor, Work]] = field(default_factory=deque)
+    sending: deque[Pending] = field(default_factory=deque)
 
     def execute(self, steps: Iterable[Step]) -> float:
         """Do every step of the program; returns the sum of the losses, divided by `samples`."""
@@ -189,10 +188,7 @@ class _ProgramRun:
         return self.loss
 
     def _compute(self, action: Action) -> None:
-        received = self.received.pop(action, [])
-        for _, work in received:
-            work.wait()
-        tensors = [tensor for tensor, _ in received]
+        tensors = [pending.wait() for pending in self.received.pop(action, [])]
         for listener in self.runner.listeners:
             listener.begin(action)
         if action.kind == "backward_weight":
@@ -264,27 +260,18 @@ class _ProgramRun:
         for shape, need in zip(border.shapes, border.needs, strict=True):
             if is_forward or need:
                 buffer = torch.empty((b, *shape), dtype=runner.dtype, device=runner.device)
-                group = runner.group.process_group
-                work = dist.irecv(buffer, group=group, group_src=peer.stage)
-                assert work is not None, "this rank is in its pipeline's group"
-                self.received[action].append((buffer, work))
+                self.received[action].append(runner.group.start_receive(buffer, peer.stage))
 
     def _send(self, action: Action, peer: StageChunk) -> None:
         group = self.runner.group
         for tensor in self.results.pop(action):
-            if group.record is not None:
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                group.record(Collective("send", group.name, tensor.nbytes, dtype))
-            work = dist.isend(tensor, group=group.process_group, group_dst=peer.stage)
-            assert work is not None, "this rank is in its pipeline's group"
-            self.sending.append((tensor, work))
+            self.sending.append(group.start_send(tensor, peer.stage))
         self._wait_for_sends(MAX_SENDS_IN_FLIGHT)
 
     def _wait_for_sends(self, most: int) -> None:
         """Wait for the oldest messages sent until at most so many are under way."""
         while len(self.sending) > most:
-            _, work = self.sending.popleft()
-            work.wait()
+            self.sending.popleft().wait()
 
 
 def _with_needs(states: State, border: StageBoundary) -> Iterable[tuple[Tensor, bool]]:

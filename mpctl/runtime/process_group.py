@@ -1,8 +1,8 @@
 """The default process group, in which all ranks of a job meet.
 
 Ranks start seconds apart (imports, a loaded machine), while a collective of a running job may only
-wait `launch.timeout_seconds`. So all ranks meet at the key-value store first, with a timeout of its
-own.
+wait `launch.timeout_seconds`, and RANK_MARGIN_SECONDS more (spec/launch.py). So all ranks meet at
+the key-value store first, with a timeout of its own.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: 
         store=store,
         rank=rank,
         world_size=world_size,
-        timeout=timedelta(seconds=job.launch.timeout_seconds),
+        timeout=timedelta(seconds=job.launch.rank_timeout_seconds),
         device_id=device if device.type == "cuda" else None,
     )

@@ -132,7 +132,9 @@ class Worker:
             self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size
         )
         self._reach(JOINED, "building the model")
-        environment = RuntimeEnvironment.of_machine(self.job, self.run_dir, local_rank=local_rank)
+        environment = RuntimeEnvironment.of_machine(
+            self.job, self.run_dir, local_rank=local_rank, log=self.breadcrumb.collectives
+        )
         trainer = build_trainer(self.run_dir, self.job, self.topology, rank, environment)
         trainer.pipeline.on_move = lambda: self.breadcrumb.write(trainer.activity)
         self.trainer = trainer

@@ -16,6 +16,12 @@ Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
 
 
+RANK_MARGIN_SECONDS = 5.0
+"""By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which
+sees all ranks, ends a hung attempt at `timeout_seconds` and names the rank at fault; a rank can
+only name the peer that it waits for, and gives up later in case nobody watches."""
+
+
 class SlurmSpec(StrictModel):
     """What a Slurm job is submitted with; an allocation that exists already ignores it."""
 
@@ -103,3 +109,8 @@ class LaunchSpec(StrictModel):
     kubernetes: KubernetesSpec = Field(
         default_factory=KubernetesSpec, description="settings of `--on kubernetes`"
     )
+
+    @property
+    def rank_timeout_seconds(self) -> float:
+        """How long a rank waits for its peers in a collective before it fails by itself."""
+        return self.timeout_seconds + RANK_MARGIN_SECONDS

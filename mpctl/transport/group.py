@@ -10,8 +10,11 @@ Along dim d the pieces of a message lie apart in memory, and one copy brings the
 every dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, nothing is copied.
 Ranks of one host may share memory (shared.py); what is recorded does not depend on that.
 
+Where a group has a log, it says which of its collectives this rank has started and finished, so
+that the launcher can tell which rank the others wait for (rundir/collective_log.py).
+
 A new collective, such as the all-to-all of expert parallelism, is one more method of `Group` beside
-those here, with `_begin` to count it (transport/__init__.py says what else).
+those here, with `_send` to count it (transport/__init__.py says what else).
 
 >>> Group().size, Collective("all_reduce", "tp", 8, "float32").bytes
 (1, 8)
@@ -26,10 +29,12 @@ from typing import Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from mpctl.rundir.collective_log import KINDS, GroupLog
 from mpctl.sharding import local_size
 from mpctl.transport.messages import Reduction
 from mpctl.transport.shared import Exchange
 
+_KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 _REDUCE_OP = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renames both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,8 +45,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Collective:
     """One collective of a run.
 
-    kind: all_reduce, all_gather, reduce_scatter or broadcast. axis: name of the group. bytes: of
-    the whole message, over all ranks.
+    kind: all_reduce, all_gather, reduce_scatter, broadcast or send. axis: name of the group. bytes:
+    of the whole message, over all ranks.
     """
 
     kind: str
@@ -55,6 +60,21 @@ class Work(Protocol):
 
     def wait(self) -> object:
         """Return when the result is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedWork:
+    """Work whose wait and end are logged. number: of the collective in its group's log."""
+
+    work: Work
+    log: GroupLog
+    number: int
+
+    def wait(self) -> None:
+        """Return when the result is there; a wait that fails stays in the log as a wait."""
+        self.log.wait()
+        self.work.wait()
+        self.log.finish(self.number)
 
 
 @dataclass(frozen=True)
@@ -91,8 +111,8 @@ class Group:
     process_group: torch's, over which messages go (torch.distributed.group.WORLD for the default
     one). shared: memory that all ranks have mapped, over which they go instead. A group of several
     ranks with neither can build layers, which need rank and size alone; its collectives raise
-    RuntimeError. record: is told of every collective when it starts. Raises ValueError for a rank
-    outside of the group.
+    RuntimeError. record: is told of every collective when it starts. log: where this rank writes
+    how far it is in the group's collectives. Raises ValueError for a rank outside of the group.
     """
 
     rank: int = 0
@@ -101,6 +121,7 @@ class Group:
     name: str = "tp"
     record: Callable[[Collective], None] | None = None
     shared: Exchange | None = None
+    log: GroupLog | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -130,11 +151,7 @@ class Group:
         rank's part, without waiting."""
         if self.size == 1:
             return Pending(whole if whole is piece else whole.copy_(piece))
-        self._begin("all_gather", whole)
-        if self.shared is not None:
-            return Pending(whole, self.shared.all_gather(whole, piece, self.name))
-        work = _all_gather(whole, piece, group=self.process_group, async_op=True)
-        return Pending(whole, work)
+        return Pending(whole, self._gather(whole, piece, True))
 
     def reduce_scatter(self, tensor: Tensor, dim: int) -> Tensor:
         """The sum over the ranks, of which rank r gets the r-th of t equal blocks along `dim`.
@@ -153,36 +170,65 @@ class Group:
         if self.size == 1:
             return tensor
         tensor = tensor.contiguous()
-        self._begin("broadcast", tensor)
-        if self.shared is not None:
-            self.shared.broadcast(tensor, source, self.name).wait()
-        else:
-            dist.broadcast(tensor, group=self.process_group, group_src=source)
-        return tensor
+
+        def start() -> Work | None:
+            if self.shared is not None:
+                return self.shared.broadcast(tensor, source, self.name)
+            return dist.broadcast(tensor, group=self.process_group, group_src=source)
+
+        return Pending(tensor, self._send("broadcast", tensor, start, False)).wait()
+
+    def start_send(self, tensor: Tensor, destination: int) -> Pending:
+        """Send a tensor to the group's rank `destination`, without waiting; messages between two
+        ranks carry no tags and match in order."""
+        channel = self.log and self.log.channel(self.rank, destination)
+
+        def start() -> Work | None:
+            return dist.isend(tensor, group=self.process_group, group_dst=destination)
+
+        return Pending(tensor, self._send("send", tensor, start, True, channel))
+
+    def start_receive(self, buffer: Tensor, source: int) -> Pending:
+        """Receive a tensor of the group's rank `source` into `buffer`, without waiting. The sender
+        records the message."""
+        channel = self.log and self.log.channel(source, self.rank)
+        number = channel.start(_KIND_NUMBERS["send"], buffer.nbytes) if channel else 0
+        work = dist.irecv(buffer, group=self.process_group, group_src=source)
+        return Pending(buffer, _logged(work, channel, number))
 
     def _all_reduce(self, tensor: Tensor, op: Reduction, is_async: bool) -> Pending:
         if self.size == 1:
             return Pending(tensor)
         tensor = tensor.contiguous()
-        self._begin("all_reduce", tensor)
-        if self.shared is not None:
-            return Pending(tensor, self.shared.all_reduce(tensor, op, self.name))
-        work = dist.all_reduce(tensor, _REDUCE_OP[op], group=self.process_group, async_op=is_async)
-        return Pending(tensor, work)
+
+        def start() -> Work | None:
+            if self.shared is not None:
+                return self.shared.all_reduce(tensor, op, self.name)
+            return dist.all_reduce(
+                tensor, _REDUCE_OP[op], group=self.process_group, async_op=is_async
+            )
+
+        return Pending(tensor, self._send("all_reduce", tensor, start, is_async))
 
     def _all_gather(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
         if self.size == 1:
             return Pending(tensor)
         blocks = tensor.new_empty((self.size, *tensor.shape))
-        self._begin("all_gather", blocks)
-        work: Work | None
-        if self.shared is not None:
-            work = self.shared.all_gather(blocks, tensor.contiguous(), self.name)
-        else:
-            work = _all_gather(
-                blocks.view(-1), tensor.reshape(-1), group=self.process_group, async_op=is_async
+        return _PendingConcatenation(
+            blocks, self._gather(blocks, tensor, is_async), dim % tensor.dim()
+        )
+
+    def _gather(self, whole: Tensor, piece: Tensor, is_async: bool) -> Work | None:
+        """Gather pieces into `whole`, one after the other in rank order."""
+
+        def start() -> Work | None:
+            if self.shared is not None:
+                return self.shared.all_gather(whole, piece.contiguous(), self.name)
+            return _all_gather(
+                whole.view(-1), piece.reshape(-1), group=self.process_group, async_op=is_async
             )
-        return _PendingConcatenation(blocks, work, dim % tensor.dim())
+
+        return self._send("all_gather", whole, start, is_async)
 
     def _reduce_scatter(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
         if self.size == 1:
@@ -191,22 +237,50 @@ class Group:
         dim %= tensor.dim()
         # [m, .., t*n, ..] -> [t, m, .., n, ..] -> [m, .., n, ..]
         blocks = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
-        self._begin("reduce_scatter", blocks)
         local = blocks.new_empty(blocks.shape[1:])
-        if self.shared is not None:
-            return Pending(local, self.shared.reduce_scatter(local, blocks, self.name))
-        work = _reduce_scatter(
-            local.view(-1), blocks.view(-1), group=self.process_group, async_op=is_async
-        )
-        return Pending(local, work)
 
-    def _begin(self, kind: str, whole: Tensor) -> None:
-        """Record a collective; RuntimeError where the group has no way to send it."""
+        def start() -> Work | None:
+            if self.shared is not None:
+                return self.shared.reduce_scatter(local, blocks, self.name)
+            return _reduce_scatter(
+                local.view(-1), blocks.view(-1), group=self.process_group, async_op=is_async
+            )
+
+        return Pending(local, self._send("reduce_scatter", blocks, start, is_async))
+
+    def _send(
+        self,
+        kind: str,
+        whole: Tensor,
+        start: Callable[[], Work | None],
+        is_async: bool,
+        channel: GroupLog | None = None,
+    ) -> Work | None:
+        """Record, log and start a collective; what to wait for, None where `start` has waited.
+
+        channel: the log of a message between two ranks, else that of the group. Raises RuntimeError
+        where the group has no way to send it.
+        """
         if self.process_group is None and self.shared is None:
             raise RuntimeError(
                 f"{kind} over {self.name}: the group of {self.size} ranks has no process group "
                 "(give it one: torch.distributed.group.WORLD, or one of new_group)"
             )
+        size = whole.numel() * whole.element_size()
         if self.record is not None:
             dtype = str(whole.dtype).removeprefix("torch.")
-            self.record(Collective(kind, self.name, whole.numel() * whole.element_size(), dtype))
+            self.record(Collective(kind, self.name, size, dtype))
+        log = channel or self.log
+        if log is None:
+            return start()
+        number = log.start(_KIND_NUMBERS[kind], size)
+        if not is_async and self.shared is None:
+            log.wait()  # in `start`
+        work = start()
+        if work is None:
+            log.finish(number)
+        return _logged(work, log, number)
+
+
+def _logged(work: Work | None, log: GroupLog | None, number: int) -> Work | None:
+    return work if work is None or log is None else LoggedWork(work, log, number)

@@ -17,6 +17,7 @@ from mpctl.rundir.breadcrumb import (
     BreadcrumbState,
     read_breadcrumb,
 )
+from mpctl.rundir.collective_log import GroupProgress
 
 KILLED = """
 import os, signal, sys
@@ -26,6 +27,9 @@ crumb = Breadcrumb(Path(sys.argv[1]))
 crumb.reach(JOINED, "joined")
 crumb.write("step 7, forward of micro batch 2")
 crumb.beat()
+tp = crumb.collectives.group("tp", (2, 3))
+tp.start(1, 4096)
+tp.wait()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -34,7 +38,13 @@ def test_what_a_killed_rank_wrote_is_read(tmp_path: Path) -> None:
     path = tmp_path / "doing" / "rank-3"
     ended = subprocess.run([sys.executable, "-c", KILLED, str(path)])
     assert ended.returncode == -9
-    assert read_breadcrumb(path) == BreadcrumbState("step 7, forward of micro batch 2", JOINED, 1)
+    state = read_breadcrumb(path)
+    assert (state.doing, state.start, state.beats) == (
+        "step 7, forward of micro batch 2",
+        JOINED,
+        1,
+    )
+    assert state.collectives.waits_in == GroupProgress("tp", range(2, 4), 1, 0, "all_reduce", 4096)
 
 
 def test_a_long_text_is_cut_and_a_short_one_replaces_it(tmp_path: Path) -> None:
