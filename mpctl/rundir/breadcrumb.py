@@ -104,9 +104,11 @@ def read_breadcrumb(path: Path) -> BreadcrumbState:
     if len(content) < UNTIMED_BYTES:
         return BreadcrumbState(_text(content))
     content = content.ljust(FILE_BYTES, b"\0")
-    start, beats, *times = struct.unpack_from("<qqdd", content, START_AT)
+    start, beats, beat_time, text_time = struct.unpack_from("<qqdd", content, START_AT)
     collectives = read_collectives(content[HEAD_BYTES:])
-    return BreadcrumbState(_text(content[:TEXT_BYTES]), start, beats, *times, collectives)
+    return BreadcrumbState(
+        _text(content[:TEXT_BYTES]), start, beats, beat_time, text_time, collectives
+    )
 
 
 def _text(content: bytes) -> str:
