@@ -15,6 +15,8 @@ from mpctl.spec.base import Count, CountOrZero, StrictModel, Timeout
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
 
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
 
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which
@@ -46,6 +48,20 @@ class SshSpec(StrictModel):
         None, description="use only these hosts and slots of the hostfile: n1@n2:0,1"
     )
     exclude: str | None = Field(None, description="leave these hosts and slots of the hostfile out")
+    python: Word | None = Field(
+        None, description="Python on the hosts that has mpctl and torch; the launcher's when absent"
+    )
+    config: str | None = Field(
+        None, description="configuration file of the ssh client (ssh -F); ~/.ssh/config when absent"
+    )
+    connect_timeout: Annotated[int, Field(ge=1, le=3600)] = Field(
+        10, description="longest time until a host lets ssh connect, seconds"
+    )
+    pass_env: list[VariableName] = Field(
+        default_factory=list,
+        description="more environment variables of the launcher that hosts get; those of torch, "
+        "NCCL, gloo and OpenMP and PYTHONPATH travel by themselves",
+    )
 
 
 class KubernetesSpec(StrictModel):
