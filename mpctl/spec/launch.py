@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mpctl.spec.base import Count, CountOrZero, StrictModel, Timeout
+from mpctl.spec.kubernetes import KubernetesSpec
 
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
@@ -62,16 +63,6 @@ class SshSpec(StrictModel):
         description="more environment variables of the launcher that hosts get; those of torch, "
         "NCCL, gloo and OpenMP and PYTHONPATH travel by themselves",
     )
-
-
-class KubernetesSpec(StrictModel):
-    """The objects that `--on kubernetes` creates."""
-
-    kind: Literal["TrainJob", "PyTorchJob"] = Field(
-        "TrainJob", description="TrainJob (Kubeflow Trainer v2) or PyTorchJob (Training Operator)"
-    )
-    image: Word | None = Field(None, description="container image with Python, torch and mpctl")
-    namespace: Word | None = Field(None, description="namespace; kubectl's current one when absent")
 
 
 class LaunchSpec(StrictModel):

@@ -1,0 +1,16 @@
+"""Launching on Kubernetes: the object that is created, and what is read of it afterwards.
+
+    names.py      names that Kubernetes accepts: the job's, derived; the user's, checked
+    checks.py     what would prevent a submission, found before anything is sent
+    manifest.py   TrainJob (trainer.kubeflow.org/v1alpha1) or PyTorchJob (kubeflow.org/v1), as data
+    kubectl.py    kubectl as a child process; its failures told apart
+    job_state.py  the state of a job and of its pods, from the JSON that kubectl prints
+
+Every pod runs `mpctl launch --resume --run-dir RUN --on torchrun`: the pod of node 0 becomes the
+supervisor and the others its node agents (docs/joining.md). Restarts, watching, checkpoints and the
+summary are therefore those of every other launch; Kubernetes only starts the pods, once.
+
+The run directory lies on a volume claim that the submitting machine and the pods see at the same
+path. The same path, because job.json and the records of a run hold absolute paths that have to mean
+the same to both.
+"""
