@@ -10,26 +10,28 @@ Collectives of a group are numbered from 1, in the order in which the rank start
 a group start the same ones in the same order. Messages between two ranks are a group of these two,
 numbered by the sender as it sends and by the receiver as it begins to receive.
 
-Layout, in 64-bit little-endian integers: the number of the group that the rank waits in (0: it does
-not wait, n: group n - 1), then for each of MAX_GROUPS groups four integers (started, finished, kind
-and bytes of the last one started) and GROUP_TEXT bytes of text, `tp 2-3`: its name and its ranks.
+Layout, in 64-bit little-endian integers: what the rank waits for (0: it does not wait, else
+SHIFT * number + group + 1), then for each of MAX_GROUPS groups four integers (started, finished,
+kind and bytes of the last one started) and GROUP_TEXT bytes of text, `tp 2-3`: name and ranks.
 
-By hand: a rank of the groups tp (ranks 2, 3) and dp (ranks 0, 2) that waits in the 7th all-reduce
-of tp and has finished 5 collectives of dp holds waiting = 1; tp 7, 6; dp 5, 5.
+By hand: a rank of the groups tp (ranks 2, 3) and dp (ranks 0, 2) that waits in the 7th collective
+of tp, its group 0, and has finished 5 of dp holds 64 * 7 + 1 = 449; tp 7, 6; dp 5, 5.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 KINDS = ("", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
-MAX_GROUPS = 31
+MAX_GROUPS, SHIFT = 31, 64
 GROUP_TEXT = 96
 GROUP_BYTES = 32 + GROUP_TEXT
 LOG_BYTES = 8 + MAX_GROUPS * GROUP_BYTES
 LONGEST_RANK_LIST = 1 << 24
+RANGES = re.compile(r"\d{1,9}(-\d{1,9}(/\d{1,9})?)?(,\d{1,9}(-\d{1,9}(/\d{1,9})?)?)*")
 Ranks = tuple[int, ...] | range
 
 
@@ -77,9 +79,9 @@ class GroupLog:
         words[at] = number  # last: whoever reads the number reads its kind and size
         return number
 
-    def wait(self) -> None:
-        """Log that the rank waits for peers in this group from now on."""
-        self.words[0] = self.number + 1
+    def wait(self, number: int) -> None:
+        """Log that from now on the rank waits for the result of collective `number`."""
+        self.words[0] = SHIFT * number + self.number + 1
 
     def finish(self, number: int) -> None:
         """Log that collective `number`, and so all before it, has its result here."""
@@ -96,30 +98,36 @@ class GroupLog:
 
 @dataclass(frozen=True)
 class GroupProgress:
-    """How far a rank is in one group. name: of the axis, `tp`; ranks: global ranks of the members;
-    started, finished: numbers of the last collective of each kind of progress; kind, bytes: of the
-    last one started."""
+    """How far a rank is in one group. name: of the axis, `tp`; members: global ranks, `2-3`;
+    started, finished: numbers of the last collective that was; kind, bytes: of the last one
+    started."""
 
     name: str
-    ranks: Ranks
+    members: str
     started: int
     finished: int
     kind: str
     bytes: int
 
     @property
-    def key(self) -> tuple[str, Ranks]:
+    def key(self) -> tuple[str, str]:
         """What identifies the group on all of its ranks."""
-        return self.name, self.ranks
+        return self.name, self.members
+
+    @property
+    def ranks(self) -> Ranks:
+        """The global ranks of the members. Raises ValueError where there are too many."""
+        return parse_rank_ranges(self.members)
 
 
 @dataclass(frozen=True)
 class CollectiveProgress:
     """What the log of a rank says. waiting: index in `groups` of the group that the rank waits in,
-    None while it computes."""
+    None while it computes; number: of the collective there that it waits for."""
 
     groups: tuple[GroupProgress, ...] = ()
     waiting: int | None = None
+    number: int = 0
 
     @property
     def waits_in(self) -> GroupProgress | None:
@@ -131,17 +139,17 @@ def read_collectives(content: bytes) -> CollectiveProgress:
     """The progress from LOG_BYTES of a breadcrumb file; empty where they are cut or damaged."""
     if len(content) < LOG_BYTES:
         return CollectiveProgress()
-    try:
-        groups = tuple(_read_groups(content))
-    except ValueError:
+    groups = tuple(_read_groups(content))
+    number, group = divmod(struct.unpack_from("<q", content)[0], SHIFT)
+    if not all(RANGES.fullmatch(group.members) for group in groups):
         return CollectiveProgress()
-    (waiting,) = struct.unpack_from("<q", content)
-    return CollectiveProgress(groups, waiting - 1 if 0 < waiting <= len(groups) else None)
+    if not 0 < group <= len(groups):
+        return CollectiveProgress(groups)
+    return CollectiveProgress(groups, group - 1, number)
 
 
-def _read_groups(content: bytes) -> list[GroupProgress]:
-    """The groups that the rank has opened. Raises ValueError for text that names no ranks."""
-    groups = []
+def _read_groups(content: bytes) -> Iterator[GroupProgress]:
+    """The groups that the rank has opened."""
     for start in range(8, LOG_BYTES, GROUP_BYTES):
         text = content[start + 32 : start + GROUP_BYTES].rstrip(b"\0").decode(errors="replace")
         if not text:
@@ -149,8 +157,7 @@ def _read_groups(content: bytes) -> list[GroupProgress]:
         name, _, ranks = text.rpartition(" ")
         started, finished, kind, size = struct.unpack_from("<4q", content, start)
         word = KINDS[kind] if 0 <= kind < len(KINDS) else ""
-        groups.append(GroupProgress(name, parse_rank_ranges(ranks), started, finished, word, size))
-    return groups
+        yield GroupProgress(name, ranks, started, finished, word, size)
 
 
 def rank_ranges(ranks: Sequence[int]) -> str:
@@ -188,7 +195,7 @@ def _parse_range(text: str) -> range:
 def _evenly_spaced(ranks: Sequence[int], start: int) -> tuple[int, int]:
     """How many ranks from position `start` on rise by the same step, and that step; one rank where
     only two would."""
-    if isinstance(ranks, range) and ranks.step > 0 and len(ranks) > 1 and start == 0:
+    if isinstance(ranks, range) and ranks.step > 0 and len(ranks) > 2 and start == 0:
         return len(ranks), ranks.step
     if start + 1 >= len(ranks):
         return 1, 1

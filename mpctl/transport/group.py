@@ -72,7 +72,7 @@ class LoggedWork:
 
     def wait(self) -> None:
         """Return when the result is there; a wait that fails stays in the log as a wait."""
-        self.log.wait()
+        self.log.wait(self.number)
         self.work.wait()
         self.log.finish(self.number)
 
@@ -275,7 +275,7 @@ class Group:
             return start()
         number = log.start(_KIND_NUMBERS[kind], size)
         if not is_async and self.shared is None:
-            log.wait()  # in `start`
+            log.wait(number)  # in `start`
         work = start()
         if work is None:
             log.finish(number)

@@ -28,8 +28,7 @@ crumb.reach(JOINED, "joined")
 crumb.write("step 7, forward of micro batch 2")
 crumb.beat()
 tp = crumb.collectives.group("tp", (2, 3))
-tp.start(1, 4096)
-tp.wait()
+tp.wait(tp.start(1, 4096))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -44,7 +43,7 @@ def test_what_a_killed_rank_wrote_is_read(tmp_path: Path) -> None:
         JOINED,
         1,
     )
-    assert state.collectives.waits_in == GroupProgress("tp", range(2, 4), 1, 0, "all_reduce", 4096)
+    assert state.collectives.waits_in == GroupProgress("tp", "2-3", 1, 0, "all_reduce", 4096)
 
 
 def test_a_long_text_is_cut_and_a_short_one_replaces_it(tmp_path: Path) -> None:
