@@ -33,6 +33,16 @@ class SlurmSpec(StrictModel):
     time: Word | None = Field(
         None, description="time limit as sbatch takes it, such as 12:00:00; the partition's default"
     )
+    requeue: bool = Field(
+        True,
+        description="requeue the job after its checkpoint before the time limit, and when a node "
+        "fails",
+    )
+    signal_seconds: Annotated[int, Field(ge=1, le=65_535)] | None = Field(
+        None,
+        description="how long before the time limit ranks are asked to save, seconds; follows from "
+        "step time and checkpoint size when absent",
+    )
     qos: Word | None = Field(None, description="quality of service")
     constraint: Word | None = Field(None, description="features that the nodes must have")
     extra: list[str] = Field(
