@@ -1,4 +1,4 @@
-"""The setting launch.slurm.extra: options of sbatch that a user adds, checked and quoted for a script.
+"""The setting launch.slurm.extra: options of sbatch, checked and quoted for a script.
 
 sbatch reads a `#SBATCH` line as a shell would: words in quotes are one, `#` begins a comment. It
 accepts the beginning of a long option for the option itself, `--part` for `--partition`.
