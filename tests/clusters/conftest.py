@@ -9,6 +9,7 @@ import pytest
 
 from tests.clusters.needs import NEEDS, reason_to_skip
 from tests.clusters.slurm import SlurmCluster, slurm_cluster
+from tests.clusters.ssh_hosts import SshHosts, loopback_hosts, namespace_hosts
 
 FOLDER = Path(__file__).parent
 
@@ -32,3 +33,17 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     """A Slurm of two nodes on this machine, up while the tests that use it run."""
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def ssh_hosts(tmp_path: Path) -> Iterator[SshHosts]:
+    """Hosts n1 and n2, both this machine, with an sshd each."""
+    with loopback_hosts(tmp_path / "ssh") as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def namespaces(tmp_path: Path) -> Iterator[SshHosts]:
+    """Hosts n1 and n2 with addresses and process tables of their own, and links that can be cut."""
+    with namespace_hosts(tmp_path / "ssh") as hosts:
+        yield hosts
