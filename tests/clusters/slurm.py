@@ -61,7 +61,7 @@ PartitionName=short Nodes=n[1-2] State=UP OverSubscribe=FORCE:4 MaxTime=1
 PartitionName=one Nodes=n1 State=UP OverSubscribe=FORCE:4
 PartitionName=closed Nodes=n[1-2] State=DOWN
 """
-GRES = "NodeName=n[1-2] Name=gpu File={folder}/gpu[0-1]\n"
+GRES = "NodeName=n[1-2] Name=gpu File={folder}/gpu[0-1] Flags=nvidia_gpu_env\n"
 
 
 @dataclass

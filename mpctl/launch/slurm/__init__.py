@@ -6,6 +6,7 @@
     limits.py      whether a time limit suffices for a checkpoint; when Slurm signals its end
     options.py     launch.slurm.extra: options of sbatch, checked and quoted
     script.py      a plan -> the batch script
+    allocation.py  the allocation that this process runs in; the srun step of the node agents
     job_state.py   squeue's listing -> the state of one job
     commands.py    the only module here that runs Slurm's commands
 

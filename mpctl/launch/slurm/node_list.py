@@ -8,7 +8,7 @@ name may have several brackets, `rack[0-1]n[1-2]`; the last one counts fastest. 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mpctl.errors import InputError
 
@@ -17,6 +17,18 @@ MOST_NODES = 65_536
 NAME = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
+
+
+def address_command(names: Sequence[str]) -> list[str]:
+    """The command whose output `read_addresses` reads."""
+    return ["sinfo", "--noheader", "--Node", f"--nodes={','.join(names)}", "--format=%N|%o"]
+
+
+def read_addresses(listing: str) -> dict[str, str]:
+    """The network address of each node by its name: NodeAddr of Slurm's configuration, by which
+    Slurm itself reaches it. A name need not be one that hosts can resolve."""
+    pairs = (line.partition("|") for line in listing.splitlines())
+    return {name: address for name, between, address in pairs if between and address}
 
 
 def expand_node_list(text: str) -> list[str]:

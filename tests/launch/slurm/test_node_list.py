@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mpctl.errors import InputError
-from mpctl.launch.slurm.node_list import MOST_NODES, expand_node_list
+from mpctl.launch.slurm.node_list import MOST_NODES, expand_node_list, read_addresses
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,8 @@ def test_a_thousand_nodes_take_no_time() -> None:
     start = time.perf_counter()
     assert len(expand_node_list(",".join(f"rack{n}[001-010]" for n in range(100)))) == 1000
     assert time.perf_counter() - start < 0.1
+
+
+def test_addresses_of_nodes() -> None:
+    listing = "n1|10.0.0.1\nn1|10.0.0.1\nn2|n2.cluster\n\nn3|\n"
+    assert read_addresses(listing) == {"n1": "10.0.0.1", "n2": "n2.cluster"}
