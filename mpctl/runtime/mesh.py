@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
-from mpctl.rundir.collective_log import CollectiveLog
+from mpctl.rundir.collective_log import CollectiveLog, rank_ranges
 from mpctl.spec.launch import LaunchSpec
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective, Group
@@ -150,7 +150,12 @@ class _GroupFactory:
     def make_group(self, ranks: Sequence[int], name: str) -> Group:
         """A new process group of these ranks of the world, which all call it."""
         timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
-        process_group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        process_group = dist.new_group(
+            list(ranks),
+            timeout=timeout,
+            use_local_synchronization=True,
+            group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
+        )
         world = self.world
         group = Group(ranks.index(world.rank), len(ranks), process_group, name, world.record)
         return self.with_shared_memory(self.with_log(group, ranks), ranks)

@@ -10,6 +10,7 @@ without a record is the one that was killed. What that rank was doing is in its 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -22,11 +23,13 @@ from pathlib import Path
 from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.stacks import STACK_SIGNAL
 
 PR_SET_PDEATHSIG = 1
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
           "connection refused", "remote process exit", "application timeout",
           "unexpected exit of a remote peer", "connection closure by a peer",
+          "closed by remote peer", "connection was likely closed", "remote process exiting",
           "nccl communicator was aborted", "wait timeout", "timed out",
           "gave up saving with its peers")  # fmt: skip
 
@@ -55,6 +58,12 @@ def redirect_output(path: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
+
+
+def write_stacks_on_signal() -> None:
+    """Write the Python stacks of all threads to the log whenever STACK_SIGNAL comes
+    (rundir/stacks.py); called after `redirect_output`."""
+    faulthandler.register(STACK_SIGNAL, file=2, all_threads=True)
 
 
 def write_json(path: Path, document: object) -> None:

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.rundir.rank_files import RankReport, StepRecord
-from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
+from mpctl.runtime.process import (
+    die_with_parent,
+    record_failure,
+    redirect_output,
+    write_json,
+    write_stacks_on_signal,
+)
 
 if TYPE_CHECKING:
     from mpctl.runtime.train import Trainer
@@ -53,6 +59,7 @@ def main(run_dir: Path) -> None:
     die_with_parent(_parent(run_dir))
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
+    write_stacks_on_signal()
     breadcrumb = Breadcrumb(run_dir / "doing" / f"rank-{rank_env.rank}")
     breadcrumb.keep_beating()
     from mpctl.layout.topology import job_topology
