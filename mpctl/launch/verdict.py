@@ -3,8 +3,8 @@
 A pure function of what every rank has logged (rundir/collective_log.py), of what its host sees of
 its process and of its Python stack. wait_graph.py finds the rank at fault; here it is put in words:
 
-    did not join all_reduce #1234 (16.0 MiB) of group tp (ranks 2, 3), in which rank 2 has waited for
-    12 s: its process is stopped (SIGSTOP, or a debugger)
+    did not join all_reduce #1234 (16.0 MiB) of group tp (ranks 2, 3), in which rank 2 has waited
+    for 12 s: its process is stopped (SIGSTOP, or a debugger)
 """
 
 from __future__ import annotations

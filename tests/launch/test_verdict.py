@@ -41,8 +41,8 @@ def test_the_rank_at_the_end_is_named_with_the_collective() -> None:
         (ProcessView("disk-sleep"), "(state D: a disk, a network file system or a driver"),
         (
             ProcessView("disk-sleep", faults_a_second=900, swapped_bytes=2_000_000_000),
-            "its memory is being read back from disk (900 major page faults a second, 1.9 GiB of it "
-            "in swap space): the host is short of memory; it is at mpctl/x.py:7 in f",
+            "its memory is being read back from disk (900 major page faults a second, 1.9 GiB of "
+            "it in swap space): the host is short of memory; it is at mpctl/x.py:7 in f",
         ),
     ],
 )
