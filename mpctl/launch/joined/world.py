@@ -1,0 +1,216 @@
+"""The world that another program started, read from the environment of one of its processes.
+
+Programs that start processes on several hosts tell each process where it is by variables, and use
+the same names for different things:
+
+    torchrun    RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK: a process a rank
+    Kubeflow    PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE: a process a node. A PyTorchJob also
+                sets RANK, to the number of the *node*; LOCAL_RANK is set by torchrun alone.
+    Slurm       SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID and the sizes of the step: a process a
+                node (srun --ntasks-per-node=1) or a process a rank. SLURM_NTASKS and SLURM_NNODES
+                are those of the job, which may be larger than the step.
+    Open MPI    OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: a process a node or a rank
+
+torchrun inside of a pod or of a Slurm step sets its own variables beside those of the outer world,
+so the innermost is looked for first, in this order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mpctl.errors import InputError, Issue
+
+Environment = Mapping[str, str]
+Level = Literal["node", "rank"]
+
+
+@dataclass(frozen=True)
+class JoinedWorld:
+    """A world and this process's place in it.
+
+    starter: the program that started it; level: whether a process stands for a node, whose ranks it
+    is to start, or is itself a rank. size: number of processes; process: the number of this one;
+    nodes, node: the same for hosts; per_node: processes on this host; local: the number of this one
+    there. ranks_per_node: how many ranks a node the starter was asked for, None where it does not
+    say. sources: the variables that size, process, nodes, node and per_node were read from, for
+    messages.
+    """
+
+    starter: str
+    level: Level
+    size: int
+    process: int
+    nodes: int
+    node: int
+    per_node: int
+    local: int
+    ranks_per_node: int | None
+    sources: Mapping[str, str]
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that supervises and speaks for all."""
+        return self.process == 0
+
+
+def find_world(environment: Environment) -> JoinedWorld | None:
+    """The world that this process is part of; None where nothing says so.
+
+    Raises InputError with every variable that is missing or no number.
+    """
+    for is_started, read in (
+        (_by_torchrun, _torchrun), (_by_kubeflow, _kubeflow), (_by_slurm, _slurm),
+        (_by_open_mpi, _open_mpi),
+    ):  # fmt: skip
+        if is_started(environment):
+            return read(environment)
+    return None
+
+
+def require_world(environment: Environment) -> JoinedWorld:
+    """The world that this process is part of, where that was said: a step of Slurm with a single
+    task is one, too. Raises InputError where there is none."""
+    world = find_world(environment)
+    if world is None and "SLURM_STEP_ID" in environment:
+        world = _slurm(environment)
+    if world is None:
+        raise InputError.of(
+            "no-world",
+            "--on",
+            "torchrun was asked for, but this process is not part of a world: none of LOCAL_RANK "
+            "(torchrun), PET_NODE_RANK (Kubeflow), SLURM_STEP_ID (srun) and OMPI_COMM_WORLD_RANK "
+            "(mpirun) is set",
+            "start it by one of these programs, or use --on local, ssh or slurm",
+        )
+    return world
+
+
+# ---------------------------------------------------------------- torchrun
+
+
+def _by_torchrun(environment: Environment) -> bool:
+    return "LOCAL_RANK" in environment and "WORLD_SIZE" in environment
+
+
+def _torchrun(environment: Environment) -> JoinedWorld:
+    sources = {
+        "size": "WORLD_SIZE", "process": "RANK", "per_node": "LOCAL_WORLD_SIZE",
+        "local": "LOCAL_RANK", "node": "GROUP_RANK",
+    }  # fmt: skip
+    numbers = _numbers(environment, sources)
+    sources["nodes"] = "WORLD_SIZE / LOCAL_WORLD_SIZE"
+    nodes = -(-numbers["size"] // max(1, numbers["per_node"]))
+    return JoinedWorld("torchrun", "rank", nodes=nodes, ranks_per_node=None, sources=sources,
+                       **numbers)  # fmt: skip
+
+
+# ---------------------------------------------------------------- Kubeflow
+
+
+def _by_kubeflow(environment: Environment) -> bool:
+    return "PET_NNODES" in environment and "PET_NODE_RANK" in environment
+
+
+def _kubeflow(environment: Environment) -> JoinedWorld:
+    sources = {"nodes": "PET_NNODES", "node": "PET_NODE_RANK"}
+    low, _, high = environment["PET_NNODES"].rpartition(":")
+    if low and low != high:
+        raise InputError.of(
+            "elastic-world",
+            "PET_NNODES",
+            f"{environment['PET_NNODES']} lets the number of nodes change, and a plan has one",
+            "start the job with a fixed number of nodes, without an elastic policy",
+        )
+    numbers = _numbers({**environment, "PET_NNODES": high}, sources)
+    ranks = environment.get("PET_NPROC_PER_NODE", "")
+    sources |= {"size": "PET_NNODES", "process": "PET_NODE_RANK",
+                "ranks_per_node": "PET_NPROC_PER_NODE"}  # fmt: skip
+    return JoinedWorld(
+        "Kubeflow", "node", size=numbers["nodes"], process=numbers["node"], per_node=1, local=0,
+        ranks_per_node=int(ranks) if ranks.isdecimal() else None, sources=sources, **numbers,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- Slurm
+
+
+def _by_slurm(environment: Environment) -> bool:
+    """Inside of a step with several tasks. A step of one task may be the shell of salloc or of
+    `srun --pty`, from which the whole allocation is used."""
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    return "SLURM_STEP_ID" in environment and tasks.isdecimal() and int(tasks) > 1
+
+
+def _slurm(environment: Environment) -> JoinedWorld:
+    sources = {
+        "size": "SLURM_STEP_NUM_TASKS", "process": "SLURM_PROCID", "local": "SLURM_LOCALID",
+        "nodes": "SLURM_STEP_NUM_NODES", "node": "SLURM_NODEID",
+    }  # fmt: skip
+    numbers = _numbers(environment, sources)
+    sources["per_node"] = "SLURM_STEP_TASKS_PER_NODE"
+    counts = task_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node = numbers["node"]
+    per_node = counts[node] if node < len(counts) else numbers["size"] // max(1, numbers["nodes"])
+    return JoinedWorld(
+        "srun", "node" if numbers["size"] == numbers["nodes"] else "rank", per_node=per_node,
+        ranks_per_node=None, sources=sources, **numbers,
+    )  # fmt: skip
+
+
+def task_counts(text: str) -> list[int]:
+    """Slurm's short form of the tasks on each node.
+
+    >>> task_counts("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            return []
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+# ---------------------------------------------------------------- Open MPI
+
+
+def _by_open_mpi(environment: Environment) -> bool:
+    return "OMPI_COMM_WORLD_RANK" in environment
+
+
+def _open_mpi(environment: Environment) -> JoinedWorld:
+    prefix = "OMPI_COMM_WORLD_"
+    sources = {
+        "size": f"{prefix}SIZE", "process": f"{prefix}RANK", "local": f"{prefix}LOCAL_RANK",
+        "per_node": f"{prefix}LOCAL_SIZE",
+    }  # fmt: skip
+    numbers = _numbers(environment, sources)
+    per_node = max(1, numbers["per_node"])
+    sources |= {"nodes": f"{prefix}SIZE / {prefix}LOCAL_SIZE", "node": f"{prefix}RANK"}
+    return JoinedWorld(
+        "mpirun", "node" if per_node == 1 else "rank", nodes=-(-numbers["size"] // per_node),
+        node=numbers["process"] // per_node, ranks_per_node=None, sources=sources, **numbers,
+    )  # fmt: skip
+
+
+def _numbers(environment: Environment, sources: Mapping[str, str]) -> dict[str, int]:
+    """The values of variables, by the field that each is for. Raises InputError with an issue for
+    each that is missing or no number."""
+    issues, numbers = [], {}
+    for name, variable in sources.items():
+        text = environment.get(variable, "")
+        if text.isdecimal():
+            numbers[name] = int(text)
+        else:
+            message = f"{text!r} is not a number" if text else "is not set"
+            issues.append(Issue("bad-world", variable, f"{message}, though other variables of the "
+                                "program that started this process are",
+                                "unset them all, or start it again by that program"))  # fmt: skip
+    if issues:
+        raise InputError(issues)
+    return numbers
