@@ -1,4 +1,4 @@
-"""kubectl as a child process: creating, reading, following and deleting objects.
+"""Calling kubectl as a child process: creating, reading, following and deleting objects.
 
 The user's own kubectl, so that its configuration, plugins for credentials and proxies are used.
 Arguments are lists, an object is sent through standard input, every call has a time limit, and
@@ -23,7 +23,7 @@ CALL_SECONDS = 60.0
 REQUEST_SECONDS = 20
 
 
-class KnownFailure(NamedTuple):
+class KubectlWords(NamedTuple):
     """Words of kubectl or of the API server, and what they mean. pattern: searched for without
     regard to case."""
 
@@ -34,51 +34,51 @@ class KnownFailure(NamedTuple):
 
 
 KNOWN = (
-    KnownFailure(
+    KubectlWords(
         "no-context", r"context .*(was not found|does not exist)|current-context is not set"
         r"|no configuration has been",
         "kubectl has no such context",
         "see `kubectl config get-contexts`; set launch.kubernetes.context or KUBECONFIG",
     ),
-    KnownFailure(
+    KubectlWords(
         "no-cluster", r"unable to connect to the server|connection to the server .* refused"
         r"|failed to download openapi|no such host|i/o timeout|tls handshake|deadline exceeded",
         "the API server of the cluster does not answer",
         "check `kubectl cluster-info`, KUBECONFIG, and that this machine reaches the cluster",
     ),
-    KnownFailure(
+    KubectlWords(
         "not-logged-in", r"unauthorized|must be logged in|provide credentials|getting credentials",
         "the cluster does not accept the credentials of kubectl",
         "log in again, and check with `kubectl auth whoami`",
     ),
-    KnownFailure(
+    KubectlWords(
         "no-such-kind", r"no matches for kind|doesn't have a resource type",
         "the cluster does not know this kind of object",
         "install Kubeflow Trainer (TrainJob) or the Training Operator (PyTorchJob), or set "
         "launch.kubernetes.kind to the one that is installed",
     ),
-    KnownFailure(
+    KubectlWords(
         "over-quota", r"exceeded quota", "the namespace has no quota left for it",
         "ask for fewer nodes, free quota, or submit through a queue (launch.kubernetes.queue)",
     ),
-    KnownFailure(
+    KubectlWords(
         "refused-by-webhook", r"denied the request", "the cluster refuses the object",
         "change what the message names",
     ),
-    KnownFailure(
+    KubectlWords(
         "forbidden", r"\(forbidden\)", "this user may not do that",
         "ask for a role with the verbs create, get, list and delete, or use another "
         "launch.kubernetes.namespace",
     ),
-    KnownFailure(
+    KubectlWords(
         "no-namespace", r"namespaces .* not found", "there is no such namespace",
         "set launch.kubernetes.namespace to one of `kubectl get namespaces`",
     ),
-    KnownFailure(
+    KubectlWords(
         "already-exists", r"\(alreadyexists\)", "an object of this name exists already",
         "submit again in a second: the name ends with the time",
     ),
-    KnownFailure(
+    KubectlWords(
         "not-found", r"\(notfound\)", "there is no such object",
         "it was deleted, or is in another namespace or context",
     ),
