@@ -31,7 +31,7 @@ CONDITION_PHASES: dict[str, Phase] = {
 
 
 @dataclass(frozen=True)
-class PodState:
+class PodStatus:
     """One pod. node: its node rank in the job, None where it cannot be read; host: the machine it
     runs on, empty before; problem: why it does not run, or how it ended; exit_code: of the
     container, None while it runs."""
@@ -45,12 +45,12 @@ class PodState:
 
 
 @dataclass(frozen=True)
-class JobState:
+class PodJobState:
     """One job. reason: the cluster's words for a phase that is not `running`."""
 
     phase: Phase
     reason: str
-    pods: tuple[PodState, ...]
+    pods: tuple[PodStatus, ...]
 
 
 def resource(kind: str) -> str:
@@ -63,7 +63,7 @@ def pod_selector(kind: str, name: str) -> str:
     return f"{POD_LABELS[kind]}={name}"
 
 
-def job_state(job: object, pods: object) -> JobState:
+def job_state(job: object, pods: object) -> PodJobState:
     """The state of a job from its document and the list of its pods."""
     states = tuple(sorted(_pod_states(pods), key=lambda pod: (pod.node is None, pod.node or 0)))
     true = {_text(condition, "type"): condition for condition in _conditions(job)
@@ -71,17 +71,17 @@ def job_state(job: object, pods: object) -> JobState:
     for kind, phase in CONDITION_PHASES.items():
         if kind in true:
             words = (_text(true[kind], "reason"), _text(true[kind], "message"))
-            return JobState(phase, ": ".join(word for word in words if word), states)
+            return PodJobState(phase, ": ".join(word for word in words if word), states)
     if any(pod.phase == "Running" for pod in states):
-        return JobState("running", "", states)
+        return PodJobState("running", "", states)
     problems = [pod.problem for pod in states if pod.problem]
-    return JobState("pending", problems[0] if problems else "", states)
+    return PodJobState("pending", problems[0] if problems else "", states)
 
 
-def _pod_states(pods: object) -> Iterator[PodState]:
+def _pod_states(pods: object) -> Iterator[PodStatus]:
     for pod in _items(pods, "items"):
         labels = {**_table(pod, "metadata", "annotations"), **_table(pod, "metadata", "labels")}
-        yield PodState(
+        yield PodStatus(
             name=_text(_table(pod, "metadata"), "name"),
             phase=_text(_table(pod, "status"), "phase"),
             node=_node_rank(labels),
