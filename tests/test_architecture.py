@@ -41,7 +41,7 @@ FLOORS = (
     ("planning", "runtime"),
     ("search", "batch", "calibrate", "rehearsal"),
     ("launch",),
-    ("runs", "bench"),
+    ("runs", "bench", "doctor"),
     ("render",),
     ("cli", "__main__"),
 )

@@ -20,7 +20,7 @@ from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
     "plan", "search", "launch", "runs", "show", "sample", "eval", "bench", "calibrate", "data",
-    "weights", "presets", "schema",
+    "weights", "doctor", "presets", "schema",
 )  # fmt: skip
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """Errors of the system about a path that cannot be used, whatever was to be done with it."""

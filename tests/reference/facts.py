@@ -15,7 +15,8 @@ import mpctl
 
 EXIT_CODES = {
     "0": "done",
-    "1": "the run failed: a rank died, or a measurement or rehearsal did not finish",
+    "1": "the run failed (a rank died, a measurement or rehearsal did not finish), or `doctor` "
+    "found what would break a launch",
     "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
     "3": "legal, but more memory is needed than the devices have: `plan` (not with `--rank`, "
     "`--explain`, `--compare` or `--batch`), `search`, `launch --rehearse`",
@@ -27,6 +28,8 @@ READ = {
     "LOCAL_RANK": "by workers: set by torchrun",
     "MASTER_ADDR, MASTER_PORT": "by workers: set by torchrun",
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
+    "GLOO_SOCKET_IFNAME": "by `doctor`: the interface that gloo would use",
+    "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",
     "NO_COLOR": "any value turns colours off",
     "PYTHONPATH": "searched for modules by workers too; what hides Python's own modules is refused",
     "RANK": "by workers: set by torchrun",
@@ -48,6 +51,7 @@ SCHEMAS = {
     "mpctl.checkpoint/1": "manifest.json of a checkpoint: its step, shards and layout",
     "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",
     "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",
+    "mpctl.doctor/1": "`mpctl doctor --json`: a report a host, pairs, all-reduces and findings",
     "mpctl.error/1": "any command with `--json` that refuses its input: `issues`, each with "
     "`rule`, `where`, `message` and `hint`",
     "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",

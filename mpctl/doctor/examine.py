@@ -1,0 +1,229 @@
+"""Look at every host, measure pairs, run collectives, judge: the whole of `mpctl doctor`."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpctl import __version__
+from mpctl.doctor.collectives import BACKENDS
+from mpctl.doctor.diagnosis import Diagnosis
+from mpctl.doctor.documents import (
+    CollectiveReport,
+    HostReport,
+    PairReport,
+    PairResult,
+    ProbeFailure,
+)
+from mpctl.doctor.filesystem import nearest_folder
+from mpctl.doctor.hosts import HostAnswer, Hosts, NoAnswer
+from mpctl.doctor.judge import judge
+from mpctl.doctor.judge_network import used_interface
+from mpctl.doctor.needs import Needs
+from mpctl.doctor.pair_schedule import MOST_ROUNDS, partners, sampled_rounds
+from mpctl.doctor.requests import CollectiveRequest, PairAddress, PairRequest, ProbeRequest
+from mpctl.launch.node.host import Device
+from mpctl.units import plural
+
+Progress = Callable[[str, int, int], None]
+PORTS = range(20_000, 32_000)  # below the ephemeral range of Linux
+PAIR_SECONDS = 1.5
+TORCH_SECONDS, START_SECONDS = 120.0, 30.0
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is to be looked at. backend: the name of the launcher backend; job: that of the job;
+    collectives: whether an all-reduce of torch is run as well."""
+
+    backend: str
+    run_dir: Path
+    needs: Needs
+    job: str | None = None
+    collectives: bool = False
+
+
+def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnosis:
+    """Look at all hosts, measure and judge. on_progress: (stage, done, total)."""
+    on_progress(f"looking at {plural(len(hosts.names), 'host')}", 0, 0)
+    reports, skew = look_at_hosts(hosts, wanted.run_dir)
+    pairs: list[PairResult] = []
+    if len(hosts.names) > 1:
+        on_progress("measuring pairs of hosts", 0, 0)
+        pairs = measure_all_pairs(hosts, reports)
+    collectives: list[CollectiveReport] = []
+    if wanted.collectives:
+        on_progress("running all-reduces", 0, 0)
+        collectives = run_collectives(hosts, reports, wanted.needs)
+    count = len(reports)
+    return Diagnosis(
+        mpctl=__version__,
+        backend=wanted.backend,
+        job=wanted.job,
+        hosts=reports,
+        skew=skew,
+        pairs=pairs,
+        all_pairs=count * (count - 1) // 2,
+        collectives=collectives,
+        findings=judge(reports, wanted.needs, skew=skew, pairs=pairs, collectives=collectives),
+    )
+
+
+def look_at_hosts(hosts: Hosts, run_dir: Path) -> tuple[list[HostReport], list[float]]:
+    """The reports of all hosts, and each clock's difference to this one's in seconds.
+
+    A file with a nonce lies in the run directory meanwhile (or in the folder above it that exists):
+    a host that reads it shares the directory.
+    """
+    nonce, folder = secrets.token_hex(16), nearest_folder(run_dir)
+    file = folder / f".mpctl-doctor-{nonce[:8]}"
+    is_written = _write(file, nonce)
+    request = ProbeRequest(
+        run_dir=str(run_dir.absolute()),
+        nonce_file=file.name if is_written else None,
+        nonce=nonce,
+        torch_seconds=TORCH_SECONDS,
+    )
+    try:
+        answers = hosts.run(
+            "mpctl.doctor.probe", [request] * len(hosts.names), TORCH_SECONDS + START_SECONDS
+        )
+    finally:
+        if is_written:
+            file.unlink(missing_ok=True)
+    reports = [_report(name, answer) for name, answer in zip(hosts.names, answers, strict=True)]
+    return reports, [clock_skew(r, a) for r, a in zip(reports, answers, strict=True)]
+
+
+def _write(file: Path, text: str) -> bool:
+    try:
+        file.write_text(text, "utf-8")
+    except OSError:
+        return False
+    return True
+
+
+def _report(name: str, answer: HostAnswer) -> HostReport:
+    """A host's report under the launcher's name for it; without an answer one that says so."""
+    try:
+        return answer.read(HostReport).model_copy(update={"host": name})
+    except NoAnswer as error:
+        failure = ProbeFailure(probe="host", error=str(error))
+        return HostReport(host=name, unix_time=0.0, failures=[failure])
+
+
+def clock_skew(report: HostReport, answer: HostAnswer) -> float:
+    """The host's clock minus this one's: 0 where it lies between the question and the answer, else
+    its distance from the nearer of the two."""
+    if not report.unix_time:
+        return 0.0
+    ahead, behind = report.unix_time - answer.received, report.unix_time - answer.sent
+    return max(ahead, 0.0) + min(behind, 0.0)
+
+
+def measure_all_pairs(hosts: Hosts, reports: Sequence[HostReport]) -> list[PairResult]:
+    """Latency and bandwidth of all pairs of hosts that answered; of many hosts a sample."""
+    alive = [n for n, report in enumerate(reports) if report.unix_time]
+    rounds = sampled_rounds(len(alive))
+    places = {host: place for place, host in enumerate(alive)}
+    base = random.SystemRandom().randrange(PORTS.start, PORTS.stop - len(reports))
+    addresses = [
+        PairAddress(host=hosts.names[n], address=hosts.addresses[n], port=base + n) for n in alive
+    ]
+    token = secrets.token_hex(16)
+    requests = [
+        PairRequest(
+            me=places.get(n, 0),
+            hosts=addresses,
+            partners=partners(rounds, places[n]) if n in places else [],
+            token=token,
+            seconds=PAIR_SECONDS,
+        )
+        for n in range(len(reports))
+    ]
+    seconds = START_SECONDS + 10 * min(len(alive), MOST_ROUNDS)
+    answers = hosts.run("mpctl.doctor.pairs", requests, seconds)
+    found: list[PairResult] = []
+    for number, answer in enumerate(answers):
+        if number in places:
+            found += _pairs(number, answer, requests[number], alive)
+    return sorted(found, key=lambda pair: (pair.first, pair.second))
+
+
+def _pairs(
+    number: int, answer: HostAnswer, request: PairRequest, alive: Sequence[int]
+) -> list[PairResult]:
+    """What host `number` measured, with the hosts' places among all; without an answer, why."""
+    try:
+        results = answer.read(PairReport).results
+    except NoAnswer as error:
+        others = [other for other in request.partners if other > request.me]
+        results = [PairResult(first=request.me, second=o, error=str(error)) for o in others]
+    return [
+        result.model_copy(update={"first": number, "second": alive[result.second]})
+        for result in results
+        if 0 <= result.second < len(alive)
+    ]
+
+
+def run_collectives(
+    hosts: Hosts, reports: Sequence[HostReport], needs: Needs
+) -> list[CollectiveReport]:
+    """An all-reduce of torch over the ranks of the first host, and over one rank of every host."""
+    gpus = min((r.torch.gpus for r in reports if r.torch), default=0)
+    device: Device = needs.device or ("cuda" if gpus else "cpu")
+    cores = min((r.processor.cores for r in reports if r.processor), default=1)
+    most = gpus if device == "cuda" else cores
+    inside = max(1, min(most, needs.ranks if needs.ranks > 1 else most))
+    shapes = [(1, inside)] if inside > 1 else []
+    if len(reports) > 1:
+        shapes.append((len(reports), 1))
+    return [_collective(hosts, reports, device, *shape) for shape in shapes]
+
+
+def _collective(
+    hosts: Hosts, reports: Sequence[HostReport], device: Device, count: int, ranks: int
+) -> CollectiveReport:
+    """An all-reduce over `ranks` ranks on each of the first `count` hosts."""
+    port = random.SystemRandom().randrange(PORTS.start, PORTS.stop)
+    address = hosts.addresses[0] if count > 1 else "127.0.0.1"
+    requests = [
+        CollectiveRequest(
+            first_rank=number * ranks,
+            ranks=ranks if number < count else 0,
+            world_size=count * ranks,
+            address=address,
+            port=port,
+            device=device,
+            interface=_interface(reports[number], hosts.addresses[number], alone=count == 1),
+            seconds=TORCH_SECONDS,
+        )
+        for number in range(len(reports))
+    ]
+    answers = hosts.run("mpctl.doctor.collectives", requests, TORCH_SECONDS + START_SECONDS)
+    merged = CollectiveReport(backend=BACKENDS[device], hosts=count, world_size=count * ranks)
+    for number, answer in enumerate(answers[:count]):
+        try:
+            report = answer.read(CollectiveReport)
+        except NoAnswer as error:
+            errors = {**merged.errors, str(number * ranks): str(error)}
+            merged = merged.model_copy(update={"errors": errors})
+            continue
+        update = {"errors": {**merged.errors, **report.errors}}
+        merged = merged.model_copy(
+            update=update | ({"timings": report.timings} if number == 0 else {})
+        )
+    return merged
+
+
+def _interface(report: HostReport, address: str, *, alone: bool) -> str | None:
+    """The interface that ranks of a host use: that of the address under which others know it."""
+    if report.network is None:
+        return None
+    wanted = "127.0.0.1" if alone else address
+    named = (each.name for each in report.network.interfaces if wanted in each.addresses)
+    used = used_interface(report.network, report.network.gloo_setting)
+    return next(named, used.name if used else None)

@@ -1,0 +1,114 @@
+"""Running one module of mpctl on several hosts at once, and what each answered.
+
+A request is one JSON document on stdin (a token in it does not show in a list of processes), the
+answer one on stdout. `LocalHosts` does it on this host; a launcher's node agents do it on theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from mpctl.doctor.documents import ReportModel
+from mpctl.errors import MpctlError
+
+Report = TypeVar("Report", bound=ReportModel)
+
+
+class NoAnswer(MpctlError):
+    """A host gave no answer, or one that cannot be read."""
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """What a module printed on one host. code: its exit code, None where its time ran out or the
+    host was lost; sent, received: when, by the launcher's clock (seconds since 1970)."""
+
+    code: int | None
+    output: str
+    errors: str
+    sent: float
+    received: float
+
+    def read(self, model: type[Report]) -> Report:
+        """The answer as `model`. Raises NoAnswer with the reason where there is none."""
+        lines = self.output.splitlines()
+        if self.code is None:
+            raise NoAnswer(self.errors or "no answer in time")
+        if self.code or not lines:
+            words = [line.strip() for line in self.errors.splitlines() if line.strip()]
+            raise NoAnswer(words[-1] if words else f"exit code {self.code}")
+        try:
+            return model.model_validate_json(lines[-1])
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise NoAnswer(f"its answer has another form ({where}): another mpctl?") from None
+
+
+class Hosts(Protocol):
+    """The hosts that are looked at, in order."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """How the launcher calls each host."""
+        ...
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Where the other hosts reach each host."""
+        ...
+
+    def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
+        """Run `python -m module` on every host at the same time, each with its own request; an
+        answer a host, in order."""
+        ...
+
+
+@dataclass(frozen=True)
+class LocalHosts:
+    """This host, as often as it has names: several are several processes that take it for
+    theirs."""
+
+    names: Sequence[str]
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The loopback address, for each."""
+        return ["127.0.0.1"] * len(self.names)
+
+    def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
+        """Run a process a request, all at the same time."""
+        with ThreadPoolExecutor(max(1, len(requests))) as pool:
+            jobs = [
+                pool.submit(run_module, module, request.model_dump_json(), seconds)
+                for request in requests
+            ]
+            return [job.result() for job in jobs]
+
+
+def run_module(module: str, request: str, seconds: float) -> HostAnswer:
+    """Run `python -m module` here with the request on its stdin; it is killed after `seconds`."""
+    sent = time.time()
+    command = [sys.executable, "-m", module]
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            input=request,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return HostAnswer(None, "", f"no answer within {seconds:g} s", sent, time.time())
+    return HostAnswer(done.returncode, done.stdout, done.stderr, sent, time.time())

@@ -1,0 +1,210 @@
+"""What differs between hosts that should be alike, and pairs of hosts that are slow or apart."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+from mpctl.doctor.diagnosis import Finding
+from mpctl.doctor.documents import CollectiveReport, HostReport, PairResult
+from mpctl.units import bytes_text, plural, seconds_text
+
+MOST_SKEW = 1.0
+SLOW = 0.5
+LATE, LATE_SECONDS = 3.0, 100e-6
+SHOWN = 4
+
+
+class Trait(NamedTuple):
+    """Something in which hosts should not differ. read: its value on a host, None where unknown."""
+
+    status: Literal["error", "warning"]
+    rule: str
+    where: str
+    read: Callable[[HostReport], object | None]
+    hint: str
+
+
+SAME = "install the same version on all hosts"
+TRAITS = (
+    Trait("error", "mpctl-differs", "mpctl", lambda h: h.software and h.software.mpctl, SAME),
+    Trait("error", "torch-differs", "torch", lambda h: h.software and h.software.torch, SAME),
+    Trait("error", "nccl-differs", "NCCL", lambda h: h.torch and h.torch.nccl, SAME),
+    Trait("warning", "python-differs", "Python", lambda h: _minor(h), SAME),
+    Trait(
+        "warning",
+        "architecture-differs",
+        "architecture",
+        lambda h: h.software and h.software.architecture,
+        "losses may differ in their last digits",
+    ),
+    Trait("warning", "driver-differs", "NVIDIA driver", lambda h: _driver(h), SAME),
+    Trait("warning", "gpus-differ", "GPUs", lambda h: _gpus(h), "the slowest sets the pace"),
+    Trait(
+        "warning",
+        "processors-differ",
+        "processors",
+        lambda h: h.processor and h.processor.cores,
+        "the slowest sets the pace",
+    ),
+    Trait(
+        "warning",
+        "settings-differ",
+        "environment",
+        lambda h: _settings(h),
+        "set NCCL_ and GLOO_ variables alike on all hosts",
+    ),
+)  # fmt: skip
+
+
+def difference_findings(hosts: Sequence[HostReport]) -> Iterator[Finding]:
+    """The traits in which hosts differ; the hosts named are those unlike the most common value."""
+    for trait in TRAITS:
+        values = {number: trait.read(host) for number, host in enumerate(hosts)}
+        groups: dict[object, list[str]] = defaultdict(list)
+        for number, value in values.items():
+            if value is not None:
+                groups[value].append(hosts[number].host)
+        if len(groups) > 1:
+            yield _difference(trait, groups)
+
+
+def _difference(trait: Trait, groups: dict[object, list[str]]) -> Finding:
+    by_size = sorted(groups.items(), key=lambda group: -len(group[1]))
+    texts = [f"{value} on {names_text(names)}" for value, names in by_size]
+    return Finding(
+        status=trait.status,
+        rule=trait.rule,
+        where=trait.where,
+        hosts=[name for _, names in by_size[1:] for name in names],
+        message=f"differs: {'; '.join(texts)}",
+        hint=trait.hint,
+    )
+
+
+def names_text(names: Sequence[str]) -> str:
+    """Up to four names, `a, b, c and 13 more`."""
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    return f"{', '.join(names[: SHOWN - 1])} and {len(names) - SHOWN + 1} more"
+
+
+def _minor(host: HostReport) -> str | None:
+    return None if host.software is None else ".".join(host.software.python.split(".")[:2])
+
+
+def _driver(host: HostReport) -> str | None:
+    return host.gpus.devices[0].driver if host.gpus and host.gpus.devices else None
+
+
+def _gpus(host: HostReport) -> str | None:
+    """`8 x NVIDIA H100 80GB HBM3`; None where nvidia-smi could not say."""
+    if host.gpus is None or host.gpus.error:
+        return None
+    counts = Counter(gpu.name for gpu in host.gpus.devices)
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
+
+
+def _settings(host: HostReport) -> str | None:
+    """The variables of NCCL and gloo; interfaces may have other names on other hosts."""
+    if host.software is None:
+        return None
+    pairs = host.software.environment.items()
+    ours = [
+        f"{name}={value}"
+        for name, value in pairs
+        if name.startswith(("NCCL_", "GLOO_")) and not name.endswith("_SOCKET_IFNAME")
+    ]
+    return " ".join(ours) or "none"
+
+
+def clock_findings(hosts: Sequence[HostReport], skew: Sequence[float]) -> Iterator[Finding]:
+    """Hosts whose clock is more than a second off the launcher's."""
+    for host, seconds in zip(hosts, skew, strict=False):
+        if abs(seconds) > MOST_SKEW:
+            word = "ahead of" if seconds > 0 else "behind"
+            yield Finding(
+                status="warning",
+                rule="clock-skew",
+                where="clock",
+                hosts=[host.host],
+                message=f"{seconds_text(abs(seconds))} {word} the launcher's",
+                hint="synchronise it (chrony, systemd-timesyncd): times in logs would mislead",
+            )
+
+
+def pair_findings(names: Sequence[str], pairs: Sequence[PairResult]) -> Iterator[Finding]:
+    """Pairs that cannot connect, and pairs far slower than the median of all."""
+    yield from _apart(names, [pair for pair in pairs if pair.error])
+    rates = {(p.first, p.second): p.rate for p in pairs if p.rate is not None}
+    if len(rates) > 1:
+        usual = median(rates.values())
+        slow = [pair for pair, rate in rates.items() if rate < SLOW * usual]
+        if slow:
+            texts = [f"{_pair_text(names, p)} {bytes_text(rates[p])}/s" for p in slow]
+            message = f"median {bytes_text(usual)}/s, but {_listed(texts)}"
+            yield _slow("pair-slow", names, slow, message)
+    delays = {(p.first, p.second): p.latency for p in pairs if p.latency is not None}
+    if len(delays) > 1:
+        usual = median(delays.values())
+        late = [p for p, delay in delays.items() if delay > max(LATE * usual, usual + LATE_SECONDS)]
+        if late:
+            texts = [f"{_pair_text(names, p)} {seconds_text(delays[p])}" for p in late]
+            message = f"latency: median {seconds_text(usual)}, but {_listed(texts)}"
+            yield _slow("pair-late", names, late, message)
+
+
+def _apart(names: Sequence[str], broken: Sequence[PairResult]) -> Iterator[Finding]:
+    if broken:
+        texts = [f"{_pair_text(names, (p.first, p.second))} ({p.error})" for p in broken]
+        yield Finding(
+            status="error",
+            rule="pair-apart",
+            where="network",
+            hosts=_in_common(names, [(p.first, p.second) for p in broken]),
+            message=f"{plural(len(broken), 'pair')} of hosts cannot connect: {_listed(texts)}",
+            hint="open all TCP ports between the hosts (firewall, security group), and see that "
+            "their names lead to addresses of the network that they share",
+        )
+
+
+def _slow(
+    rule: str, names: Sequence[str], pairs: Sequence[tuple[int, int]], message: str
+) -> Finding:
+    hint = "see the link of that host: ethtool, cables, other traffic"
+    hosts = _in_common(names, pairs)
+    return Finding(
+        status="warning", rule=rule, where="network", hosts=hosts, message=message, hint=hint
+    )
+
+
+def _in_common(names: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """The hosts that are in every one of the pairs: one that is slow with all others is to blame.
+    Without such a host, all of them."""
+    both = set.intersection(*(set(pair) for pair in pairs))
+    return [names[host] for host in sorted(both or {host for pair in pairs for host in pair})]
+
+
+def _pair_text(names: Sequence[str], pair: tuple[int, int]) -> str:
+    return f"{names[pair[0]]} to {names[pair[1]]}"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = [f"{len(texts) - SHOWN} more"] if len(texts) > SHOWN else []
+    return ", ".join([*texts[:SHOWN], *more])
+
+
+def collective_findings(reports: Sequence[CollectiveReport]) -> Iterator[Finding]:
+    """All-reduces of torch that failed."""
+    for report in reports:
+        for rank, error in report.errors.items():
+            yield Finding(
+                status="error",
+                rule="collective-fails",
+                where=report.backend,
+                hosts=[],
+                message=f"rank {rank} of {report.world_size}: {error}",
+                hint="NCCL_DEBUG=INFO or TORCH_CPP_LOG_LEVEL=INFO tells more; see the interfaces",
+            )

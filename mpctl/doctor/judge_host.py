@@ -1,0 +1,244 @@
+"""What is wrong with one host by itself, whatever job is launched there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from mpctl.doctor.diagnosis import Finding
+from mpctl.doctor.documents import (
+    Folder,
+    Gpus,
+    HostReport,
+    Limits,
+    Memory,
+    Processor,
+    Software,
+    TorchFacts,
+)
+from mpctl.doctor.judge_network import network_findings
+from mpctl.doctor.needs import Needs
+from mpctl.units import bytes_text, plural, seconds_text
+
+LEAST_TORCH = (2, 11)
+LEAST_FREE = 1 << 30
+LEAST_SHM = 1 << 30
+LEAST_RATE = 50e6
+MOST_SYNC_SECONDS = 0.1
+FEW_FILES, FEW_PROCESSES = 4096, 4096
+BUSY_GPU = 1 << 30
+VOLATILE = ("tmpfs", "ramfs")
+SLOWS_DOWN = {
+    "CUDA_LAUNCH_BLOCKING": "every kernel is waited for",
+    "NCCL_P2P_DISABLE": "GPUs of a host do not exchange directly",
+    "NCCL_SHM_DISABLE": "ranks of a host exchange over the network",
+    "NCCL_IB_DISABLE": "hosts exchange by TCP instead of RDMA",
+    "TORCH_DISTRIBUTED_DEBUG": "torch checks every collective",
+}
+
+
+def host_findings(host: HostReport, needs: Needs, *, several: bool) -> Iterator[Finding]:
+    """Everything that is wrong with a host. several: whether other hosts take part."""
+    found: list[Iterator[Finding]] = [_failures(host)]
+    if host.software is not None:
+        found.append(_software(host.software))
+    if host.torch is not None:
+        found.append(_torch(host.torch, host.gpus, needs))
+    if host.gpus is not None:
+        found.append(_gpus(host.gpus))
+    if host.processor is not None:
+        found.append(_processor(host.processor))
+    if host.memory is not None:
+        found.append(_memory(host.memory, host.gpus))
+    if host.limits is not None:
+        found.append(_limits(host.limits))
+    if host.network is not None:
+        found.append(network_findings(host.network, host.limits, several=several))
+    if host.folder is not None:
+        found.append(_folder(host.folder, several=several))
+    for finding in chain.from_iterable(found):
+        yield finding.model_copy(update={"hosts": [host.host]})
+
+
+def error(rule: str, where: str, message: str, hint: str = "") -> Finding:
+    """Something that would break a launch; the hosts are filled in later."""
+    return Finding(status="error", rule=rule, where=where, hosts=[], message=message, hint=hint)
+
+
+def warning(rule: str, where: str, message: str, hint: str = "") -> Finding:
+    """Something worth knowing before a launch."""
+    return Finding(status="warning", rule=rule, where=where, hosts=[], message=message, hint=hint)
+
+
+def _failures(host: HostReport) -> Iterator[Finding]:
+    """Probes without a result. Without torch, or without any answer, nothing can be launched."""
+    for failure in host.failures:
+        if failure.probe == "torch":
+            hint = "try `python -c 'import torch'` there; reinstall mpctl, which needs torch"
+            yield error("torch-unusable", "torch", failure.error, hint)
+        elif failure.probe == "host":
+            hint = "try `python -m mpctl --version` there, with the same Python"
+            yield error("host-silent", "host", failure.error, hint)
+        elif failure.probe == "folder":
+            message = f"could not be measured: {failure.error}"
+            hint = "see whether its file system hangs: `ls` and `df` there; or another --run-dir"
+            yield error("run-dir-unusable", "run directory", message, hint)
+        else:
+            yield warning("probe-failed", failure.probe, f"not measured: {failure.error}")
+
+
+def _software(software: Software) -> Iterator[Finding]:
+    if software.torch is None:
+        hint = f"install it for {software.executable}: pip install torch"
+        yield error("torch-missing", "torch", "it is not installed", hint)
+    elif parsed_version(software.torch) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        message = f"version {software.torch}, mpctl needs {least} or newer"
+        yield error("torch-old", "torch", message, f"pip install 'torch>={least}'")
+    if software.encoding.lower().replace("-", "") != "utf8":
+        message = f"file names are read as {software.encoding}"
+        hint = "set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
+        yield warning("not-utf8", "locale", message, hint)
+    for name, effect in SLOWS_DOWN.items():
+        value = software.environment.get(name, "0")
+        if value not in ("", "0", "OFF", "INFO"):
+            hint = f"unset {name}, unless it is meant"
+            yield warning("slow-setting", name, f"is {value}: {effect}", hint)
+
+
+def parsed_version(text: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13, 0)."""
+    words = text.partition("+")[0].split(".")
+    return tuple(int(word) for word in words if word.isdecimal())
+
+
+def _torch(torch: TorchFacts, gpus: Gpus | None, needs: Needs) -> Iterator[Finding]:
+    present = 0 if gpus is None else max(len(gpus.devices), gpus.device_files)
+    on_gpus = needs.device == "cuda" or (needs.device is None and present > 0)
+    say = error if needs.device == "cuda" else warning
+    if present and gpus is not None and gpus.visible == "":
+        message = f"hides all {plural(present, 'GPU')} of this host"
+        hint = "unset CUDA_VISIBLE_DEVICES"
+        yield say("gpus-hidden", "CUDA_VISIBLE_DEVICES", message, hint)
+    elif on_gpus and torch.cuda_built is None:
+        hint = "install a build of torch with CUDA: https://pytorch.org/get-started/locally"
+        yield say("torch-without-cuda", "torch", f"{torch.version} has no CUDA", hint)
+    elif on_gpus and (torch.cuda_error or not torch.gpus):
+        message = f"finds no GPU: {torch.cuda_error or 'none is visible'}"
+        hint = "see that the driver is not older than torch's CUDA (nvidia-smi shows both)"
+        yield say("cuda-unusable", "torch", message, hint)
+    elif on_gpus and not torch.has_nccl:
+        hint = "install a build of torch with NCCL"
+        yield say("nccl-missing", "torch", f"{torch.version} has no NCCL", hint)
+    if torch.nccl_error:
+        hint = "NCCL_DEBUG=INFO tells more"
+        yield say(
+            "nccl-fails", "NCCL", f"an all-reduce of one rank failed: {torch.nccl_error}", hint
+        )
+    say = error if not on_gpus else warning
+    if not torch.has_gloo:
+        yield say("gloo-missing", "torch", f"{torch.version} has no gloo", "install another build")
+    elif torch.gloo_error:
+        hint = "set GLOO_SOCKET_IFNAME to an interface that is up"
+        yield say(
+            "gloo-fails", "gloo", f"an all-reduce of one rank failed: {torch.gloo_error}", hint
+        )
+
+
+def _gpus(gpus: Gpus) -> Iterator[Finding]:
+    if gpus.error:
+        hint = "see that the NVIDIA driver is loaded: `nvidia-smi` there"
+        yield warning("nvidia-smi-fails", "GPUs", f"nvidia-smi: {gpus.error}", hint)
+    busy = [gpu for gpu in gpus.devices if gpu.processes or gpu.memory_used > BUSY_GPU]
+    if busy:
+        names = ", ".join(str(gpu.index) for gpu in busy)
+        used = bytes_text(max(gpu.memory_used for gpu in busy))
+        message = f"GPU {names} in use by other processes, up to {used} taken"
+        yield warning("gpu-busy", "GPUs", message, "end them: `nvidia-smi` lists their process ids")
+    if broken := [gpu for gpu in gpus.devices if gpu.uncorrected_errors]:
+        names = ", ".join(f"{gpu.index} ({gpu.uncorrected_errors})" for gpu in broken)
+        message = f"uncorrected memory errors on GPU {names}"
+        hint = "restart the host, or take the GPU out of use: its results cannot be relied on"
+        yield warning("gpu-memory-errors", "GPUs", message, hint)
+    if any(gpu.mig for gpu in gpus.devices):
+        message = "MIG is enabled: NCCL cannot connect slices of a GPU with each other"
+        yield warning("gpu-mig", "GPUs", message, "nvidia-smi -mig 0, or one rank a host")
+
+
+def _processor(processor: Processor) -> Iterator[Finding]:
+    if processor.quota is not None and processor.quota < processor.cores:
+        message = (
+            f"the control group grants {processor.quota:g} of {processor.cores} processors: more "
+            "threads than that are stopped again and again"
+        )
+        hint = "raise the limit, or set launch.threads_per_rank so that all ranks fit into it"
+        yield warning("cpu-quota", "processors", message, hint)
+    if processor.load is not None and processor.load > 0.5 * processor.cores:
+        message = (
+            f"busy: {processor.load:.1f} processes ran in the last minute, on "
+            f"{plural(processor.cores, 'processor')}"
+        )
+        yield warning("host-busy", "processors", message, "figures of speed here say little")
+
+
+def _memory(memory: Memory, gpus: Gpus | None) -> Iterator[Finding]:
+    if memory.free < LEAST_FREE:
+        message = f"{bytes_text(memory.free)} are free"
+        limit = memory.group_free is not None and memory.group_free < memory.available
+        hint = "raise the memory limit of the container or job" if limit else "end other processes"
+        yield warning("memory-low", "memory", message, hint)
+    if memory.swap_used > memory.total // 10:
+        message = f"{bytes_text(memory.swap_used)} are swapped out"
+        yield warning("memory-swapped", "memory", message, "end other processes: ranks would stall")
+    count = 0 if gpus is None else len(gpus.devices)
+    if count > 1 and memory.shm_total is not None and memory.shm_total < LEAST_SHM:
+        message = (
+            f"{bytes_text(memory.shm_total)} in all; NCCL exchanges there between {count} GPUs"
+        )
+        hint = "docker run --shm-size=8g or --ipc=host; in Kubernetes an emptyDir of medium Memory"
+        yield warning("shm-small", "/dev/shm", message, hint)
+
+
+def _limits(limits: Limits) -> Iterator[Finding]:
+    files, hard = limits.open_files, limits.open_files_hard
+    if files is not None and files < FEW_FILES:
+        most = "unlimited" if hard is None else str(hard)
+        hint = f"ulimit -n {most}" if hard is None or hard > files else "raise it: limits.conf"
+        message = f"{files:,} open files a process; every peer and every shard takes some"
+        yield warning("few-open-files", "limits", message, hint)
+    for count, source in ((limits.processes, "the user"), (limits.group_processes, "the group")):
+        if count is not None and count < FEW_PROCESSES:
+            message = f"{count:,} processes and threads for {source}; a rank has some 20 to 100"
+            yield warning("few-processes", "limits", message, "ulimit -u, or the limit of pids")
+
+
+def _folder(folder: Folder, *, several: bool) -> Iterator[Finding]:
+    where, other = "run directory", "use a --run-dir on another file system"
+    at = f"{folder.probed} ({folder.device})"
+    if folder.write_error:
+        message = f"cannot write to {at}: {folder.write_error}"
+        yield error("run-dir-unwritable", where, message, "name a --run-dir that may be written")
+        return
+    if folder.lock_error:
+        message = f"locks (flock) fail in {at}: {folder.lock_error}"
+        hint = f"{other}, or mount it with locks (Lustre: -o flock)"
+        yield error("run-dir-without-locks", where, message, hint)
+    if folder.map_error:
+        message = f"files of {at} cannot be mapped as shared memory: {folder.map_error}"
+        yield error("run-dir-without-mmap", where, message, other)
+    if several and folder.is_shared is False:
+        message = f"{folder.probed} is not the launcher's: what it wrote there cannot be read"
+        hint = "use a --run-dir on a file system that all hosts mount under the same path"
+        yield error("run-dir-not-shared", where, message, hint)
+    if folder.free < LEAST_FREE:
+        message = f"{bytes_text(folder.free)} are free in {at}"
+        yield warning("disk-low", where, message, other)
+    if folder.write_rate is not None and folder.write_rate < LEAST_RATE:
+        message = f"{at} writes {bytes_text(folder.write_rate)} a second"
+        yield warning("disk-slow", where, message, f"{other}: checkpoints would take long")
+    if folder.sync_seconds is not None and folder.sync_seconds > MOST_SYNC_SECONDS:
+        message = f"{at} takes {seconds_text(folder.sync_seconds)} to make 4 KiB durable (fsync)"
+        yield warning("disk-slow-sync", where, message, other)
+    if folder.device in VOLATILE:
+        message = f"{at} is in memory: a run there is lost when the host goes down"
+        yield warning("disk-volatile", where, message, other)

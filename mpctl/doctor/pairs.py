@@ -1,0 +1,263 @@
+"""Latency and bandwidth between hosts by plain TCP, which gloo uses: `python -m mpctl.doctor.pairs`
+reads a PairRequest from stdin (JSON) and prints a PairReport.
+
+Every host runs it at the same time. Each waits for the partners with a smaller place in the list
+and connects to the others, in the order of its rounds; it measures with one partner at a time. A
+host that holds its turn waits only for hosts with a larger place, so that no circle of waiting can
+arise.
+
+Protocol of a connection: the one who connects sends the token's digest and its place; the other
+one, when it has a turn, answers GO. Then come requests of 9 bytes, a letter and a size: `P` (ping:
+the answer is the other's clock), `S` (size bytes follow; the answer is one byte when all have
+arrived), `R` (send size bytes), `E` (end). No content of a message is looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+import statistics
+import struct
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from mpctl.doctor.documents import PairReport, PairResult, Transfer
+from mpctl.doctor.requests import PairRequest
+
+REQUEST = struct.Struct("!cQ")
+GREETING = struct.Struct("!32sI")
+CLOCK = struct.Struct("!d")
+GO = b"G"
+PINGS = 60
+SIZES = (64 << 10, 1 << 20, 16 << 20)
+LARGEST = 1 << 30
+CONNECT_SECONDS = 3.0
+PAUSE = 0.1
+SIZE_SECONDS = 0.25  # enough for a median, where a link is fast
+
+
+def measure_pairs(request: PairRequest) -> PairReport:
+    """Serve the partners with a smaller place, measure with the others, return what was
+    measured."""
+    host = PairHost(request)
+    try:
+        host.listen()
+    except OSError as error:
+        words = os.strerror(error.errno) if error.errno else str(error)
+        why = f"port {request.hosts[request.me].port} of this host: {words}"
+        return PairReport(results=[host.failed(other, why) for other in host.larger])
+    results = [host.measure(other) for other in host.larger]
+    host.wait_for_smaller()
+    return PairReport(results=results)
+
+
+@dataclass
+class PairHost:
+    """This host's side of the test. turn: held while it measures with somebody."""
+
+    request: PairRequest
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        me = self.request.me
+        self.larger = [other for other in self.request.partners if other > me]
+        self.awaited = {other for other in self.request.partners if other < me}
+        self.all_served = threading.Event()
+        if not self.awaited:
+            self.all_served.set()
+
+    def listen(self) -> None:
+        """Accept partners in a thread from now on. Raises OSError when the port is taken."""
+        port = self.request.hosts[self.request.me].port
+        self.server = socket.create_server(("", port), backlog=128)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def wait_for_smaller(self) -> None:
+        """Wait until all expected partners were served; not for ever, since one may have died."""
+        rounds = len(self.request.partners)
+        limit = self.request.patience + rounds * (self.request.seconds + 0.5)
+        self.all_served.wait(max(0.0, self.began + limit - time.monotonic()))
+
+    def measure(self, other: int) -> PairResult:
+        """Connect to a partner and measure; what went wrong is in the result's `error`."""
+        with self.turn:
+            try:
+                return self._measured(other)
+            except (OSError, EOFError) as error:
+                target = self.request.hosts[other]
+                words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                return self.failed(other, f"{target.address} port {target.port}: {words}")
+
+    def failed(self, other: int, why: str) -> PairResult:
+        """The result of a pair that could not be measured."""
+        return PairResult(first=self.request.me, second=other, error=why)
+
+    def _measured(self, other: int) -> PairResult:
+        began_connect, link = self._connect(other)
+        connect_seconds = time.perf_counter() - began_connect
+        with link:
+            link.sendall(GREETING.pack(digest(self.request.token), self.request.me))
+            link.settimeout(self.request.patience + self.request.seconds * 20)
+            if receive(link, 1) != GO:
+                raise EOFError("the other side speaks another protocol")
+            deadline = time.monotonic() + self.request.seconds
+            latency, offset = ping(link)
+            transfers = {kind: transfer_rates(link, kind, deadline) for kind in (b"S", b"R")}
+            link.sendall(REQUEST.pack(b"E", 0))
+        return PairResult(
+            first=self.request.me,
+            second=other,
+            connect_seconds=connect_seconds,
+            latency=latency,
+            offset=offset,
+            forward=transfers[b"S"],
+            backward=transfers[b"R"],
+        )
+
+    def _connect(self, other: int) -> tuple[float, socket.socket]:
+        """When the successful attempt began, and the connection. A partner that refuses may not
+        have started yet: it is tried again until `patience` is over."""
+        target = self.request.hosts[other]
+        while True:
+            began = time.perf_counter()
+            try:
+                link = socket.create_connection((target.address, target.port), CONNECT_SECONDS)
+            except ConnectionRefusedError:
+                if time.monotonic() > self.began + self.request.patience:
+                    raise
+                time.sleep(PAUSE)
+                continue
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return began, link
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # the process ends
+            while True:
+                link, _ = self.server.accept()
+                threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        with link, suppress(OSError, EOFError):
+            link.settimeout(CONNECT_SECONDS)
+            secret, other = GREETING.unpack(receive(link, GREETING.size))
+            if not hmac.compare_digest(secret, digest(self.request.token)):
+                return
+            link.settimeout(self.request.seconds + 30)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                with self.turn:
+                    link.sendall(GO)
+                    serve_requests(link)
+            finally:
+                self.awaited.discard(other)
+                if not self.awaited:
+                    self.all_served.set()
+
+
+def ping(link: socket.socket) -> tuple[float, float]:
+    """Half of the median round trip in seconds, and the other clock minus this one.
+
+    The clocks are compared as NTP does it (RFC 5905, section 8), by the fastest round trip: the
+    answer is taken to have been written in its middle.
+    """
+    samples: list[tuple[float, float]] = []
+    for _ in range(PINGS):
+        sent, began = time.time(), time.perf_counter()
+        link.sendall(REQUEST.pack(b"P", 0))
+        (clock,) = CLOCK.unpack(receive(link, CLOCK.size))
+        round_trip = time.perf_counter() - began
+        samples.append((round_trip, clock - (sent + round_trip / 2)))
+    return statistics.median(trip for trip, _ in samples) / 2, min(samples)[1]
+
+
+def transfer_rates(link: socket.socket, kind: bytes, deadline: float) -> list[Transfer]:
+    """The median rate for each size; a size that would take too long on this link is left out."""
+    rates: list[Transfer] = []
+    for number, size in enumerate(SIZES):
+        share = (deadline - time.monotonic()) / (2 if kind == b"S" else 1) / (len(SIZES) - number)
+        share = min(share, SIZE_SECONDS)
+        if rates and size / rates[-1].rate > 2 * share:
+            break
+        ends, times = time.monotonic() + share, list[float]()
+        while not times or (time.monotonic() + times[-1] < ends and len(times) < 50):
+            times.append(timed_transfer(link, kind, size))
+        rates.append(Transfer(size=size, rate=size / statistics.median(times)))
+    return rates
+
+
+def timed_transfer(link: socket.socket, kind: bytes, size: int) -> float:
+    """Seconds to send `size` bytes until they are acknowledged (S), or to get them (R)."""
+    began = time.perf_counter()
+    link.sendall(REQUEST.pack(kind, size))
+    if kind == b"S":
+        send_zeros(link, size)
+        receive(link, 1)
+    else:
+        discard(link, size)
+    return time.perf_counter() - began
+
+
+def serve_requests(link: socket.socket) -> None:
+    """HostAnswer a partner's requests until it ends."""
+    while True:
+        kind, size = REQUEST.unpack(receive(link, REQUEST.size))
+        if kind == b"P":
+            link.sendall(CLOCK.pack(time.time()))
+        elif kind == b"S" and size <= LARGEST:
+            discard(link, size)
+            link.sendall(b"A")
+        elif kind == b"R" and size <= LARGEST:
+            send_zeros(link, size)
+        else:
+            return
+
+
+def send_zeros(link: socket.socket, size: int) -> None:
+    """Send `size` bytes."""
+    block = memoryview(bytes(min(size, 1 << 20)))
+    while size:
+        part = block[: min(size, len(block))]
+        link.sendall(part)
+        size -= len(part)
+
+
+def discard(link: socket.socket, size: int) -> None:
+    """Receive `size` bytes and forget them."""
+    block = memoryview(bytearray(min(size, 1 << 20)))
+    while size:
+        count = link.recv_into(block[: min(size, len(block))])
+        if not count:
+            raise EOFError("the connection was closed in the middle of a message")
+        size -= count
+
+
+def receive(link: socket.socket, size: int) -> bytes:
+    """Exactly `size` bytes. Raises EOFError when the connection ends before."""
+    content = bytearray()
+    while len(content) < size:
+        part = link.recv(size - len(content))
+        if not part:
+            raise EOFError("the connection was closed")
+        content += part
+    return bytes(content)
+
+
+def digest(token: str) -> bytes:
+    """What is sent in place of the token."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def main() -> None:
+    """Read the request, measure, print the report."""
+    report = measure_pairs(PairRequest.model_validate_json(sys.stdin.read()))
+    print(report.model_dump_json(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
