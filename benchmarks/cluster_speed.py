@@ -1,0 +1,77 @@
+"""How fast a plan of 1,000 nodes gets onto a cluster: `python -m benchmarks.cluster_speed`.
+
+GPT-3 175B on 8,000 GPUs (tp 8, pp 8, dp 125). The nodes come from a list of Slurm's in 100 racks or
+from a hostfile of 1,000 lines. Figures are medians of seven, in one process, after imports.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from pathlib import Path
+
+from benchmarks.plan_speed import in_process, show
+from mpctl.launch.slurm.allocation import Allocation, agents_step
+from mpctl.launch.slurm.node_list import expand_node_list
+from mpctl.launch.slurm.partitions import NodeRequest, read_partitions, request_issues
+from mpctl.launch.slurm.script import BatchJob, render_script
+from mpctl.launch.ssh.hostfile import read_hostfile
+from mpctl.launch.ssh.selection import hosts_of_plan
+from mpctl.planning.plan import Plan, make_plan
+from mpctl.spec.launch import SlurmSpec
+from mpctl.spec.load import load_job
+
+GOAL = 1.0  # seconds, for nodes, plan and script together
+RACKS = ",".join(f"rack{rack:03}n[01-10]" for rack in range(100))
+SINFO = "".join(
+    f"batch*|up|1-00:00:00|1-infinite|10|idle|96|2000000|gpu:8|rack{rack:03}n[01-10]\n"
+    for rack in range(100)
+)
+SETTINGS = {
+    "cluster.nodes": 1000,
+    "parallel.pp": 8,
+    "parallel.dp": 125,
+    "training.global_batch_size": 2000,
+}
+
+
+def plan() -> Plan:
+    made = make_plan(load_job("gpt3-175b-1024", SETTINGS))
+    made.require_legal()
+    return made
+
+
+def slurm() -> str:
+    """Node list, sinfo, plan, batch script and the srun command of the agents."""
+    nodes = expand_node_list(RACKS)
+    job = plan().job
+    request = NodeRequest(job.cluster.nodes, job.cluster.gpus_per_node or 0, 1)
+    assert list(request_issues(read_partitions(SINFO), request)) == []
+    agents_step(Allocation("1", tuple(nodes)), len(nodes), ["agent"])
+    batch = BatchJob("gpt3", Path("/runs/gpt3"), len(nodes), 8, None, ["mpctl"], 600, SlurmSpec())
+    return render_script(batch)
+
+
+def ssh(hostfile: Path) -> object:
+    """Hostfile, plan, and the hosts that are chosen for it."""
+    job = plan().job
+    return hosts_of_plan(read_hostfile(hostfile).hosts, job.cluster.nodes, 8, str(hostfile))
+
+
+def main() -> None:
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.2f}")
+    show(
+        "a Slurm list of 1,000 nodes", in_process(lambda: expand_node_list(RACKS)), 0.1, 1e-3, "ms"
+    )
+    show("plan of 1,000 nodes", in_process(plan), None, 1e-3, "ms")
+    show("list, sinfo, plan, batch script", in_process(slurm), GOAL, 1e-3, "ms")
+    with tempfile.TemporaryDirectory() as folder:
+        hostfile = Path(folder) / "hosts"
+        hostfile.write_text("".join(f"node{n:04} slots=8\n" for n in range(1000)), "utf-8")
+        show("hostfile and plan", in_process(lambda: ssh(hostfile)), GOAL, 1e-3, "ms")
+
+
+if __name__ == "__main__":
+    main()
