@@ -14,12 +14,12 @@ from pathlib import Path
 from benchmarks.plan_speed import in_process, show
 from mpctl.launch.slurm.allocation import Allocation, agents_step
 from mpctl.launch.slurm.node_list import expand_node_list
-from mpctl.launch.slurm.partitions import NodeRequest, read_partitions, request_issues
-from mpctl.launch.slurm.script import BatchJob, render_script
+from mpctl.launch.slurm.partitions import read_partitions
+from mpctl.launch.slurm.script import render_script
+from mpctl.launch.slurm.submission import Submission
 from mpctl.launch.ssh.hostfile import read_hostfile
 from mpctl.launch.ssh.selection import hosts_of_plan
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.spec.launch import SlurmSpec
 from mpctl.spec.load import load_job
 
 GOAL = 1.0  # seconds, for nodes, plan and script together
@@ -45,12 +45,10 @@ def plan() -> Plan:
 def slurm() -> str:
     """Node list, sinfo, plan, batch script and the srun command of the agents."""
     nodes = expand_node_list(RACKS)
-    job = plan().job
-    request = NodeRequest(job.cluster.nodes, job.cluster.gpus_per_node or 0, 1)
-    assert list(request_issues(read_partitions(SINFO), request)) == []
-    agents_step(Allocation("1", tuple(nodes)), len(nodes), ["agent"])
-    batch = BatchJob("gpt3", Path("/runs/gpt3"), len(nodes), 8, None, ["mpctl"], 600, SlurmSpec())
-    return render_script(batch)
+    agents_step(Allocation("1", tuple(nodes)), nodes, ["agent"])
+    submission, run = Submission(plan(), read_partitions(SINFO)), Path("/runs/gpt3")
+    assert list(submission.issues(run)) == []
+    return render_script(submission.batch_job(run))
 
 
 def ssh(hostfile: Path) -> object:

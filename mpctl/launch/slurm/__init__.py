@@ -5,7 +5,8 @@
     partitions.py  sinfo's listing -> partitions and their nodes; whether they suffice for a plan
     limits.py      whether a time limit suffices for a checkpoint; when Slurm signals its end
     options.py     launch.slurm.extra: options of sbatch, checked and quoted
-    script.py      a plan -> the batch script
+    submission.py  a plan and sinfo's listing -> what is asked for, and what is wrong with it
+    script.py      that -> the batch script
     allocation.py  the allocation that this process runs in; the srun step of the node agents
     job_state.py   squeue's listing -> the state of one job
     commands.py    the only module here that runs Slurm's commands

@@ -80,26 +80,27 @@ def allocation_issues(allocation: Allocation, nodes: int, gpus: int) -> Iterator
         yield Issue("slurm-gpus", "cluster.gpus_per_node", message, hint)
 
 
-def agents_step(allocation: Allocation, nodes: int, agent: Sequence[str]) -> list[str]:
-    """The srun command that runs `agent` once on each of the first `nodes` nodes.
+def agents_step(allocation: Allocation, names: Sequence[str], agent: Sequence[str]) -> list[str]:
+    """The srun command that runs the command `agent` once on each of these nodes.
 
     --overlap lets it run beside a step that waits for it, such as an interactive shell. A task may
     use all CPUs that the job has on its node, since it starts several ranks: without
     --cpus-per-task a step gets them all, and --cpu-bind=none does not bind it to one of them. A
-    task that ends with an error ends the others.
+    task that fails does not end the others: the launcher decides about that.
     """
-    chosen = allocation.nodes[:nodes]
+    nodes = len(names)
     return [
         "srun",
         f"--jobid={allocation.job_id}",
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
         "--ntasks-per-node=1",
-        f"--nodelist={','.join(chosen)}",
+        f"--nodelist={','.join(names)}",
         "--overlap",
         "--cpu-bind=none",
         "--export=ALL",
-        "--kill-on-bad-exit=1",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
         "--unbuffered",
         "--quiet",
         *agent,

@@ -123,7 +123,10 @@ def _device_options(job: BatchJob, extra: set[str]) -> Iterator[str]:
 
 def script_issues(job: BatchJob) -> Iterator[Issue]:
     """What cannot stand in a batch script."""
-    for where, value in (("name", job.name), ("--run-dir", str(job.run))):
+    names = {"--run-dir": str(job.run)}
+    if job.name != job.run.name:
+        names["name"] = job.name
+    for where, value in names.items():
         if CONTROL.search(value):
             message = f"{value!r} has a line break or another control character"
             yield Issue("slurm-text", where, message, "use a name without it")

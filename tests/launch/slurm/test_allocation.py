@@ -41,8 +41,8 @@ def test_a_plan_must_fit_into_it() -> None:
     assert "8 ranks a node need as many GPUs, but job 7 has 4" in gpus.message
 
 
-def test_one_step_starts_an_agent_on_each_of_the_first_nodes() -> None:
-    step = agents_step(ALLOCATION, 2, ["python", "-m", "agent"])
+def test_one_step_starts_an_agent_on_each_node() -> None:
+    step = agents_step(ALLOCATION, ["n1", "n2"], ["python", "-m", "agent"])
     assert step[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2"} <= {*step}
     assert step[-3:] == ["python", "-m", "agent"]

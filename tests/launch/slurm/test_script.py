@@ -109,8 +109,8 @@ def test_a_percent_sign_is_not_slurms() -> None:
 def test_line_breaks_are_refused() -> None:
     job = replace(JOB, name="a\n#SBATCH -N 9", run=Path("/x\ny"), settings=SlurmSpec(extra=["x"]))
     assert [issue.where for issue in script_issues(job)] == [
-        "name",
         "--run-dir",
+        "name",
         "launch.slurm.extra",
     ]
     assert list(script_issues(JOB)) == []
