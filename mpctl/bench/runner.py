@@ -11,6 +11,7 @@ from typing import Protocol
 from mpctl.bench.folder import check_folder, take_folder
 from mpctl.bench.scaling import Case, Timing, timing_of
 from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.launch.backends.local import LocalCluster
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.preflight import check_launch, launch_warnings
@@ -107,7 +108,7 @@ def _with_path(launch: LaunchPlan, data: Path) -> LaunchPlan:
 def _run_one(launch: LaunchPlan, title: str, open_view: OpenView) -> list[StepRecord]:
     set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
     with open_view(title, launch) as view:
-        outcome = run_launch(launch, view.record, view.event)
+        outcome = run_launch(launch, LocalCluster.of(launch.run), view.record, view.event)
     if outcome.status == "stopped":
         raise KeyboardInterrupt
     if outcome.failure is not None:

@@ -10,11 +10,11 @@ record was doing is in its breadcrumb (mpctl/rundir/breadcrumb.py).
 
 from __future__ import annotations
 
-import re
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mpctl.launch.attempt import AttemptState
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import FailureRecord
@@ -23,7 +23,6 @@ from mpctl.topology import Topology
 
 LAST_LINES = 15
 TAIL_BYTES = 65536
-ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.S)
 OUT_OF_MEMORY = (
     "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
     "micro batch, fewer ranks, or a higher limit"
@@ -37,20 +36,25 @@ class AttemptEvidence:
     """What the supervisor saw of an attempt.
 
     code: torchrun's exit code, None when the supervisor ended it; stopped: ranks whose process was
-    stopped when it failed; hang: why the supervisor ended it; memory_kills: processes that the
-    kernel killed in the meantime because the control group's memory ran out.
+    stopped when it failed; hang: why the supervisor ended it; state: of all hosts and ranks at the
+    end.
     """
 
     code: int | None = None
     stopped: tuple[int, ...] = ()
     hang: HangReport | None = None
-    memory_kills: int = 0
+    state: AttemptState = field(default_factory=AttemptState)
+
+    @property
+    def memory_kills(self) -> int:
+        """Processes that the kernel killed because the control group's memory ran out."""
+        return self.state.memory_kills
 
 
 @dataclass(frozen=True)
 class Failure:
     """The rank that failed first: its coordinates, its error, what it was doing, the end of its
-    log. rank: None when no single rank is at fault."""
+    log. rank: None when no single rank is at fault; host: its host, empty where there is one."""
 
     rank: int | None
     coords: dict[str, int]
@@ -58,42 +62,48 @@ class Failure:
     doing: str
     log: str
     last_lines: tuple[str, ...]
+    host: str = ""
 
     def __str__(self) -> str:
         if self.rank is None:
             return f"{self.error} ({self.log})"
         coords = ", ".join(f"{axis} {index}" for axis, index in self.coords.items())
-        return f"rank {self.rank} ({coords}) failed at {self.doing}: {self.error}"
+        where = f" on host {self.host}" if self.host else ""
+        return f"rank {self.rank}{where} ({coords}) failed at {self.doing}: {self.error}"
 
 
-def find_failure(
-    run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence = AttemptEvidence()
-) -> Failure:
-    """The most likely cause, in this order: a recorded error, a stopped rank, a hang that the
-    supervisor saw, a rank that ended without a record, the first echo of a lost peer."""
-    records = sorted(run.failure_records(), key=lambda record: record["time"])
+def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
+    """The most likely cause, in this order: a recorded error, a host that was lost, a stopped rank,
+    a hang that the supervisor saw, a rank that ended without a record, the first echo of a lost
+    peer."""
+    failure = _find_failure(run, job, world_size, evidence)
+    if failure.rank is None or len(evidence.state.nodes) < 2:
+        return failure
+    host = next((n.host for n in evidence.state.nodes if failure.rank in n.ranks), "")
+    return replace(failure, host=host)
+
+
+def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
+    records = evidence.state.failures
     causes = [record for record in records if not record["is_echo"]]
     if causes:
         return _recorded(run, causes[0])
+    if lost := evidence.state.lost:
+        return _of_no_rank(run, f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}")
     if evidence.stopped:
         error = stopped_text(list(evidence.stopped))
         return _unrecorded(run, job, evidence.stopped[0], error)
     if evidence.hang is not None:
         rank, error = evidence.hang.rank, evidence.hang.error
         return _of_no_rank(run, error) if rank is None else _unrecorded(run, job, rank, error)
-    codes = _exit_codes(run)
+    codes = evidence.state.exit_codes
     rank = _likeliest_without_record(run, world_size, codes, records, evidence)
     if rank is not None:
         return _unrecorded(run, job, rank, _ending(run, rank, codes, evidence))
     if records:
         return _recorded(run, records[0])
-    has_started = any(run.breadcrumb(rank).start for rank in range(world_size))
+    has_started = any(state.breadcrumb.start for state in evidence.state.ranks.values())
     return _of_no_rank(run, _torchrun_ending(evidence, has_started=has_started))
-
-
-def port_was_taken(run: RunDir) -> bool:
-    """Whether torchrun found its port in use, before any rank began."""
-    return "EADDRINUSE" in run.torchrun_output() and not run.has_failures
 
 
 def _likeliest_without_record(
@@ -182,12 +192,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return str(number)
-
-
-def _exit_codes(run: RunDir) -> dict[int, int]:
-    """The exit code of each rank that failed, from the last summary in torchrun's log."""
-    entries = ENTRY.findall(run.torchrun_output().rpartition("FAILED")[2])
-    return {int(rank): int(code) for rank, code in entries}
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:

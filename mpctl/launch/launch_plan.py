@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+from mpctl.launch.node.address import HOST
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.node.torchrun import rank_environment, torchrun_command
+from mpctl.launch.node.torchrun import (
+    NodeStart,
+    one_host_environment,
+    rank_environment,
+    torchrun_command,
+)
 from mpctl.launch.preflight import chosen_device
 from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan
 from mpctl.rundir.checkpoints import newest_checkpoint
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.launcher import LauncherRecord, this_launcher
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 
@@ -25,12 +33,40 @@ TRACE_ENTRIES = "2000"
 """Collectives that NCCL's flight recorder keeps for the record of a time-out."""
 
 
+@dataclass(frozen=True)
+class HostCommand:
+    """A command that is run on a host of a launch. node: the host's index in the plan; env: added
+    to the environment."""
+
+    node: int
+    host: str
+    command: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Environment and command as a shell takes them."""
+        env = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
+        return " \\\n  ".join([*env, shlex.join(self.command)])
+
+
+class HostCommandEntry(TypedDict):
+    """A HostCommand in a JSON document."""
+
+    node: int
+    host: str
+    command: list[str]
+    env: dict[str, str]
+
+
 class LaunchDocument(TypedDict):
-    """What `mpctl launch --dry-run --json` prints. job: the job with all defaults filled in."""
+    """What `mpctl launch --dry-run --json` prints. command, env: of the first host; hosts: of every
+    host; job: the job with all defaults filled in."""
 
     schema: Literal["mpctl.launch/1"]
     command: list[str]
     env: dict[str, str]
+    hosts: list[HostCommandEntry]
     run_dir: str
     world_size: int
     job: dict[str, Any]
@@ -39,7 +75,8 @@ class LaunchDocument(TypedDict):
 @dataclass(frozen=True)
 class LaunchPlan:
     """A launch that can start. env: added to the environment of this process; files: to be written
-    into the run directory, text by name; damaged: checkpoints to be renamed before the start."""
+    into the run directory, text by name; damaged: checkpoints to be renamed before the start;
+    launcher: this process and the hosts of the ranks."""
 
     job: JobSpec
     run: RunDir
@@ -48,22 +85,32 @@ class LaunchPlan:
     files: dict[str, str]
     warnings: tuple[str, ...] = ()
     damaged: tuple[Path, ...] = ()
+    launcher: LauncherRecord = field(default_factory=lambda: this_launcher("local"))
+
+    def local_start(self, port: int) -> NodeStart:
+        """What torchrun is started with where all ranks run on this host."""
+        return NodeStart(0, 1, self.world_size, HOST, port, self.local_env)
+
+    @property
+    def local_env(self) -> dict[str, str]:
+        """The environment of ranks that all run on this host."""
+        return {**self.env, **one_host_environment(self.job)}
 
     def command(self, port: int) -> list[str]:
-        """The command of one attempt; each attempt takes a port that is free then."""
-        return torchrun_command(self.run.path, self.world_size, port)
+        """The command of one attempt on this host; each attempt takes a port that is free then."""
+        return torchrun_command(self.run.path, self.local_start(port))
 
-    def text(self, port: int) -> str:
-        """Environment and command as one line for a shell."""
-        env = [f"{key}={shlex.quote(value)}" for key, value in self.env.items()]
-        return " \\\n  ".join([*env, shlex.join(self.command(port))])
-
-    def document(self, port: int) -> LaunchDocument:
-        """The plan as JSON."""
+    def document(self, commands: Sequence[HostCommand]) -> LaunchDocument:
+        """The plan as JSON; commands: what is run on each host, in order of nodes."""
+        hosts: list[HostCommandEntry] = [
+            {"node": c.node, "host": c.host, "command": list(c.command), "env": c.env}
+            for c in commands
+        ]
         return {
             "schema": "mpctl.launch/1",
-            "command": self.command(port),
-            "env": self.env,
+            "command": hosts[0]["command"],
+            "env": hosts[0]["env"],
+            "hosts": hosts,
             "run_dir": str(self.run.path),
             "world_size": self.world_size,
             "job": self.job.model_dump(mode="json"),
@@ -75,11 +122,19 @@ def plan_launch(
     run: RunDir,
     machine: Machine,
     *,
+    hosts: int = 1,
     warnings: tuple[str, ...] = (),
     damaged: tuple[Path, ...] = (),
+    is_submitted: bool = False,
 ) -> LaunchPlan:
-    """The launch of a legal plan on this machine. Raises InputError when the plan is not legal."""
-    job = resolved_job(plan, machine)
+    """The launch of a legal plan on so many hosts like this machine. is_submitted: the hosts are
+    not known yet, so that device and threads stay as the job says. Raises InputError when the plan
+    is not legal."""
+    job = resolved_job(plan, machine, hosts=hosts)
+    if is_submitted:
+        known = {"device": plan.job.launch.device, "threads_per_rank": None}
+        launch = job.launch.model_copy(update={**known, "on": "auto"})
+        job = job.model_copy(update={"launch": launch})
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
     files = {
         "job.json": job.model_dump_json(indent=1) + "\n",
@@ -89,14 +144,15 @@ def plan_launch(
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 
-def resolved_job(plan: Plan, machine: Machine) -> JobSpec:
-    """The job with device, threads and predicted step time filled in, and with absolute paths."""
+def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
+    """The job with device, threads and predicted step time filled in, and with absolute paths.
+    machine: one of the `hosts` hosts that share the ranks evenly."""
     job = plan.job
     launch = job.launch.model_copy(
         update={
             "device": chosen_device(job, machine),
             "threads_per_rank": job.launch.threads_per_rank
-            or max(1, machine.cores // job.world_size),
+            or max(1, machine.cores * hosts // job.world_size),
             "predicted_step_seconds": plan.estimate.step_seconds if plan.estimate else None,
         }
     )

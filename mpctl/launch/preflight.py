@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -33,6 +33,8 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
 from mpctl.units import bytes_text, plural
 
+HostCheck = Callable[[Plan, Device], Iterable[Issue]]
+
 
 def chosen_device(job: JobSpec, machine: Machine) -> Device:
     """The device of launch.device; for `auto` that of the job's cluster, or else a GPU where the
@@ -51,13 +53,15 @@ def check_launch(
     *,
     resumption: Resumption | None = None,
     replaced: bool = False,
+    host_check: HostCheck | None = None,
 ) -> list[Issue]:
     """Every reason not to start; empty when the job can run here.
 
     run: the directory that will be written; resumption: the checkpoint from which a run is
-    continued; replaced: whether the run that is in the directory will be removed.
+    continued; replaced: whether the run that is in the directory will be removed; host_check: what
+    hosts lack to run the plan, by default what this machine alone lacks.
     """
-    job = plan.job
+    job, device = plan.job, chosen_device(plan.job, machine)
     surroundings = list(environment_issues(job))
     if surroundings:  # data and weights could not be read with these
         return surroundings
@@ -68,7 +72,7 @@ def check_launch(
     checks = (
         _unsupported(job),
         _decoder_length(job.model),
-        host_issues(plan, machine, chosen_device(job, machine)),
+        host_check(plan, device) if host_check else host_issues(plan, machine, device),
         data_issues(job, job.model, resumed),
         initial_weight_issues(job, job.model, resumed),
         missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else (),
@@ -103,15 +107,15 @@ def check_run_dir(run: RunDir, *, overwrite: bool, resume: bool) -> None:
 
 
 def launch_warnings(
-    job: JobSpec, machine: Machine, *, resumption: Resumption | None = None
+    job: JobSpec, machine: Machine, *, resumption: Resumption | None = None, hosts: int = 1
 ) -> list[str]:
-    """Warnings about a job that can start. A run that continues from a checkpoint does not read its
-    initial weights."""
+    """Warnings about a job that can start on so many hosts like this machine. A run that continues
+    from a checkpoint does not read its initial weights."""
     warnings = list(_compile_warnings(job))
     if resumption is None or resumption.folder is None:
         warnings += tokenizer_warnings(job)
     if chosen_device(job, machine) == "cpu":
-        warnings += rehearsal_warnings(job, machine)
+        warnings += rehearsal_warnings(job, machine, hosts=hosts)
     return warnings
 
 

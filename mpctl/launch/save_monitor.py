@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from mpctl.rundir.directory import RunDir
+from mpctl.launch.cluster import Attempt
 
 SAVING = "saving step"
 LOOK_SECONDS, REPORT_AFTER, REPORT_EVERY = 0.5, 2.0, 15.0
@@ -22,8 +22,6 @@ class SaveMonitor:
     """The saves of one attempt. messages: what the ranks that save say, by rank; last_progress:
     when one of them last changed, by `clock`."""
 
-    run: RunDir
-    world_size: int
     on_event: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
     last_progress: float = float("-inf")
@@ -31,14 +29,14 @@ class SaveMonitor:
     next_report: float = float("inf")
     messages: dict[int, str] = field(default_factory=dict)
 
-    def look(self) -> None:
-        """Read the breadcrumbs, at most every LOOK_SECONDS; report a save that takes long."""
+    def look(self, attempt: Attempt) -> None:
+        """Look at what ranks say, at most every LOOK_SECONDS; report a save that takes long."""
         now = self.clock()
         if now < self.next_look:
             return
         self.next_look = now + LOOK_SECONDS
-        doing = {rank: self.run.doing(rank) for rank in range(self.world_size)}
-        messages = {rank: text for rank, text in doing.items() if text.startswith(SAVING)}
+        doing = attempt.look().doing()
+        messages = {rank: text for rank, text in doing if text.startswith(SAVING)}
         if not self.messages:
             self.next_report = now + REPORT_AFTER
         if messages and messages != self.messages:

@@ -12,7 +12,7 @@ from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.preflight import check_run_dir
 from mpctl.rundir.checkpoints import set_aside
 from mpctl.rundir.directory import cannot_write
-from mpctl.rundir.launcher import this_launcher, write_launcher
+from mpctl.rundir.launcher import write_launcher
 
 if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared
@@ -35,7 +35,7 @@ def set_up_run(
             run.clear()
         run.claim()
         run.stop_request.unlink(missing_ok=True)
-        write_launcher(run.launcher, this_launcher("local"))
+        write_launcher(run.launcher, plan.launcher)
         for folder in plan.damaged:
             set_aside(folder)
         for name, text in plan.files.items():

@@ -18,19 +18,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure, port_was_taken
+from mpctl.errors import Issue
+from mpctl.launch.cluster import Attempt, Cluster
+from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.node.cgroup import memory_kills
-from mpctl.launch.node.processes import ProcessTree
-from mpctl.launch.node.torchrun import Attempt
 from mpctl.launch.record_reader import OnRecord, RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.watch import RunWatch
-from mpctl.rundir.directory import RunDir
 from mpctl.rundir.stop_request import requested_signals
 from mpctl.rundir.summary import RunStatus
 
@@ -89,29 +87,31 @@ class StopRequests:
         self.received.append(number)
 
 
-@dataclass(frozen=True)
-class AttemptResult:
-    """How an attempt ended. code: torchrun's exit code."""
-
-    code: int
-    evidence: AttemptEvidence
-
-
-def run_launch(plan: LaunchPlan, on_record: OnRecord, on_event: OnEvent) -> RunOutcome:
+def run_launch(
+    plan: LaunchPlan, cluster: Cluster, on_record: OnRecord, on_event: OnEvent
+) -> RunOutcome:
     """Run to the end, over as many attempts as the job allows.
 
     on_record: called with each record of a step; on_event: with messages for people.
     """
     attempts = plan.job.launch.max_restarts + 1
     with StopRequests().listening() as stops:
-        supervisor = Supervisor(plan, stops, on_record, on_event)
+        supervisor = Supervisor(plan, cluster, stops, on_record, on_event)
         for attempt in range(1, attempts):
             outcome = supervisor.outcome(attempt)
             if outcome.status != "failed":
                 return outcome
             step = plan.run.last_checkpoint()
             on_event(f"{outcome.failure}; starting again from step {step}")
+            if lost := cluster.recover():
+                return replace(outcome, failure=_not_recovered(outcome.failure, lost))
         return supervisor.outcome(attempts)
+
+
+def _not_recovered(failure: Failure | None, lost: list[Issue]) -> Failure | None:
+    """The failure, with the hosts that could not be used again."""
+    words = "; ".join(f"{issue.where}: {issue.message}" for issue in lost)
+    return failure and replace(failure, error=f"{failure.error}; not started again: {words}")
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Supervisor:
     """Runs attempts of one launch."""
 
     plan: LaunchPlan
+    cluster: Cluster
     stops: StopRequests
     on_record: OnRecord
     on_event: OnEvent
@@ -126,51 +127,48 @@ class Supervisor:
     def outcome(self, attempt: int) -> RunOutcome:
         """Run one attempt to its end and judge it. attempt: its number, from 1."""
         run, job = self.plan.run, self.plan.job
-        result = self._attempt()
-        if result.code == 0 and run.last_step() >= job.training.steps:
+        evidence = self._attempt()
+        code = evidence.state.code
+        if code == 0 and run.last_step() >= job.training.steps:
             return RunOutcome("finished", attempt)
-        if self.stops.received or (result.code == 0 and run.stop.exists()):
+        if self.stops.received or (code == 0 and run.stop.exists()):
             return RunOutcome("stopped", attempt, next(iter(self.stops.received), None))
-        failure = find_failure(run, job, self.plan.world_size, result.evidence)
+        failure = find_failure(run, job, self.plan.world_size, evidence)
         return RunOutcome("failed", attempt, failure=failure)
 
-    def _attempt(self) -> AttemptResult:
+    def _attempt(self) -> AttemptEvidence:
         """One attempt; once more, on another port, when torchrun found its port in use."""
-        result = self._run_ranks()
-        if result.code and not self.stops.received and port_was_taken(self.plan.run):
+        evidence = self._run_ranks()
+        if evidence.state.code and not self.stops.received and evidence.state.port_taken:
             self.on_event("another process took the port first; trying again with another port")
             return self._run_ranks()
-        return result
+        return evidence
 
-    def _run_ranks(self) -> AttemptResult:
+    def _run_ranks(self) -> AttemptEvidence:
         """Start all ranks and watch them until they have ended or must be killed."""
-        run, world_size = self.plan.run, self.plan.world_size
+        run, launch = self.plan.run, self.plan.job.launch
         for message in run.begin_attempt():
             self.on_event(message)
-        kills = memory_kills()
         reader = RecordReader(run.metrics)
-        saves = SaveMonitor(run, world_size, self.on_event)
-        attempt = Attempt.start(run, world_size, self.plan.env)
-        grace = FailureGracePeriod(run, attempt.processes)
-        launch = self.plan.job.launch
-        watch = RunWatch(run, attempt.processes, launch, address=attempt.address)
-        stop = StopGracePeriod(run, launch.stop_seconds, self.stops, self.on_event)
+        saves = SaveMonitor(self.on_event)
+        attempt = self.cluster.start(self.plan)
+        grace = FailureGracePeriod(attempt)
+        watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
+        stop = StopGracePeriod(self.cluster, launch.stop_seconds, self.stops, self.on_event)
         try:
-            while attempt.poll() is None and grace.is_open() and watch.is_healthy():
+            while attempt.poll() is None and grace.is_open() and watch.is_healthy(attempt):
                 reader.deliver(self.on_record)
-                saves.look()
+                saves.look(attempt)
                 self.stops.look(run.stop_request)
                 if self.stops.received and not stop.is_open(reader, saves):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
             code = attempt.poll()  # None: the ranks did not end by themselves
-            final_code = attempt.end()
+            state = attempt.end()
             run.end_attempt()
-            run.torchrun_pid.unlink(missing_ok=True)
         reader.deliver(self.on_record)
-        evidence = AttemptEvidence(code, grace.stopped_ranks, watch.hang, memory_kills() - kills)
-        return AttemptResult(final_code, evidence)
+        return AttemptEvidence(code, grace.stopped_ranks, watch.hang, state)
 
 
 @dataclass
@@ -178,7 +176,7 @@ class StopGracePeriod:
     """How long the ranks may go on after a stop was requested: `seconds`, and as long again since
     the last progress of a save."""
 
-    run: RunDir
+    cluster: Cluster
     seconds: float
     stops: StopRequests
     on_event: OnEvent
@@ -192,7 +190,7 @@ class StopGracePeriod:
         if len(self.stops.received) > 1 or not is_trained:
             return False  # a second request, or no training that could be lost
         if self.deadline is None:
-            self.run.stop.touch()
+            self.cluster.request_stop()
             self.deadline = time.monotonic() + self.seconds
             name = signal.Signals(self.stops.received[0]).name
             self.on_event(f"{name}: finishing this step and saving; repeat it to stop at once")
@@ -204,16 +202,15 @@ class FailureGracePeriod:
     """How long the ranks may go on after one of them has failed, so that the others can record what
     they know: FAILING_SECONDS, and not once a process is stopped."""
 
-    run: RunDir
-    processes: ProcessTree
+    attempt: Attempt
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 
     def is_open(self) -> bool:
         """Whether the ranks may go on; always while none has recorded a failure."""
         if self.deadline is None:
-            if not self.run.has_failures:
+            if not self.attempt.has_failed:
                 return True
             self.deadline = time.monotonic() + FAILING_SECONDS
-        self.stopped_ranks = self.processes.stopped_ranks()
+        self.stopped_ranks = self.attempt.look().stopped_ranks()
         return not self.stopped_ranks and time.monotonic() < self.deadline

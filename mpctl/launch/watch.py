@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
-
-from mpctl.launch.node.processes import ProcessTree
-from mpctl.rundir.breadcrumb import JOINED, JOINING, BreadcrumbState
-from mpctl.rundir.directory import RunDir
+from mpctl.launch.attempt import STOPPED, AttemptState, RankState
+from mpctl.launch.cluster import Attempt
+from mpctl.rundir.breadcrumb import JOINED, JOINING
 from mpctl.spec.launch import LaunchSpec
 
 LOOK_SECONDS = 1.0
@@ -37,57 +34,56 @@ class RunWatch:
     """Watches one attempt. address: where its ranks meet, `127.0.0.1:29500`; hang: what was found,
     None while all is well."""
 
-    def __init__(
-        self, run: RunDir, processes: ProcessTree, launch: LaunchSpec, *, address: str
-    ) -> None:
-        self.run, self.processes, self.launch, self.address = run, processes, launch, address
+    def __init__(self, launch: LaunchSpec, world_size: int, *, address: str) -> None:
+        self.launch, self.world_size, self.address = launch, world_size, address
         self.hang: HangReport | None = None
         self.next_look = 0.0
         self.has_started = False
         self.progress: tuple[int, ...] = ()
         self.start_looks = 0
-        self.stopped: Counter[int | None] = Counter()
+        self.stopped: Counter[int] = Counter()
+        self.stopped_torchruns: Counter[int] = Counter()
         self.silent: Counter[int] = Counter()
         self.signs: dict[int, tuple[int, float]] = {}
 
-    def is_healthy(self) -> bool:
+    def is_healthy(self, attempt: Attempt) -> bool:
         """Whether no hang was found; looks at most once a second."""
         if self.hang is None and time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + LOOK_SECONDS
-            self.hang = self.look()
+            self.hang = self.look(attempt.look())
         return self.hang is None
 
-    def look(self) -> HangReport | None:
-        """Look at all processes and breadcrumbs now."""
-        self.processes.find()
-        states = [self.run.breadcrumb(rank) for rank in range(self.processes.world_size)]
-        checks: tuple[Callable[[list[BreadcrumbState]], HangReport | None], ...] = (
-            self._stopped,
-            self._start,
-            self._silent,
-        )
-        return next((report for check in checks if (report := check(states))), None)
+    def look(self, state: AttemptState) -> HangReport | None:
+        """Judge the state of all hosts and ranks at this moment."""
+        checks = (self._stopped, self._stopped_torchrun, self._start, self._silent)
+        return next((report for check in checks if (report := check(state))), None)
 
-    def _stopped(self, states: list[BreadcrumbState]) -> HangReport | None:
-        """Ranks, or torchrun (None), whose process was stopped at several looks in a row."""
-        for rank in (None, *sorted(self.processes.ranks)):
-            is_stopped = self.processes.state(rank) == psutil.STATUS_STOPPED
-            self.stopped[rank] = self.stopped[rank] + 1 if is_stopped else 0
-        stopped = [rank for rank, looks in self.stopped.items() if looks >= STOPPED_LOOKS]
-        ranks = sorted(rank for rank in stopped if rank is not None)
-        if ranks:
-            return HangReport(ranks[0], stopped_text(ranks))
-        if stopped:
-            return HangReport(None, "torchrun, which runs the ranks, is stopped (SIGSTOP)")
+    def _stopped(self, state: AttemptState) -> HangReport | None:
+        """Ranks whose process was stopped at several looks in a row."""
+        for rank, seen in state.ranks.items():
+            self.stopped[rank] = self.stopped[rank] + 1 if seen.is_stopped else 0
+        ranks = sorted(rank for rank, looks in self.stopped.items() if looks >= STOPPED_LOOKS)
+        return HangReport(ranks[0], stopped_text(ranks)) if ranks else None
+
+    def _stopped_torchrun(self, state: AttemptState) -> HangReport | None:
+        for node in state.nodes:
+            is_stopped = node.torchrun in STOPPED
+            self.stopped_torchruns[node.node] += 1
+            self.stopped_torchruns[node.node] *= is_stopped
+            if self.stopped_torchruns[node.node] >= STOPPED_LOOKS:
+                where = f" of host {node.host}" if len(state.nodes) > 1 else ""
+                text = f"torchrun{where}, which runs the ranks, is stopped (SIGSTOP)"
+                return HangReport(None, text)
         return None
 
-    def _start(self, states: list[BreadcrumbState]) -> HangReport | None:
+    def _start(self, state: AttemptState) -> HangReport | None:
         """Until all ranks have joined: whether the start still makes progress."""
-        starts = [state.start for state in states]
+        ranks = state.ranks
+        starts = [ranks.get(rank, RankState()).breadcrumb.start for rank in range(self.world_size)]
         if self.has_started or min(starts) >= JOINED:
             self.has_started = True
             return None
-        progress = (len(self.processes.ranks), *starts)
+        progress = (sum(bool(rank.process) for rank in ranks.values()), *starts)
         self.start_looks = self.start_looks + 1 if progress == self.progress else 0
         self.progress = progress
         seconds = self.launch.start_seconds
@@ -96,19 +92,19 @@ class RunWatch:
         message = f"the start made no progress for {seconds:g} s (launch.start_seconds)"
         return HangReport(None, f"{message}: {_missing(starts, self.address)}")
 
-    def _silent(self, states: list[BreadcrumbState]) -> HangReport | None:
+    def _silent(self, state: AttemptState) -> HangReport | None:
         """A rank without a heartbeat that uses no processor time either; a rank that computes for
         long without running its heartbeat thread is not silent."""
         seconds = self.launch.timeout_seconds
-        for rank in self.processes.ranks:
-            sign = (states[rank].beats, self.processes.processor_seconds(rank))
-            is_silent = states[rank].start and self.signs.get(rank) == sign
+        for rank, seen in state.ranks.items():
+            sign = (seen.breadcrumb.beats, seen.processor_seconds)
+            is_silent = seen.process and seen.breadcrumb.start and self.signs.get(rank) == sign
             self.silent[rank] = self.silent[rank] + 1 if is_silent else 0
             self.signs[rank] = sign
             if self.silent[rank] * LOOK_SECONDS >= seconds:
                 message = f"no heartbeat and no processor time used for {seconds:g} s"
-                state = f"its process is in state '{self.processes.state(rank)}'"
-                return HangReport(rank, f"{message} (launch.timeout_seconds); {state}")
+                end = f"its process is in state '{seen.process}'"
+                return HangReport(rank, f"{message} (launch.timeout_seconds); {end}")
         return None
 
 

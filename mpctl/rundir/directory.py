@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,7 @@ FILES = (
     "torchrun.pid",
 )
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")
+NODES = "nodes"
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class RunDir(RunPaths):
 
     # ------------------------------------------------------------ contents
 
-    def torchrun_output(self) -> str:
-        """What the last torchrun wrote, after its command line; the log has all of them."""
-        log = self.torchrun_log
+    def torchrun_output(self, node: int = 0) -> str:
+        """What the last torchrun of a node wrote, after its command line; the log has all."""
+        log = self.node_log(node)
         text = log.read_text("utf-8", errors="replace") if log.exists() else ""
         return text.rpartition(COMMAND)[2]
 
@@ -61,9 +62,11 @@ class RunDir(RunPaths):
         """The reports of the ranks that have finished, by rank."""
         return cast(list[RankReport], self._rank_documents("ranks"))
 
-    def failure_records(self) -> list[FailureRecord]:
-        """The records of the ranks that an exception ended in this attempt, by rank."""
-        return cast(list[FailureRecord], self._rank_documents("failures"))
+    def failure_records(self, ranks: Iterable[int] | None = None) -> list[FailureRecord]:
+        """The records of the ranks that an exception ended in this attempt, by rank; ranks: look
+        only for these."""
+        paths = None if ranks is None else (self.failure(rank) for rank in ranks)
+        return cast(list[FailureRecord], self._rank_documents("failures", paths))
 
     @property
     def has_failures(self) -> bool:
@@ -100,8 +103,9 @@ class RunDir(RunPaths):
 
     @property
     def is_occupied(self) -> bool:
-        """Whether it is a directory that is not empty."""
-        return self.path.is_dir() and any(self.path.iterdir())
+        """Whether it is a directory with anything in it besides what the hosts of a launch use to
+        find each other."""
+        return self.path.is_dir() and any(path.name != NODES for path in self.path.iterdir())
 
     def require_free(self) -> None:
         """Raises InputError when something is there already."""
@@ -176,7 +180,8 @@ class RunDir(RunPaths):
         write_marker(self.path)
 
     def clear(self) -> None:
-        """Remove the files and folders of a run and nothing else, the marker last."""
+        """Remove the files and folders of a run and nothing else, the marker last. What the hosts
+        of this launch use to find each other stays (nodes/)."""
         for name in (*FILES, *FOLDERS, MARKER):
             path = self.path / name
             if path.is_dir() and not path.is_symlink():
@@ -186,6 +191,7 @@ class RunDir(RunPaths):
 
     def abandon(self) -> None:
         """Remove a run that never started, and the directory when nothing else is in it."""
+        shutil.rmtree(self.path / NODES, ignore_errors=True)
         self.clear()
         with suppress(OSError):
             self.path.rmdir()
@@ -218,9 +224,11 @@ class RunDir(RunPaths):
         """After the last rank has ended: remove what a save left unfinished."""
         recover(self.checkpoints)
 
-    def _rank_documents(self, folder: str) -> list[dict[str, Any]]:
-        files = (self.path / folder).glob("rank-*.json")
-        documents = [json.loads(path.read_text("utf-8")) for path in files]
+    def _rank_documents(
+        self, folder: str, paths: Iterable[Path] | None = None
+    ) -> list[dict[str, Any]]:
+        files = (self.path / folder).glob("rank-*.json") if paths is None else paths
+        documents = [json.loads(path.read_text("utf-8")) for path in files if path.exists()]
         return sorted(documents, key=lambda document: int(document["rank"]))
 
 

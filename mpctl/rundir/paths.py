@@ -62,6 +62,15 @@ class RunPaths:
         """The output of every torchrun of this run, one after the other."""
         return self.path / "logs" / "torchrun.log"
 
+    @property
+    def nodes(self) -> Path:
+        """What the hosts of a launch by node agents share (launch/control/)."""
+        return self.path / "nodes"
+
+    def node_log(self, node: int) -> Path:
+        """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""
+        return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
+
     def log(self, rank: int) -> Path:
         """The output of one rank, of all attempts."""
         return self.path / "logs" / f"rank-{rank}.log"

@@ -26,6 +26,8 @@ from mpctl.rundir.rank_files import FailureRecord
 from mpctl.rundir.stacks import STACK_SIGNAL
 
 PR_SET_PDEATHSIG = 1
+TORCHRUN = "MPCTL_TORCHRUN"
+"""Environment variable of a rank: the process id of the torchrun that started it."""
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
           "connection refused", "remote process exit", "application timeout",
           "unexpected exit of a remote peer", "connection closure by a peer",

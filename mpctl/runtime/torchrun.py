@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from mpctl.runtime.process import die_with_parent
+from mpctl.runtime.process import TORCHRUN, die_with_parent
 
 
 def main() -> None:
@@ -22,6 +22,7 @@ def main() -> None:
     launcher = os.environ.pop("MPCTL_LAUNCHER", None)
     if launcher is not None:
         die_with_parent(int(launcher))
+    os.environ[TORCHRUN] = str(os.getpid())
     from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[1:])

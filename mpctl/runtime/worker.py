@@ -19,6 +19,7 @@ from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.runtime.process import (
+    TORCHRUN,
     die_with_parent,
     record_failure,
     redirect_output,
@@ -56,7 +57,7 @@ class RankEnv:
 
 def main(run_dir: Path) -> None:
     """Train one rank of the run in `run_dir`, and write what it measured or why it failed."""
-    die_with_parent(_parent(run_dir))
+    die_with_parent(_parent())
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
     write_stacks_on_signal()
@@ -77,11 +78,10 @@ def main(run_dir: Path) -> None:
         raise
 
 
-def _parent(run_dir: Path) -> int:
-    """The process id of the torchrun that the launcher started, where it recorded it: a torchrun
-    that ended meanwhile has left this process to another parent, whose end would tell nothing."""
-    recorded = run_dir / "torchrun.pid"
-    return int(recorded.read_text()) if recorded.exists() else os.getppid()
+def _parent() -> int:
+    """The process id of the torchrun that started this process, where it said so: a torchrun that
+    ended meanwhile has left this process to another parent, whose end would tell nothing."""
+    return int(os.environ.get(TORCHRUN, os.getppid()))
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -128,6 +129,9 @@ def faults(value: Any, schema: Schema | bool, root: Schema, at: str = "job") -> 
             is_short, is_long = len(str(value)) < bound, len(str(value)) > bound
             if isinstance(value, str) and (is_short if key == "minLength" else is_long):
                 yield f"{at}: {len(value)} characters break {key} {bound}"
+        elif key == "pattern":
+            if isinstance(value, str) and not re.search(bound, value):
+                yield f"{at}: {value!r} does not match {bound}"
         elif key == "minItems":
             if isinstance(value, list) and len(value) < bound:
                 yield f"{at}: fewer than {bound}"

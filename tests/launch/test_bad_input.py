@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
-from mpctl.cli.launch import _name_of
+from mpctl.cli.launch_source import _name_of
 from mpctl.errors import InputError
-from mpctl.launch.node.torchrun import Attempt
+from mpctl.launch.node.torchrun import NodeTorchrun
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import write_marker
 from tests.launch.command import arguments, start
@@ -27,7 +27,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(Attempt, "start", refuse)
+    monkeypatch.setattr(NodeTorchrun, "__init__", refuse)
 
 
 def refused(argv: list[str], capsys: Capture) -> str:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
+from mpctl.launch.node.torchrun import exit_codes
 from mpctl.launch.watch import HangReport
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.directory import RunDir
@@ -41,8 +43,18 @@ class Attempt:
     def log(self, rank: int, text: str) -> None:
         self.run.log(rank).write_text(text)
 
-    def failure(self, **seen: Any) -> Failure:
-        return find_failure(self.run, self.job, 4, AttemptEvidence(**{"code": 1, **seen}))
+    def failure(self, *, memory_kills: int = 0, **seen: Any) -> Failure:
+        ranks = {rank: RankState("", 0.0, self.run.breadcrumb(rank)) for rank in range(4)}
+        node = NodeState(
+            host="n1",
+            ranks=ranks,
+            code=seen.get("code", 1),
+            exit_codes=exit_codes(self.run.torchrun_output()),
+            failures=self.run.failure_records(),
+            memory_kills=memory_kills,
+        )
+        evidence = AttemptEvidence(**{"code": 1, "state": AttemptState([node]), **seen})
+        return find_failure(self.run, self.job, 4, evidence)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from mpctl.cli.app import run as mpctl
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.rundir.checkpoints import prunable
-from mpctl.rundir.directory import RunDir
 from mpctl.spec.checkpoint import CheckpointSpec
 from mpctl.units import bytes_text
+from tests.launch.attempts import Saying
 from tests.launch.command import arguments, launch
 from tests.runtime.tiny import make_trainer, tiny_job, tiny_plan, train
 
@@ -156,16 +156,8 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
     """One look a second: 20 s of writing, then 5 s without a word, then training again."""
     told: list[tuple[float, str]] = []
     now = 0.0
-    run = RunDir(tmp_path)
     said = {0: "step 4", 1: "step 4"}
-
-    class Run(RunDir):
-        def doing(self, rank: int) -> str:
-            return said[rank]
-
-    saves = SaveMonitor(
-        Run(run.path), 2, lambda words: told.append((now, words)), clock=lambda: now
-    )
+    saves = SaveMonitor(lambda words: told.append((now, words)), clock=lambda: now)
     moved = {}
     for second in range(40):
         now = float(second)
@@ -173,7 +165,7 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
             said = {0: "saving step 4", 1: f"saving step 4: {second - 10} GiB of 20 GiB written"}
         elif second >= 35:
             said = {0: "step 5", 1: "step 5"}
-        saves.look()
+        saves.look(Saying(*said.values()))
         moved[second] = saves.last_progress
     assert [moved[s] for s in (9, 10, 20, 29, 34, 39)] == [float("-inf"), 10, 20, 29, 29, 29]
     assert [at for at, _ in told] == [12.0, 27.0]

@@ -14,7 +14,7 @@ import mpctl
 from mpctl.cli.app import run
 from mpctl.launch.environment import environment_issues
 from mpctl.launch.node import torchrun
-from mpctl.launch.node.torchrun import Attempt
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.load import load_job
 from tests.launch.command import arguments
@@ -76,7 +76,7 @@ def test_a_run_directory_that_is_no_text_can_be_logged(
     run = RunDir(tmp_path / "l\udcc3")
     run.torchrun_log.parent.mkdir(parents=True)
     monkeypatch.setattr(torchrun.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=1))
-    Attempt.start(run, 1, {})
+    NodeTorchrun(run, NodeStart(0, 1, 1, "127.0.0.1", 29500))
     assert b"l\xc3" in run.torchrun_log.read_bytes()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.cli.app import run as mpctl
-from mpctl.launch.launch_plan import plan_launch
+from mpctl.launch.launch_plan import HostCommand, plan_launch
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import RunOutcome
@@ -115,8 +115,9 @@ def test_dry_run_writes_nothing_and_tells_the_truth(
 def test_the_commandline_of_the_torchrun_is_the_planned_one(data: Path, finished: Launched) -> None:
     plan = tiny_plan(tiny_job(data, 2))
     prepared = plan_launch(plan, RunDir(finished.run_dir), Machine(2, 0, 2**40))
-    assert shlex.join(prepared.command(12345)) in prepared.text(12345)
-    assert "'" in prepared.text(12345)  # the directory has spaces
+    command = HostCommand(0, "here", tuple(prepared.command(12345)), prepared.local_env)
+    assert shlex.join(prepared.command(12345)) in command.text
+    assert "'" in command.text  # the directory has spaces
 
 
 def _half(finished: Launched, run_dir: Path) -> Path:

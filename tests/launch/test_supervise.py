@@ -13,17 +13,18 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.launch import supervise
+from mpctl.launch.backends import local
+from mpctl.launch.backends.local import LocalCluster
 from mpctl.launch.launch_plan import plan_launch
-from mpctl.launch.node import torchrun
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.record_reader import RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import set_up_run as write_run
-from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.shards import find_damage
 from mpctl.rundir.stop_request import write_stop_request
+from tests.launch.attempts import Saying
 from tests.launch.command import Launched, arguments, endless, launch, poison, wait_for
 from tests.runtime.tiny import tiny_job, tiny_plan
 
@@ -37,13 +38,12 @@ def _saved(run: Launched) -> list[int]:
 def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path) -> None:
     """A step that is validated is saved before its record is written."""
     plan = plan_launch(tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path), Machine(2, 0, 2**34))
-    saves = SaveMonitor(plan.run, 1, on_event=print)
+    saves = SaveMonitor(on_event=print)
+    cluster = LocalCluster.of(plan.run)
     reader, stops = RecordReader(plan.run.metrics), supervise.StopRequests([15])
-    grace = supervise.StopGracePeriod(plan.run, 60.0, stops, print)
+    grace = supervise.StopGracePeriod(cluster, 60.0, stops, print)
     assert not grace.is_open(reader, saves) and not plan.run.stop.exists()
-    trail = Breadcrumb(tmp_path / "doing" / "rank-0")
-    trail.write("saving step 1: 1 GiB of 2 GiB written")
-    saves.look()
+    saves.look(Saying("saving step 1: 1 GiB of 2 GiB written"))
     assert grace.is_open(reader, saves) and plan.run.stop.exists()
     stops.received.append(15)
     assert not grace.is_open(reader, saves)
@@ -228,9 +228,11 @@ def test_a_taken_port_costs_one_more_try(
     write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
     events: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = iter([taken.getsockname()[1], torchrun.free_port()])
-        monkeypatch.setattr(torchrun, "free_port", lambda ranks: next(ports))
-        outcome = supervise.run_launch(prepared, lambda record: None, events.append)
+        ports = iter([taken.getsockname()[1], local.free_port()])
+        monkeypatch.setattr(local, "free_port", lambda ranks: next(ports))
+        outcome = supervise.run_launch(
+            prepared, LocalCluster.of(run), lambda record: None, events.append
+        )
     assert (outcome.status, outcome.attempts) == ("finished", 1)
     assert len(events) == 1 and "port" in events[0]
 
@@ -242,8 +244,10 @@ def test_a_port_taken_twice_is_a_failure_with_the_reason(
     prepared = plan_launch(tiny_plan(tiny_job(data)), run, Machine(2, 0, 2**40))
     write_run(prepared, overwrite=False, resume=False, on_progress=lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setattr(torchrun, "free_port", lambda ranks: taken.getsockname()[1])
-        outcome = supervise.run_launch(prepared, lambda record: None, lambda event: None)
+        monkeypatch.setattr(local, "free_port", lambda ranks: taken.getsockname()[1])
+        outcome = supervise.run_launch(
+            prepared, LocalCluster.of(run), lambda record: None, lambda event: None
+        )
     assert outcome.status == "failed" and outcome.failure.rank is None
     assert any("EADDRINUSE" in line for line in outcome.failure.last_lines)
 

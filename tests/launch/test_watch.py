@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 from mpctl.launch import watch
-from mpctl.launch.node.processes import ProcessTree
+from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
 from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
 from mpctl.rundir.directory import RunDir
@@ -21,22 +20,34 @@ from tests.launch.command import endless, wait_for
 LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)
 
 
-class Ranks(ProcessTree):
-    """Processes whose states and processor times a test sets."""
+class Ranks:
+    """Processes of one host whose states and processor times a test sets."""
 
-    def __init__(self, world_size: int) -> None:
-        super().__init__(os.getpid(), world_size)
+    def __init__(self, run: RunDir, world_size: int) -> None:
+        self.run, self.world_size = run, world_size
         self.states: dict[int | None, str] = {}
         self.seconds: dict[int, float] = {}
+        self.started = range(world_size)
+        self.address, self.has_failed = "127.0.0.1:29500", False
 
-    def find(self) -> None:
-        self.ranks = {rank: psutil.Process() for rank in range(self.world_size)}
+    def poll(self) -> int | None:
+        return None
 
-    def state(self, rank: int | None) -> str:
-        return self.states.get(rank, psutil.STATUS_RUNNING)
+    def end(self) -> AttemptState:
+        return self.look()
 
-    def processor_seconds(self, rank: int) -> float:
-        return self.seconds.get(rank, 0.0)
+    def look(self) -> AttemptState:
+        running = psutil.STATUS_RUNNING
+        ranks = {
+            rank: RankState(
+                self.states.get(rank, running) if rank in self.started else "",
+                self.seconds.get(rank, 0.0),
+                self.run.breadcrumb(rank),
+            )
+            for rank in range(self.world_size)
+        }
+        torchrun = self.states.get(None, running)
+        return AttemptState([NodeState(host="n1", torchrun=torchrun, ranks=ranks)])
 
 
 class Scene:
@@ -47,15 +58,15 @@ class Scene:
         self.breadcrumbs = [Breadcrumb(folder / "doing" / f"rank-{rank}") for rank in range(2)]
         for crumb in self.breadcrumbs:
             crumb.reach(start, "training")
-        self.processes = Ranks(2)
-        self.watch = RunWatch(run, self.processes, LAUNCH, address="127.0.0.1:29500")
+        self.processes = Ranks(run, 2)
+        self.watch = RunWatch(LAUNCH, 2, address="127.0.0.1:29500")
 
     def looks(self, count: int, between: Callable[[], None] = lambda: None) -> str:
         """What the last of so many looks finds, as `rank: error`."""
         found = None
         for _ in range(count):
             between()
-            found = found or self.watch.look()
+            found = found or self.watch.look(self.processes.look())
         return "" if found is None else f"{found.rank}: {found.error}"
 
     def beat(self) -> None:
@@ -99,6 +110,7 @@ def test_all_ranks_and_torchrun_stopped(scene: Scene) -> None:
     scene.processes.states[None] = psutil.STATUS_STOPPED
     assert "torchrun, which runs the ranks, is stopped" in scene.looks(STOPPED_LOOKS, scene.beat)
     scene.watch.stopped.clear()
+    scene.watch.stopped_torchruns.clear()
     scene.processes.states |= {0: psutil.STATUS_STOPPED, 1: psutil.STATUS_STOPPED}
     words = scene.looks(STOPPED_LOOKS)
     assert words.startswith("0: ") and words.endswith("so is rank 1")
@@ -111,10 +123,12 @@ def test_no_patience_is_used_up_while_no_look_is_taken(
     now = [0.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
     scene.processes.states[1] = psutil.STATUS_STOPPED
-    assert scene.watch.is_healthy()
-    now[0] += 3600
-    assert scene.watch.is_healthy() and scene.watch.stopped[1] == 2
-    assert scene.watch.is_healthy() and scene.watch.stopped[1] == 2  # at most one a second
+    assert scene.watch.is_healthy(scene.processes)
+    now[0] += 3600  # and then at most one look a second
+    assert scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2
+    assert (
+        scene.watch.is_healthy(scene.processes) and scene.watch.stopped[1] == 2
+    )  # at most one a second
 
 
 def test_a_silent_rank(scene: Scene) -> None:

@@ -7,12 +7,14 @@ warning that its nodes are simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
 from mpctl.errors import Issue, RunFailed
+from mpctl.estimate.job import Estimate
 from mpctl.launch.node.address import HOST, free_port
+from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -32,14 +34,37 @@ def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]
     return chain.from_iterable(checks)
 
 
-def rehearsal_warnings(job: JobSpec, machine: Machine) -> Iterator[str]:
+def cluster_host_issues(plan: Plan, hosts: Sequence[HostFacts], device: Device) -> list[Issue]:
+    """What hosts that each run one node of a plan lack, named with the host."""
+    ranks = plan.job.world_size // len(hosts)
+    return [issue for host in hosts for issue in _node_issues(plan, host, ranks, device)]
+
+
+def _node_issues(plan: Plan, host: HostFacts, ranks: int, device: Device) -> Iterator[Issue]:
+    if device == "cuda" and host.machine.gpus < ranks:
+        yield Issue(
+            "node-fits-host",
+            host.name,
+            f"the plan puts {plural(ranks, 'rank')} on each node, but this host shows "
+            f"{plural(host.machine.gpus, 'GPU')}",
+            "plan for what the hosts have: --gpus-per-node, or leave the host out",
+        )
+    if not plan.job.launch.check_memory:
+        return
+    if device == "cuda":
+        yield from _device_memory(plan)
+    elif plan.estimate is not None:
+        yield from _too_little_memory(plan, plan.estimate, host.machine, ranks, host.name)
+
+
+def rehearsal_warnings(job: JobSpec, machine: Machine, *, hosts: int = 1) -> Iterator[str]:
     """Warnings that a run on CPU does not show the speed of the planned cluster."""
-    nodes, world = job.cluster.nodes, job.world_size
-    if nodes > 1:
+    nodes, ranks = job.cluster.nodes, job.world_size // hosts
+    if nodes > hosts:
         yield f"the {nodes} nodes of the plan are simulated on the CPU of this host"
-    if world > machine.cores:
+    if ranks > machine.cores:
         yield (
-            f"{world} ranks share {plural(machine.cores, 'core')}: the speed of this run says "
+            f"{ranks} ranks share {plural(machine.cores, 'core')}: the speed of this run says "
             "nothing about the planned cluster"
         )
 
@@ -86,18 +111,26 @@ def _device_memory(plan: Plan) -> Iterator[Issue]:
 
 def _host_memory(plan: Plan, machine: Machine) -> Iterator[Issue]:
     """The memory of all ranks at the peak of a step must be free on this host."""
-    if plan.estimate is None:
-        return
-    world, stages = plan.job.world_size, plan.estimate.memory
-    peaks = [stage.allocated_bytes for stage in stages]
-    need = sum(peaks) * (world // len(stages))
+    if plan.estimate is not None:
+        ranks = plan.job.world_size
+        yield from _too_little_memory(plan, plan.estimate, machine, ranks, "cluster")
+
+
+def _too_little_memory(
+    plan: Plan, estimate: Estimate, machine: Machine, ranks: int, where: str
+) -> Iterator[Issue]:
+    """Whether `ranks` ranks fit the memory of a host together. Where they are not all ranks of the
+    plan, each is taken to need what the largest stage needs."""
+    stages, is_alone = estimate.memory, ranks == plan.job.world_size
+    most = max(stages, key=lambda stage: stage.allocated_bytes)
+    peaks = [stage.allocated_bytes for stage in stages] if is_alone else [most.allocated_bytes]
+    need = sum(peaks) * (ranks // len(peaks))
     if need <= machine.memory_bytes:
         return
-    most = max(stages, key=lambda stage: stage.allocated_bytes)
     yield Issue(
         "world-fits-memory",
-        "cluster",
-        f"{plural(world, 'rank')} take {bytes_text(need)} at the peak of a step, up to "
+        where,
+        f"{plural(ranks, 'rank')} take {bytes_text(need)} at the peak of a step, up to "
         f"{bytes_text(most.allocated_bytes)} a rank ({bytes_text(most.state_bytes)} of it weights, "
         f"gradients and optimizer), but {bytes_text(machine.memory_bytes)} are free on this "
         "machine",

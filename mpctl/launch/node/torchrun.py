@@ -1,29 +1,34 @@
-"""Starting the ranks of one attempt on this host: by torchrun for training, directly for tasks.
+"""Starting the ranks of this host: by torchrun for an attempt to train, directly for tasks.
 
 torchrun gets static rendezvous (exact ranks) and no restarts of its own: restarted workers reuse
 the store of the old attempt and hang (pytorch#135712), so every attempt is a fresh torchrun. It
 runs in a session of its own, so that Ctrl-C in the terminal reaches the launcher only. If the
-launcher is killed, the kernel kills torchrun (runtime/torchrun.py), and with it the ranks.
+process that started it is killed, the launcher or a node agent, the kernel kills torchrun
+(runtime/torchrun.py), and with it the ranks.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from mpctl.launch.attempt import NodeState, RankState
 from mpctl.launch.node.address import HOST, free_port
+from mpctl.launch.node.cgroup import memory_kills
 from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.spec.job import JobSpec
 
 LAUNCHER = "MPCTL_LAUNCHER"
-"""Environment variable of torchrun: the process id of the launcher, with which it ends."""
+"""Environment variable of torchrun: the process id of its parent, with which it ends."""
 
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
@@ -35,23 +40,46 @@ def rank_environment(job: JobSpec) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
     }
     if job.launch.device == "cpu":
-        environment["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
 
 
-def torchrun_command(run_dir: Path, world_size: int, port: int) -> list[str]:
-    """The command that starts all ranks of a run."""
+def one_host_environment(job: JobSpec) -> dict[str, str]:
+    """rank_environment where all ranks run on this host: on CPU they meet at the loopback."""
+    loopback = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    return {**rank_environment(job), **(loopback if job.launch.device == "cpu" else {})}
+
+
+@dataclass(frozen=True)
+class NodeStart:
+    """What torchrun of one host is started with. node: the host's index of `nnodes`; address, port:
+    where the ranks of all hosts meet, on the first host; env: added to the environment."""
+
+    node: int
+    nnodes: int
+    ranks_per_node: int
+    address: str
+    port: int
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this host."""
+        return range(self.node * self.ranks_per_node, (self.node + 1) * self.ranks_per_node)
+
+
+def torchrun_command(run_dir: Path, start: NodeStart) -> list[str]:
+    """The command that starts the ranks of one host."""
     return [
         sys.executable,
         "-m",
         "mpctl.runtime.torchrun",
-        "--nnodes=1",
-        "--node-rank=0",
-        f"--nproc-per-node={world_size}",
+        f"--nnodes={start.nnodes}",
+        f"--node-rank={start.node}",
+        f"--nproc-per-node={start.ranks_per_node}",
         "--rdzv-backend=static",
-        f"--master-addr={HOST}",
-        f"--master-port={port}",
+        f"--master-addr={start.address}",
+        f"--master-port={start.port}",
         "--max-restarts=0",
         "-m",
         "mpctl.runtime.worker",
@@ -64,7 +92,7 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
     would set. Raises RunFailed when the ranks cannot meet on this host."""
     world_size = job.world_size
     common = {
-        **rank_environment(job),
+        **one_host_environment(job),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": HOST,
         "MASTER_PORT": str(free_port(world_size)),
@@ -73,40 +101,72 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
         yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-@dataclass
-class Attempt:
-    """One torchrun and its ranks. address: where the ranks meet, `127.0.0.1:29500`."""
+ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.S)
 
-    torchrun: subprocess.Popen[bytes]
-    processes: ProcessTree
-    address: str
 
-    @classmethod
-    def start(cls, run: RunDir, world_size: int, env: Mapping[str, str]) -> Attempt:
-        """Start torchrun, its output appended to logs/torchrun.log. env: added to the environment
-        of this process. Raises RunFailed when the ranks cannot meet on this host."""
-        port = free_port(world_size)
-        command = torchrun_command(run.path, world_size, port)
-        with run.torchrun_log.open("ab") as log:
+def exit_codes(output: str) -> dict[int, int]:
+    """The exit code of each rank that failed, from the last summary in torchrun's output."""
+    return {int(rank): int(code) for rank, code in ENTRY.findall(output.rpartition("FAILED")[2])}
+
+
+class NodeTorchrun:
+    """torchrun of one attempt on this host, and its ranks."""
+
+    def __init__(self, run: RunDir, start: NodeStart) -> None:
+        """Start torchrun, its output appended to its log. Raises OSError when it cannot start."""
+        self.run, self.start, self.kills = run, start, memory_kills()
+        self.log = run.node_log(start.node)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = torchrun_command(run.path, start)
+        with self.log.open("ab") as log:
             log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
             log.flush()
-            torchrun = subprocess.Popen(
+            self.torchrun = subprocess.Popen(
                 command,
-                env={**os.environ, **env, LAUNCHER: str(os.getpid())},
+                env={**os.environ, **start.env, LAUNCHER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        # A worker reads it once it has started, about a second from now.
-        run.torchrun_pid.write_text(str(torchrun.pid))
-        return cls(torchrun, ProcessTree(torchrun.pid, world_size), f"{HOST}:{port}")
+        self.processes = ProcessTree(self.torchrun.pid, len(start.ranks))
 
     def poll(self) -> int | None:
         """torchrun's exit code; None while it runs."""
         return self.torchrun.poll()
 
-    def end(self) -> int:
-        """Kill torchrun and all ranks that still run; torchrun's exit code."""
+    @property
+    def has_failed(self) -> bool:
+        """Whether torchrun has failed or a rank of this host has recorded a failure."""
+        return bool(self.poll()) or any(
+            self.run.failure(rank).exists() for rank in self.start.ranks
+        )
+
+    def look(self) -> NodeState:
+        """The state of torchrun and of every rank of this host."""
+        code = self.poll()
+        self.processes.find()
+        output = self.run.torchrun_output(self.start.node) if code else ""
+        return NodeState(
+            node=self.start.node,
+            host=socket.gethostname(),
+            torchrun=self.processes.state(None) if code is None else "",
+            ranks={rank: self._rank(rank) for rank in self.start.ranks},
+            code=code,
+            exit_codes=exit_codes(output),
+            port_taken="EADDRINUSE" in output,
+            failures=self.run.failure_records(self.start.ranks),
+            memory_kills=memory_kills() - self.kills,
+        )
+
+    def _rank(self, rank: int) -> RankState:
+        return RankState(
+            self.processes.state(rank),
+            self.processes.processor_seconds(rank),
+            self.run.breadcrumb(rank),
+        )
+
+    def end(self) -> NodeState:
+        """Kill torchrun and all ranks that still run; the last state."""
         kill_tree(self.torchrun)
-        return self.torchrun.wait()
+        return self.look()

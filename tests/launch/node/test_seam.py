@@ -1,41 +1,44 @@
-"""What is local to one host stays in launch/node/: a backend is a folder beside it."""
+"""The supervisor and what judges an attempt know no host: a backend is one file."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import mpctl.launch.node
+import pytest
 
-LAUNCH = Path(mpctl.launch.node.__file__).parent.parent
-USED = {
-    "address": set(),
-    "cgroup": {"memory_kills"},
-    "host": {"Device", "host_issues", "rehearsal_warnings"},
-    "machine": {"Machine"},
-    "processes": {"ProcessTree"},
-    "torchrun": {"Attempt", "rank_environment", "task_environments", "torchrun_command"},
-}
+import mpctl.launch
+
+LAUNCH = Path(mpctl.launch.__file__).parent
+PER_HOST = {"processes", "cgroup", "address", "agent"}
+JUDGES = ("attempt", "supervise", "watch", "diagnose", "save_monitor", "summary", "set_up")
 
 
-def test_the_rest_of_launch_uses_only_what_a_backend_would_offer() -> None:
-    used: dict[str, set[str]] = {path.stem: set() for path in (LAUNCH / "node").glob("[a-z]*.py")}
-    for path in LAUNCH.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "mpctl.launch.node"
-            ):
-                used[str(node.module).rpartition(".")[2]] |= {alias.name for alias in node.names}
-    assert used == USED
+def _imports(path: Path) -> set[str]:
+    """The modules that a file imports while it runs; imports for types alone do not count."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    froms = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    plain = (node for node in ast.walk(tree) if isinstance(node, ast.Import))
+    named = {alias.name for node in plain for alias in node.names}
+    return named | {str(node.module) for node in froms}
 
 
-def test_the_supervisor_starts_and_ends_no_process_itself() -> None:
-    for name in ("supervise", "watch", "diagnose", "launch_plan", "preflight", "set_up"):
-        text = (LAUNCH / f"{name}.py").read_text("utf-8")
-        imported = {
-            alias.name
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Import)
-            for alias in node.names
-        }
-        assert not {"subprocess", "socket"} & imported, name
+@pytest.mark.parametrize("name", JUDGES)
+def test_who_judges_an_attempt_knows_no_host(name: str) -> None:
+    """They import no backend, no control channel and no process of a host."""
+    imported = _imports(LAUNCH / f"{name}.py")
+    assert not {"subprocess", "socket"} & imported
+    assert not {module for module in imported if ".backends" in module or ".control" in module}
+    per_host = {f"mpctl.launch.node.{part}" for part in PER_HOST}
+    assert not per_host & imported
+
+
+def test_backends_do_not_import_each_other() -> None:
+    files = list((LAUNCH / "backends").glob("[a-z]*.py"))
+    names = {path.stem for path in files} - {"backend", "registry"}
+    for path in files:
+        others = {f"mpctl.launch.backends.{name}" for name in names - {path.stem}}
+        assert not others & _imports(path), path.name

@@ -1,0 +1,220 @@
+"""One `mpctl launch`: check the plan and its hosts, write the run directory, run or submit it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NoReturn
+
+import typer
+
+from mpctl.cli.options import typed_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mpctl.errors import Issue
+    from mpctl.launch.backends.backend import Backend
+    from mpctl.launch.cluster import Cluster
+    from mpctl.launch.launch_plan import LaunchPlan
+    from mpctl.launch.node.machine import Machine
+    from mpctl.launch.preflight import HostCheck
+    from mpctl.launch.resume import Resumption
+    from mpctl.launch.supervise import RunOutcome
+    from mpctl.planning.plan import Plan
+    from mpctl.rundir.directory import RunDir
+    from mpctl.rundir.summary import RunSummary
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A plan and the directory for its run. resumption: the checkpoint from which a run goes on,
+    None for a new run; overwrite: whether a run that is there is replaced."""
+
+    plan: Plan
+    run: RunDir
+    resumption: Resumption | None
+    overwrite: bool
+    as_json: bool
+
+    def train(self) -> NoReturn:
+        """Run it to its end; exits with the run's exit code."""
+        from mpctl.launch.backends.registry import find_backend
+        from mpctl.launch.summary import summarise
+        from mpctl.render.errors import print_warnings
+        from mpctl.rundir.summary import write_summary
+
+        with self._connected(find_backend(self.plan.job, os.environ)) as (cluster, prepared):
+            print_warnings(list(prepared.warnings))
+            with self.run.locked():
+                outcome = self._run_ranks(prepared, cluster)
+                summary = summarise(self.plan, prepared, outcome, command=typed_command())
+                write_summary(self.run.summary, summary)
+        self._report(outcome, summary)
+        raise typer.Exit(outcome.exit_code)
+
+    def print_commands(self) -> None:
+        """Print what would be run, on which host, and start nothing."""
+        from mpctl.launch.backends.registry import find_backend
+        from mpctl.launch.node.machine import this_machine
+        from mpctl.render.launch import print_commands
+
+        backend, machine = find_backend(self.plan.job, os.environ), this_machine()
+        is_local = backend.name == "local"
+        self._require(machine, None if is_local else no_host_check, backend.check(self.plan))
+        hosts = 1 if is_local else self.plan.job.cluster.nodes
+        prepared = self._prepared(machine, hosts)
+        print_commands(prepared, backend.commands(prepared), as_json=self.as_json)
+
+    def submit(self, *, dry_run: bool) -> None:
+        """Write the run directory and hand the run to the scheduler, or print what would be."""
+        from mpctl.launch.backends.registry import find_submitter
+        from mpctl.launch.node.machine import this_machine
+        from mpctl.render.console import say
+        from mpctl.render.launch import print_submission
+
+        submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
+        self._require(machine, no_host_check, submitter.check(self.plan))
+        if dry_run:
+            say(submitter.document(self.plan, self.run))
+            return
+        prepared = self._prepared(machine, self.plan.job.cluster.nodes, is_submitted=True)
+        with self.run.locked():
+            self._set_up(prepared)
+            job_id = submitter.submit(self.plan, self.run)
+            submitter.record(self.run, job_id)
+        print_submission(submitter.name, job_id, self.run, as_json=self.as_json)
+
+    # ------------------------------------------------------------ before the ranks
+
+    @contextmanager
+    def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
+        """The hosts, and the launch that is ready to run on them."""
+        from mpctl.launch.control.host_checks import common_machine
+        from mpctl.launch.node.machine import this_machine
+        from mpctl.render.errors import print_warnings
+        from mpctl.rundir.launcher import this_launcher
+
+        if backend.name != "local":
+            self._require(this_machine(), no_host_check, backend.check(self.plan))
+
+        def on_event(message: str) -> None:
+            print_warnings([message])
+
+        with backend.connect(self.plan, self.run, on_event) as cluster:
+            hosts = cluster.hosts
+            machine = common_machine(hosts)
+            self._require(machine, cluster.check)
+            names = [host.name for host in hosts]
+            launcher = this_launcher(backend.name, job_id=backend.job_id, hosts=names)
+            prepared = self._prepared(machine, len(hosts))
+            yield cluster, replace(prepared, launcher=launcher)
+
+    def _require(
+        self, machine: Machine, host_check: HostCheck | None, more: list[Issue] | None = None
+    ) -> None:
+        """Raises InputError with every reason not to start."""
+        from mpctl.errors import InputError
+        from mpctl.launch.preflight import check_launch, check_replaced, check_run_dir
+
+        plan, run, resumption = self.plan, self.run, self.resumption
+        issues = check_launch(
+            plan,
+            machine,
+            run,
+            resumption=resumption,
+            replaced=self.overwrite,
+            host_check=host_check,
+        )
+        issues += check_replaced(plan.job, run) if self.overwrite else []
+        try:
+            check_run_dir(run, overwrite=self.overwrite, resume=resumption is not None)
+        except InputError as error:
+            issues += error.issues
+        if issues := [*issues, *(more or ())]:
+            raise InputError(issues)
+
+    def _prepared(self, machine: Machine, hosts: int, *, is_submitted: bool = False) -> LaunchPlan:
+        """The launch on so many hosts like this machine, with everything to be warned of."""
+        from mpctl.launch.launch_plan import plan_launch, resolved_job
+        from mpctl.launch.preflight import launch_warnings
+        from mpctl.launch.resume import changed_settings, job_before
+
+        plan, run, resumption = self.plan, self.run, self.resumption
+        warnings = [str(check.issue) for check in plan.warnings]
+        if not is_submitted:
+            said = launch_warnings(plan.job, machine, resumption=resumption, hosts=hosts)
+            warnings += said
+        damaged: tuple[Path, ...] = ()
+        if resumption is not None:
+            job = resolved_job(plan, machine, hosts=hosts)
+            warnings += [
+                *resumption.warnings(),
+                *changed_settings(job, job_before(run), resumption),
+            ]
+            damaged = tuple(path for path, _ in resumption.damaged)
+        return plan_launch(
+            plan,
+            run,
+            machine,
+            hosts=hosts,
+            warnings=tuple(warnings),
+            damaged=damaged,
+            is_submitted=is_submitted,
+        )
+
+    # ------------------------------------------------------------ the ranks
+
+    def _set_up(self, prepared: LaunchPlan) -> None:
+        """Write the run directory and prepare the data, with a bar."""
+        from mpctl.cli.signals import ended_by_signals
+        from mpctl.launch.set_up import set_up_run
+        from mpctl.render.data import data_warnings
+        from mpctl.render.errors import print_warnings
+        from mpctl.render.tasks import TaskBar
+
+        resume = self.resumption is not None
+        with ended_by_signals("no rank was started"), TaskBar(lines=True) as bar:
+            data = set_up_run(
+                prepared, overwrite=self.overwrite, resume=resume, on_progress=bar.update
+            )
+        print_warnings(data_warnings(data))
+
+    def _run_ranks(self, prepared: LaunchPlan, cluster: Cluster) -> RunOutcome:
+        """Set up the run, start the ranks, show what they report."""
+        from mpctl.launch.follow import follow
+        from mpctl.launch.supervise import run_launch
+        from mpctl.render.errors import print_warnings
+        from mpctl.render.run import RunView
+        from mpctl.rundir.metrics import foreign_lines, foreign_text
+
+        self._set_up(prepared)
+        run, job = prepared.run, prepared.job
+        steps, predicted = job.training.steps, job.launch.predicted_step_seconds
+        with RunView(steps, predicted, done=run.last_checkpoint()) as view:
+            follower = follow(run, job, view.event, then=view.record)
+            outcome = run_launch(prepared, cluster, follower.record, view.event)
+        if numbers := foreign_lines(run.metrics):
+            print_warnings([foreign_text(run.metrics, numbers)])
+        return outcome
+
+    def _report(self, outcome: RunOutcome, summary: RunSummary) -> None:
+        """Print how the run ended."""
+        from mpctl.render.json import print_json
+        from mpctl.render.run import print_failure, print_summary
+
+        run = self.run
+        with suppress(OSError):  # the reader of the output may be gone; the exit code is the run's
+            if outcome.failure is not None:
+                print_failure(outcome.failure, run=str(run.path), step=run.last_checkpoint())
+            if self.as_json:
+                print_json(summary)
+            else:
+                print_summary(summary, str(run.path))
+
+
+def no_host_check(plan: object, device: object) -> list[Issue]:
+    """A HostCheck for hosts that are not known yet."""
+    return []

@@ -1,0 +1,56 @@
+"""The hosts of a launch and an attempt on them: what the supervisor asks of a launcher backend.
+
+A launch has one Cluster: the hosts, in the order of the plan's nodes. Each Attempt starts torchrun
+anew on every one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mpctl.errors import Issue
+from mpctl.launch.attempt import AttemptState
+from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.facts import HostFacts
+from mpctl.launch.node.host import Device
+from mpctl.planning.plan import Plan
+
+
+class Attempt(Protocol):
+    """torchrun on every host. address: where the ranks meet, `127.0.0.1:29500`."""
+
+    address: str
+
+    def poll(self) -> int | None:
+        """None while ranks run; then AttemptState.code. Cheap enough for twenty calls a second."""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank or a host has failed; as cheap as poll."""
+
+    def look(self) -> AttemptState:
+        """What is known of all ranks now."""
+
+    def end(self) -> AttemptState:
+        """End what still runs, everywhere; the last state of all hosts."""
+
+
+class Cluster(Protocol):
+    """The hosts of a launch. hosts: their facts, by node of the plan."""
+
+    @property
+    def hosts(self) -> Sequence[HostFacts]:
+        """What each host says of itself, in the order of the plan's nodes."""
+
+    def check(self, plan: Plan, device: Device) -> list[Issue]:
+        """Why these hosts cannot run the plan; empty when they can."""
+
+    def recover(self) -> list[Issue]:
+        """Before an attempt: get hosts back that were lost; a reason for each that stays lost."""
+
+    def start(self, plan: LaunchPlan) -> Attempt:
+        """Start torchrun anew on every host. Raises RunFailed when the ranks cannot meet."""
+
+    def request_stop(self) -> None:
+        """Ask the ranks to finish their step, save and end, by making RUN/stop."""

@@ -1,0 +1,268 @@
+"""The hosts of a launch by node agents, as the supervisor sees them.
+
+A backend says which hosts there are and how an agent is started there (AgentStarter). What is the
+same for all of them is here: waiting for the agents, comparing what they say with the plan, running
+attempts, getting a lost host back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpctl.durable import write_whole
+from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.control.host_checks import differing_hosts, unshared_hosts
+from mpctl.launch.control.messages import Hello, Start, Word
+from mpctl.launch.control.server import ControlServer, HostLink
+from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.facts import HostFacts
+from mpctl.launch.node.host import Device, cluster_host_issues
+from mpctl.launch.node.torchrun import NodeStart
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+
+OnEvent = Callable[[str], None]
+POLL_SECONDS = 0.02
+END_SECONDS = 15.0
+PORT_SECONDS = 10.0
+
+
+class AgentStarter(Protocol):
+    """How a backend starts node agents; the command of an agent is agent_arguments (below)."""
+
+    def start(self, nodes: Sequence[int]) -> None:
+        """Start the agents of these nodes; returns before they have connected."""
+
+    def failures(self) -> dict[int, Issue]:
+        """The nodes whose agent could not be started, or has ended, with the reason."""
+
+    def end(self) -> None:
+        """End whatever was started and still runs."""
+
+
+@dataclass(frozen=True)
+class AgentOrder:
+    """What a node agent is started with. run: the run directory, as an absolute path; nonce: the
+    file there that it reads; port: of the control server, on the launcher's host."""
+
+    run: Path
+    nonce: Path
+    port: int
+
+    def arguments(self, address: str, node: int | None = None) -> list[str]:
+        """The arguments of Python on the host. address: of the launcher, as that host can reach it;
+        node: the host's index, where the launcher does not know the host by its name."""
+        numbered = [] if node is None else [f"--node={node}"]
+        connect = f"--connect={address}:{self.port}"
+        module = ["-m", "mpctl.launch.node.agent"]
+        return [*module, str(self.run), connect, f"--nonce={self.nonce}", *numbered]
+
+
+@contextmanager
+def agent_cluster(
+    names: Sequence[str],
+    run: RunDir,
+    make_starter: Callable[[AgentOrder], AgentStarter],
+    on_event: OnEvent,
+    *,
+    patience: float,
+    port: int = 0,
+) -> Iterator[AgentCluster]:
+    """The hosts `names`, in the order of the plan's nodes, each with a connected agent.
+
+    patience: seconds without a new host after which the wait for agents ends. Raises InputError
+    with a reason for each host that cannot be used. A directory that was made for this is removed
+    again when no run was written there.
+    """
+    is_new = not run.is_occupied
+    server = ControlServer(names)
+    server.open(port)
+    order = _write_nonce(run, server)
+    starter = make_starter(order)
+    cluster = AgentCluster(run, server, starter, on_event, patience)
+    try:
+        starter.start(range(len(names)))
+        if issues := cluster.wait():
+            raise InputError(issues)
+        yield cluster
+    finally:
+        server.close()
+        starter.end()
+        order.nonce.unlink(missing_ok=True)
+        if is_new and not run.job.exists():
+            run.abandon()
+
+
+def _write_nonce(run: RunDir, server: ControlServer) -> AgentOrder:
+    run.nodes.mkdir(parents=True, exist_ok=True)
+    nonce = run.nodes.resolve() / f"nonce-{server.nonce[:8]}"
+    nonce.touch(mode=0o600)
+    nonce.write_text(server.nonce + "\n", "utf-8")
+    return AgentOrder(run.path.resolve(), nonce, server.port)
+
+
+@dataclass
+class AgentCluster:
+    """Hosts with a node agent each. attempts: how many were started."""
+
+    run: RunDir
+    server: ControlServer
+    starter: AgentStarter
+    on_event: OnEvent
+    patience: float
+    attempts: int = 0
+
+    @property
+    def links(self) -> list[HostLink]:
+        """The connection of each host, in the order of the plan's nodes."""
+        return self.server.links
+
+    @property
+    def hellos(self) -> list[Hello]:
+        """What the agents said when they connected. Raises RunFailed when one never did."""
+        hellos = [link.hello for link in self.links if link.hello is not None]
+        if len(hellos) < len(self.links):
+            raise RunFailed("not all hosts have connected")
+        return hellos
+
+    @property
+    def hosts(self) -> Sequence[HostFacts]:
+        """The facts of each host, under the name that the backend gave it."""
+        pairs = zip(self.hellos, self.links, strict=True)
+        return [replace(hello.facts, name=link.name) for hello, link in pairs]
+
+    def wait(self) -> list[Issue]:
+        """Wait for the agents of all hosts; an issue for each host that did not come."""
+        ready, deadline = -1, 0.0
+        while True:
+            missing = [link for link in self.links if not link.is_ready]
+            if not missing:
+                return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
+            if len(self.links) - len(missing) > ready:
+                ready, deadline = len(self.links) - len(missing), time.monotonic() + self.patience
+            failures = self.starter.failures()
+            waiting = [link for link in missing if link.node not in failures]
+            if not waiting or time.monotonic() > deadline:
+                late = [self._late(link) for link in waiting]
+                return [*(failures[n] for n in sorted(failures)), *late]
+            time.sleep(POLL_SECONDS)
+
+    def _late(self, link: HostLink) -> Issue:
+        message = f"its node agent did not connect to port {self.server.port} of this host within "
+        hint = "check that the host can reach this one: a firewall, the interface, a larger "
+        return Issue(
+            "host-did-not-connect",
+            link.name,
+            f"{message}{self.patience:g} s",
+            f"{hint}launch.start_seconds",
+        )
+
+    def check(self, plan: Plan, device: Device) -> list[Issue]:
+        """What the hosts lack to run the plan, and what differs between them."""
+        return [*differing_hosts(self.hosts), *cluster_host_issues(plan, self.hosts, device)]
+
+    def recover(self) -> list[Issue]:
+        """Start the agents of lost hosts anew; a reason for each host that does not come back."""
+        lost = [link.node for link in self.links if not link.is_ready]
+        for node in lost:
+            self.server.forget(node)
+        if not lost:
+            return []
+        self.on_event(f"connecting again to {', '.join(self.links[node].name for node in lost)}")
+        self.starter.start(lost)
+        return self.wait()
+
+    def start(self, plan: LaunchPlan) -> AgentAttempt:
+        """Start torchrun on every host. Raises RunFailed when a host does not answer."""
+        self.attempts += 1
+        nnodes, ranks = len(self.links), plan.world_size // len(self.links)
+        address, port = self.master_address(), self._free_port()
+        self._write_hosts(ranks)
+        for link in self.links:
+            start = NodeStart(link.node, nnodes, ranks, address, port, plan.env)
+            self.server.send(link.node, Start(self.attempts, start))
+        return AgentAttempt(self, self.attempts, f"{address}:{port}")
+
+    def master_address(self) -> str:
+        """The address of the first host that all others can reach: its end of the connection to the
+        launcher. Where that is the loopback, it is the launcher's host: then the address at which
+        the others reach the launcher."""
+        hellos = self.hellos
+        known = [hellos[0].local, *(hello.remote for hello in hellos[1:])]
+        return next((a for a in known if not ip_address(a).is_loopback), known[0])
+
+    def _free_port(self) -> int:
+        try:
+            return int(self.server.request(0, "free_port").result(PORT_SECONDS))
+        except (RuntimeError, TimeoutError) as error:
+            raise RunFailed(f"host {self.links[0].name}: {error or 'no answer'}") from None
+
+    def _write_hosts(self, ranks: int) -> None:
+        """RUN/nodes/hosts.json: the host of every rank."""
+        hosts = [
+            {"node": link.node, "host": link.name, "ranks": [link.node * ranks, ranks]}
+            for link in self.links
+        ]
+        document = {"schema": "mpctl.hosts/1", "hosts": hosts}
+        write_whole(self.run.nodes / "hosts.json", json.dumps(document, indent=1) + "\n")
+
+    def request_stop(self) -> None:
+        """Make RUN/stop on the host of rank 0, which looks for it: another host's file may take a
+        minute to be seen through a network file system."""
+        self.server.send(0, Word("stop"))
+
+
+@dataclass
+class AgentAttempt:
+    """torchrun on every host of a cluster. address: where the ranks meet."""
+
+    cluster: AgentCluster
+    number: int
+    address: str
+    failed: bool = field(default=False)
+
+    def poll(self) -> int | None:
+        """None while ranks run on any host; then AttemptState.code."""
+        return self.look().code
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank or a host has failed."""
+        return self.look().has_failed
+
+    def look(self) -> AttemptState:
+        """What every host last reported."""
+        return AttemptState([self._state(link) for link in self.cluster.links])
+
+    def end(self) -> AttemptState:
+        """Have every host end its ranks, and wait until all that answer have."""
+        self.cluster.server.broadcast(Word("end"))
+        deadline = time.monotonic() + END_SECONDS
+        while (state := self.look()).code is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return state
+
+    def dump(self, name: str, **arguments: Any) -> list[Future[Any]]:
+        """Ask every host for something (node/requests.py)."""
+        server = self.cluster.server
+        return [server.request(link.node, name, **arguments) for link in self.cluster.links]
+
+    def _state(self, link: HostLink) -> NodeState:
+        state = link.reports.get(self.number, NodeState(node=link.node))
+        return replace(state, host=link.name, lost=self._lost(link, state))
+
+    def _lost(self, link: HostLink, state: NodeState) -> str:
+        """A host whose ranks have ended is not lost to the attempt."""
+        if state.code is not None:
+            return ""
+        failure = self.cluster.starter.failures().get(link.node) if link.lost else None
+        return f"{link.lost}: {failure.message}" if failure else link.lost

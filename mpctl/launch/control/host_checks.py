@@ -1,0 +1,76 @@
+"""What would keep hosts from running a plan together, from what each says of itself."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mpctl.errors import Issue
+from mpctl.launch.node.facts import ABSENT, HostFacts
+from mpctl.launch.node.machine import Machine
+
+SHOWN = 4
+VERSIONS = ("mpctl", "torch", "python")
+
+
+def unshared_hosts(hosts: Sequence[HostFacts], nonce: str, run: Path) -> list[Issue]:
+    """The hosts that do not see the run directory of the launcher."""
+    return [
+        Issue(
+            "run-dir-not-shared",
+            host.name,
+            f"does not see the run directory {run.resolve()} of this host: what the launcher wrote "
+            "there cannot be read",
+            "use a --run-dir on a file system that all hosts mount at the same path, and that this "
+            "user may read there",
+        )
+        for host in hosts
+        if host.nonce != nonce
+    ]
+
+
+def differing_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:
+    """Versions that differ between hosts; torch that is absent."""
+    return [issue for name in VERSIONS for issue in _differing(name, hosts)]
+
+
+def _differing(name: str, hosts: Sequence[HostFacts]) -> Iterator[Issue]:
+    by_version: dict[str, list[str]] = defaultdict(list)
+    for host in hosts:
+        version = getattr(host, name)
+        by_version[_minor(version) if name == "python" else version].append(host.name)
+    if ABSENT in by_version:
+        yield Issue(
+            f"host-{name}",
+            shown(by_version[ABSENT]),
+            f"{name} is not installed for the Python that runs there ({hosts[0].executable})",
+            "install it there, or name the Python that has it",
+        )
+    elif len(by_version) > 1:
+        words = [f"{version} on {shown(names)}" for version, names in by_version.items()]
+        message = f"hosts have different versions of {name}: {', '.join(words)}"
+        hint = "install the same version on every host, or use one environment that they share"
+        yield Issue(f"host-{name}", shown([host.name for host in hosts]), message, hint)
+
+
+def common_machine(hosts: Sequence[HostFacts]) -> Machine:
+    """The least that every one of these hosts has."""
+    machines = [host.machine for host in hosts]
+    return Machine(
+        cores=min(machine.cores for machine in machines),
+        gpus=min(machine.gpus for machine in machines),
+        memory_bytes=min(machine.memory_bytes for machine in machines),
+        hosts=max(machine.hosts for machine in machines),
+    )
+
+
+def shown(names: Sequence[str]) -> str:
+    """Names of hosts; of many the first ones and how many more."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _minor(version: str) -> str:
+    """3.11.4 -> 3.11: patch releases work together."""
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,165 @@
+"""A node agent: runs the ranks of one host for a launcher elsewhere, and ends with it.
+
+    python -m mpctl.launch.node.agent RUN --connect HOST:PORT --nonce FILE [--node I]
+
+It connects to the launcher's control server (launch/control/), says what this host is, and then
+does what it is told: start torchrun, end it, answer requests. It reports the state of its ranks
+every REPORT_SECONDS, and at once when torchrun has ended or a rank has failed. When the connection
+closes, when nothing is heard for SILENCE_SECONDS or when a signal asks it to end, it ends its ranks
+and itself; when it is killed, the kernel kills torchrun and the ranks with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from mpctl.launch.attempt import NodeState
+from mpctl.launch.control.messages import (
+    SILENCE_SECONDS,
+    Connection,
+    FromLauncher,
+    Hello,
+    Report,
+    Request,
+    Result,
+    Start,
+)
+from mpctl.launch.node.facts import host_facts
+from mpctl.launch.node.interface import socket_interfaces
+from mpctl.launch.node.requests import REQUESTS
+from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.rundir.directory import RunDir
+
+POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
+NAMES = ("SLURMD_NODENAME",)
+"""Environment variables with the name by which a scheduler knows this host."""
+
+
+class Agent:
+    """The agent of one host. connection: to the launcher; attempt: the number of the attempt whose
+    ranks run, or ran last."""
+
+    def __init__(self, run: RunDir, connection: Connection) -> None:
+        self.run, self.connection = run, connection
+        self.attempt = 0
+        self.node: NodeTorchrun | None = None
+        self.reported: NodeState | None = None
+        self.heard = self.next_report = time.monotonic()
+        self.is_over = False
+
+    def serve(self) -> None:
+        """Do what the launcher says until the launch is over or the launcher is gone."""
+        try:
+            while not self.is_over and self.connection.is_open:
+                for message in self.connection.receive(POLL_SECONDS):
+                    self.heard = time.monotonic()
+                    self._obey(message)
+                if time.monotonic() - self.heard > SILENCE_SECONDS:
+                    print(f"the launcher was silent for {SILENCE_SECONDS:g} s", file=sys.stderr)
+                    break
+                self._report_if_due()
+        finally:
+            if self.node is not None:
+                self.node.end()
+
+    def _obey(self, message: FromLauncher) -> None:
+        if isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, Request):
+            self.connection.send(_answer(message))
+        elif message.type == "end" and self.node is not None:
+            self._send(self.node.end())
+        elif message.type == "stop":
+            self.run.stop.touch()
+        elif message.type == "bye":
+            self.is_over = True
+
+    def _start(self, message: Start) -> None:
+        """Start torchrun; one that cannot start is reported as one that ended with code 1."""
+        if self.node is not None:
+            self.node.end()
+        self.attempt, self.node, self.reported = message.attempt, None, None
+        start = message.start
+        interfaces = socket_interfaces(start.address, os.environ)
+        try:
+            self.node = NodeTorchrun(self.run, replace(start, env={**interfaces, **start.env}))
+        except OSError as error:
+            print(f"torchrun could not be started: {error}", file=sys.stderr)
+            self._send(_not_started(start))
+
+    def _report_if_due(self) -> None:
+        """Report once REPORT_SECONDS have passed, or when something has ended since."""
+        if self.node is None or (self.reported and self.reported.code is not None):
+            return
+        news = self.node.has_failed or self.node.poll() is not None
+        was_failing = self.reported is not None and self.reported.has_failed
+        if time.monotonic() >= self.next_report or (news and not was_failing):
+            self._send(self.node.look())
+
+    def _send(self, state: NodeState) -> None:
+        self.reported, self.next_report = state, time.monotonic() + REPORT_SECONDS
+        self.connection.send(Report(self.attempt, state))
+
+
+def _not_started(start: NodeStart) -> NodeState:
+    return NodeState(node=start.node, host=socket.gethostname(), code=1)
+
+
+def _answer(request: Request) -> Result:
+    """The result of a request; whatever goes wrong is an answer, too."""
+    try:
+        return Result(request.number, REQUESTS[request.name](**request.arguments))
+    except KeyError:
+        return Result(request.number, error=f"unknown request {request.name!r}")
+    except Exception as error:  # any failure of a request must not end the ranks
+        return Result(request.number, error=f"{type(error).__name__}: {error}")
+
+
+def connect(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
+    """A connection to the launcher at HOST:PORT. Raises OSError when there is none in time."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+
+
+def say_hello(connection: Connection, nonce: Path, node: int | None) -> None:
+    """Send the first message."""
+    local, remote = connection.socket.getsockname()[0], connection.socket.getpeername()[0]
+    name = next((os.environ[n] for n in NAMES if n in os.environ), socket.gethostname())
+    connection.send(Hello(name, host_facts(nonce), node, local, remote))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve one launcher; exits with code 1 and a line on stderr when it cannot be reached."""
+    parser = argparse.ArgumentParser(prog="mpctl.launch.node.agent")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--connect", required=True)
+    parser.add_argument("--nonce", type=Path, required=True)
+    parser.add_argument("--node", type=int)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    for ignored in (signal.SIGINT, signal.SIGUSR1):  # the launcher's to act on
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        connection = Connection(connect(options.connect))
+    except OSError as error:
+        sys.exit(f"the launcher at {options.connect} cannot be reached: {error}")
+    say_hello(connection, options.nonce, options.node)
+    Agent(RunDir(options.run), connection).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

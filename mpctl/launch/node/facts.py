@@ -1,0 +1,65 @@
+"""What a host says of itself before ranks are started there.
+
+Versions are read from the metadata of installed packages, which imports nothing. Whether the run
+directory is shared is proved by a nonce that the launcher wrote there: a host that cannot read it
+sees another directory of that name.
+"""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mpctl import __version__
+from mpctl.launch.node.machine import Machine, this_machine
+
+ABSENT = "not installed"
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
+    interpreter that runs ranks; nonce: what it reads in the run directory, empty when it cannot;
+    clock: its time, seconds since 1970."""
+
+    name: str
+    machine: Machine
+    python: str
+    mpctl: str
+    torch: str
+    executable: str
+    nonce: str = ""
+    clock: float = 0.0
+
+
+def host_facts(nonce: Path | None = None) -> HostFacts:
+    """The facts of this host; nonce: the file to read it from."""
+    return HostFacts(
+        name=socket.gethostname(),
+        machine=this_machine(),
+        python=platform.python_version(),
+        mpctl=__version__,
+        torch=_version_of("torch"),
+        executable=sys.executable,
+        nonce="" if nonce is None else _text(nonce),
+        clock=time.time(),
+    )
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ABSENT
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,44 @@
+"""Which network interface of this host leads to another.
+
+gloo and NCCL take the first interface that they find, which on hosts with several networks (or a
+bridge of containers) may not reach the other hosts. The interface that has the address from which
+this host reaches the first node is the one that works.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+import psutil
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def socket_interfaces(address: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that make gloo and NCCL use the interface towards `address`; a variable that
+    the user has set is left alone, and so are all where the interface is not known."""
+    name = interface_towards(address)
+    if name is None:
+        return {}
+    return {variable: name for variable in VARIABLES if not environment.get(variable)}
+
+
+def interface_towards(address: str) -> str | None:
+    """The name of the interface from which this host reaches an address; None when it cannot."""
+    try:
+        (family, kind, _, _, target), *_ = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # a datagram socket: nothing is sent
+            source = probe.getsockname()[0]
+    except OSError:
+        return None
+    return interface_of(source)
+
+
+def interface_of(source: str) -> str | None:
+    """The name of the interface that has an address; None when none has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == source for entry in addresses):
+            return name
+    return None

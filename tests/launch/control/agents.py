@@ -1,0 +1,37 @@
+"""Node agents as processes of this machine, each taken for a host of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from mpctl.errors import Issue
+from mpctl.launch.control.cluster import AgentOrder
+
+
+class LocalAgents:
+    """An AgentStarter whose agents all run here."""
+
+    def __init__(self, order: AgentOrder) -> None:
+        self.order = order
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, nodes: Sequence[int]) -> None:
+        for node in nodes:
+            command = [sys.executable, *self.order.arguments("127.0.0.1", node)]
+            self.processes[node] = subprocess.Popen(command, start_new_session=True)
+
+    def failures(self) -> dict[int, Issue]:
+        ended = {node: p.poll() for node, p in self.processes.items()}
+        return {
+            node: Issue("agent-ended", f"n{node}", f"ended with code {code}")
+            for node, code in ended.items()
+            if code is not None
+        }
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait(20)
