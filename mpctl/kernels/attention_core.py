@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
@@ -185,6 +184,9 @@ class AttentionCore:
 def _lower_right(queries: int, keys: int) -> Tensor:
     """torch's causal bias for the last rows: it has no values, so that a dispatch mode (a memory
     tracker's, fake tensors') has nothing to count or convert, and is switched off here."""
+    # Here, since it imports torch._dynamo: a second of processor time at the start of each rank.
+    from torch.nn.attention.bias import causal_lower_right
+
     with _disable_current_modes():
         return causal_lower_right(queries, keys)
 

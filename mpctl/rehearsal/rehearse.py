@@ -39,11 +39,11 @@ from mpctl.rehearsal.fake_backend import (
     open_fake_batches,
 )
 from mpctl.rundir.rank_files import RehearsedRank, Traffic
+from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory_tracker import KINDS, MemoryTracker
 from mpctl.runtime.memory_watch import current_action, state_tensors, storage_bytes
-from mpctl.runtime.optimizer import MOMENTS
 from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.memory_tracker import Kind, MemoryTracker
-from mpctl.runtime.optimizer import MOMENTS, Optimizer
+from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.job import JobSpec

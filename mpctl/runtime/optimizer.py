@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from mpctl.runtime.adamw import MOMENTS, AdamW, ParameterGroup
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
@@ -52,28 +52,22 @@ class Optimizer:
         self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before it
         is_decayed = [p is not None and p.dim() > 1 for p in self.parameters]
         pairs = list(zip(self.values, is_decayed, strict=True))
-        self.adam = torch.optim.AdamW(
+        self.adam = AdamW(
             [
-                {
-                    "params": [v for v, decays in pairs if decays],
-                    "weight_decay": training.weight_decay,
-                },
-                {"params": [v for v, decays in pairs if not decays], "weight_decay": 0.0},
+                ParameterGroup([v for v, decays in pairs if decays], training.weight_decay),
+                ParameterGroup([v for v, decays in pairs if not decays], 0.0),
             ],
-            lr=training.learning_rate,
-            betas=(training.beta1, training.beta2),
-            eps=training.epsilon,
-            fused=True,
+            training.beta1,
+            training.beta2,
+            training.epsilon,
         )
 
     def step(self, step: int) -> float:
         """Update every parameter at the schedule's rate of `step`, from 0; returns that rate."""
         rate = learning_rate(self.training, step)
-        for group in self.adam.param_groups:
-            group["lr"] = rate
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
-        self.adam.step()
+        self.adam.step(rate)
         self.updates += 1
         self.publish()
         return rate
@@ -133,7 +127,7 @@ class Optimizer:
             yield from zip(store.shard.parameters, full, strict=True)
 
     def _moment(self, value: Tensor, name: str) -> Tensor:
-        state: dict[str, Tensor] = self.adam.state.get(value, {})
+        state = self.adam.state.get(value, {})
         moment = state[name] if name in state else torch.zeros_like(value)
         return moment.detach()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mpctl.durable import write_whole
@@ -51,6 +54,23 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Switch the cyclic garbage collector off inside of the block, which imports torch. Objects
+    that exist at its end are never examined again (gc.freeze).
+
+    Importing torch creates some 170,000 objects that stay. The collector would walk them several
+    times: 0.1 to 0.2 s of the 1.3 s that the import takes, and 0.05 to 0.1 s at each full
+    collection after it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def redirect_output(path: Path) -> None:

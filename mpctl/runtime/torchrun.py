@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 
-from mpctl.runtime.process import TORCHRUN, die_with_parent
+from mpctl.runtime.process import TORCHRUN, die_with_parent, garbage_collection_paused
 
 
 def main() -> None:
@@ -23,7 +23,8 @@ def main() -> None:
     if launcher is not None:
         die_with_parent(int(launcher))
     os.environ[TORCHRUN] = str(os.getpid())
-    from torch.distributed.run import main as torchrun
+    with garbage_collection_paused():
+        from torch.distributed.run import main as torchrun
 
     torchrun(sys.argv[1:])
 

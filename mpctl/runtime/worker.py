@@ -21,6 +21,7 @@ from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
+    garbage_collection_paused,
     record_failure,
     redirect_output,
     write_json,
@@ -108,7 +109,8 @@ class Worker:
 
     def run(self) -> None:
         """Join the other ranks, train, write RUN/ranks/rank-N.json."""
-        trainer = self._build()
+        with garbage_collection_paused():
+            trainer = self._build()
         print(trainer.model)
         for record in trainer.run():
             print(f"step {record['step']}: loss {record['loss']:.6f}")
