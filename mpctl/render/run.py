@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mpctl.render.console import NamedRows, get_console
 from mpctl.render.line import Line, time_left
-from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.rank_files import StepRecord, loss_text
 from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
@@ -70,7 +70,7 @@ def step_figures(
     """The figures of a step, most important first: `loss 5.31`, `val 5.40`, `4,812 tokens/s`, `851
     ms a step`, `745 ms predicted`.
     """
-    parts = [f"loss {record['loss']:.3f}"]
+    parts = [loss_text(record, digits=3)]
     if validation is not None:
         parts.append(f"val {validation:.3f}")
     parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")

@@ -41,7 +41,11 @@ def parse_record(line: bytes) -> StepRecord | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or not all(is_number(record.get(key)) for key in REQUIRED):
+    if not isinstance(record, dict):
+        return None
+    has_no_loss = record.get("skipped") is True and record.get("loss", 0) is None
+    required = (key for key in REQUIRED if not (key == "loss" and has_no_loss))
+    if not all(is_number(record.get(key)) for key in required):
         return None
     if not isinstance(record["step"], int) or record["step"] < 1:
         return None

@@ -9,18 +9,21 @@ Bytes are bytes, times are seconds, `coords` are a rank's coordinates by axis, {
 
 from __future__ import annotations
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 
 class RequiredStepFields(TypedDict):
     """What every record has: a line without one of these is not read as a record.
 
-    step: the number of updates so far, from 1; loss: the mean over the samples of the global batch;
-    tokens: trained on so far; tokens_per_second: of this step.
+    step: the number of updates so far, from 1, skipped ones included; loss: the mean over the
+    samples of the global batch, None where it was not finite and the step was skipped; tokens:
+    trained on so far; tokens_per_second: of this step.
     """
 
     step: int
-    loss: float
+    loss: float | None
     tokens: int
     step_seconds: float
     tokens_per_second: float
@@ -30,10 +33,11 @@ class StepRecord(RequiredStepFields, total=False):
     """One line of metrics.jsonl.
 
     time: seconds since 1970 when it was written; cpu_seconds: processor time of rank 0 in the step;
-    grad_norm: before clipping, None where fp16 overflowed; skipped: true then, and no parameter was
-    changed; memory_bytes: peak memory by rank; validation_loss: after this step, where one was due;
-    validation_losses: of further corpora by name; initial_*: before the first step, in the record
-    of step 1. People may add keys; readers keep every number they find.
+    grad_norm: before clipping, None where it was not finite; skipped: true where no parameter was
+    changed, because fp16 overflowed or for skip_reason; memory_bytes: peak memory by rank;
+    validation_loss: after this step, where one was due; validation_losses: of further corpora by
+    name; initial_*: before the first step, in the record of step 1. People may add keys; readers
+    keep every number they find.
     """
 
     time: float
@@ -42,12 +46,21 @@ class StepRecord(RequiredStepFields, total=False):
     learning_rate: float
     loss_scale: float
     skipped: bool
+    skip_reason: str
     memory_bytes: list[int]
     predicted_step_seconds: float | None
     validation_loss: float
     validation_losses: dict[str, float]
     initial_validation_loss: float
     initial_validation_losses: dict[str, float]
+
+
+def loss_text(record: StepRecord, digits: int = 6) -> str:
+    """`loss 2.345678`; of a skipped step `skipped: the loss of step 7 is nan`."""
+    if reason := record.get("skip_reason"):
+        return f"skipped: {reason}"
+    loss = record["loss"]
+    return "loss unknown" if loss is None else f"loss {loss:.{digits}f}"
 
 
 class TrafficTotals(TypedDict):
@@ -89,7 +102,8 @@ class FailureRecord(TypedDict):
     """RUN/failures/rank-N.json, of a rank that an exception ended.
 
     doing: step, stage and micro batch at that moment; is_echo: the error only says that a peer was
-    lost, so the cause is elsewhere; time: seconds since 1970.
+    lost, so the cause is elsewhere; time: seconds since 1970. rollback: the step that is to be left
+    out by starting again from the newest checkpoint, absent for other failures.
     """
 
     rank: int
@@ -99,6 +113,7 @@ class FailureRecord(TypedDict):
     is_echo: bool
     time: float
     traceback: list[str]
+    rollback: NotRequired[int]
 
 
 class RehearsalFailure(TypedDict):

@@ -93,11 +93,13 @@ class Batches:
         return min(self.job.training.eval_samples, objective.samples_per_epoch)
 
     def training_step(self, step: int) -> Iterator[Batch]:
-        """This rank's micro batches of training step `step`, counted from 0."""
+        """This rank's micro batches of training step `step`, counted from 0: those of the step's
+        batch, which has a higher number where batches are left out (training.skip_batches)."""
         training = self.job.training
+        batch = training.batch_of_step(step + 1) - 1
         for microbatch in range(self.job.num_microbatches):
             numbers = sample_numbers(
-                step=step,
+                step=batch,
                 micro_batch=microbatch,
                 micro_batch_size=training.micro_batch_size,
                 dp_rank=self.dp.rank,

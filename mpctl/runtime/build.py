@@ -6,6 +6,7 @@ without memory, and each bucket gets its own, is initialized and sliced before t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
+from mpctl.rundir.directory import RunDir
 from mpctl.runtime.checkpointing.saver import KeepPolicy, Saver
 from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
 from mpctl.runtime.environment import RuntimeEnvironment
@@ -28,6 +30,7 @@ from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pass_listener import PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gather import ParameterGatherer
@@ -60,9 +63,25 @@ def build_trainer(
     saved = list_checkpoints(trainer.saver.root)
     if saved:
         trainer.resume(saved[-1][1])
+        _restore_guard(trainer, RunDir(run_dir))
     elif job.training.init_from is not None:
         trainer.start_from(Path(job.training.init_from))
     return trainer
+
+
+def _restore_guard(trainer: Trainer, run: RunDir) -> None:
+    """Give the step guard the losses before a resumption. Rank 0 reads them and sends them to all,
+    since ranks that decided by different losses would part for good."""
+    guard, step = trainer.guard, trainer.step
+    if not guard.remembers:
+        return
+    message = torch.full((guard.training.spike_window + 1,), math.nan, dtype=torch.float64)
+    if trainer.mesh.rank == 0:
+        records = [record for record in run.records() if record["step"] <= step]
+        losses, message[-1] = recent_losses(records, guard.training.spike_window)
+        message[: len(losses)] = torch.tensor(losses, dtype=torch.float64)
+    *losses, skipped = trainer.mesh.world.broadcast(message.to(trainer.mesh.device), 0).tolist()
+    guard.restore([loss for loss in losses if not math.isnan(loss)], int(skipped))
 
 
 def _assemble(

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mpctl.errors import RunFailed
 from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.step_guard import StepRefused
 from mpctl.runtime.zero.gradients import BucketGradients
 
 TEXT_BYTES = 200
@@ -28,12 +28,8 @@ ECHO_SECONDS = 2.0
 NOTHING, PARAMETER, LOSS, GRADIENT = 0, 1, 2, 3
 
 
-class NotFinite(RunFailed):
+class NotFinite(StepRefused):
     """A sum over the ranks is not finite; is_echo: it came from another rank."""
-
-    def __init__(self, words: str, *, is_echo: bool) -> None:
-        super().__init__(words)
-        self.is_echo = is_echo
 
 
 @dataclass
@@ -63,10 +59,12 @@ class GradientInspector:
         return (GRADIENT, gradient) if gradient else (NOTHING, "")
 
 
-def locate_nonfinite(what: str, mesh: Mesh, evidence: tuple[int, str]) -> NotFinite:
+def locate_nonfinite(
+    what: str, mesh: Mesh, evidence: tuple[int, str], *, rollback: int | None = None
+) -> NotFinite:
     """The failure that this rank is to raise; every rank calls it together.
 
-    what: `the gradient norm of step 3 is nan`.
+    what: `the gradient norm of step 3 is nan`. rollback: of StepRefused.
     """
     by_rank = _share_evidence(mesh, evidence)
     ranked = sorted(
@@ -74,11 +72,12 @@ def locate_nonfinite(what: str, mesh: Mesh, evidence: tuple[int, str]) -> NotFin
     )
     if not ranked:
         none = "of each rank by itself, loss and gradients are finite when computed once more"
-        return NotFinite(f"{what}: {none}", is_echo=False)
+        return NotFinite(f"{what}: {none}", is_echo=False, rollback=rollback)
     rank = ranked[0][1]
     if rank != mesh.rank:
         time.sleep(ECHO_SECONDS)
-    return NotFinite(f"{what}: first on rank {rank}, {by_rank[rank][1]}", is_echo=rank != mesh.rank)
+    words = f"{what}: first on rank {rank}, {by_rank[rank][1]}"
+    return NotFinite(words, is_echo=rank != mesh.rank, rollback=rollback)
 
 
 def _order(mesh: Mesh, rank: int, kind: int) -> tuple[int, int]:

@@ -109,6 +109,8 @@ def record_failure(
         "time": time.time(),
         "traceback": traceback.format_exception(error)[-20:],
     }
+    if (rollback := getattr(error, "rollback", None)) is not None:
+        record["rollback"] = rollback
     write_json(path, record)
 
 

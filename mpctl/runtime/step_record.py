@@ -11,14 +11,16 @@ from mpctl.rundir.rank_files import StepRecord
 class UpdateResult:
     """What came of one update.
 
-    grad_norm: before clipping, None where fp16 overflowed; loss_scale: that of the step, None
-    unless in fp16; skipped: whether the parameters stayed as they were.
+    grad_norm: before clipping, None where it was not finite; loss_scale: that of the step, None
+    unless in fp16; skipped: whether the parameters stayed as they were; skip_reason: why, empty
+    for an overflow of fp16.
     """
 
     grad_norm: float | None
     learning_rate: float
     loss_scale: float | None = None
     skipped: bool = False
+    skip_reason: str = ""
 
     def add(self, record: StepRecord) -> None:
         """Add them to the record of the step."""
@@ -28,6 +30,8 @@ class UpdateResult:
             record["loss_scale"] = self.loss_scale
         if self.skipped:
             record["skipped"] = True
+        if self.skip_reason:
+            record["skip_reason"] = self.skip_reason
 
 
 @dataclass(frozen=True)

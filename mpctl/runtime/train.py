@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.status import StepStatus, reduce_status
+from mpctl.runtime.step_guard import Judgement, StepGuard, StepRefused
 from mpctl.runtime.step_record import UpdateResult, ValidationLosses
 from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.zero.overlap import GradientOverlap
@@ -66,6 +66,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.loss_scale = LossScale.of(self.job.training)
         self.memory_watch = MemoryWatch.of(self.job, self.mesh.device)
+        self.guard = StepGuard(self.job.training)
 
     @property
     def partition(self) -> PipelinePartition:
@@ -133,27 +134,28 @@ class Trainer:
     def one_step(self) -> tuple[StepRecord, bool]:
         """One update; its record, and whether any rank was asked to stop.
 
-        Raises NotFinite, naming the rank it came from, where the loss or, outside of fp16, the
-        gradient norm is not finite.
+        Raises StepRefused where the step guard ends the run or wants a rollback: NotFinite, naming
+        the rank it came from, where the loss or, outside of fp16, the gradient norm is not finite.
         """
         self.phase = f"step {self.step + 1}"
         self.environment.traffic.clear()
         began, cpu_began = time.perf_counter(), time.process_time()
         with self.memory_watch.step(self):
             loss = self._compute_gradients()
-            update = self._update(loss)
-        status = self._reduce_status(loss)
+            early = self._reduce_status(loss) if self.guard.needs_loss else None
+            update = self._update(loss, early)
+        status = early or self._reduce_status(loss)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        if early is None:
+            self._require_good(loss, status.loss)
+        if not update.skipped:
+            self.guard.made_update(status.loss)
         self.step += 1
         self.step_traffic = self.environment.traffic.snapshot()
-        if not math.isfinite(status.loss):
-            what = f"the loss of step {self.step} is {status.loss}"
-            evidence = GradientInspector(self.names).evidence(loss)
-            raise locate_nonfinite(what, self.mesh, evidence)
         tokens = self.partition.layout.tokens_per_step
         record: StepRecord = {
             "step": self.step,
-            "loss": status.loss,
+            "loss": status.loss if math.isfinite(status.loss) else None,
             "tokens": self.step * tokens,
             "step_seconds": seconds,
             "cpu_seconds": cpu,
@@ -175,38 +177,56 @@ class Trainer:
         self.buffer.sum_parts()
         return loss
 
-    def _update(self, loss: float) -> UpdateResult:
-        """Step the optimizer, or skip the step where fp16 overflowed.
+    def _update(self, loss: float, status: StepStatus | None) -> UpdateResult:
+        """Step the optimizer, or skip the step where fp16 overflowed or the guard says so.
 
-        The gradient's norm is the same number on every rank, so that all decide alike.
+        status: of the step, None where it is shared after the update. The gradient's norm is the
+        same number on every rank, so that all decide alike.
         """
         scale = self.loss_scale
         used = scale.value if scale else 1.0
         norm = self.buffer.norm() / used
-        if math.isfinite(norm):
+        shared = None if status is None else status.loss
+        is_fp16 = scale is not None
+        judgement = self.guard.judge(self.step + 1, shared, norm, may_overflow=is_fp16)
+        if judgement.action in ("stop", "rollback"):
+            raise self._refusal(judgement, loss, recompute=not judgement.is_spike)
+        if math.isfinite(norm) and judgement.action == "update":
             self.buffer.scale(clip_factor(norm, self.job.training.clip_norm) / used)
             rate = self.optimizer.step(self.step)
             if scale:
                 scale.went_well()
             return UpdateResult(norm, rate, used if scale else None)
-        if scale is None:
-            self._fail(f"the gradient norm of step {self.step + 1} is {norm}", loss)
-        scale.overflowed()
+        if scale and not math.isfinite(norm):
+            scale.overflowed()
         self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
         rate = learning_rate(self.job.training, self.step)
-        return UpdateResult(None, rate, used, skipped=True)
+        known = norm if math.isfinite(norm) else None
+        return UpdateResult(known, rate, used if scale else None, True, judgement.reason)
+
+    def _require_good(self, loss: float, shared: float) -> None:
+        """Judge a step whose loss was shared after its update. Raises StepRefused."""
+        judgement = self.guard.judge(self.step + 1, shared, 0.0, may_overflow=False)
+        if judgement.action != "update":
+            raise self._refusal(judgement, loss, recompute=False)
+
+    def _refusal(self, judgement: Judgement, loss: float, *, recompute: bool) -> StepRefused:
+        """The failure that ends the run on this rank; every rank calls it. recompute: compute the
+        step once more, each rank looking at its own gradients, to find where it came from."""
+        rollback = self.step + 1 if judgement.action == "rollback" else None
+        if judgement.is_spike:
+            return StepRefused(judgement.reason, is_echo=self.mesh.rank > 0, rollback=rollback)
+        inspector = GradientInspector(self.names)
+        if recompute:
+            self.gradients.before_reduce = inspector.look
+            self._compute_gradients()
+        evidence = inspector.evidence(loss)
+        return locate_nonfinite(judgement.reason, self.mesh, evidence, rollback=rollback)
 
     def _reduce_status(self, loss: float) -> StepStatus:
         environment = self.environment
         status = StepStatus(loss, environment.stop_requested(), environment.peak_memory())
         return reduce_status(status, self.mesh)
-
-    def _fail(self, what: str, loss: float) -> NoReturn:
-        """Compute the step once more, each rank looking at its own gradients, and end the run."""
-        inspector = GradientInspector(self.names)
-        self.gradients.before_reduce = inspector.look
-        self._compute_gradients()
-        raise locate_nonfinite(what, self.mesh, inspector.evidence(loss))
 
     @torch.no_grad()
     def validate(self) -> ValidationLosses | None:

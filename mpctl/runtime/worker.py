@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
-from mpctl.rundir.rank_files import RankReport, StepRecord
+from mpctl.rundir.rank_files import RankReport, StepRecord, loss_text
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
@@ -113,7 +113,7 @@ class Worker:
             trainer = self._build()
         print(trainer.model)
         for record in trainer.run():
-            print(f"step {record['step']}: loss {record['loss']:.6f}")
+            print(f"step {record['step']}: {loss_text(record)}")
             if self.rank_env.rank == 0:
                 self._append(record)
         path = self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json"

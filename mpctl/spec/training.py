@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
@@ -18,6 +19,7 @@ from mpctl.spec.base import (
 )
 from mpctl.spec.presets import preset_names
 
+BatchRange = Annotated[list[Count], Field(min_length=2, max_length=2)]
 RecomputeMode = Literal["none", "selective", "full"]
 
 
@@ -124,6 +126,35 @@ class TrainingSpec(StrictModel):
     eval_samples: CountOrZero = Field(
         32, description="samples of each validation; 0 turns validation off"
     )
+    on_nonfinite: Literal["stop", "skip", "rollback"] = Field(
+        "stop",
+        description="at a loss or gradient norm that is not finite: end the run, leave the "
+        "parameters as they are and go on (skip), or start again from the newest checkpoint "
+        "without the batches before (rollback)",
+    )
+    on_spike: Literal["ignore", "stop", "skip", "rollback"] = Field(
+        "ignore", description="at a loss that spikes: nothing, or as for on_nonfinite"
+    )
+    spike_factor: Annotated[float, Field(gt=1, le=1e6)] = Field(
+        2.0, description="a loss above this times the median of the last ones is a spike"
+    )
+    spike_window: Annotated[int, Field(ge=2, le=10_000)] = Field(
+        32, description="updates whose losses the median is of; none is a spike before so many"
+    )
+    max_skipped_steps: CountOrZero = Field(
+        10, description="steps that may be skipped in a row by on_nonfinite and on_spike"
+    )
+    rollback_batches: Count = Field(
+        200,
+        description="a rollback leaves out so many batches up to the one at fault, but none from "
+        "before the checkpoint",
+    )
+    max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
+    skip_batches: list[BatchRange] = Field(
+        default_factory=list,
+        description="batches that are not trained on, as [[FIRST, LAST], ...]; batch N is that of "
+        "step N when none is left out. A rollback adds to them",
+    )
     init_from: str | None = Field(
         None,
         description="weights to start from: a Hugging Face directory, what `mpctl weights import` "
@@ -140,6 +171,28 @@ class TrainingSpec(StrictModel):
         "runtimes (`mpctl presets` lists them)",
         json_schema_extra=_list_runtimes,
     )
+
+    @field_validator("skip_batches")
+    @classmethod
+    def _require_order(cls, ranges: list[list[int]]) -> list[list[int]]:
+        is_in_order = all(first <= last for first, last in ranges)
+        if not is_in_order or any(a[1] >= b[0] for a, b in pairwise(ranges)):
+            raise PydanticCustomError(
+                "batch_ranges",
+                "Input should be ranges [FIRST, LAST] in rising order that do not overlap",
+            )
+        return ranges
+
+    def batch_of_step(self, step: int) -> int:
+        """The number of the batch that an update trains on, both from 1: batches in skip_batches
+        are left out.
+
+        By hand, skip_batches [[3, 4]]: steps 1 to 4 train on batches 1, 2, 5 and 6.
+        """
+        for first, last in self.skip_batches:
+            if step >= first:
+                step += last - first + 1
+        return step
 
     @property
     def lowest_rate(self) -> float:

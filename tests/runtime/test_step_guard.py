@@ -1,0 +1,177 @@
+"""Steps that are skipped, alike in every layout, and what a rollback asks for."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from mpctl.rundir.metrics import parse_record
+from mpctl.runtime import nonfinite
+from mpctl.runtime.step_guard import StepGuard, StepRefused, recent_losses
+from mpctl.spec.load import parse
+from mpctl.spec.training import TrainingSpec
+from tests.ranks import run_ranks
+from tests.runtime.tiny import make_trainer, tiny_job
+
+NAN = float("nan")
+
+
+def guard(**settings: Any) -> StepGuard:
+    return StepGuard(TrainingSpec(**{"spike_window": 3, "on_spike": "skip", **settings}))
+
+
+def judged(one: StepGuard, loss: float | None, norm: float = 1.0, **how: Any) -> str:
+    return one.judge(9, loss, norm, **{"may_overflow": False, **how}).action
+
+
+def test_the_example_of_the_module() -> None:
+    one = guard()
+    for loss in (3.0, 2.0):
+        assert judged(one, 100.0) == "update"  # before so many updates none is a spike
+        one.made_update(loss)
+    one.made_update(4.0)
+    assert (judged(one, 6.0), judged(one, 6.1)) == ("update", "skip")
+    assert one.judge(9, 6.1, 1.0, may_overflow=False).reason == (
+        "the loss of step 9 spikes: 6.1 is more than 2 times 3, the median of the last 3"
+    )
+
+
+@pytest.mark.parametrize("action", ["stop", "skip", "rollback"])
+def test_what_is_not_finite(action: str) -> None:
+    one = guard(on_nonfinite=action)
+    assert judged(one, NAN) == judged(one, 2.0, math.inf) == action
+    assert (
+        judged(one, None, math.inf, may_overflow=True) == "update"
+    )  # the loss scale deals with it
+
+
+def test_skipping_has_an_end() -> None:
+    one = guard(on_nonfinite="skip", max_skipped_steps=2)
+    assert [judged(one, NAN) for _ in range(2)] == ["skip", "skip"]
+    end = one.judge(9, NAN, 1.0, may_overflow=False)
+    assert (end.action, end.is_spike) == ("stop", False)
+    assert end.reason.endswith("after 2 skipped steps in a row (training.max_skipped_steps)")
+    one.made_update(1.0)
+    assert judged(one, NAN) == "skip"
+
+
+def test_what_a_resumption_remembers() -> None:
+    made = [{"step": n, "loss": float(n)} for n in range(1, 6)]
+    lost: list[Any] = [{"step": n, "loss": None, "skipped": True} for n in (6, 7)]
+    assert recent_losses([*made, *lost], 3) == ([3.0, 4.0, 5.0], 2)  # type: ignore[list-item]
+    assert recent_losses(made, 9)[1] == 0  # type: ignore[arg-type]
+    assert recent_losses(lost, 3) == ([], 2)
+
+
+def test_batches_that_are_left_out() -> None:
+    training = TrainingSpec(skip_batches=[[3, 4], [7, 7]])
+    assert [training.batch_of_step(step) for step in range(1, 7)] == [1, 2, 5, 6, 8, 9]
+    for ranges in ([[4, 3]], [[1, 3], [3, 5]], [[5, 6], [1, 2]], [[1]], [[0, 1]]):
+        with pytest.raises(ValidationError):
+            TrainingSpec(skip_batches=ranges)
+
+
+def test_a_record_without_a_loss_is_one_of_a_skipped_step() -> None:
+    record = {"step": 3, "loss": None, "tokens": 9, "step_seconds": 1.0, "tokens_per_second": 9.0}
+    assert parse_record(json.dumps(record).encode()) is None
+    assert parse_record(json.dumps({**record, "skipped": True}).encode()) is not None
+
+
+def _train_rank(
+    rank: int, size: int, raw: dict[str, Any], run_dir: str, sample: int
+) -> dict[str, Any]:
+    """Records of a training in which the loss of one sample is not a number, and that of SPIKE
+    forty times as large."""
+    nonfinite.ECHO_SECONDS = 0.0
+    trainer = make_trainer(parse(raw), Path(run_dir), rank)
+    chunk = trainer.pipeline.chunks[-1]
+    advance = chunk.advance
+
+    def poisoned(inputs: Any, batch: Any, rng: Any) -> Any:
+        (result,) = advance(inputs, batch, rng)
+        numbers = batch.samples.tolist()
+        factor = NAN if sample in numbers else 40.0 if sample >= 0 and SPIKE in numbers else 1.0
+        return (result * factor,)
+
+    if trainer.pipeline.partition.stage == trainer.mesh.pp.size - 1:
+        chunk.advance = poisoned  # type: ignore[method-assign]
+    records = []
+    try:
+        for record in trainer.run():
+            records.append(record)
+    except StepRefused as error:
+        return {"words": str(error), "rollback": error.rollback or 0, "records": records}
+    return {"records": records, "planned": trainer.step_traffic}
+
+
+def trained(job: Any, folder: Path, sample: int = -1) -> list[dict[str, Any]]:
+    raw = job.model_dump(mode="json")
+    return run_ranks(_train_rank, job.world_size, raw, str(folder), sample)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "tp": {"tp": 2},
+    "dp": {"dp": 2, "parallel__zero": 1},
+    "pp": {"parallel__pp": 2, "cluster__gpus_per_node": 2},
+}
+SHORT = {"training__steps": 8, "checkpoint__interval": 0, "training__eval_samples": 0,
+         "checkpoint__at_end": False}  # fmt: skip
+BAD, SPIKE = 2 * 8 + 5, 5 * 8 + 2  # samples of steps 3 and 6
+SPIKES = {"training__on_spike": "skip", "training__spike_factor": 1.5, "training__spike_window": 2,
+          "training__on_nonfinite": "skip"}  # fmt: skip
+
+
+def losses(rank: dict[str, Any]) -> list[float]:
+    return [NAN if record["loss"] is None else record["loss"] for record in rank["records"]]
+
+
+@pytest.fixture(scope="module")
+def single(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One rank; a sample of step 3 gives NaN, one of step 6 a large loss."""
+    (rank,) = trained(tiny_job(data, **SHORT, **SPIKES), tmp_path_factory.mktemp("one"), BAD)
+    return rank
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_skips_the_same_steps(
+    data: Path, single: dict[str, Any], tmp_path: Path, layout: str
+) -> None:
+    skipped = [record["step"] for record in single["records"] if record.get("skipped")]
+    assert skipped == [3, 6] and single["records"][2]["loss"] is None
+    reasons = [single["records"][step - 1]["skip_reason"] for step in skipped]
+    assert reasons[0] == "the loss of step 3 is nan" and "the loss of step 6 spikes" in reasons[1]
+    ranks = trained(tiny_job(data, **SHORT, **SPIKES, **LAYOUTS[layout]), tmp_path, BAD)
+    for rank in ranks:
+        assert [r["step"] for r in rank["records"] if r.get("skipped")] == skipped
+        assert losses(rank) == pytest.approx(losses(single), rel=2e-5, nan_ok=True)
+
+
+def test_without_a_bad_step_the_losses_are_those_of_the_default(data: Path, tmp_path: Path) -> None:
+    """To the last bit: the loss is only shared earlier."""
+    (plain,), (guarded,) = (
+        trained(tiny_job(data, **SHORT, training__on_nonfinite=how), tmp_path / how)
+        for how in ("stop", "skip")
+    )
+    assert [r["loss"] for r in plain["records"]] == [r["loss"] for r in guarded["records"]]
+
+
+def test_a_rollback_names_its_step_on_every_rank(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, dp=2, **SHORT, training__on_nonfinite="rollback")
+    ranks = trained(job, tmp_path, sample=BAD)
+    assert [rank["rollback"] for rank in ranks] == [3, 3]
+    assert all("the loss of step 3 is nan: first on rank " in rank["words"] for rank in ranks)
+
+
+def test_left_out_batches_are_not_trained_on(data: Path, tmp_path: Path) -> None:
+    """Steps 1 and 2 as ever; from step 3 on the losses of batches 4, 5, ..., which have no NaN."""
+    (plain,) = trained(tiny_job(data, **SHORT), tmp_path / "one")
+    job = tiny_job(data, **SHORT, training__skip_batches=[[3, 3]])
+    (left_out,) = trained(job, tmp_path / "two", sample=BAD)
+    ours, theirs = losses(left_out), losses(plain)
+    assert ours[:2] == theirs[:2] and ours[2] != theirs[2]
+    assert len(ours) == 8 and all(map(math.isfinite, ours))
