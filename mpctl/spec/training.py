@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
@@ -19,7 +19,6 @@ from mpctl.spec.base import (
 )
 from mpctl.spec.presets import preset_names
 
-BatchRange = Annotated[list[Count], Field(min_length=2, max_length=2)]
 RecomputeMode = Literal["none", "selective", "full"]
 
 
@@ -33,6 +32,29 @@ def _known_runtime(name: str) -> str:
             "literal_error", "Input should be {expected}", {"expected": expected}
         )
     return name
+
+
+def batch_ranges(text: str) -> list[tuple[int, int]]:
+    """The ranges of batches in `17, 40-55`, as (first, last). Raises ValueError for other text, and
+    where they overlap or do not rise."""
+    ranges = []
+    for part in text.split(",") if text.strip() else ():
+        first, dash, last = part.partition("-")
+        ranges.append((int(first), int(last if dash else first)))
+    ends = [0, *(number for one in ranges for number in one)]
+    if ends != sorted(ends) or any(a[1] >= b[0] for a, b in pairwise([(0, 0), *ranges])):
+        raise ValueError(f"{text!r} is not in rising order")
+    return ranges
+
+
+def _require_ranges(text: str) -> str:
+    try:
+        batch_ranges(text)
+    except ValueError:
+        raise PydanticCustomError(
+            "batch_ranges", "Input should be batches in rising order such as '17, 40-55'"
+        ) from None
+    return text
 
 
 def _list_runtimes(schema: dict[str, Any]) -> None:
@@ -150,10 +172,10 @@ class TrainingSpec(StrictModel):
         "before the checkpoint",
     )
     max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
-    skip_batches: list[BatchRange] = Field(
-        default_factory=list,
-        description="batches that are not trained on, as [[FIRST, LAST], ...]; batch N is that of "
-        "step N when none is left out. A rollback adds to them",
+    skip_batches: Annotated[str, AfterValidator(_require_ranges)] = Field(
+        "",
+        description="batches that are not trained on: 17, 40-55; batch N is that of step N when "
+        "none is left out. A rollback adds to them",
     )
     init_from: str | None = Field(
         None,
@@ -172,24 +194,13 @@ class TrainingSpec(StrictModel):
         json_schema_extra=_list_runtimes,
     )
 
-    @field_validator("skip_batches")
-    @classmethod
-    def _require_order(cls, ranges: list[list[int]]) -> list[list[int]]:
-        is_in_order = all(first <= last for first, last in ranges)
-        if not is_in_order or any(a[1] >= b[0] for a, b in pairwise(ranges)):
-            raise PydanticCustomError(
-                "batch_ranges",
-                "Input should be ranges [FIRST, LAST] in rising order that do not overlap",
-            )
-        return ranges
-
     def batch_of_step(self, step: int) -> int:
         """The number of the batch that an update trains on, both from 1: batches in skip_batches
         are left out.
 
-        By hand, skip_batches [[3, 4]]: steps 1 to 4 train on batches 1, 2, 5 and 6.
+        By hand, skip_batches 3-4: steps 1 to 4 train on batches 1, 2, 5 and 6.
         """
-        for first, last in self.skip_batches:
+        for first, last in batch_ranges(self.skip_batches):
             if step >= first:
                 step += last - first + 1
         return step
