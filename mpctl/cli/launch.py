@@ -65,6 +65,21 @@ OnOption = Annotated[
 SubmitOption = Annotated[
     bool, typer.Option("--submit", help="Hand the run to the scheduler and return at once.")
 ]
+HostfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Use ssh (--on ssh) and the hosts of this file, a line `HOST slots=N` each.",
+        show_default=False,
+    ),
+]
+IncludeOption = Annotated[
+    str | None,
+    typer.Option(help="Of the hostfile, use only these hosts: n1@n2:0,1.", show_default=False),
+]
+ExcludeOption = Annotated[
+    str | None,
+    typer.Option(help="Of the hostfile, leave these hosts out: n1@n2:0,1.", show_default=False),
+]
 AsJsonOption = Annotated[
     bool, typer.Option("--json", help="Print the run's summary as JSON on stdout.")
 ]
@@ -86,6 +101,9 @@ def launch(
     as_json: AsJsonOption = False,
     on: OnOption = None,
     submit: SubmitOption = False,
+    hostfile: HostfileOption = None,
+    include: IncludeOption = None,
+    exclude: ExcludeOption = None,
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or rank is not None:
@@ -93,14 +111,14 @@ def launch(
 
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
-                 "--on": on, "--submit": submit}  # fmt: skip
+                 "--on": on, "--submit": submit, "--hostfile": hostfile}  # fmt: skip
         require_alone(rehearse, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, as_json=as_json)
     from mpctl.cli.launch_run import Launch
     from mpctl.cli.launch_source import find_resumption, require_same_model, resolve, say_finished
 
     settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.on": on}
-    job = job.with_settings(settings)
+    job = job.with_settings({**settings, **_ssh_settings(on, hostfile, include, exclude)})
     plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     resumption = find_resumption(run) if resume else None
     if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
@@ -114,3 +132,17 @@ def launch(
         launch.print_commands()
     else:
         launch.train()
+
+
+def _ssh_settings(
+    on: str | None, hostfile: Path | None, include: str | None, exclude: str | None
+) -> dict[str, str | None]:
+    """The settings of the options about hosts; a hostfile alone means --on ssh."""
+    if hostfile is None:
+        return {"launch.ssh.include": include, "launch.ssh.exclude": exclude}
+    return {
+        "launch.on": on or "ssh",
+        "launch.ssh.hostfile": str(hostfile),
+        "launch.ssh.include": include,
+        "launch.ssh.exclude": exclude,
+    }

@@ -154,6 +154,12 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
             "threads_per_rank": job.launch.threads_per_rank
             or max(1, machine.cores * hosts // job.world_size),
             "predicted_step_seconds": plan.estimate.step_seconds if plan.estimate else None,
+            "ssh": job.launch.ssh.model_copy(
+                update={
+                    "hostfile": absolute(job.launch.ssh.hostfile),
+                    "config": absolute(job.launch.ssh.config),
+                }
+            ),
         }
     )
     data = job.data.model_copy(

@@ -68,6 +68,10 @@ class SshSpec(StrictModel):
     connect_timeout: Annotated[int, Field(ge=1, le=3600)] = Field(
         10, description="longest time until a host lets ssh connect, seconds"
     )
+    address: Word | None = Field(
+        None, description="address of the launcher's host to which the hosts connect; found by "
+        "itself when absent"
+    )  # fmt: skip
     pass_env: list[VariableName] = Field(
         default_factory=list,
         description="more environment variables of the launcher that hosts get; those of torch, "

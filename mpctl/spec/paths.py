@@ -14,6 +14,7 @@ PYTHON_STDLIB = "python-stdlib"  # a corpus by its name: text that every machine
 SETTINGS = (
     ("data", "path"), ("data", "tokenizer"), ("data", "corpus"), ("data", "validation"),
     ("training", "init_from"), ("model", "hf_config"),
+    ("launch", "ssh", "hostfile"), ("launch", "ssh", "config"),
 )  # fmt: skip
 
 
@@ -22,12 +23,22 @@ def anchored(raw: Raw, folder: Path) -> Raw:
 
     What is no path is left as it is, for the schema to refuse.
     """
-    found = dict(raw)
-    for table, key in SETTINGS:
-        held = found.get(table)
-        if isinstance(held, dict) and key in held:
-            found[table] = {**held, key: _joined(held[key], folder)}
-    return found
+    for setting in SETTINGS:
+        raw = _with_joined(raw, setting, folder)
+    return raw
+
+
+def _with_joined(raw: Raw, setting: tuple[str, ...], folder: Path) -> Raw:
+    """A table with one setting below it, given by its keys, joined to the folder."""
+    key, *inner = setting
+    if key not in raw:
+        return raw
+    if not inner:
+        return {**raw, key: _joined(raw[key], folder)}
+    table = raw[key]
+    return (
+        {**raw, key: _with_joined(table, tuple(inner), folder)} if isinstance(table, dict) else raw
+    )
 
 
 def _joined(value: Any, folder: Path) -> Any:

@@ -21,6 +21,9 @@ tokenizer = "tokenizer.json"
 validation = { old = "../old" }
 [training]
 init_from = "runs/base"
+[launch.ssh]
+hostfile = "hosts"
+config = "/abs/ssh_config"
 """
 
 
@@ -39,6 +42,8 @@ def test_paths_of_a_file_are_joined_to_its_folder(job: str) -> None:
     assert read.data.corpus == ["jobs/texts", "python-stdlib", "/abs/one.txt"]
     assert read.data.validation == {"old": "jobs/../old"}
     assert read.training.init_from == "jobs/runs/base"
+    assert read.launch.ssh.hostfile == "jobs/hosts"
+    assert read.launch.ssh.config == "/abs/ssh_config"
 
 
 def test_a_file_in_the_shell_s_folder_means_the_same(
@@ -77,6 +82,7 @@ def test_what_a_run_writes_down_means_the_same_from_anywhere(job: str, tmp_path:
     assert written.data.tokenizer == str(folder / "tokenizer.json")
     assert written.data.validation == {"old": str(tmp_path / "old")}
     assert written.training.init_from == str(folder / "runs" / "base")
+    assert written.launch.ssh.hostfile == str(folder / "hosts")
 
 
 @pytest.mark.parametrize("value", ["5", "[5, {}]", "{ a = 5 }", '""'])

@@ -10,7 +10,10 @@ from mpctl.errors import InputError
 from mpctl.launch.backends.backend import Backend, Submitter
 from mpctl.spec.job import JobSpec
 
-BACKENDS = {"local": "mpctl.launch.backends.local:LocalBackend"}
+BACKENDS = {
+    "local": "mpctl.launch.backends.local:LocalBackend",
+    "ssh": "mpctl.launch.backends.ssh:SshBackend",
+}
 """The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made
 from the job and the environment of this process."""
 SUBMITTERS: dict[str, str] = {}

@@ -40,6 +40,8 @@ from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 
 POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
+SSH_CLIENT = "@ssh"
+"""In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
 NAMES = ("SLURMD_NODENAME",)
 """Environment variables with the name by which a scheduler knows this host."""
 
@@ -124,10 +126,26 @@ def _answer(request: Request) -> Result:
         return Result(request.number, error=f"{type(error).__name__}: {error}")
 
 
-def connect(address: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
-    """A connection to the launcher at HOST:PORT. Raises OSError when there is none in time."""
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
+def connect(addresses: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
+    """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first that can be opened; each
+    gets an equal part of the time. The address @ssh is that of the host from which ssh logged in
+    here. Raises OSError when none can be opened."""
+    names, _, port = addresses.rpartition(":")
+    known = [address for name in names.split(",") if (address := _address(name))]
+    reasons = []
+    for address in dict.fromkeys(known):
+        try:
+            return socket.create_connection((address, int(port)), timeout=seconds / len(known))
+        except OSError as error:
+            reasons.append(f"{address} port {port}: {error.strerror or error}")
+    raise OSError("; ".join(reasons) or "no address is known")
+
+
+def _address(name: str) -> str:
+    """The address that a name of `--connect` means; empty for @ssh outside of an ssh login."""
+    if name == SSH_CLIENT:
+        return os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    return name.strip("[]")
 
 
 def say_hello(connection: Connection, nonce: Path, node: int | None) -> None:
@@ -156,7 +174,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         connection = Connection(connect(options.connect))
     except OSError as error:
-        sys.exit(f"the launcher at {options.connect} cannot be reached: {error}")
+        sys.exit(f"the launcher cannot be reached: {error}")
     say_hello(connection, options.nonce, options.node)
     Agent(RunDir(options.run), connection).serve()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import psutil
 
@@ -42,3 +43,14 @@ def interface_of(source: str) -> str | None:
         if any(entry.address.partition("%")[0] == source for entry in addresses):
             return name
     return None
+
+
+def own_addresses() -> list[str]:
+    """The addresses of this host that others may reach: neither of the loopback nor link-local."""
+    entries = [entry for addresses in psutil.net_if_addrs().values() for entry in addresses]
+    texts = [e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6)]
+    return [text for text in texts if "%" not in text and _is_reachable(ip_address(text))]
+
+
+def _is_reachable(address: IPv4Address | IPv6Address) -> bool:
+    return not (address.is_loopback or address.is_link_local)
