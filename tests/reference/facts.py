@@ -30,7 +30,7 @@ READ = {
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "GLOO_SOCKET_IFNAME": "by `doctor`: the interface that gloo would use",
     "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",
-    "SSH_CONNECTION": "by node agents: set by sshd, the address at which they look for the launcher",
+    "SSH_CONNECTION": "by node agents: set by sshd, the address of the launcher",
     "NO_COLOR": "any value turns colours off",
     "PYTHONPATH": "searched for modules by workers too; what hides Python's own modules is refused",
     "RANK": "by workers: set by torchrun",
