@@ -8,6 +8,8 @@ Everywhere else bytes are ints, seconds floats, rates per second in base units.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 
@@ -51,6 +53,28 @@ def plural(count: int, noun: str, several: str | None = None) -> str:
     """`plural(1, "node")` -> `1 node`, `plural(1024, "node")` -> `1,024 nodes`; several: a plural
     that is not the noun with an s, such as `batches`."""
     return f"{count:,} {noun if count == 1 else several or noun + 's'}"
+
+
+def ranges_text(numbers: Iterable[int], *, most: int = 8) -> str:
+    """`[0, 1, 2, 5]` -> `0-2, 5`: numbers in order, neighbours as a range. Beyond `most` ranges the
+    rest is counted: `0, 2, 4 and 97 more`."""
+    ordered = sorted(set(numbers))
+    ranges: list[list[int]] = []
+    for number in ordered:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [number]
+        else:
+            ranges.append([number])
+    shown = ranges[:most]
+    text = ", ".join("-".join(map(str, ends)) for ends in shown)
+    more = len(ordered) - sum(ends[-1] - ends[0] + 1 for ends in shown)
+    return f"{text} and {more:,} more" if more else text
+
+
+def ranks_text(ranks: Iterable[int], *, noun: str = "rank", most: int = 8) -> str:
+    """`rank 3`, or `ranks 0-2, 5`; noun: `node`, for other numbered things."""
+    numbers = set(ranks)
+    return f"{noun}{'s' * (len(numbers) != 1)} {ranges_text(numbers, most=most)}"
 
 
 def bytes_span_text(low: float, high: float) -> str:

@@ -1,14 +1,15 @@
-"""The job.json and summary.json of a run, read back; or a sentence on what is wrong with them.
+"""The JSON files of a run, read back, or a sentence on what is wrong with them.
 
-The models here are what `mpctl runs` and `mpctl show` need of summary.json. rundir/summary.py
-defines all of it; what older versions did not write has a default.
+The models here are what `mpctl runs`, `show` and `status` need of summary.json and launcher.json.
+rundir/summary.py and rundir/launcher.py define all of them; what older versions did not write has a
+default.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -17,6 +18,8 @@ from mpctl.rundir.summary import STATES, PlannedMeasured, RunStatus, TrafficComp
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.spec.renamed import with_all_new_names
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class SavedRankComparison(BaseModel):
@@ -58,6 +61,25 @@ class SavedSummary(BaseModel):
     plan_beside_run: list[SavedRankComparison] = Field(default_factory=list)
 
 
+class SavedLauncher(BaseModel):
+    """What is read of a LauncherRecord (schema mpctl.launcher/1): which process launched the run
+    last; rundir/launcher.py says what each field is."""
+
+    backend: str = "local"
+    host: str
+    pid: int
+    process_started: float | None = None
+    started: float | None = None
+    job_id: str | None = None
+    hosts: list[str] | None = None
+
+
+def read_launcher(path: Path) -> SavedLauncher | str | None:
+    """Who launched the run; None for a run of a version that did not say; a sentence when it cannot
+    be read."""
+    return _read(path, SavedLauncher)
+
+
 def read_job(path: Path) -> JobSpec | str:
     """The job, or a sentence on why it cannot be read."""
     raw = read_json(path)
@@ -71,13 +93,17 @@ def read_job(path: Path) -> JobSpec | str:
 
 def read_summary(path: Path) -> SavedSummary | str | None:
     """The summary; None while there is none; a sentence when it cannot be read."""
+    return _read(path, SavedSummary)
+
+
+def _read(path: Path, model: type[Model]) -> Model | str | None:
     if not path.exists():
         return None
     raw = read_json(path)
     if isinstance(raw, str):
         return raw
     try:
-        return SavedSummary.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

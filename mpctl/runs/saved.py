@@ -5,14 +5,11 @@ Nothing here raises for the content of a directory: damage becomes a sentence in
 
 from __future__ import annotations
 
-import fcntl
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
-
-import psutil
 
 from mpctl.errors import InputError
 from mpctl.planning.summary import sizes_text
@@ -23,6 +20,7 @@ from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import is_number
 from mpctl.rundir.shards import read_manifest
 from mpctl.runs.documents import SavedSummary, read_job, read_summary
+from mpctl.runs.liveness import is_running
 from mpctl.spec.job import JobSpec
 
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unreadable"]
@@ -165,24 +163,6 @@ def _status(
         return "failed"
     done = key_records.last is not None and key_records.last["step"] >= job.training.steps
     return "finished" if done else "interrupted"
-
-
-def is_running(path: Path) -> bool:
-    """Whether a launch holds the directory's lock, or its torchrun is alive (a file system
-    without locks, or a bench, which takes none)."""
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-    try:
-        process = psutil.Process(int(RunDir(path).torchrun_pid.read_text("utf-8")))
-        return str(path.resolve()) in process.cmdline()
-    except (OSError, ValueError, OverflowError, psutil.Error):
-        return False
 
 
 def _checkpoints(root: Path) -> tuple[SavedCheckpoint, ...]:
