@@ -19,8 +19,8 @@ from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
-    "plan", "search", "launch", "runs", "show", "sample", "eval", "bench", "calibrate", "data",
-    "weights", "doctor", "presets", "schema",
+    "plan", "search", "launch", "runs", "status", "logs", "stop", "show", "sample", "eval", "bench",
+    "calibrate", "data", "weights", "doctor", "presets", "schema",
 )  # fmt: skip
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """Errors of the system about a path that cannot be used, whatever was to be done with it."""

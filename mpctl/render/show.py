@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from rich.text import Text
 
@@ -95,11 +96,16 @@ def _checkpoint(saved: CheckpointRow) -> str:
 def _ending(document: ShownRun) -> Iterator[Row]:
     failure = document["failure"]
     if failure is not None:
-        place = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())
-        who = "the run" if failure["rank"] is None else f"rank {failure['rank']}"
-        where = f" ({place})" if place else ""
-        doing = f" at {failure['doing']}" if failure["doing"] else ""
-        log = f"; log: {failure['log']}" if failure["log"] else ""
-        yield "failure", f"{who}{where} failed{doing}: {failure['error']}{log}"
+        yield "failure", failure_text(failure)
     for problem in document["problems"]:
         yield "damaged", problem
+
+
+def failure_text(failure: Mapping[str, Any]) -> str:
+    """The rank that failed first, its host and coordinates where they are known, and why."""
+    coords = ", ".join(f"{axis} {index}" for axis, index in failure["coords"].items())
+    where = "; ".join(filter(None, (failure.get("host"), coords)))
+    who = "the run" if failure["rank"] is None else f"rank {failure['rank']}"
+    doing = f" at {failure['doing']}" if failure["doing"] else ""
+    log = f"; log: {failure['log']}" if failure["log"] else ""
+    return f"{who}{f' ({where})' if where else ''} failed{doing}: {failure['error']}{log}"

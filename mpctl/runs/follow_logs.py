@@ -10,16 +10,35 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from mpctl.rundir.log_entries import EntrySplitter, LogEntry
 from mpctl.rundir.merged_logs import MergedEntry, merge_entries
+from mpctl.runs.liveness import is_running
 from mpctl.runs.logs import rank_logs
+
+Lines = TypeVar("Lines")
 
 QUIET_SECONDS = 0.4
 LONGEST_SECONDS = 3.0
+POLL_SECONDS, RUNNING_SECONDS = 0.2, 1.0
+"""How often logs are read, and how often the launcher is looked for."""
+
+
+def follow_until_end(run: Path, poll: Callable[[bool], Iterable[Lines]]) -> Iterator[Lines]:
+    """What `poll` finds, again and again until the run has ended; poll is called with True for the
+    last time."""
+    is_last, next_check = False, float("-inf")
+    while not is_last:
+        if time.monotonic() >= next_check:
+            next_check = time.monotonic() + RUNNING_SECONDS
+            is_last = not is_running(run)
+        yield from poll(is_last)
+        if not is_last:
+            time.sleep(POLL_SECONDS)
 
 
 @dataclass
@@ -61,6 +80,11 @@ class FollowedLog:
         *lines, self.rest = (self.rest + content).split(b"\n")
         return [line.decode("utf-8", errors="replace") for line in lines]
 
+    def end(self) -> list[str]:
+        """What was read of a line that was not completed, if anything."""
+        rest, self.rest = self.rest, b""
+        return [rest.decode("utf-8", errors="replace")] if rest else []
+
     def _status(self) -> os.stat_result | None:
         try:
             return self.path.stat()
@@ -68,9 +92,24 @@ class FollowedLog:
             return None
 
 
-class LogFollower:
+class FileFollower:
+    """Follows logs that are shown as they are."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self.logs = [FollowedLog(path) for path in paths]
+        self.ends = {log.path: log.skip() for log in self.logs}
+
+    def poll(self, is_last: bool) -> Iterator[tuple[Path, list[str]]]:
+        """The new lines of each log that has any; half a line too when this is the last call."""
+        for log in self.logs:
+            lines = log.read() + (log.end() if is_last else [])
+            if lines:
+                yield log.path, lines
+
+
+class MergedFollower:
     """Follows the logs of some ranks of a run; of all of them, also those that start later, when
-    none is named."""
+    none is named. ends: by rank, the offset in bytes from which on its log is followed."""
 
     def __init__(
         self, run: Path, ranks: Iterable[int], clock: Callable[[], float] = time.monotonic
@@ -80,16 +119,16 @@ class LogFollower:
         self.entries: defaultdict[int, list[LogEntry]] = defaultdict(list)
         self.first_time = self.last_time = 0.0
         self._find()
-        for log in self.logs.values():
-            log.skip()
+        self.ends = {rank: log.skip() for rank, log in self.logs.items()}
 
-    def poll(self, *, is_last: bool = False) -> list[MergedEntry]:
+    def poll(self, is_last: bool = False) -> list[MergedEntry]:
         """The entries that can be shown now; all that are left when this is the last call."""
         self._find()
         if self._read() or is_last:
             self.last_time = self.clock()
         if is_last or self.clock() - self.last_time >= QUIET_SECONDS:
             for rank, log in self.logs.items():
+                self.entries[rank].extend(log.splitter.feed(log.end() if is_last else ()))
                 self.entries[rank].extend(log.splitter.flush())
             return self._take(lambda entry: True)
         if self.clock() - self.first_time >= LONGEST_SECONDS:

@@ -64,13 +64,15 @@ def _files(folder: Path) -> list[Path]:
         return []
 
 
-def read_tail(path: Path, most: int) -> LogTail:
-    """The whole lines within the last `most` bytes of a log; no line when it cannot be read."""
+def read_tail(path: Path, most: int, end: int | None = None) -> LogTail:
+    """The whole lines within the last `most` bytes before the offset `end`, by default before the
+    end of the log; no line when it cannot be read."""
     try:
         if not path.is_file():  # a pipe would block
             return LogTail([], 0, is_cut=False)
         with path.open("rb") as stream:
-            end = stream.seek(0, os.SEEK_END)
+            size = stream.seek(0, os.SEEK_END)
+            end = size if end is None else min(end, size)
             begin = max(0, end - most)
             stream.seek(begin)
             content = stream.read(end - begin)
@@ -80,24 +82,30 @@ def read_tail(path: Path, most: int) -> LogTail:
     return LogTail(lines[1:] if begin else lines, end, is_cut=begin > 0)
 
 
-def last_lines(path: Path, count: int | None) -> list[str]:
-    """The last lines of a log; all of them for None."""
+def last_lines(path: Path, count: int | None, end: int | None = None) -> list[str]:
+    """The last lines of a log before the offset `end`, by default of all of it; all of them for a
+    count of None."""
     most = FIRST_BYTES
     while True:
-        tail = read_tail(path, most)
+        tail = read_tail(path, most, end)
         lines = tail.lines[:-1] if tail.lines[-1:] == [""] else tail.lines
         if not tail.is_cut or (count is not None and len(lines) >= count):
             return lines if count is None else lines[max(0, len(lines) - count) :]
         most *= 8
 
 
-def merged_tail(logs: Mapping[int, Path], count: int | None) -> list[MergedEntry]:
+def merged_tail(
+    logs: Mapping[int, Path], count: int | None, ends: Mapping[int, int] | None = None
+) -> list[MergedEntry]:
     """The last entries of these logs, by rank, merged: as many as `count` lines need; for None all
-    of them. A log longer than its share of ALL_BYTES, or of MOST_BYTES, is read from there on."""
+    of them. A log longer than its share of ALL_BYTES, or of MOST_BYTES, is read from there on.
+
+    ends: by rank, the offset in bytes at which to stop reading, by default the end of its log.
+    """
     limit = (MOST_BYTES if count is None else ALL_BYTES) // max(1, len(logs))
     most = limit if count is None else min(FIRST_BYTES, FIRST_BYTES_OF_ALL // max(1, len(logs)))
     while True:
-        tails = {rank: read_tail(path, most) for rank, path in logs.items()}
+        tails = {rank: read_tail(path, most, (ends or {}).get(rank)) for rank, path in logs.items()}
         is_whole = most >= limit or not any(tail.is_cut for tail in tails.values())
         entries = {rank: counted_from_end(split_entries(tails[rank].lines)) for rank in logs}
         if not is_whole:

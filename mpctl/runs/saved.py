@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
@@ -125,6 +125,27 @@ def looks_like_run(path: Path) -> bool:
         return path.is_dir() and any((path / name).is_file() for name in MARKS)
     except OSError:
         return False
+
+
+def find_run(name: Path) -> Path | Issue:
+    """The directory of a run by its path or its name in runs/; an issue when there is none."""
+    path = next((path for path in (name, Path("runs") / name) if looks_like_run(path)), None)
+    message = f"{name} does not contain a run of mpctl"
+    return path or Issue("no-run", "RUN", message, "`mpctl runs` lists the runs in runs/")
+
+
+def require_run(name: Path) -> Path:
+    """The directory of a run by its path or its name in runs/. Raises InputError without one."""
+    path = find_run(name)
+    if isinstance(path, Issue):
+        raise InputError([path])
+    return path
+
+
+def short_name(name: Path) -> str:
+    """`runs/demo/` is called demo, as in the list of runs."""
+    parts = name.parts[1:] if name.parts[:1] == ("runs",) and len(name.parts) > 1 else name.parts
+    return "/".join(parts) if not name.is_absolute() and parts else name.resolve().name
 
 
 def read_run(path: Path, name: str | None = None) -> SavedRun:

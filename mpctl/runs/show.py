@@ -16,7 +16,7 @@ from mpctl.rundir.metrics import read_records
 from mpctl.rundir.summary import PlanAndRun, RankComparison, training_progress
 from mpctl.runs.documents import SavedFailure, read_json
 from mpctl.runs.listing import iso
-from mpctl.runs.saved import CheckpointRow, SavedRun, Status, looks_like_run, read_run
+from mpctl.runs.saved import CheckpointRow, SavedRun, Status, find_run, read_run, short_name
 
 Progress = Callable[[str, int, int], None]
 
@@ -55,12 +55,12 @@ def open_runs(names: list[Path], on_progress: Progress = lambda *_: None) -> lis
 
     Raises InputError with an issue for every name that is not a run.
     """
-    paths = [_find(name) for name in names]
-    missing = [name for name, path in zip(names, paths, strict=True) if path is None]
+    paths = [find_run(name) for name in names]
+    missing = [path for path in paths if isinstance(path, Issue)]
     if missing:
-        raise InputError([_no_run(name) for name in missing])
+        raise InputError(missing)
     pairs = zip(names, paths, strict=True)
-    runs = [read_run(path, _short(name)) for name, path in pairs if path is not None]
+    runs = [read_run(path, short_name(name)) for name, path in pairs if isinstance(path, Path)]
     return [_with_records(run, on_progress) for run in runs]
 
 
@@ -72,21 +72,6 @@ def _with_records(run: SavedRun, on_progress: Progress) -> SavedRun:
     except OSError:  # read_run has put it among the run's problems
         return run
     return replace(run, records=tuple(records))
-
-
-def _find(name: Path) -> Path | None:
-    return next((path for path in (name, Path("runs") / name) if looks_like_run(path)), None)
-
-
-def _no_run(name: Path) -> Issue:
-    message = f"{name} does not contain a run of mpctl"
-    return Issue("no-run", "RUN", message, "`mpctl runs` lists the runs in runs/")
-
-
-def _short(name: Path) -> str:
-    """`runs/demo/` is called demo, as in the list of runs."""
-    parts = name.parts[1:] if name.parts[:1] == ("runs",) and len(name.parts) > 1 else name.parts
-    return "/".join(parts) if not name.is_absolute() and parts else name.resolve().name
 
 
 def show_document(runs: list[SavedRun]) -> ShowDocument:

@@ -72,6 +72,9 @@ SCHEMAS = {
     "mpctl.search/1": "`mpctl search --json`: the best layouts and what was searched",
     "mpctl.series/1": "`mpctl show --plot METRIC --json`: a curve a run and metric",
     "mpctl.show/1": "`mpctl show --json`: each run's job, progress, checkpoints and failure",
+    "mpctl.status/1": "`mpctl status --json`: progress, time left, launcher, newest checkpoint and "
+    "what every rank is doing",
+    "mpctl.stopped/1": "`mpctl stop --json`: how the run ended and what it saved",
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpctl.runs.follow_logs import LONGEST_SECONDS, QUIET_SECONDS, LogFollower
+from mpctl.runs.follow_logs import LONGEST_SECONDS, QUIET_SECONDS, MergedFollower
 
 
 @dataclass
@@ -27,14 +27,14 @@ class Logs:
             stream.write(text)
 
 
-def shown(follower: LogFollower, *, is_last: bool = False) -> list[tuple[str, tuple[int, ...]]]:
-    return [(entry.text, entry.ranks) for entry in follower.poll(is_last=is_last)]
+def shown(follower: MergedFollower, *, is_last: bool = False) -> list[tuple[str, tuple[int, ...]]]:
+    return [(entry.text, entry.ranks) for entry in follower.poll(is_last)]
 
 
 def test_what_was_there_before_is_not_shown_and_what_comes_is_merged(tmp_path: Path) -> None:
     logs, clock = Logs(tmp_path), Clock()
     logs.add(0, "old\n")
-    follower = LogFollower(tmp_path, (), clock)
+    follower = MergedFollower(tmp_path, (), clock)
     logs.add(0, "step 1: loss 5\n")
     assert shown(follower) == []  # others may still print it
     logs.add(1, "step 1: loss 5\n")  # a log that did not exist before
@@ -47,7 +47,7 @@ def test_what_was_there_before_is_not_shown_and_what_comes_is_merged(tmp_path: P
 
 def test_steps_that_every_rank_has_left_are_shown_while_they_print_on(tmp_path: Path) -> None:
     logs, clock = Logs(tmp_path), Clock()
-    follower = LogFollower(tmp_path, (), clock)
+    follower = MergedFollower(tmp_path, (), clock)
     for rank in (0, 1):
         logs.add(rank, "".join(f"step {step}: loss 5\n" for step in range(1, 5 + rank)))
     assert [ranks for _, ranks in shown(follower)] == [(0, 1)] * 2  # the last entry may go on
@@ -57,7 +57,7 @@ def test_steps_that_every_rank_has_left_are_shown_while_they_print_on(tmp_path: 
 
 def test_a_rank_that_is_far_behind_does_not_hold_back_for_long(tmp_path: Path) -> None:
     logs, clock = Logs(tmp_path), Clock(10.0)
-    follower = LogFollower(tmp_path, (), clock)
+    follower = MergedFollower(tmp_path, (), clock)
     logs.add(1, "step 1: loss 5\nstuck\nnot complete")
     waited = []
     for step in range(1, 30):
@@ -70,7 +70,7 @@ def test_a_rank_that_is_far_behind_does_not_hold_back_for_long(tmp_path: Path) -
 
 def test_half_a_line_waits_and_a_new_file_begins_again(tmp_path: Path) -> None:
     logs, clock = Logs(tmp_path), Clock()
-    follower = LogFollower(tmp_path, [0], clock)
+    follower = MergedFollower(tmp_path, [0], clock)
     logs.add(0, "one\ntw")
     logs.add(1, "not asked for\n")
     assert shown(follower) == []

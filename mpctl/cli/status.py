@@ -1,0 +1,37 @@
+"""`mpctl status`: what a run does at this moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")
+]
+AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+@app.command()
+def status(run: RunArgument, as_json: AsJsonOption = False) -> None:
+    """Show how far RUN is, the time left, its newest checkpoint and what every rank is doing.
+
+    Status: running, finished, stopped (on request), failed, interrupted (its launcher is gone and
+    did not say how the run ended) or unreadable (job.json is damaged). The exit code is 0 for all.
+    """
+    from mpctl.runs.saved import require_run, short_name
+    from mpctl.runs.status import status_document, status_of
+
+    document = status_document(status_of(require_run(run), short_name(run)))
+    if as_json:
+        from mpctl.render.json import print_json
+
+        print_json(document)
+        return
+    from mpctl.render.status import print_status
+
+    print_status(document)

@@ -1,0 +1,98 @@
+"""Stopping a run: a file asks its launcher (rundir/stop_request.py), then its end is waited for.
+
+No signal is sent and no process id is needed, so that a run is stopped alike on this host and on
+another one that shares the directory, and no other process can be hit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.stop_request import write_stop_request
+from mpctl.runs.liveness import is_running
+from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
+
+POLL_SECONDS = 0.2
+OnWait = Callable[[str], None]
+SAVING = "saving"
+MOST_BREADCRUMBS = 64
+
+
+class StoppedDocument(TypedDict):
+    """What `mpctl stop --json` prints. was_running: whether there was anything to stop; status:
+    what the run is now, `running` when its end was not waited for; checkpoint: the newest, None
+    without any."""
+
+    schema: Literal["mpctl.stopped/1"]
+    name: str
+    path: str
+    was_running: bool
+    status: Status
+    step: int
+    steps: int | None
+    checkpoint: CheckpointRow | None
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run after it was asked to stop. was_running: whether there was anything to stop."""
+
+    run: SavedRun
+    was_running: bool
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the run came to its end, or saved where it stopped."""
+        return self.run.status in ("finished", "stopped")
+
+    def as_dict(self) -> StoppedDocument:
+        """The outcome as JSON."""
+        run = self.run
+        return {
+            "schema": "mpctl.stopped/1",
+            "name": run.name,
+            "path": str(run.path),
+            "was_running": self.was_running,
+            "status": run.status,
+            "step": run.step,
+            "steps": run.steps,
+            "checkpoint": run.checkpoints[-1].as_dict() if run.checkpoints else None,
+        }
+
+
+def stop_run(
+    path: Path, name: str, *, now: bool, timeout: float | None, on_wait: OnWait
+) -> Stopped:
+    """Ask a run to stop and wait for its end.
+
+    now: end its ranks without saving; timeout: seconds to wait, None for as long as it takes;
+    on_wait: called several times a second with what the run is doing. Raises OSError when the
+    request cannot be written.
+    """
+    if not is_running(path):
+        return Stopped(read_run(path, name), was_running=False)
+    write_stop_request(path / "stop-request", now=now)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while is_running(path) and (deadline is None or time.monotonic() < deadline):
+        on_wait(stopping_text(path))
+        time.sleep(POLL_SECONDS)
+    return Stopped(read_run(path, name), was_running=True)
+
+
+def stopping_text(path: Path) -> str:
+    """What a run does between the request and its end."""
+    run = RunDir(path)
+    if not run.stop.exists():
+        return "waiting for the launcher"
+    texts = [run.doing(rank) for rank in range(MOST_BREADCRUMBS)]
+    saving = [text for text in texts if text.startswith(SAVING)]
+    if saving:
+        return max(saving, key=len)
+    return "finishing the step" if any(texts) else "ranks have ended"

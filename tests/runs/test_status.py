@@ -1,0 +1,152 @@
+"""`mpctl status`: what a run does at this moment, read from what it writes, whatever is damaged."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.rundir.breadcrumb import TEXT_TIME_AT, Breadcrumb
+from mpctl.rundir.collective_log import KINDS
+from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
+from mpctl.runs.liveness import is_running
+from mpctl.runs.status import status_document, status_of
+from tests.cli.calls import Mpctl, caller
+from tests.runs.made import FAILURE, make_run, record, summary
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Mpctl:
+    return caller(capsys)
+
+
+def write_launcher(run: Path, **more: Any) -> None:
+    (run / "launcher.json").write_text(json.dumps({**this_launcher("local"), **more}))
+
+
+def going_on(run: Path, **launcher: Any) -> Path:
+    """A run whose launcher is this process, at step 5 of 20, with two ranks in step 6."""
+    make_run(run, steps=5, checkpoints=(4,))
+    last = {**record(5), "time": time.time() - 1}
+    (run / "metrics.jsonl").write_text(json.dumps(record(4)) + "\n" + json.dumps(last) + "\n")
+    for rank in range(2):
+        crumb = Breadcrumb(run / "doing" / f"rank-{rank}")
+        crumb.beat()
+        crumb.write(f"step 6, forward of micro batch {rank}")
+    write_launcher(run, hosts=["n1", "n2"], **launcher)
+    return run
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    document = status_document(status_of(going_on(tmp_path / "demo"), "demo"))
+    assert (document["status"], document["step"], document["steps"]) == ("running", 5, 20)
+    assert document["seconds_left"] == 15 * document["step_seconds"] == 7.5
+    assert document["last_step_seconds"] == pytest.approx(1, abs=0.9)
+    assert document["checkpoint"] is not None and document["checkpoint"]["step"] == 4
+    assert document["launcher"] is not None and document["launcher"]["is_alive"] is True
+    first, second = document["ranks"]
+    assert (first["host"], second["host"]) == ("n1", "n2")
+    assert second["coords"] == {"tp": 1, "cp": 0, "dp": 0, "pp": 0}
+    assert second["doing"] == "step 6, forward of micro batch 1"
+    assert second["heartbeat_seconds"] is not None and second["heartbeat_seconds"] < 5
+    assert document["waiting"] is None and not document["is_stopping"]
+
+
+def test_the_same_in_words(tmp_path: Path, call: Mpctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = call("status", going_on(tmp_path / "demo"))
+    assert said.code == 0 and "\x1b" not in said.out
+    lines = said.out.splitlines()
+    assert lines[0] == "demo  running  step 5 of 20 (25 %), 0:00:08 left"
+    assert "ranks          2, all with a heartbeat in the last 5 s" in lines
+    assert "  rank 1       step 6, forward of micro batch 1" in lines
+    assert not any(line.startswith("!") for line in lines)
+
+
+def test_a_rank_without_a_heartbeat_is_named(tmp_path: Path, call: Mpctl) -> None:
+    run = going_on(tmp_path / "demo")
+    path = run / "doing" / "rank-1"
+    with path.open("r+b") as stream:  # its last heartbeat was long ago
+        stream.seek(TEXT_TIME_AT - 8)
+        stream.write(bytes(8))
+    assert status_document(status_of(run, "demo"))["ranks"][1]["heartbeat_seconds"] is None
+    later = status_document(status_of(run, "demo", time.time() + 30))
+    assert 30 <= (later["ranks"][0]["heartbeat_seconds"] or 0) < 35
+
+
+def test_ranks_that_do_the_same_are_one_row(tmp_path: Path, call: Mpctl) -> None:
+    run = going_on(tmp_path / "demo")
+    for rank in range(2):
+        Breadcrumb(run / "doing" / f"rank-{rank}").write("step 6, backward")
+    assert "  ranks 0-1    step 6, backward" in call("status", run).out
+
+
+def test_whom_ranks_wait_for_when_no_step_is_done(tmp_path: Path, call: Mpctl) -> None:
+    """Rank 1 has not joined the all-reduce in which rank 0 waits."""
+    run = going_on(tmp_path / "demo")
+    (run / "metrics.jsonl").write_text(json.dumps({**record(5), "time": time.time() - 60}) + "\n")
+    crumbs = [Breadcrumb(run / "doing" / f"rank-{rank}") for rank in range(2)]
+    groups = [crumb.collectives.group("tp", range(2)) for crumb in crumbs]
+    assert groups[0] is not None
+    groups[0].wait(groups[0].start(KINDS.index("all_reduce"), 1024))
+    said = call("status", run)
+    assert "! rank 1 did not join" in said.out and "tp" in said.out
+
+
+def test_a_run_that_is_asked_to_stop(tmp_path: Path, call: Mpctl) -> None:
+    run = going_on(tmp_path / "demo")
+    (run / "stop-request").touch()
+    assert call("status", run).out.startswith("demo  running (stopping)  step 5 of 20")
+
+
+def test_a_run_whose_launcher_is_gone(tmp_path: Path, call: Mpctl) -> None:
+    """The process id is used by another process now: this one."""
+    began = this_launcher("local")["process_started"] or 0
+    run = going_on(tmp_path / "demo", process_started=began - 2 * START_TOLERANCE)
+    assert not is_running(run)
+    document = status_document(status_of(run, "demo"))
+    assert document["status"] == "interrupted" and document["seconds_left"] is None
+    text = call("status", run).out
+    assert "it has ended" in text and "ranks          2; when they ended:" in text
+    assert "mpctl launch --resume --run-dir" in text
+
+
+def test_a_failed_run_names_the_rank_and_its_host(tmp_path: Path, call: Mpctl) -> None:
+    ended = summary("failed", failure={**FAILURE, "host": "n2"})
+    run = make_run(tmp_path / "demo", steps=4, ended=ended)
+    text = " ".join(call("status", run).out.split())
+    assert "rank 1 (n2; tp 1, dp 0) failed at step 5, forward: RuntimeError: out of memory" in text
+
+
+@pytest.mark.parametrize("name", ["job.json", "metrics.jsonl", "launcher.json", "doing/rank-0"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{}", b"[1, 2]", b'{"pid": "x"}'])
+def test_damaged_files_are_no_reason_to_fail(
+    tmp_path: Path, call: Mpctl, name: str, content: bytes
+) -> None:
+    run = going_on(tmp_path / "demo")
+    (run / name).write_bytes(content)
+    assert call("status", run).code == 0
+    assert call("status", run, "--json").document["schema"] == "mpctl.status/1"
+
+
+def test_no_run_is_refused(tmp_path: Path, call: Mpctl) -> None:
+    said = call("status", tmp_path, "--json")
+    assert said.code == 2 and "no-run" in said.issues
+
+
+def test_a_thousand_ranks_in_a_few_lines(tmp_path: Path, call: Mpctl) -> None:
+    run = make_run(tmp_path / "big", steps=3, **{"cluster.nodes": 500, "parallel.dp": 500})
+    write_launcher(run, hosts=[f"n{node}" for node in range(500)])
+    whole = bytes(Breadcrumb(run / "doing" / "rank-0").memory)
+    for rank in range(1000):
+        text = f"step 4, forward of micro batch {rank % 2}".encode()
+        (run / "doing" / f"rank-{rank}").write_bytes(text.ljust(256, b"\0") + whole[256:])
+    began = time.process_time()
+    said = call("status", run)
+    assert time.process_time() - began < 2.0
+    text = " ".join(said.out.split())
+    assert "ranks 0, 2 and 498 more step 4, forward of micro batch 0" in text
+    assert "hosts 500: n0, n1, n2, n3, ... n499" in text and len(said.out.splitlines()) < 14
