@@ -69,6 +69,7 @@ def finished_summary(run: RunDir, step: int) -> RunSummary | FinishedSummary:
 def _failure_summary(failure: Failure) -> FailureSummary:
     return {
         "rank": failure.rank,
+        "host": failure.host,
         "coords": failure.coords,
         "error": failure.error,
         "doing": failure.doing,

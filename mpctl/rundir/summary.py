@@ -68,11 +68,12 @@ class RankSummary(RankComparison):
 class FailureSummary(TypedDict):
     """The rank that failed first and why; rank is None when no single rank is at fault.
 
-    doing: step, stage and micro batch at that moment; log: path of the rank's log; last_lines: of
+    host: of the rank, empty where there is one host or it is not known; doing: step, stage and micro batch at that moment; log: path of the rank's log; last_lines: of
     that log.
     """
 
     rank: int | None
+    host: str
     coords: dict[str, int]
     error: str
     doing: str

@@ -45,7 +45,7 @@ class SavedFailure(BaseModel):
     and why."""
 
     rank: int | None
-    host: str | None = None
+    host: str = ""
     coords: dict[str, int] = Field(default_factory=dict)
     error: str
     doing: str = ""

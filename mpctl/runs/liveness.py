@@ -78,7 +78,8 @@ def _is_locked(path: Path) -> bool:
 
 
 def _torchrun_is_alive(path: Path) -> bool:
-    """Also true of a bench, which has no launcher.json and takes no lock."""
+    """Whether torchrun of the run is there, as for a bench, which has no launcher.json and takes no
+    lock."""
     try:
         process = psutil.Process(int(RunDir(path).torchrun_pid.read_text("utf-8")))
         return str(path.resolve()) in process.cmdline()

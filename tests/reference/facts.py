@@ -58,6 +58,7 @@ SCHEMAS = {
     "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
     "mpctl.explain/1": "`mpctl plan --explain --json`: figures with formula and numbers",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
+    "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
     "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",
     "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
     "mpctl.plan/1": "`mpctl plan --json` and plan.json of a run: the whole plan",
@@ -76,6 +77,7 @@ SCHEMAS = {
     "what every rank is doing",
     "mpctl.stopped/1": "`mpctl stop --json`: how the run ended and what it saved",
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
+    "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",
 }
