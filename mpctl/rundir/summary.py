@@ -68,8 +68,8 @@ class RankSummary(RankComparison):
 class FailureSummary(TypedDict):
     """The rank that failed first and why; rank is None when no single rank is at fault.
 
-    host: of the rank, empty where there is one host or it is not known; doing: step, stage and micro batch at that moment; log: path of the rank's log; last_lines: of
-    that log.
+    host: of the rank, empty where there is one host or it is not known; doing: step, stage and
+    micro batch at that moment; log: path of the rank's log; last_lines: of that log.
     """
 
     rank: int | None
