@@ -20,6 +20,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from mpctl.doctor.documents import CollectiveReport, CollectiveTiming
+from mpctl.doctor.parent import end_with_parent
 from mpctl.doctor.requests import CollectiveRequest
 
 RANK_MODULE = "mpctl.runtime.collective_probe"
@@ -135,6 +136,7 @@ def _timings(rank: StartedRank) -> list[CollectiveTiming]:
 
 def main() -> None:
     """Read the request, run the ranks, print the report."""
+    end_with_parent()
     report = run_ranks(CollectiveRequest.model_validate_json(sys.stdin.read()))
     print(report.model_dump_json(), flush=True)
 

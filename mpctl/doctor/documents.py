@@ -152,6 +152,9 @@ class NetworkFacts(ReportModel):
     interfaces: list[Interface]
     default_interface: str | None = Field(description="interface of the default route")
     infiniband: list[InfiniBandPort]
+    towards: str | None = Field(
+        description="the interface that leads to the first host, which ranks are told to use"
+    )
     gloo_setting: str | None = Field(description="GLOO_SOCKET_IFNAME")
     nccl_setting: str | None = Field(description="NCCL_SOCKET_IFNAME")
     first_port: int = Field(description="first port of the ephemeral range")

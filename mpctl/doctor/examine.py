@@ -85,6 +85,7 @@ def look_at_hosts(hosts: Hosts, run_dir: Path) -> tuple[list[HostReport], list[f
         run_dir=str(run_dir.absolute()),
         nonce_file=file.name if is_written else None,
         nonce=nonce,
+        towards=hosts.addresses[0],
         torch_seconds=TORCH_SECONDS,
     )
     try:
@@ -198,7 +199,7 @@ def _collective(
             address=address,
             port=port,
             device=device,
-            interface=_interface(reports[number], hosts.addresses[number], alone=count == 1),
+            interface=_interface(reports[number], alone=count == 1),
             seconds=TORCH_SECONDS,
         )
         for number in range(len(reports))
@@ -219,11 +220,12 @@ def _collective(
     return merged
 
 
-def _interface(report: HostReport, address: str, *, alone: bool) -> str | None:
-    """The interface that ranks of a host use: that of the address under which others know it."""
+def _interface(report: HostReport, *, alone: bool) -> str | None:
+    """The interface that the ranks of a host use: that of the loopback for ranks of one host."""
     if report.network is None:
         return None
-    wanted = "127.0.0.1" if alone else address
-    named = (each.name for each in report.network.interfaces if wanted in each.addresses)
-    used = used_interface(report.network, report.network.gloo_setting)
-    return next(named, used.name if used else None)
+    if alone:
+        up = (each for each in report.network.interfaces if "127.0.0.1" in each.addresses)
+        return next((each.name for each in up), None)
+    used = used_interface(report.network)
+    return used.name if used else None

@@ -53,7 +53,7 @@ def host_findings(host: HostReport, needs: Needs, *, several: bool) -> Iterator[
     if host.limits is not None:
         found.append(_limits(host.limits))
     if host.network is not None:
-        found.append(network_findings(host.network, host.limits, several=several))
+        found.append(network_findings(host.network, host.limits))
     if host.folder is not None:
         found.append(_folder(host.folder, several=several))
     for finding in chain.from_iterable(found):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator
 from typing import Literal
 
@@ -15,29 +14,20 @@ FEW_PORTS, LEAST_PORTS = 1000, 64
 RDMA_BYTES = 1 << 30
 
 
-def network_findings(
-    network: NetworkFacts, limits: Limits | None, *, several: bool
-) -> Iterator[Finding]:
-    """Everything that is wrong. several: whether ranks of other hosts must reach this one."""
+def network_findings(network: NetworkFacts, limits: Limits | None) -> Iterator[Finding]:
+    """Everything that is wrong with the network of a host, as far as the host sees it."""
     if network.loopback_error:
         yield _finding("error", "loopback-down", network.loopback_error, "ip link set lo up")
     yield from _ports(network)
     yield from _settings(network)
-    if several:
-        yield from _own_name(network)
     yield from _rdma(network, limits)
 
 
-def used_interface(network: NetworkFacts, setting: str | None) -> Interface | None:
-    """The interface that a setting such as GLOO_SOCKET_IFNAME chooses, or without one that of the
-    host's own address, or else of the default route."""
-    up = [interface for interface in network.interfaces if interface.is_up]
-    if setting:
-        return next((each for each in up if chosen_by(setting, each.name)), None)
-    named = [each for each in up if set(each.addresses) & set(network.host_addresses)]
-    routed = [each for each in up if each.name == network.default_interface]
-    real = [each for each in named if not all(map(is_loopback, each.addresses))]
-    return next(iter([*real, *routed, *named]), None)
+def used_interface(network: NetworkFacts) -> Interface | None:
+    """The interface that gloo uses: that of GLOO_SOCKET_IFNAME, or else the one that leads to the
+    first host, which a launch sets for its ranks."""
+    wanted = (network.gloo_setting or "").split(",")[0] or network.towards
+    return next((each for each in network.interfaces if each.is_up and each.name == wanted), None)
 
 
 def chosen_by(setting: str, name: str) -> bool:
@@ -47,14 +37,6 @@ def chosen_by(setting: str, name: str) -> bool:
     is_exact, names = words.startswith("="), words.lstrip("=").split(",")
     matches = any(name == word if is_exact else name.startswith(word) for word in names if word)
     return matches != is_excluding
-
-
-def is_loopback(address: str) -> bool:
-    """Whether an IPv4 or IPv6 address reaches this host only."""
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def _ports(network: NetworkFacts) -> Iterator[Finding]:
@@ -81,20 +63,6 @@ def _settings(network: NetworkFacts) -> Iterator[Finding]:
     if nccl and not any(chosen_by(nccl, name) for name in up):
         message = f"NCCL_SOCKET_IFNAME={nccl} chooses none of the interfaces that are up"
         yield _finding("error", "interface-missing", message, f"interfaces: {', '.join(up)}")
-
-
-def _own_name(network: NetworkFacts) -> Iterator[Finding]:
-    """gloo announces the address that the host's name has on the host itself."""
-    if network.gloo_setting:
-        return
-    hint = "set GLOO_SOCKET_IFNAME to the interface that the hosts share, or mend /etc/hosts"
-    if network.host_error:
-        message = f"the host's name {network.host} has no address here: {network.host_error}"
-        yield _finding("warning", "host-name-unknown", message, hint)
-    elif network.host_addresses and all(map(is_loopback, network.host_addresses)):
-        address = network.host_addresses[0]
-        message = f"the host's name {network.host} is {address} here, which no other host reaches"
-        yield _finding("warning", "host-name-loopback", message, hint)
 
 
 def _rdma(network: NetworkFacts, limits: Limits | None) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import psutil
 from mpctl.doctor.documents import InfiniBandPort, Interface, NetworkFacts
 from mpctl.errors import RunFailed
 from mpctl.launch.node.address import free_port
+from mpctl.launch.node.interface import interface_towards
 
 RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_RANGE = (32768, 60999)  # Linux's own
@@ -18,8 +19,9 @@ INFINIBAND = Path("/sys/class/infiniband")
 MBIT = 1_000_000
 
 
-def probe_network() -> NetworkFacts:
-    """Interfaces with their addresses, what the host's name resolves to, free ports."""
+def probe_network(towards: str | None = None) -> NetworkFacts:
+    """Interfaces with their addresses, what the host's name resolves to, free ports. towards: the
+    address of the first host."""
     host = socket.gethostname()
     addresses, host_error = resolve(host)
     first, last = port_range(_text(RANGE))
@@ -29,6 +31,7 @@ def probe_network() -> NetworkFacts:
         host_error=host_error,
         interfaces=_interfaces(),
         default_interface=default_interface(_text(Path("/proc/net/route"))),
+        towards=None if towards is None else interface_towards(towards),
         infiniband=infiniband_ports(INFINIBAND),
         gloo_setting=os.environ.get("GLOO_SOCKET_IFNAME"),
         nccl_setting=os.environ.get("NCCL_SOCKET_IFNAME"),

@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mpctl.doctor.documents import PairReport, PairResult, Transfer
+from mpctl.doctor.parent import end_with_parent
 from mpctl.doctor.requests import PairRequest
 
 REQUEST = struct.Struct("!cQ")
@@ -255,6 +256,7 @@ def digest(token: str) -> bytes:
 
 def main() -> None:
     """Read the request, measure, print the report."""
+    end_with_parent()
     report = measure_pairs(PairRequest.model_validate_json(sys.stdin.read()))
     print(report.model_dump_json(), flush=True)
 

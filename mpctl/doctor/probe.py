@@ -24,6 +24,7 @@ from mpctl.doctor.gpus import probe_gpus
 from mpctl.doctor.hardware import probe_limits, probe_memory, probe_processor
 from mpctl.doctor.loopback import measure_loopback
 from mpctl.doctor.network import probe_network
+from mpctl.doctor.parent import end_with_parent
 from mpctl.doctor.requests import ProbeRequest
 from mpctl.doctor.software import probe_software, probe_torch
 
@@ -90,7 +91,7 @@ def _probes(request: ProbeRequest) -> list[tuple[str, Probe, float]]:
         ("memory", probe_memory, limit),
         ("limits", probe_limits, limit),
         ("gpus", probe_gpus, 4 * limit),
-        ("network", probe_network, limit),
+        ("network", lambda: probe_network(request.towards), limit),
     ]
     if request.run_dir is not None:
         run_dir, nonce_file, nonce = Path(request.run_dir), request.nonce_file, request.nonce
@@ -103,6 +104,7 @@ def _probes(request: ProbeRequest) -> list[tuple[str, Probe, float]]:
 
 def main() -> None:
     """Read the request, print the report and end, also where a probe still hangs."""
+    end_with_parent()
     report = report_host(ProbeRequest.model_validate_json(sys.stdin.read()))
     print(report.model_dump_json())
     sys.stdout.flush()

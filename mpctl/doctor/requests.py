@@ -49,13 +49,15 @@ class CollectiveRequest(ReportModel):
 class ProbeRequest(ReportModel):
     """What `python -m mpctl.doctor.probe` reads from stdin.
 
-    run_dir: the run directory to measure, None for none. nonce: what the launcher has written there
-    into the file `nonce_file`, to see whether the hosts share the directory. torch_seconds: time
-    limit of the process that imports torch, 0 to leave torch out; probe_seconds: of each other
-    probe. loopback: whether two processes of the host measure each other.
+    run_dir: the run directory to measure, None for none. towards: the address of the first host.
+    nonce: what the launcher has written into the file `nonce_file` of the run directory, to see
+    whether the host shares it. torch_seconds: time limit of the process that imports torch, 0 to leave
+    torch out; probe_seconds: of each other probe. loopback: whether two processes of the host
+    measure each other.
     """
 
     run_dir: str | None = None
+    towards: str | None = None
     nonce_file: str | None = None
     nonce: str | None = None
     torch_seconds: float = 120.0

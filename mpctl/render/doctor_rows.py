@@ -158,7 +158,7 @@ def _network(host: HostReport) -> str | None:
 
 def _network_words(network: NetworkFacts) -> Iterator[str]:
     """The interfaces that are up and carry an address, the one that gloo would use first."""
-    used = used_interface(network, network.gloo_setting)
+    used = used_interface(network)
     up = [each for each in network.interfaces if each.is_up and each.addresses]
     for each in sorted(up, key=lambda each: each is not used):
         speed = f" {each.speed / 1e9:g} Gbit/s" if each.speed else ""

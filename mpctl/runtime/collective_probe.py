@@ -18,6 +18,7 @@ from typing import TypedDict
 import torch
 import torch.distributed as dist
 
+from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.process_group import BACKENDS
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
@@ -60,6 +61,7 @@ def _seconds(values: torch.Tensor) -> float:
 
 def main() -> None:
     """Meet the other ranks, time, print what rank 0 measured."""
+    die_with_parent(os.getppid())
     kind = sys.argv[1]
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

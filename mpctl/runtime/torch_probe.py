@@ -7,12 +7,15 @@ of doctor/documents.py's TorchFacts.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypedDict
+
+from mpctl.runtime.process import die_with_parent
 
 BEGAN = time.perf_counter()
 
@@ -100,5 +103,6 @@ def _backend_error(backend: str, device: str) -> str | None:
 
 
 if __name__ == "__main__":
+    die_with_parent(os.getppid())
     print(json.dumps(report()))
     sys.stdout.flush()

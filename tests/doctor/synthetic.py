@@ -51,8 +51,8 @@ SECTIONS: dict[str, Any] = {
             Interface(name="eth0", is_up=True, addresses=["10.0.0.1"], speed=10**11, mtu=9000),
             Interface(name="lo", is_up=True, addresses=["127.0.0.1"], speed=None, mtu=65536),
         ],
-        default_interface="eth0", infiniband=[], gloo_setting=None, nccl_setting=None,
-        first_port=32768, last_port=60999, used_ports=10, loopback_error=None,
+        default_interface="eth0", towards="eth0", infiniband=[], gloo_setting=None,
+        nccl_setting=None, first_port=32768, last_port=60999, used_ports=10, loopback_error=None,
     ),
     "folder": Folder(
         path="/shared/runs", probed="/shared", device="nfs4", total=1000 * GIB, free=900 * GIB,

@@ -192,17 +192,6 @@ def test_a_run_directory_that_is_not_shared_is_an_error_on_several_hosts_only() 
     assert findings(host("n0"), alone)["run-dir-not-shared"].hosts == ["n1"]
 
 
-def test_a_host_name_that_is_its_loopback_address_matters_between_hosts() -> None:
-    """Debian's /etc/hosts has `127.0.1.1 NAME`, which gloo would announce to the other hosts."""
-    debian = host("n1", network={"host_addresses": ["127.0.1.1"]})
-    assert findings(debian) == {}
-    found = findings(debian, host("n2"))["host-name-loopback"]
-    assert found.hosts == ["n1"]
-    assert "GLOO_SOCKET_IFNAME" in found.hint
-    chosen = host("n1", network={"host_addresses": ["127.0.1.1"], "gloo_setting": "eth0"})
-    assert "host-name-loopback" not in findings(chosen, host("n2"))
-
-
 def test_a_clock_that_is_off_is_a_warning() -> None:
     finding = findings(host("n1"), host("n2"), skew=[0.0, -90.0])["clock-skew"]
     assert finding.hosts == ["n2"]

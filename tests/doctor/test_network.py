@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpctl.doctor.documents import Interface
-from mpctl.doctor.judge_network import chosen_by, is_loopback, used_interface
+from mpctl.doctor.judge_network import chosen_by, used_interface
 from mpctl.doctor.network import (
     default_interface,
     infiniband_ports,
@@ -65,23 +65,14 @@ def test_nccl_chooses_interfaces_by_pattern(setting: str, chosen: list[str]) -> 
 
 
 def test_the_interface_that_gloo_uses() -> None:
-    """That of the host's own address, or of the default route where the name is the loopback's."""
+    """That of its setting, or the one that leads to the first host; None where it is not up."""
     network = SECTIONS["network"]
-    used = used_interface(network, None)
+    used = used_interface(network)
     assert used is not None and used.name == "eth0"
-    debian = network.model_copy(update={"host_addresses": ["127.0.0.1"]})
-    used = used_interface(debian, None)
-    assert used is not None and used.name == "eth0"
-    used = used_interface(network, "lo")
+    used = used_interface(network.model_copy(update={"gloo_setting": "lo"}))
     assert used is not None and used.name == "lo"
     down = Interface(name="eth0", is_up=False, addresses=["10.0.0.1"], speed=None, mtu=1500)
-    assert used_interface(network.model_copy(update={"interfaces": [down]}), None) is None
-
-
-def test_loopback_addresses() -> None:
-    assert [is_loopback(a) for a in ("127.0.1.1", "::1", "10.0.0.1", "fe80::1%eth0", "n1")] == [
-        True, True, False, False, False,
-    ]  # fmt: skip
+    assert used_interface(network.model_copy(update={"interfaces": [down]})) is None
 
 
 def test_a_name_that_does_not_resolve_has_a_reason() -> None:
