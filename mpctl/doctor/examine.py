@@ -37,19 +37,21 @@ TORCH_SECONDS, START_SECONDS = 120.0, 30.0
 @dataclass(frozen=True)
 class Examination:
     """What is to be looked at. backend: the name of the launcher backend; job: that of the job;
-    collectives: whether an all-reduce of torch is run as well."""
+    collectives: whether an all-reduce of torch is run as well; torch: whether torch is imported at
+    all."""
 
     backend: str
     run_dir: Path
     needs: Needs
     job: str | None = None
     collectives: bool = False
+    torch: bool = True
 
 
 def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnosis:
     """Look at all hosts, measure and judge. on_progress: (stage, done, total)."""
     on_progress(f"looking at {plural(len(hosts.names), 'host')}", 0, 0)
-    reports, skew = look_at_hosts(hosts, wanted.run_dir)
+    reports, skew = look_at_hosts(hosts, wanted)
     pairs: list[PairResult] = []
     if len(hosts.names) > 1:
         on_progress("measuring pairs of hosts", 0, 0)
@@ -65,6 +67,7 @@ def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnos
         job=wanted.job,
         hosts=reports,
         skew=skew,
+        connect_seconds=list(hosts.connect_seconds),
         pairs=pairs,
         all_pairs=count * (count - 1) // 2,
         collectives=collectives,
@@ -72,21 +75,21 @@ def examine(hosts: Hosts, wanted: Examination, on_progress: Progress) -> Diagnos
     )
 
 
-def look_at_hosts(hosts: Hosts, run_dir: Path) -> tuple[list[HostReport], list[float]]:
+def look_at_hosts(hosts: Hosts, wanted: Examination) -> tuple[list[HostReport], list[float]]:
     """The reports of all hosts, and each clock's difference to this one's in seconds.
 
     A file with a nonce lies in the run directory meanwhile (or in the folder above it that exists):
     a host that reads it shares the directory.
     """
-    nonce, folder = secrets.token_hex(16), nearest_folder(run_dir)
+    nonce, folder = secrets.token_hex(16), nearest_folder(wanted.run_dir)
     file = folder / f".mpctl-doctor-{nonce[:8]}"
     is_written = _write(file, nonce)
     request = ProbeRequest(
-        run_dir=str(run_dir.absolute()),
+        run_dir=str(wanted.run_dir.absolute()),
         nonce_file=file.name if is_written else None,
         nonce=nonce,
         towards=hosts.addresses[0],
-        torch_seconds=TORCH_SECONDS,
+        torch_seconds=TORCH_SECONDS if wanted.torch else 0.0,
     )
     try:
         answers = hosts.run(

@@ -6,9 +6,6 @@ answer one on stdout. `LocalHosts` does it on this host; a launcher's node agent
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +16,7 @@ from pydantic import ValidationError
 
 from mpctl.doctor.documents import ReportModel
 from mpctl.errors import MpctlError
+from mpctl.launch.node.modules import run_module
 
 Report = TypeVar("Report", bound=ReportModel)
 
@@ -66,6 +64,11 @@ class Hosts(Protocol):
         """Where the other hosts reach each host."""
         ...
 
+    @property
+    def connect_seconds(self) -> Sequence[float]:
+        """How long each host took to be there; empty where nothing had to be connected."""
+        ...
+
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
         """Run `python -m module` on every host at the same time, each with its own request; an
         answer a host, in order."""
@@ -84,31 +87,23 @@ class LocalHosts:
         """The loopback address, for each."""
         return ["127.0.0.1"] * len(self.names)
 
+    @property
+    def connect_seconds(self) -> Sequence[float]:
+        """Nothing has to be connected."""
+        return ()
+
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
         """Run a process a request, all at the same time."""
         with ThreadPoolExecutor(max(1, len(requests))) as pool:
             jobs = [
-                pool.submit(run_module, module, request.model_dump_json(), seconds)
+                pool.submit(run_here, module, request.model_dump_json(), seconds)
                 for request in requests
             ]
             return [job.result() for job in jobs]
 
 
-def run_module(module: str, request: str, seconds: float) -> HostAnswer:
-    """Run `python -m module` here with the request on its stdin; it is killed after `seconds`."""
+def run_here(module: str, request: str, seconds: float) -> HostAnswer:
+    """Run a module on this host."""
     sent = time.time()
-    command = [sys.executable, "-m", module]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    try:
-        done = subprocess.run(
-            command,
-            input=request,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=seconds,
-        )
-    except subprocess.TimeoutExpired:
-        return HostAnswer(None, "", f"no answer within {seconds:g} s", sent, time.time())
-    return HostAnswer(done.returncode, done.stdout, done.stderr, sent, time.time())
+    answer = run_module(module, request, seconds)
+    return HostAnswer(answer["code"], answer["output"], answer["errors"], sent, time.time())

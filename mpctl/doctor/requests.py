@@ -51,8 +51,8 @@ class ProbeRequest(ReportModel):
 
     run_dir: the run directory to measure, None for none. towards: the address of the first host.
     nonce: what the launcher has written into the file `nonce_file` of the run directory, to see
-    whether the host shares it. torch_seconds: time limit of the process that imports torch, 0 to leave
-    torch out; probe_seconds: of each other probe. loopback: whether two processes of the host
+    whether the host shares it. torch_seconds: time limit of the process that imports torch, 0 to
+    leave torch out; probe_seconds: of each other probe. loopback: whether two processes of the host
     measure each other.
     """
 

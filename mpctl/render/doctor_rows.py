@@ -34,6 +34,10 @@ def fact_rows(diagnosis: Diagnosis) -> Iterator[Row]:
     for topic, read in ROWS:
         if text := read(hosts):
             yield topic, text
+    if seconds := diagnosis.connect_seconds:
+        names = [host.host for host in hosts]
+        late, name = max(zip(seconds, names, strict=True))
+        yield "connected in", f"{seconds_text(late)} (the last one: {name})"
     if text := _clocks(diagnosis):
         yield "clock", text
     yield from _pair_rows(diagnosis)

@@ -13,7 +13,7 @@ import torch
 import mpctl
 from mpctl.doctor.documents import HostReport, Limits, TorchFacts
 from mpctl.doctor.hardware import cpu_quota, probe_limits
-from mpctl.doctor.hosts import NoAnswer, run_module
+from mpctl.doctor.hosts import NoAnswer, run_here
 from mpctl.doctor.probe import RunningProbe
 from mpctl.doctor.requests import ProbeRequest
 from mpctl.doctor.software import probe_torch, relevant_variables
@@ -24,7 +24,7 @@ from tests.doctor.synthetic import answer
 def test_this_host(tmp_path: Path) -> None:
     """The whole process, torch and two processes over the loopback included."""
     request = ProbeRequest(run_dir=str(tmp_path / "run"))
-    report = run_module("mpctl.doctor.probe", request.model_dump_json(), 60).read(HostReport)
+    report = run_here("mpctl.doctor.probe", request.model_dump_json(), 60).read(HostReport)
     assert report.failures == []
     assert report.software and report.software.mpctl == mpctl.__version__
     assert report.software.executable == sys.executable

@@ -41,12 +41,14 @@ SILENT = f"it has not answered for {SILENCE_SECONDS:g} s"
 @dataclass
 class HostLink:
     """What the server knows of one host. hello: None until its agent has connected; lost: why the
-    agent can no longer be reached, empty while it can; reports: the last state by attempt."""
+    agent can no longer be reached, empty while it can; connected, heard: when it connected and when
+    it was last heard, by time.monotonic(); reports: the last state by attempt."""
 
     node: int
     name: str
     hello: Hello | None = None
     lost: str = ""
+    connected: float = 0.0
     heard: float = 0.0
     reports: dict[int, NodeState] = field(default_factory=dict)
     results: dict[int, Future[Any]] = field(default_factory=dict)
@@ -153,7 +155,8 @@ class ControlServer:
         link = self._find(hello) if isinstance(hello, Hello) else None
         if link is None or not isinstance(hello, Hello):
             return None
-        link.hello, link.lost, link.heard, link.writer = hello, "", time.monotonic(), writer
+        link.connected = link.heard = time.monotonic()
+        link.hello, link.lost, link.writer = hello, "", writer
         return link
 
     def _find(self, hello: Hello) -> HostLink | None:

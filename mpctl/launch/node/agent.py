@@ -16,10 +16,12 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
 
 from mpctl.launch.attempt import NodeState
@@ -57,6 +59,7 @@ class Agent:
         self.reported: NodeState | None = None
         self.heard = self.next_report = time.monotonic()
         self.is_over = False
+        self.results: SimpleQueue[Result] = SimpleQueue()
 
     def serve(self) -> None:
         """Do what the launcher says until the launch is over or the launcher is gone."""
@@ -68,6 +71,8 @@ class Agent:
                 if time.monotonic() - self.heard > SILENCE_SECONDS:
                     print(f"the launcher was silent for {SILENCE_SECONDS:g} s", file=sys.stderr)
                     break
+                while not self.results.empty():
+                    self.connection.send(self.results.get())
                 self._report_if_due()
         finally:
             if self.node is not None:
@@ -77,13 +82,18 @@ class Agent:
         if isinstance(message, Start):
             self._start(message)
         elif isinstance(message, Request):
-            self.connection.send(_answer(message))
+            answer = threading.Thread(target=self._answer, args=(message,), daemon=True)
+            answer.start()
         elif message.type == "end" and self.node is not None:
             self._send(self.node.end())
         elif message.type == "stop":
             self.run.stop.touch()
         elif message.type == "bye":
             self.is_over = True
+
+    def _answer(self, request: Request) -> None:
+        """Answer a request; what takes long must not keep pings and reports waiting."""
+        self.results.put(_result(request))
 
     def _start(self, message: Start) -> None:
         """Start torchrun; one that cannot start is reported as one that ended with code 1."""
@@ -116,7 +126,7 @@ def _not_started(start: NodeStart) -> NodeState:
     return NodeState(node=start.node, host=socket.gethostname(), code=1)
 
 
-def _answer(request: Request) -> Result:
+def _result(request: Request) -> Result:
     """The result of a request; whatever goes wrong is an answer, too."""
     try:
         return Result(request.number, REQUESTS[request.name](**request.arguments))

@@ -1,7 +1,6 @@
 """What the launcher may ask a node agent for, by name: each request is one function.
 
-Requests are answered between two reports, so none may take long; what does (a probe) runs as a
-process of its own.
+Each request is answered in a thread of its own, so that pings and reports go on meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from mpctl.launch.node.modules import run_module
+
 
 def free_port() -> int:
     """A TCP port at which nothing listens on this host now."""
@@ -17,5 +18,5 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-REQUESTS: dict[str, Callable[..., Any]] = {"free_port": free_port}
+REQUESTS: dict[str, Callable[..., Any]] = {"free_port": free_port, "run_module": run_module}
 """The requests by name; arguments and results are JSON."""

@@ -1,0 +1,39 @@
+"""Runs a module of mpctl as a process of this host, for the launcher: a probe, a test of links."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TypedDict
+
+MOST_OUTPUT = 8 << 20
+
+
+class ModuleAnswer(TypedDict):
+    """What a module printed. code: its exit code, None where its time ran out."""
+
+    code: int | None
+    output: str
+    errors: str
+
+
+def run_module(module: str, text: str, seconds: float) -> ModuleAnswer:
+    """Run `python -m module` with `text` on its stdin; it is killed after `seconds`. Raises
+    ValueError for a module that is not mpctl's."""
+    if not module.startswith("mpctl."):
+        raise ValueError(f"{module} is not a module of mpctl")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input=text,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return {"code": None, "output": "", "errors": f"no answer within {seconds:g} s"}
+    output, errors = done.stdout[-MOST_OUTPUT:], done.stderr[-MOST_OUTPUT:]
+    return {"code": done.returncode, "output": output, "errors": errors}
