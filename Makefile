@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Two workers, a file to a worker: what a file's tests share is made once.
 TWO := -n 2 --dist loadfile
 
-.PHONY: demo test test-all test-clusters lint types bench reference constraints clean
+.PHONY: demo test test-all test-clusters lint types bench soak reference constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -48,6 +48,12 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_speed
+
+# Random faults over one run, whose losses must stay those of the undisturbed run.
+FAULTS ?= 100
+SEED ?= 1
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak --faults $(FAULTS) --seed $(SEED)
 
 # docs/reference.md, from the models and commands; tests/cli/test_reference.py wants it up to date.
 reference: $(READY)

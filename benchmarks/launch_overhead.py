@@ -48,8 +48,8 @@ if dist.get_rank() == 0:
         stream.write(repr(time.time()))
 dist.destroy_process_group()
 """
-SETTINGS = ("training.steps=2", "training.checkpoint_interval=0", "training.eval_samples=0",
-            "training.checkpoint_at_end=false")  # fmt: skip
+SETTINGS = ("training.steps=2", "checkpoint.interval=0", "training.eval_samples=0",
+            "checkpoint.at_end=false")  # fmt: skip
 GOAL, REPORT_GOAL, AGAIN_GOAL = 0.3, 2.0, 5.0
 
 
@@ -104,8 +104,8 @@ class Contenders:
     def recovery(self) -> tuple[float, float]:
         """Seconds from kill -9 of the last rank to the report and to the next step."""
         shutil.rmtree(self.run, ignore_errors=True)
-        sets = ("training.steps=100000", "training.checkpoint_interval=50", "launch.max_restarts=1",
-                "training.keep_last=2", "training.eval_samples=0")  # fmt: skip
+        sets = ("training.steps=100000", "checkpoint.interval=50", "launch.max_restarts=1",
+                "checkpoint.keep_last=2", "training.eval_samples=0")  # fmt: skip
         run = launch(self.folder / "data", self.run, *self.layout,
                      *(part for setting in sets for part in ("--set", setting)))  # fmt: skip
         run.at_step(60)
