@@ -33,7 +33,7 @@ from mpctl.rundir.stop_request import requested_signals
 from mpctl.rundir.summary import RunStatus
 
 POLL_SECONDS = 0.05
-FAILING_SECONDS = 10.0
+FAILING_SECONDS, LOST_SECONDS = 10.0, 2.0
 REQUEST_SECONDS = 0.5
 OnEvent = Callable[[str], None]
 
@@ -200,7 +200,8 @@ class StopGracePeriod:
 @dataclass
 class FailureGracePeriod:
     """How long the ranks may go on after one of them has failed, so that the others can record what
-    they know: FAILING_SECONDS, and not once a process is stopped."""
+    they know: FAILING_SECONDS, LOST_SECONDS once a host is lost, and not once a process is
+    stopped."""
 
     attempt: Attempt
     deadline: float | None = None
@@ -212,5 +213,8 @@ class FailureGracePeriod:
             if not self.attempt.has_failed:
                 return True
             self.deadline = time.monotonic() + FAILING_SECONDS
-        self.stopped_ranks = self.attempt.look().stopped_ranks()
+        state = self.attempt.look()
+        if state.lost:
+            self.deadline = min(self.deadline, time.monotonic() + LOST_SECONDS)
+        self.stopped_ranks = state.stopped_ranks()
         return not self.stopped_ranks and time.monotonic() < self.deadline

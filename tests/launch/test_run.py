@@ -36,8 +36,8 @@ def test_it_finishes_with_the_curve_of_one_process(
 def test_its_files_and_its_account(finished: Launched) -> None:
     run = finished.run_dir
     assert sorted(path.name for path in run.iterdir()) == [
-        ".mpctl-run", "checkpoints", "doing", "job.json", "logs", "metrics.jsonl", "plan.json",
-        "ranks", "summary.json",
+        ".mpctl-run", "checkpoints", "doing", "job.json", "launcher.json", "logs",
+        "metrics.jsonl", "plan.json", "ranks", "summary.json",
     ]  # fmt: skip
     summary = finished.summary
     assert summary["schema"] == "mpctl.run/1"
