@@ -114,6 +114,9 @@ def launch(
                  "--on": on, "--submit": submit, "--hostfile": hostfile}  # fmt: skip
         require_alone(rehearse, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, as_json=as_json)
+    from mpctl.cli.launch_joined import dismiss_followers, follow_if_joined
+
+    follow_if_joined(job, run_dir, on, resume=resume, is_dry=dry_run or submit)
     from mpctl.cli.launch_run import Launch
     from mpctl.cli.launch_source import find_resumption, require_same_model, resolve, say_finished
 
@@ -124,6 +127,7 @@ def launch(
     if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
         require_same_model(plan, resumption)
         say_finished(resumption, as_json=as_json)
+        dismiss_followers(plan, run)
         return
     launch = Launch(plan, run, resumption, overwrite=overwrite, as_json=as_json)
     if submit:

@@ -8,11 +8,13 @@ from importlib import import_module
 
 from mpctl.errors import InputError
 from mpctl.launch.backends.backend import Backend, Submitter
+from mpctl.launch.joined.world import find_world
 from mpctl.spec.job import JobSpec
 
 BACKENDS = {
     "local": "mpctl.launch.backends.local:LocalBackend",
     "ssh": "mpctl.launch.backends.ssh:SshBackend",
+    "torchrun": "mpctl.launch.backends.torchrun:TorchrunBackend",
 }
 """The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made
 from the job and the environment of this process."""
@@ -42,7 +44,9 @@ def find_submitter(job: JobSpec, environment: Mapping[str, str]) -> Submitter:
 
 def chosen_name(job: JobSpec, environment: Mapping[str, str]) -> str:
     """The name of the backend: as the job says, or as the environment of this process suggests."""
-    return "local" if job.launch.on == "auto" else job.launch.on
+    if job.launch.on != "auto":
+        return job.launch.on
+    return "torchrun" if find_world(environment) else "local"
 
 
 def _load(name: str) -> type:

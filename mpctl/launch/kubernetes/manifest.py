@@ -35,6 +35,9 @@ Manifest = dict[str, object]
 API_VERSIONS = {"TrainJob": "trainer.kubeflow.org/v1alpha1", "PyTorchJob": "kubeflow.org/v1"}
 CONTAINERS = {"TrainJob": "node", "PyTorchJob": "pytorch"}
 MANAGER = "mpctl"
+JOB_VARIABLE = "MPCTL_JOB"
+"""Environment variable of a pod: the name of the object that started it."""
+
 AFTER_STOP_SECONDS = 30
 """Time that a pod has to end after its ranks have saved or were killed, seconds."""
 
@@ -126,10 +129,9 @@ def _train_job_spec(job: PodJob) -> Manifest:
         "numNodes": job.nodes,
         "numProcPerNode": job.ranks_per_node,
         "command": list(job.command),
+        "env": _environment(job),
         "resourcesPerNode": _resources(job),
     }
-    if settings.env:
-        trainer["env"] = _environment(job)
     pods = {**_pod_settings(job), "containers": [_mounts(job)]}
     patch = {"name": "node", "template": {"spec": {"template": {"spec": pods}}}}
     spec: Manifest = {
@@ -151,10 +153,9 @@ def _pytorch_job_spec(job: PodJob) -> Manifest:
         **_mounts(job),
         "image": settings.image,
         "command": list(job.command),
+        "env": _environment(job),
         "resources": _resources(job),
     }
-    if settings.env:
-        container["env"] = _environment(job)
     template: Manifest = {"spec": {**_pod_settings(job), "containers": [container]}}
     policy: Manifest = {"cleanPodPolicy": "Running", "backoffLimit": 0}
     if settings.queue:
@@ -183,7 +184,8 @@ def _resources(job: PodJob) -> Manifest:
 
 
 def _environment(job: PodJob) -> Sequence[Manifest]:
-    return [{"name": name, "value": value} for name, value in job.settings.env.items()]
+    variables = {JOB_VARIABLE: job.name, **job.settings.env}
+    return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def _mounts(job: PodJob) -> Manifest:

@@ -18,11 +18,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
+from typing import Protocol
 
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.messages import (
@@ -48,14 +49,40 @@ NAMES = ("SLURMD_NODENAME",)
 """Environment variables with the name by which a scheduler knows this host."""
 
 
-class Agent:
-    """The agent of one host. connection: to the launcher; attempt: the number of the attempt whose
-    ranks run, or ran last."""
+class NodeProcess(Protocol):
+    """What runs ranks of an attempt for an agent: torchrun (node/torchrun.py), or the worker of a
+    single rank (joined/rank_process.py)."""
 
-    def __init__(self, run: RunDir, connection: Connection) -> None:
-        self.run, self.connection = run, connection
+    @property
+    def has_failed(self) -> bool:
+        """Whether torchrun or a rank has failed."""
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+
+    def look(self) -> NodeState:
+        """The state of torchrun and of the ranks."""
+
+    def end(self) -> NodeState:
+        """Kill what still runs; the last state."""
+
+
+NodeStarter = Callable[[RunDir, NodeStart], NodeProcess]
+"""Starts the ranks of an agent. Raises OSError when it cannot."""
+
+
+class Agent:
+    """The agent of one host. connection: to the launcher; starter: starts its ranks; attempt: the
+    number of the attempt whose ranks run, or ran last; is_welcome: whether the launcher has
+    answered; is_over: whether it has said that the launch is over."""
+
+    def __init__(
+        self, run: RunDir, connection: Connection, starter: NodeStarter = NodeTorchrun
+    ) -> None:
+        self.run, self.connection, self.starter = run, connection, starter
         self.attempt = 0
-        self.node: NodeTorchrun | None = None
+        self.is_welcome = False
+        self.node: NodeProcess | None = None
         self.reported: NodeState | None = None
         self.heard = self.next_report = time.monotonic()
         self.is_over = False
@@ -66,7 +93,7 @@ class Agent:
         try:
             while not self.is_over and self.connection.is_open:
                 for message in self.connection.receive(POLL_SECONDS):
-                    self.heard = time.monotonic()
+                    self.heard, self.is_welcome = time.monotonic(), True
                     self._obey(message)
                 if time.monotonic() - self.heard > SILENCE_SECONDS:
                     print(f"the launcher was silent for {SILENCE_SECONDS:g} s", file=sys.stderr)
@@ -103,9 +130,9 @@ class Agent:
         start = message.start
         interfaces = socket_interfaces(start.address, os.environ)
         try:
-            self.node = NodeTorchrun(self.run, replace(start, env={**interfaces, **start.env}))
+            self.node = self.starter(self.run, replace(start, env={**interfaces, **start.env}))
         except OSError as error:
-            print(f"torchrun could not be started: {error}", file=sys.stderr)
+            print(f"ranks could not be started: {error}", file=sys.stderr)
             self._send(_not_started(start))
 
     def _report_if_due(self) -> None:
@@ -169,8 +196,10 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Serve one launcher; exits with code 1 and a line on stderr when it cannot be reached."""
+def main(arguments: Sequence[str], starter: NodeStarter = NodeTorchrun) -> None:
+    """Serve one launcher; exits with code 1 and a line on stderr when it cannot be reached.
+
+    starter: starts the ranks of this host."""
     parser = argparse.ArgumentParser(prog="mpctl.launch.node.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--connect", required=True)
@@ -186,7 +215,7 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as error:
         sys.exit(f"the launcher cannot be reached: {error}")
     say_hello(connection, options.nonce, options.node)
-    Agent(RunDir(options.run), connection).serve()
+    Agent(RunDir(options.run), connection, starter).serve()
 
 
 if __name__ == "__main__":

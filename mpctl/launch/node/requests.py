@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from mpctl.launch.joined.place import describe_process
 from mpctl.launch.node.modules import run_module
 
 
@@ -18,5 +19,9 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-REQUESTS: dict[str, Callable[..., Any]] = {"free_port": free_port, "run_module": run_module}
+REQUESTS: dict[str, Callable[..., Any]] = {
+    "free_port": free_port,
+    "joined_process": describe_process,
+    "run_module": run_module,
+}
 """The requests by name; arguments and results are JSON."""

@@ -1,0 +1,105 @@
+"""`--on torchrun`: a world that another program started; this process is one of its processes.
+
+The first process of the world runs `mpctl launch` as everywhere else, and this is its backend.
+Every other process follows it (joined/agent.py) and never gets here. The world has to be the one
+that the plan needs (joined/checks.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from mpctl.errors import InputError, Issue
+from mpctl.launch.backends.backend import OnEvent
+from mpctl.launch.control.cluster import agent_cluster
+from mpctl.launch.joined.checks import world_issues
+from mpctl.launch.joined.cluster import JoinedAgents, JoinedCluster
+from mpctl.launch.joined.rank_process import rank_variables
+from mpctl.launch.joined.world import require_world
+from mpctl.launch.kubernetes.manifest import JOB_VARIABLE
+from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.torchrun import NodeStart, torchrun_command
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
+
+JOB_VARIABLES = (JOB_VARIABLE, "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+"""Environment variables with a name for the whole world, the outermost first."""
+
+
+class TorchrunBackend:
+    """The processes of a world that exists already."""
+
+    name = "torchrun"
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
+        """Read the world from the environment. Raises InputError when it says of none."""
+        self.environment = environment
+        self.world = require_world(environment)
+        self.seconds = job.launch.start_seconds
+        named = (environment.get(name, "none") for name in JOB_VARIABLES)
+        self.job_id = next((name for name in named if name != "none"), None)
+
+    def check(self, plan: Plan) -> list[Issue]:
+        """Every way in which the world is not the planned one."""
+        return world_issues(self.world, plan.job)
+
+    @contextmanager
+    def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[JoinedCluster]:
+        """All processes of the world, connected to this one. Raises InputError in a pod that was
+        started again after its launch had failed, and where processes do not come."""
+        self._require_first_launch(run)
+        names = [f"process {number}" for number in range(self.world.size)]
+        with agent_cluster(
+            names,
+            run,
+            lambda order: JoinedAgents(order, self.world, self.environment),
+            on_event,
+            patience=self.seconds,
+        ) as cluster:
+            yield JoinedCluster.of(cluster)
+
+    def _require_first_launch(self, run: RunDir) -> None:
+        """A pod that Kubernetes starts again after a failure must not start the run again: how
+        often that is tried is said by launch.max_restarts, and not by a runtime's backoffLimit. A
+        pod that was stopped, to make room for others, goes on when it is started again."""
+        job = self.environment.get(JOB_VARIABLE)
+        is_same = job is not None and _read(run.launcher).get("job_id") == job
+        if not is_same or _read(run.summary).get("status") != "failed":
+            return
+        raise InputError.of(
+            "launch-ended",
+            JOB_VARIABLE,
+            f"the launch of {job} has failed (see {run.summary}), and Kubernetes has started this "
+            "pod again",
+            "submit the run again with mpctl launch --resume --on kubernetes --submit",
+        )
+
+    def commands(self, plan: LaunchPlan) -> list[HostCommand]:
+        """What each process of the world starts; address and port are chosen for each attempt."""
+        return [self._command(plan, process) for process in range(self.world.size)]
+
+    def _command(self, plan: LaunchPlan, process: int) -> HostCommand:
+        world, host = self.world, f"process {process}"
+        ranks = plan.world_size // world.size
+        start = NodeStart(process, world.size, ranks, socket.gethostname(), 29500, plan.env)
+        if world.level == "node":
+            command = tuple(torchrun_command(plan.run.path, start))
+            return HostCommand(process, host, command, plan.env)
+        worker = (sys.executable, "-m", "mpctl.runtime.worker", str(plan.run.path.resolve()))
+        node, local = divmod(process, world.per_node)
+        return HostCommand(node, host, worker, rank_variables(start, local, {}))
+
+
+def _read(path: Path) -> dict[str, object]:
+    """A JSON document of the run directory; empty where there is none."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

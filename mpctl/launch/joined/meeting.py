@@ -1,0 +1,95 @@
+"""RUN/nodes/meeting.json, schema mpctl.meeting/1: where the launcher of a joined world is reached.
+
+The processes of a joined world know the run directory and their numbers, and nothing else of each
+other. The first one becomes the launcher and writes the file; the others read it until they are
+connected. A file that an earlier launch left names a port at which nobody answers, or somebody who
+does not know the nonce, and the reader goes on looking.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from mpctl.durable import write_whole
+
+MEETING_SCHEMA: Literal["mpctl.meeting/1"] = "mpctl.meeting/1"
+ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
+"""Environment variables in which other programs name the host of the first process."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the launcher listens. host: its name; addresses: of that host, the likeliest first;
+    nonce: path of the file in the run directory that proves that a process shares it; time: seconds
+    since 1970 when it was written."""
+
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+    nonce: str
+    time: float
+
+    @classmethod
+    def here(cls, port: int, nonce: Path, environment: Mapping[str, str]) -> Meeting:
+        """A launcher on this host."""
+        host = socket.gethostname()
+        named = [environment[name] for name in ADDRESS_VARIABLES if environment.get(name)]
+        addresses = dict.fromkeys([*own_addresses(), *named, host])
+        return cls(host, tuple(addresses), port, str(nonce), time.time())
+
+    @property
+    def reachable(self) -> Iterator[str]:
+        """Addresses to try from this host: the loopback first where the launcher is here."""
+        if self.host == socket.gethostname():
+            yield "127.0.0.1"
+        yield from self.addresses
+
+
+class MeetingDocument(BaseModel):
+    """The file, as it is read: input from anybody."""
+
+    model_config = ConfigDict(extra="ignore")
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+    nonce: str
+    time: float
+
+
+def write_meeting(path: Path, meeting: Meeting) -> None:
+    """Write the file. Raises OSError."""
+    write_whole(path, json.dumps({"schema": MEETING_SCHEMA, **asdict(meeting)}) + "\n")
+
+
+def read_meeting(path: Path) -> Meeting | None:
+    """The meeting that a file names; None where there is none, or the file is not whole."""
+    with suppress(OSError):
+        os.listdir(path.parent)  # noqa: PTH208  a network file system looks at the server again
+    try:
+        document = MeetingDocument.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+    return Meeting(**document.model_dump())
+
+
+def own_addresses() -> Iterator[str]:
+    """The addresses of this host that other hosts may reach: of interfaces that are up, without
+    loopback and link-local ones."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            is_ip = entry.family in (socket.AF_INET, socket.AF_INET6)
+            address = entry.address.partition("%")[0]
+            if is_ip and name in up and not address.startswith(("127.", "::1", "fe80", "169.254.")):
+                yield address
