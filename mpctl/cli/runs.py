@@ -33,8 +33,9 @@ def runs(
 ) -> None:
     """List the runs in FOLDER: status, step, losses, speed, layout, times, size of checkpoints.
 
-    Status: running, finished, stopped (by a signal), failed, interrupted (the launcher was killed
-    or the machine went down) or unreadable (job.json is damaged).
+    Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
+    interrupted (the launcher was killed or the machine went down) or unreadable (job.json is
+    damaged).
     """
     from mpctl.render.json import print_json
     from mpctl.runs.listing import list_runs

@@ -20,8 +20,9 @@ AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON docum
 def status(run: RunArgument, as_json: AsJsonOption = False) -> None:
     """Show how far RUN is, the time left, its newest checkpoint and what every rank is doing.
 
-    Status: running, finished, stopped (on request), failed, interrupted (its launcher is gone and
-    did not say how the run ended) or unreadable (job.json is damaged). The exit code is 0 for all.
+    Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
+    interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
+    damaged). The exit code is 0 for all of them.
     """
     from mpctl.runs.saved import require_run, short_name
     from mpctl.runs.status import status_document, status_of

@@ -13,8 +13,15 @@ from mpctl.render.console import get_console
 from mpctl.runs.listing import Listing, RunRow
 from mpctl.units import bytes_text, count_text
 
-STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "failed": "bold red",
-          "interrupted": "yellow", "unreadable": "red"}  # fmt: skip
+STYLES = {
+    "submitted": "cyan",
+    "running": "bold cyan",
+    "finished": "green",
+    "stopped": "yellow",
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "unreadable": "red",
+}
 GAP = 2
 WORDS = ("name", "status", "model", "layout")
 Rows = tuple[RunRow, ...]

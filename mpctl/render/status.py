@@ -56,6 +56,8 @@ def _rows(status: StatusDocument) -> Iterator[Row]:
     yield "checkpoint", _checkpoint(status)
     if status["launcher"] is not None:
         yield "launcher", _launcher(status["launcher"], status)
+        if status["job_state"] is not None:
+            yield "job", f"{status['launcher']['job_id']}: {status['job_state']}"
         hosts = status["launcher"]["hosts"] or []
         if len(hosts) > 1:
             few = hosts if len(hosts) <= 8 else [*hosts[:4], f"... {hosts[-1]}"]
@@ -82,6 +84,8 @@ def _launcher(launcher: LauncherRow, status: StatusDocument) -> str:
     since = "" if launcher["started"] is None else f", since {moment_text(launcher['started'])}"
     job = "" if launcher["job_id"] is None else f" job {launcher['job_id']}"
     text = f"{launcher['backend']}{job} on {launcher['host']}, process {launcher['pid']}{since}"
+    if status["status"] == "submitted":
+        return f"submitted to {launcher['backend']} from {launcher['host']}{since}"
     if status["status"] == "running":
         return text if launcher["is_alive"] else f"{text}; as seen from this host"
     return f"{text}; it has ended"

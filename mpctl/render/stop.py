@@ -53,6 +53,9 @@ def print_stopped(stopped: Stopped, *, now: bool) -> None:
     """Print on stdout how the run ended, what it saved and how to go on."""
     console, run = get_console(), stopped.run
     steps = f"{run.step:,}" if run.steps is None else f"{run.step:,} of {run.steps:,}"
+    if stopped.cancelled:
+        console.print(f"{run.name}  its job was cancelled before it began: {stopped.cancelled}")
+        return
     before = "" if stopped.was_running else "was not running: "
     status = Text(run.status, STYLES[run.status])
     console.print(Text.assemble(f"{run.name}  {before}", status, f" after step {steps}"))

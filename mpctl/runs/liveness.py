@@ -42,6 +42,16 @@ def is_running(path: Path) -> bool:
     return is_elsewhere and time.time() - last_sign(path) < SIGN_SECONDS
 
 
+def is_submitted(path: Path) -> bool:
+    """Whether the run was handed to a scheduler and nothing of it has begun since then; whoever
+    submitted it has ended."""
+    launcher = read_launcher(path / "launcher.json")
+    if not isinstance(launcher, SavedLauncher) or launcher.job_id is None:
+        return False
+    traces = (path / "summary.json", RunDir(path).torchrun_log)
+    return max(map(_written, traces)) < _written(path / "launcher.json")
+
+
 def launcher_is_alive(launcher: SavedLauncher) -> bool | None:
     """Whether the process that launched a run is still there; None when this host cannot tell."""
     if launcher.host != platform.node() or launcher.process_started is None:

@@ -20,10 +20,12 @@ from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import is_number
 from mpctl.rundir.shards import read_manifest
 from mpctl.runs.documents import SavedSummary, read_job, read_summary
-from mpctl.runs.liveness import is_running
+from mpctl.runs.liveness import is_running, is_submitted
 from mpctl.spec.job import JobSpec
 
-Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unreadable"]
+Status = Literal[
+    "submitted", "running", "finished", "stopped", "failed", "interrupted", "unreadable"
+]
 MARKS = (".mpctl-run", "job.json", "metrics.jsonl")
 
 
@@ -178,6 +180,8 @@ def _status(
         return "running"
     if job is None:
         return "unreadable"
+    if is_submitted(path):
+        return "submitted"
     if summary is not None:
         return summary.status
     if RunDir(path).has_failures:

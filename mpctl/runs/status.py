@@ -16,18 +16,20 @@ from typing import Literal, cast
 
 from typing_extensions import TypedDict
 
+from mpctl.launch.backends.scheduled import ScheduledJob
 from mpctl.launch.verdict import HangEvidence, ProcessView, judge
 from mpctl.rundir.metrics import parse_record
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import is_number
 from mpctl.rundir.summary import FailureSummary
-from mpctl.runs.documents import SavedLauncher, read_launcher
+from mpctl.runs.documents import SavedLauncher
 from mpctl.runs.listing import iso
 from mpctl.runs.liveness import launcher_is_alive
 from mpctl.runs.logs import read_tail
 from mpctl.runs.ranks_now import RankNow, ranks_now
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
 from mpctl.runs.show import find_failure
+from mpctl.runs.submitted import known_launcher, scheduled_job
 
 RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024
 WAITING_SECONDS, WAITING_STEPS = 10.0, 5
@@ -68,8 +70,9 @@ class StatusDocument(TypedDict):
     step: steps trained of `steps`; step_seconds: the median of the last 20; tokens_per_second,
     loss: of the last step; seconds_left: of training at that pace; last_step_seconds: since the
     last step was recorded; checkpoint: the newest, checkpoint_seconds: its age; is_stopping: a stop
-    was requested; waiting: whom ranks wait for, while no step was done for long; as_of: when this
-    was found out, ISO 8601 in UTC.
+    was requested; job_state: what the scheduler says of the job while the run does not go on;
+    waiting: whom ranks wait for, while no step was done for long; as_of: when this was found out,
+    ISO 8601 in UTC.
     """
 
     schema: Literal["mpctl.status/1"]
@@ -91,6 +94,7 @@ class StatusDocument(TypedDict):
     launcher: LauncherRow | None
     world_size: int | None
     ranks: list[RankRow]
+    job_state: str | None
     waiting: str | None
     failure: FailureSummary | None
     problems: list[str]
@@ -100,7 +104,8 @@ class StatusDocument(TypedDict):
 class RunStatusNow:
     """A run at one moment. now: seconds since 1970; launcher: None when it is not known; recent:
     the last records; ranks: every rank while the run goes on, else those that did not end in
-    order; waiting: whom ranks wait for, while no step was done for long."""
+    order; job_state: what the scheduler says of the job; waiting: whom ranks wait for, while no
+    step was done for long."""
 
     run: SavedRun
     now: float
@@ -108,6 +113,7 @@ class RunStatusNow:
     is_stopping: bool
     recent: Sequence[StepRecord]
     ranks: Sequence[RankNow]
+    job_state: str | None
     waiting: str | None
 
     @property
@@ -133,8 +139,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> RunStatusNow:
     """The run in a directory at this moment; never raises for its content."""
     now = time.time() if now is None else now
     run = read_run(path, name)
-    launcher = read_launcher(path / "launcher.json")
-    known = launcher if isinstance(launcher, SavedLauncher) else None
+    known = known_launcher(run)
     recent = _recent(path)
     ranks = ranks_now(run, known)
     return RunStatusNow(
@@ -144,6 +149,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> RunStatusNow:
         is_stopping=run.status == "running" and _is_stopping(path),
         recent=recent,
         ranks=ranks,
+        job_state=None if run.status == "running" else _job_state(run),
         waiting=_waiting(run, recent, ranks, now),
     )
 
@@ -173,6 +179,7 @@ def status_document(state: RunStatusNow) -> StatusDocument:
         "launcher": _launcher_row(state.launcher) if state.launcher else None,
         "world_size": run.job.world_size if run.job else None,
         "ranks": [rank_row(rank, state.now) for rank in state.ranks],
+        "job_state": state.job_state,
         "waiting": state.waiting,
         "failure": None if failure is None else cast(FailureSummary, failure.model_dump()),
         "problems": list(run.problems),
@@ -203,6 +210,11 @@ def _launcher_row(launcher: SavedLauncher) -> LauncherRow:
         "started": iso(launcher.started),
         "is_alive": launcher_is_alive(launcher),
     }
+
+
+def _job_state(run: SavedRun) -> str | None:
+    job = scheduled_job(run)
+    return job.state if isinstance(job, ScheduledJob) else job
 
 
 def _is_stopping(path: Path) -> bool:

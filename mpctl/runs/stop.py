@@ -14,26 +14,34 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+from mpctl.launch.backends.scheduled import ScheduledJob
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.stop_request import write_stop_request
 from mpctl.runs.liveness import is_running
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
+from mpctl.runs.submitted import cancel_job, scheduled_job
 
-POLL_SECONDS = 0.2
+POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
+ENDED = ("finished", "stopped", "failed")
+"""What a run is once its launcher has said how it ended."""
 OnWait = Callable[[str], None]
 SAVING = "saving"
 MOST_BREADCRUMBS = 64
 
 
 class StoppedDocument(TypedDict):
-    """What `mpctl stop --json` prints. was_running: whether there was anything to stop; status:
-    what the run is now, `running` when its end was not waited for; checkpoint: the newest, None
-    without any."""
+    """What `mpctl stop --json` prints.
+
+    was_running: whether there was anything to stop; cancelled: its job was taken back from the
+    scheduler before it began; status: what the run is now, `running` when its end was not waited
+    for; checkpoint: the newest, None without any.
+    """
 
     schema: Literal["mpctl.stopped/1"]
     name: str
     path: str
     was_running: bool
+    cancelled: bool
     status: Status
     step: int
     steps: int | None
@@ -42,15 +50,17 @@ class StoppedDocument(TypedDict):
 
 @dataclass(frozen=True)
 class Stopped:
-    """A run after it was asked to stop. was_running: whether there was anything to stop."""
+    """A run after it was asked to stop. was_running: whether there was anything to stop; cancelled:
+    the state of a job that was taken back before it began, empty when there was none."""
 
     run: SavedRun
     was_running: bool
+    cancelled: str = ""
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the run came to its end, or saved where it stopped."""
-        return self.run.status in ("finished", "stopped")
+        """Whether the run came to its end, saved where it stopped, or never began."""
+        return bool(self.cancelled) or self.run.status in ("finished", "stopped")
 
     def as_dict(self) -> StoppedDocument:
         """The outcome as JSON."""
@@ -60,6 +70,7 @@ class Stopped:
             "name": run.name,
             "path": str(run.path),
             "was_running": self.was_running,
+            "cancelled": bool(self.cancelled),
             "status": run.status,
             "step": run.step,
             "steps": run.steps,
@@ -73,17 +84,36 @@ def stop_run(
     """Ask a run to stop and wait for its end.
 
     now: end its ranks without saving; timeout: seconds to wait, None for as long as it takes;
-    on_wait: called several times a second with what the run is doing. Raises OSError when the
-    request cannot be written.
+    on_wait: called several times a second with what the run is doing. A job that still waits for
+    its scheduler is cancelled. Raises OSError when the request cannot be written, and InputError or
+    RunFailed when the scheduler cannot be asked to cancel.
     """
-    if not is_running(path):
-        return Stopped(read_run(path, name), was_running=False)
+    run = read_run(path, name)
+    if run.status != "running":
+        job = scheduled_job(run)
+        if not isinstance(job, ScheduledJob) or not job.is_active:
+            return Stopped(run, was_running=False)
+        if not job.has_begun:
+            cancel_job(run)
+            return Stopped(run, was_running=False, cancelled=job.state)
     write_stop_request(path / "stop-request", now=now)
     deadline = None if timeout is None else time.monotonic() + timeout
-    while is_running(path) and (deadline is None or time.monotonic() < deadline):
+    while _goes_on(path) and (deadline is None or time.monotonic() < deadline):
         on_wait(stopping_text(path))
         time.sleep(POLL_SECONDS)
     return Stopped(read_run(path, name), was_running=True)
+
+
+def _goes_on(path: Path) -> bool:
+    """Whether the run goes on, as seen from here or by its scheduler."""
+    if is_running(path):
+        return True
+    run = read_run(path)
+    if run.status in ENDED:
+        return False
+    time.sleep(SCHEDULER_SECONDS)
+    job = scheduled_job(run)
+    return isinstance(job, ScheduledJob) and job.is_active and job.has_begun
 
 
 def stopping_text(path: Path) -> str:

@@ -4,6 +4,7 @@
     ssh.py         a node agent on each host of a hostfile, by the system's ssh client
     slurm.py       a node agent on each host of an allocation, by srun; batch scripts, by sbatch
     torchrun.py    a world that another program started: this process is one of its nodes or ranks
+    scheduled.py   what a scheduler says of a submitted job, for `mpctl status` and `mpctl stop`
     kubernetes.py  manifests for Kubeflow, submitted by kubectl
 
 A backend is one file. It offers what the class Backend says (backend.py), and nothing else of

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from mpctl.errors import InputError
 from mpctl.launch.backends.backend import Backend, Submitter
+from mpctl.launch.backends.scheduled import Scheduler
 from mpctl.launch.joined.world import find_world
 from mpctl.spec.job import JobSpec
 
@@ -20,6 +21,11 @@ BACKENDS = {
 from the job and the environment of this process."""
 SUBMITTERS: dict[str, str] = {}
 """The class of each scheduler that a run can be submitted to; made like a backend."""
+SCHEDULERS = {
+    "slurm": "mpctl.launch.slurm.scheduler:SlurmScheduler",
+    "kubernetes": "mpctl.launch.kubernetes.scheduler:KubernetesScheduler",
+}
+"""The class that knows the submitted jobs of a backend; made from the settings of the run."""
 
 
 def find_backend(job: JobSpec, environment: Mapping[str, str]) -> Backend:
@@ -40,6 +46,15 @@ def find_submitter(job: JobSpec, environment: Mapping[str, str]) -> Submitter:
         raise InputError.of("nothing-to-submit", "--submit", f"--on {name} submits nothing", hint)
     submitter: Submitter = _load(SUBMITTERS[name])(job, environment)
     return submitter
+
+
+def find_scheduler(backend: str, job: JobSpec) -> Scheduler | None:
+    """What knows the jobs of a backend, by its name in RUN/launcher.json; None for a backend that
+    submits none."""
+    if backend not in SCHEDULERS:
+        return None
+    scheduler: Scheduler = _load(SCHEDULERS[backend])(job)
+    return scheduler
 
 
 def chosen_name(job: JobSpec, environment: Mapping[str, str]) -> str:

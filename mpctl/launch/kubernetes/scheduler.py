@@ -1,0 +1,32 @@
+"""Jobs of Kubeflow, as `mpctl status` and `mpctl stop` see them."""
+
+from __future__ import annotations
+
+from mpctl.launch.backends.scheduled import ScheduledJob
+from mpctl.launch.kubernetes.job_state import job_state, pod_selector, resource
+from mpctl.launch.kubernetes.kubectl import Kubectl
+from mpctl.spec.job import JobSpec
+
+
+class KubernetesScheduler:
+    """Asks kubectl, in the namespace that the job was submitted to. A job's id is the name of its
+    object, of the kind TrainJob or PyTorchJob."""
+
+    def __init__(self, job: JobSpec) -> None:
+        self.kind = job.launch.kubernetes.kind
+        self.kubectl = Kubectl(job.launch.kubernetes.namespace)
+
+    def find(self, job_id: str) -> ScheduledJob | None:
+        """The job and its pods; None when there is no object of that name."""
+        document = self.kubectl.find(resource(self.kind), job_id)
+        if document is None:
+            return None
+        pods = self.kubectl.get("pods", f"--selector={pod_selector(self.kind, job_id)}")
+        state = job_state(document, pods)
+        text = f"{state.phase} ({state.reason})" if state.reason else state.phase
+        is_active = state.phase not in ("succeeded", "failed")
+        return ScheduledJob(text, is_active, state.phase not in ("suspended", "pending"))
+
+    def cancel(self, job_id: str) -> None:
+        """Delete the object, and with it its pods."""
+        self.kubectl.delete(resource(self.kind), job_id)
