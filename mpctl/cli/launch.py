@@ -121,7 +121,7 @@ def launch(
     from mpctl.cli.launch_source import find_resumption, require_same_model, resolve, say_finished
 
     settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.on": on}
-    job = job.with_settings({**settings, **_ssh_settings(on, hostfile, include, exclude)})
+    job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
     plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     resumption = find_resumption(run) if resume else None
     if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
@@ -138,7 +138,7 @@ def launch(
         launch.train()
 
 
-def _ssh_settings(
+def ssh_settings(
     on: str | None, hostfile: Path | None, include: str | None, exclude: str | None
 ) -> dict[str, str | None]:
     """The settings of the options about hosts; a hostfile alone means --on ssh."""

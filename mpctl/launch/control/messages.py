@@ -1,8 +1,8 @@
 """The messages between the launcher and a node agent, and the connection that carries them.
 
 From the launcher: ping, start (a torchrun), end (it), stop (make RUN/stop), request (something
-else, by name), bye. From an agent: hello, report (NodeState of its attempt), result (of a request).
-Each is one line of JSON with a `type`.
+else, by name), bye. From an agent: hello, report (NodeState of its attempt), result (of a request),
+pong. Each is one line of JSON with a `type`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,14 @@ class Word:
     type: Literal["ping", "end", "stop", "bye"]
 
 
-FromAgent = Hello | Report | Result
+@checked(frozen=True)
+class Pong:
+    """An agent's answer to a ping: it is there, also while it has no ranks to report of."""
+
+    type: Literal["pong"] = "pong"
+
+
+FromAgent = Hello | Report | Result | Pong
 FromLauncher = Start | Request | Word
 FROM_AGENT: TypeAdapter[FromAgent] = TypeAdapter(FromAgent)
 FROM_LAUNCHER: TypeAdapter[FromLauncher] = TypeAdapter(FromLauncher)

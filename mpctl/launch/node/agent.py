@@ -31,6 +31,7 @@ from mpctl.launch.control.messages import (
     Connection,
     FromLauncher,
     Hello,
+    Pong,
     Report,
     Request,
     Result,
@@ -111,6 +112,8 @@ class Agent:
         elif isinstance(message, Request):
             answer = threading.Thread(target=self._answer, args=(message,), daemon=True)
             answer.start()
+        elif message.type == "ping":
+            self.connection.send(Pong())
         elif message.type == "end" and self.node is not None:
             self._send(self.node.end())
         elif message.type == "stop":

@@ -1,15 +1,19 @@
-"""How a node agent reaches its launcher."""
+"""How a node agent reaches its launcher, and answers it."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from ipaddress import ip_address
+from pathlib import Path
 
 import pytest
 
-from mpctl.launch.node.agent import connect
+from mpctl.launch.control.messages import Connection, Request, Word, encode, parse_from_agent
+from mpctl.launch.node.agent import Agent, connect
 from mpctl.launch.node.interface import own_addresses
+from mpctl.rundir.directory import RunDir
 
 
 @pytest.fixture
@@ -50,3 +54,25 @@ def test_own_addresses_are_those_that_others_may_reach() -> None:
     for address in map(ip_address, own_addresses()):
         assert not address.is_loopback
         assert not address.is_link_local
+
+
+def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(
+    tmp_path: Path,
+) -> None:
+    """The launcher takes a host for lost that says nothing for SILENCE_SECONDS, and a launch may
+    prepare data for longer than that before ranks start."""
+    near, far = socket.socketpair()
+    with near, far:
+        agent = Agent(RunDir(tmp_path), Connection(far))
+        thread = threading.Thread(target=agent.serve)
+        thread.start()
+        module = {"module": "mpctl.doctor.pairs", "text": "no JSON", "seconds": 30}
+        near.sendall(encode(Request(1, "run_module", module)))
+        near.sendall(encode(Word("ping")))
+        near.settimeout(30)
+        with near.makefile("rb") as lines:
+            types = [parse_from_agent(lines.readline()).type for _ in range(2)]
+        near.sendall(encode(Word("bye")))
+        thread.join(5)
+    assert types == ["pong", "result"]
+    assert not thread.is_alive()

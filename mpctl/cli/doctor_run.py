@@ -1,0 +1,139 @@
+"""One `mpctl doctor`: which hosts, what the job needs of them, what they answer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpctl.cli.options import JobSource
+
+if TYPE_CHECKING:
+    from mpctl.doctor.backend_hosts import ConnectedHosts
+    from mpctl.doctor.diagnosis import Diagnosis
+    from mpctl.doctor.examine import Progress
+    from mpctl.doctor.needs import Needs
+    from mpctl.errors import Issue
+    from mpctl.launch.cluster import Cluster
+    from mpctl.launch.node.machine import Machine
+    from mpctl.planning.plan import Plan
+
+ABOUT_HOSTS = ("launch.", "cluster.nodes", "cluster.gpus_per_node")
+ELSEWHERE = {
+    "kubernetes": "run it in the pods: kubectl exec POD -- mpctl doctor",
+    "torchrun": "run `mpctl doctor --on local` in each of its processes",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the hosts. plan: of the job, or of its hosts alone where no job is named;
+    name: of the job, None without one."""
+
+    plan: Plan
+    name: str | None
+    run_dir: Path
+    collectives: bool
+
+    def answer(self) -> Diagnosis:
+        """Connect to the hosts and look at them, with a bar. Hosts that cannot be used are findings
+        of their own: then nothing else is known."""
+        from mpctl.doctor.backend_hosts import connected_hosts
+        from mpctl.doctor.diagnosis import of_issues
+        from mpctl.errors import InputError
+        from mpctl.launch.backends.registry import find_backend
+        from mpctl.render.tasks import TaskBar
+
+        backend = find_backend(self.plan.job, os.environ)
+        with TaskBar() as bar:
+            bar.update("connecting", 0, 0)
+            try:
+                with connected_hosts(backend, self.plan, self.run_dir, bar.print) as connected:
+                    return self._examined(backend.name, connected, bar.update)
+            except InputError as error:
+                return of_issues(error.issues, backend=backend.name, job=self.name)
+
+    def _examined(
+        self, backend: str, connected: ConnectedHosts, on_progress: Progress
+    ) -> Diagnosis:
+        """Look at the hosts, and add what a launch of the job would be refused for."""
+        from mpctl.doctor.diagnosis import with_issues
+        from mpctl.doctor.examine import Examination, examine
+
+        cluster = connected.cluster
+        wanted = Examination(
+            backend, self.run_dir, self._needs(cluster), self.name, self.collectives
+        )
+        diagnosis = examine(connected.hosts, wanted, on_progress)
+        return diagnosis if self.name is None else with_issues(diagnosis, self._refusals(cluster))
+
+    def _machine(self, cluster: Cluster | None) -> Machine:
+        """The least that every host has."""
+        from mpctl.launch.control.host_checks import common_machine
+        from mpctl.launch.node.machine import this_machine
+
+        return this_machine() if cluster is None else common_machine(cluster.hosts)
+
+    def _needs(self, cluster: Cluster | None) -> Needs:
+        from mpctl.doctor.needs import Needs, needs_of
+        from mpctl.launch.preflight import chosen_device
+
+        if self.name is None:
+            return Needs()
+        device = chosen_device(self.plan.job, self._machine(cluster))
+        return needs_of(self.plan, device, one_host=cluster is None)
+
+    def _refusals(self, cluster: Cluster | None) -> list[Issue]:
+        """Why `mpctl launch` would refuse the plan on these hosts."""
+        from mpctl.launch.preflight import check_launch
+        from mpctl.rundir.directory import RunDir
+
+        run, machine = RunDir(self.run_dir / "doctor"), self._machine(cluster)
+        return check_launch(
+            self.plan, machine, run, host_check=None if cluster is None else cluster.check
+        )
+
+
+def question_of(job: JobSource, run_dir: Path, *, collectives: bool) -> Question:
+    """The question about a job; where none is named, about all hosts that the backend has.
+
+    Raises InputError for a bad job, and for a backend whose hosts cannot be asked from here.
+    """
+    names_job = job.source is not None or any(
+        not setting.startswith(ABOUT_HOSTS) for setting in job.overrides
+    )
+    plan = job.plan()
+    backend = _backend_name(plan)
+    if names_job:
+        name = plan.job.name or job.source or "this job"
+        return Question(plan, name, run_dir, collectives)
+    for setting, value in _hosts_of(plan, backend).items():
+        job = job.with_default(setting, value)
+    return Question(job.plan(), None, run_dir, collectives)
+
+
+def _backend_name(plan: Plan) -> str:
+    from mpctl.errors import InputError
+    from mpctl.launch.backends.registry import chosen_name
+
+    name = chosen_name(plan.job, os.environ)
+    if name in ELSEWHERE:
+        message = f"the hosts of {name} cannot be asked from here"
+        raise InputError.of("no-hosts", "--on", message, ELSEWHERE[name])
+    return name
+
+
+def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
+    """The nodes, and ranks on each, of a plan for every host of the hostfile or the allocation."""
+    from mpctl.launch.node.machine import hosts_in
+    from mpctl.launch.ssh.hostfile import read_hostfile
+    from mpctl.launch.ssh.selection import select_hosts
+
+    ssh = plan.job.launch.ssh
+    if backend == "ssh" and ssh.hostfile is not None:
+        listed = read_hostfile(Path(ssh.hostfile)).hosts
+        hosts = select_hosts(listed, ssh.include, ssh.exclude).hosts
+        slots = [len(host.slots) for host in hosts if host.slots]
+        return {"cluster.nodes": max(1, len(hosts)), "cluster.gpus_per_node": max(slots, default=1)}
+    return {"cluster.nodes": 1 if backend == "local" else hosts_in(os.environ)}
