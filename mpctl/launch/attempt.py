@@ -16,6 +16,7 @@ from itertools import chain
 import psutil
 
 from mpctl.rundir.breadcrumb import BreadcrumbState
+from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.rundir.rank_files import FailureRecord
 
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
@@ -27,11 +28,15 @@ class RankState:
 
     process: the state of its process by psutil's name, empty when there is none or it cannot be
     read; processor_seconds: processor time used so far; breadcrumb: what it wrote about itself.
+    major_faults: page faults so far that had to wait for a disk; swapped_bytes: of its memory that
+    lie in swap space.
     """
 
     process: str = ""
     processor_seconds: float = 0.0
     breadcrumb: BreadcrumbState = field(default_factory=BreadcrumbState)
+    major_faults: int = 0
+    swapped_bytes: int = 0
 
     @property
     def is_stopped(self) -> bool:
@@ -121,6 +126,10 @@ class AttemptState:
     def stopped_ranks(self) -> tuple[int, ...]:
         """Ranks whose process is stopped: SIGTERM does not end them."""
         return tuple(rank for rank, state in sorted(self.ranks.items()) if state.is_stopped)
+
+    def collectives(self) -> dict[int, CollectiveProgress]:
+        """How far each rank is in the collectives of its groups, by rank."""
+        return {rank: state.breadcrumb.collectives for rank, state in self.ranks.items()}
 
     def doing(self) -> Iterator[tuple[int, str]]:
         """Each rank, with what it says that it is doing."""

@@ -32,6 +32,10 @@ class Attempt(Protocol):
     def look(self) -> AttemptState:
         """What is known of all ranks now."""
 
+    def stacks(self) -> dict[int, str]:
+        """Have every rank write its Python stack to its log (rundir/stacks.py): where the main
+        thread of each is, by rank; without those that did not answer within STACK_SECONDS."""
+
     def end(self) -> AttemptState:
         """End what still runs, everywhere; the last state of all hosts."""
 

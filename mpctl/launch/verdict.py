@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mpctl.launch.attempt import STOPPED
 from mpctl.launch.wait_graph import Progress, Wait, WaitGraph, wait_graph
 from mpctl.rundir.collective_log import CollectiveProgress
 from mpctl.units import bytes_text
 
-STOPPED_STATES = ("stopped", "tracing-stop")
 ENDED_STATES = ("zombie", "dead", "")
+ENDED, HALTED, RUNNING = range(3)
 SHOWN_RANKS = 8
 SWAPPING_FAULTS = 50.0
 """Major page faults a second above which a process counts as being swapped in: each is a read of
@@ -83,8 +84,8 @@ def _likelihood(evidence: HangEvidence, rank: int) -> int:
     """Which of several ranks at the end is named: one that ended, then one that is stopped."""
     state = evidence.processes.get(rank, ProcessView()).state
     if state in ENDED_STATES:
-        return 0
-    return 1 if state in STOPPED_STATES else 2
+        return ENDED
+    return HALTED if state in STOPPED else RUNNING
 
 
 def _blocks(evidence: HangEvidence, graph: WaitGraph, rank: int, seconds: float) -> str:
@@ -125,7 +126,7 @@ def describe(wait: Wait) -> str:
 def _condition(evidence: HangEvidence, rank: int) -> str:
     """What a rank does that others wait for."""
     process = evidence.processes.get(rank, ProcessView())
-    if process.state in STOPPED_STATES:
+    if process.state in STOPPED:
         return "its process is stopped (SIGSTOP, or a debugger)"
     if process.state in ENDED_STATES:
         return "its process has ended"
@@ -171,6 +172,10 @@ def _without_blockers(graph: WaitGraph, evidence: HangEvidence) -> Verdict:
             f"{first.number}: {', '.join(parts)}",
         )
     where = describe(first)
+    for rank in first.group.ranks:  # one that was stopped or died while it waited itself
+        if _likelihood(evidence, rank) < RUNNING:
+            what = f"joined and did not finish {where}, in which its peers wait"
+            return Verdict(rank, f"{what}: {_condition(evidence, rank)}")
     return Verdict(
         None,
         f"all ranks have joined {where}, and none gets to its end: the network between their "

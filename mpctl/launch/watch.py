@@ -1,7 +1,9 @@
 """Looks once a second whether torchrun and its ranks still run, and says what is wrong when not.
 
-Ranks notice a peer that has ended, or one that keeps them waiting for `launch.timeout_seconds`. No
-rank can notice that all ranks or torchrun are stopped, or that the ranks never reach each other.
+Ranks notice a peer that has ended. The launcher notices one that keeps the others waiting in a
+collective for `launch.timeout_seconds` (collective_watch.py), before they give up by themselves; it
+also sees what no rank can: that all ranks or torchrun are stopped, or that the ranks never reach
+each other. Before a hang is reported every rank is asked for its Python stack.
 
 Patience is counted in looks, not in seconds of a clock: while this process is stopped itself
 (Ctrl-Z) or the machine sleeps, no look is taken and no patience is used up.
@@ -11,10 +13,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from mpctl.launch.attempt import STOPPED, AttemptState, RankState
 from mpctl.launch.cluster import Attempt
+from mpctl.launch.collective_watch import CollectiveWatch
+from mpctl.launch.verdict import blocked_in, ranks_text
 from mpctl.rundir.breadcrumb import JOINED, JOINING
 from mpctl.spec.launch import LaunchSpec
 
@@ -24,10 +29,12 @@ STOPPED_LOOKS = 5
 
 @dataclass(frozen=True)
 class HangReport:
-    """Why an attempt must be ended from outside. rank: None when no single rank is at fault."""
+    """Why an attempt must be ended from outside. rank: None when no single rank is at fault;
+    is_wait: ranks have waited too long in a collective."""
 
     rank: int | None
     error: str
+    is_wait: bool = False
 
 
 class RunWatch:
@@ -37,7 +44,9 @@ class RunWatch:
     def __init__(self, launch: LaunchSpec, world_size: int, *, address: str) -> None:
         self.launch, self.world_size, self.address = launch, world_size, address
         self.hang: HangReport | None = None
-        self.next_look = 0.0
+        self.next_look = self.last_look = 0.0
+        queued = launch.device == "cuda"
+        self.waits = CollectiveWatch(launch.timeout_seconds, queued=queued)
         self.has_started = False
         self.progress: tuple[int, ...] = ()
         self.start_looks = 0
@@ -48,15 +57,39 @@ class RunWatch:
 
     def is_healthy(self, attempt: Attempt) -> bool:
         """Whether no hang was found; looks at most once a second."""
-        if self.hang is None and time.monotonic() >= self.next_look:
-            self.next_look = time.monotonic() + LOOK_SECONDS
-            self.hang = self.look(attempt.look())
+        now = time.monotonic()
+        if self.hang is None and now >= self.next_look:
+            elapsed, self.last_look = now - self.last_look, now
+            self.next_look = now + LOOK_SECONDS
+            state = attempt.look()
+            report = self.look(state, elapsed)
+            if report is not None:
+                self.hang = self._explain(report, state, attempt.stacks())
         return self.hang is None
 
-    def look(self, state: AttemptState) -> HangReport | None:
-        """Judge the state of all hosts and ranks at this moment."""
+    def look(self, state: AttemptState, elapsed: float = LOOK_SECONDS) -> HangReport | None:
+        """Judge the state of all hosts and ranks at this moment. elapsed: seconds since the last
+        look."""
+        verdict = self.waits.look(state, elapsed)
         checks = (self._stopped, self._stopped_torchrun, self._start, self._silent)
-        return next((report for check in checks if (report := check(state))), None)
+        report = next((report for check in checks if (report := check(state))), None)
+        if report is None and verdict is not None:
+            return HangReport(verdict.rank, verdict.error, is_wait=True)
+        return report
+
+    def _explain(
+        self, report: HangReport, state: AttemptState, stacks: Mapping[int, str]
+    ) -> HangReport:
+        """The report with what the stacks tell, and with the collective in which the others
+        wait."""
+        if report.is_wait:
+            verdict = self.waits.judge(state, stacks)
+            return report if verdict is None else replace(report, error=verdict.error)
+        if report.rank is None:
+            return report
+        progress = state.collectives()
+        missed = blocked_in(progress, report.rank, queued=self.waits.queued)
+        return replace(report, error=f"{report.error}; it {missed}") if missed else report
 
     def _stopped(self, state: AttemptState) -> HangReport | None:
         """Ranks whose process was stopped at several looks in a row."""
@@ -115,11 +148,6 @@ def stopped_text(ranks: list[int]) -> str:
     if not others:
         return text
     return f"{text}; so {'is' if len(others) == 1 else 'are'} {ranks_text(others)}"
-
-
-def ranks_text(ranks: list[int]) -> str:
-    """`rank 3`, or `ranks 3, 5`."""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def _missing(starts: list[int], address: str) -> str:

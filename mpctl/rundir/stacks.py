@@ -20,12 +20,19 @@ from __future__ import annotations
 
 import re
 import signal
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 STACK_SIGNAL = signal.SIGUSR2
 FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
 THREAD = re.compile(r"^(Current thread|Thread) 0x")
 PACKAGE = "/mpctl/"
+STACK_SECONDS, LOOK_SECONDS = 1.0, 0.05
+"""How long the ranks of a host may take to write their stacks, and how often it is looked."""
+
+DUMP_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -65,3 +72,36 @@ def innermost(stack: tuple[Frame, ...]) -> str:
     if inside is None or inside is stack[0]:
         return str(stack[0])
     return f"{inside}, in {stack[0]}"
+
+
+class StackReader:
+    """Reads what is appended to a log from now on, until a dump in it is complete."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.offset = log.stat().st_size if log.exists() else 0
+        self.text = ""
+
+    def is_complete(self) -> bool:
+        """Whether a dump has come and nothing more since the last call."""
+        try:
+            with self.log.open("rb") as stream:
+                stream.seek(self.offset)
+                text = stream.read(DUMP_BYTES).decode("utf-8", errors="replace")
+        except OSError:
+            return False
+        is_same, self.text = text == self.text, text
+        return is_same and bool(main_stack(text))
+
+
+def read_stacks(readers: Mapping[int, StackReader]) -> dict[int, str]:
+    """Where each rank is (`innermost`), once all have answered or STACK_SECONDS have passed; ranks
+    that have not answered are left out."""
+    deadline, pending = time.monotonic() + STACK_SECONDS, list(readers.values())
+    while time.monotonic() < deadline:
+        pending = [reader for reader in pending if not reader.is_complete()]
+        if not pending:
+            break
+        time.sleep(LOOK_SECONDS)
+    where = {rank: innermost(main_stack(reader.text)) for rank, reader in readers.items()}
+    return {rank: text for rank, text in where.items() if text}

@@ -89,5 +89,14 @@ def test_all_wait_in_the_same_collective() -> None:
     assert judged.rank is None and "the network between their hosts may be cut" in judged.error
 
 
+def test_one_that_was_stopped_while_it_waited() -> None:
+    """It had joined a message of several pieces; its peers wait for the rest of it."""
+    ranks = Ranks().waits(0, "dp 0-1", 3).waits(1, "dp 0-1", 3)
+    judged = judge(HangEvidence(ranks.progress, {0: ProcessView(), 1: ProcessView("stopped")}), 9)
+    assert judged is not None and judged.rank == 1
+    assert judged.error.startswith("joined and did not finish all_reduce #3")
+    assert judged.error.endswith("its process is stopped (SIGSTOP, or a debugger)")
+
+
 def test_many_ranks_are_named_in_few_words() -> None:
     assert ranks_text(range(32)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 24 more"

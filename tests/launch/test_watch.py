@@ -11,7 +11,7 @@ import pytest
 
 from mpctl.launch import watch
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.launch.watch import STOPPED_LOOKS, RunWatch
+from mpctl.launch.watch import STOPPED_LOOKS, HangReport, RunWatch
 from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.launch import LaunchSpec
@@ -35,6 +35,9 @@ class Ranks:
 
     def end(self) -> AttemptState:
         return self.look()
+
+    def stacks(self) -> dict[int, str]:
+        return {rank: f"mpctl/x.py:{rank} in f" for rank in range(self.world_size)}
 
     def look(self) -> AttemptState:
         running = psutil.STATUS_RUNNING
@@ -149,6 +152,71 @@ def test_a_rank_that_computes_without_a_heartbeat_is_not_silent(scene: Scene) ->
         scene.processes.seconds[1] = scene.processes.seconds.get(1, 0) + 0.5
 
     assert scene.looks(20, compute) == ""
+
+
+def start_all_reduce(crumb: Breadcrumb, *, waits: bool) -> int:
+    tp = crumb.collectives.group("tp", (0, 1))
+    assert tp is not None
+    number = tp.start(1, 4096)
+    if waits:
+        tp.wait(number)
+    return number
+
+
+def test_a_rank_that_keeps_another_waiting(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 computes and does not join; the limit is 4 s."""
+    now = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    start_all_reduce(scene.breadcrumbs[0], waits=True)
+    for _ in range(4):
+        assert scene.watch.is_healthy(scene.processes)
+        scene.beat()
+        scene.processes.seconds[1] = scene.processes.seconds.get(1, 0) + 1.0
+        now[0] += 1.0
+    assert not scene.watch.is_healthy(scene.processes)
+    assert scene.watch.hang == HangReport(
+        1,
+        "did not join all_reduce #1 (4.0 KiB) of group tp (ranks 0, 1), in which rank 0 has waited "
+        "for 4 s: it computes; it is at mpctl/x.py:1 in f",
+        is_wait=True,
+    )
+
+
+def test_a_long_computation_is_no_hang_while_nobody_waits(scene: Scene) -> None:
+    """One has started a collective and computes while it travels."""
+    start_all_reduce(scene.breadcrumbs[0], waits=False)
+    assert scene.looks(50, scene.beat) == ""
+
+
+def test_waits_that_end_are_no_hang(scene: Scene) -> None:
+    def next_collective() -> None:
+        scene.beat()
+        for crumb in scene.breadcrumbs:
+            start_all_reduce(crumb, waits=True)
+
+    assert scene.looks(50, next_collective) == ""
+
+
+def test_while_no_look_is_taken_no_wait_grows(scene: Scene) -> None:
+    start_all_reduce(scene.breadcrumbs[0], waits=True)
+    state = scene.processes.look()
+    assert scene.watch.look(state, 1.0) is None
+    assert scene.watch.look(state, 3600.0) is None  # this process was stopped
+
+
+def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    scene.watch.waits.limit = 60.0
+    start_all_reduce(scene.breadcrumbs[0], waits=True)
+    scene.processes.states[1] = psutil.STATUS_STOPPED
+    while scene.watch.is_healthy(scene.processes):
+        scene.beat()
+        now[0] += 1.0
+    assert scene.watch.hang is not None and scene.watch.hang.error == (
+        "its process is stopped (SIGSTOP, or a debugger); it did not join all_reduce #1 (4.0 KiB) "
+        "of group tp (ranks 0, 1), in which rank 0 waits"
+    )
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,10 @@ class LocalAttempt:
         """The state of torchrun and all ranks."""
         return AttemptState((self.node.look(),))
 
+    def stacks(self) -> dict[int, str]:
+        """Where the ranks are that answer."""
+        return self.node.stacks()
+
     def end(self) -> AttemptState:
         """Kill torchrun and all ranks that still run."""
         state = AttemptState((self.node.end(),))

@@ -10,12 +10,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, RunFailed
@@ -34,6 +33,7 @@ OnEvent = Callable[[str], None]
 POLL_SECONDS = 0.02
 END_SECONDS = 15.0
 PORT_SECONDS = 10.0
+STACKS_SECONDS = 2.0
 
 
 class AgentStarter(Protocol):
@@ -251,10 +251,17 @@ class AgentAttempt:
             time.sleep(POLL_SECONDS)
         return state
 
-    def dump(self, name: str, **arguments: Any) -> list[Future[Any]]:
-        """Ask every host for something (node/requests.py)."""
+    def stacks(self) -> dict[int, str]:
+        """Where the ranks are that answer, on the hosts that answer."""
         server = self.cluster.server
-        return [server.request(link.node, name, **arguments) for link in self.cluster.links]
+        answers = [server.request(link.node, "stacks") for link in self.cluster.links]
+        deadline = time.monotonic() + STACKS_SECONDS
+        stacks: dict[int, str] = {}
+        for answer in answers:
+            with suppress(RuntimeError, TimeoutError):
+                of_host = answer.result(max(0.0, deadline - time.monotonic()))
+                stacks |= {int(rank): str(text) for rank, text in of_host.items()}
+        return stacks
 
     def _state(self, link: HostLink) -> NodeState:
         state = link.reports.get(self.number, NodeState(node=link.node))

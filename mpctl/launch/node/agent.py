@@ -18,12 +18,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.messages import (
@@ -123,7 +123,8 @@ class Agent:
 
     def _answer(self, request: Request) -> None:
         """Answer a request; what takes long must not keep pings and reports waiting."""
-        self.results.put(_result(request))
+        requests = {**REQUESTS, "stacks": self._stacks}
+        self.results.put(_result(request, requests))
 
     def _start(self, message: Start) -> None:
         """Start torchrun; one that cannot start is reported as one that ended with code 1."""
@@ -147,6 +148,10 @@ class Agent:
         if time.monotonic() >= self.next_report or (news and not was_failing):
             self._send(self.node.look())
 
+    def _stacks(self) -> dict[int, str]:
+        """Where the ranks of this host are."""
+        return {} if self.node is None else self.node.stacks()
+
     def _send(self, state: NodeState) -> None:
         self.reported, self.next_report = state, time.monotonic() + REPORT_SECONDS
         self.connection.send(Report(self.attempt, state))
@@ -156,10 +161,10 @@ def _not_started(start: NodeStart) -> NodeState:
     return NodeState(node=start.node, host=socket.gethostname(), code=1)
 
 
-def _result(request: Request) -> Result:
+def _result(request: Request, requests: Mapping[str, Callable[..., Any]]) -> Result:
     """The result of a request; whatever goes wrong is an answer, too."""
     try:
-        return Result(request.number, REQUESTS[request.name](**request.arguments))
+        return Result(request.number, requests[request.name](**request.arguments))
     except KeyError:
         return Result(request.number, error=f"unknown request {request.name!r}")
     except Exception as error:  # any failure of a request must not end the ranks

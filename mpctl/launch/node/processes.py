@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -50,6 +51,26 @@ class ProcessTree:
         except (*UNREADABLE, KeyError):
             return 0.0
         return float(times.user + times.system)
+
+    def major_faults(self, rank: int) -> int:
+        """Page faults of a rank so far that had to wait for a disk; 0 when it cannot be read."""
+        with suppress(*UNREADABLE, KeyError, ValueError, IndexError):
+            # proc(5): majflt is field 12, and the name in field 2 may hold spaces.
+            stat = Path(f"/proc/{self.ranks[rank].pid}/stat").read_text("utf-8", "replace")
+            return int(stat.rpartition(")")[2].split()[9])
+        return 0
+
+    def swapped_bytes(self, rank: int) -> int:
+        """Memory of a rank that lies in swap space, in bytes; 0 when it cannot be read."""
+        with suppress(*UNREADABLE, KeyError, ValueError, IndexError):
+            status = Path(f"/proc/{self.ranks[rank].pid}/status").read_text("utf-8", "replace")
+            return 1024 * int(status.partition("VmSwap:")[2].split()[0])
+        return 0
+
+    def send_signal(self, rank: int, number: int) -> None:
+        """Send a signal to a rank, unless it has ended."""
+        with suppress(*UNREADABLE, KeyError):
+            self.ranks[rank].send_signal(number)
 
     def stopped_ranks(self) -> tuple[int, ...]:
         """Ranks whose process is stopped, by SIGSTOP or a debugger: SIGTERM does not end them."""

@@ -19,14 +19,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpctl.launch.attempt import NodeState, RankState
+import psutil
+
+from mpctl.launch.attempt import STOPPED, NodeState, RankState
 from mpctl.launch.node.address import HOST, free_port
 from mpctl.launch.node.cgroup import memory_kills
 from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
+from mpctl.rundir.stacks import STACK_SIGNAL, StackReader, read_stacks
 from mpctl.spec.job import JobSpec
 
+UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, "")
 LAUNCHER = "MPCTL_LAUNCHER"
 """Environment variable of torchrun: the process id of its parent, with which it ends."""
 
@@ -164,7 +168,23 @@ class NodeTorchrun:
             self.processes.state(rank),
             self.processes.processor_seconds(rank),
             self.run.breadcrumb(rank),
+            self.processes.major_faults(rank),
+            self.processes.swapped_bytes(rank),
         )
+
+    def stacks(self) -> dict[int, str]:
+        """See Attempt.stacks (launch/cluster.py), for the ranks of this host."""
+        self.processes.find()
+        asked = [
+            rank
+            for rank in self.start.ranks
+            # A rank takes the signal from before it writes its breadcrumb on.
+            if self.run.breadcrumb(rank).start and self.processes.state(rank) not in UNANSWERING
+        ]
+        readers = {rank: StackReader(self.run.log(rank)) for rank in asked}
+        for rank in asked:
+            self.processes.send_signal(rank, STACK_SIGNAL)
+        return read_stacks(readers)
 
     def end(self) -> NodeState:
         """Kill torchrun and all ranks that still run; the last state."""
