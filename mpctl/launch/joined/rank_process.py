@@ -13,13 +13,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 
 import psutil
 
 from mpctl.launch.attempt import NodeState, RankState
 from mpctl.launch.node.cgroup import memory_kills
-from mpctl.launch.node.processes import UNREADABLE, kill_tree
+from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state
+from mpctl.launch.node.stacks import rank_stacks
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.rundir.directory import RunDir
 
@@ -71,14 +71,19 @@ class RankProcess:
         kill_tree(self.worker)
         return self.look()
 
+    def stacks(self) -> dict[int, str]:
+        """Where the main thread of the rank is, if it answers."""
+        process = self._process()
+        return {} if process is None else rank_stacks(self.run, {self.rank: process})
+
     def _state(self) -> RankState:
-        breadcrumb = self.run.breadcrumb(self.rank)
+        return process_state(self._process(), self.run.breadcrumb(self.rank))
+
+    def _process(self) -> psutil.Process | None:
         try:
-            process = psutil.Process(self.worker.pid)
-            times = process.cpu_times()
-            return RankState(str(process.status()), float(times.user + times.system), breadcrumb)
+            return psutil.Process(self.worker.pid)
         except UNREADABLE:
-            return RankState(breadcrumb=breadcrumb)
+            return None
 
 
 def rank_variables(

@@ -64,6 +64,9 @@ class NodeProcess(Protocol):
     def look(self) -> NodeState:
         """The state of torchrun and of the ranks."""
 
+    def stacks(self) -> dict[int, str]:
+        """Where the main thread of each rank is that answers."""
+
     def end(self) -> NodeState:
         """Kill what still runs; the last state."""
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import psutil
 
+from mpctl.launch.attempt import RankState
+from mpctl.rundir.breadcrumb import BreadcrumbState
+
 UNREADABLE = (psutil.Error, OSError)
 STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
@@ -44,38 +47,49 @@ class ProcessTree:
         except (*UNREADABLE, KeyError):
             return ""
 
-    def processor_seconds(self, rank: int) -> float:
-        """Processor time that a rank has used, in seconds; 0 when it cannot be read."""
-        try:
-            times = self.ranks[rank].cpu_times()
-        except (*UNREADABLE, KeyError):
-            return 0.0
-        return float(times.user + times.system)
-
-    def major_faults(self, rank: int) -> int:
-        """Page faults of a rank so far that had to wait for a disk; 0 when it cannot be read."""
-        with suppress(*UNREADABLE, KeyError, ValueError, IndexError):
-            # proc(5): majflt is field 12, and the name in field 2 may hold spaces.
-            stat = Path(f"/proc/{self.ranks[rank].pid}/stat").read_text("utf-8", "replace")
-            return int(stat.rpartition(")")[2].split()[9])
-        return 0
-
-    def swapped_bytes(self, rank: int) -> int:
-        """Memory of a rank that lies in swap space, in bytes; 0 when it cannot be read."""
-        with suppress(*UNREADABLE, KeyError, ValueError, IndexError):
-            status = Path(f"/proc/{self.ranks[rank].pid}/status").read_text("utf-8", "replace")
-            return 1024 * int(status.partition("VmSwap:")[2].split()[0])
-        return 0
-
-    def send_signal(self, rank: int, number: int) -> None:
-        """Send a signal to a rank, unless it has ended."""
-        with suppress(*UNREADABLE, KeyError):
-            self.ranks[rank].send_signal(number)
+    def rank_state(self, rank: int, breadcrumb: BreadcrumbState) -> RankState:
+        """What this host sees of a rank."""
+        return process_state(self.ranks.get(rank), breadcrumb)
 
     def stopped_ranks(self) -> tuple[int, ...]:
         """Ranks whose process is stopped, by SIGSTOP or a debugger: SIGTERM does not end them."""
         self.find()
         return tuple(rank for rank in sorted(self.ranks) if self.state(rank) in STOPPED)
+
+
+def process_state(process: psutil.Process | None, breadcrumb: BreadcrumbState) -> RankState:
+    """What this host sees of the process of a rank, None when there is none, and what the rank
+    wrote about itself."""
+    try:
+        if process is None:
+            return RankState(breadcrumb=breadcrumb)
+        times = process.cpu_times()
+        return RankState(
+            str(process.status()),
+            float(times.user + times.system),
+            breadcrumb,
+            major_faults(process.pid),
+            swapped_bytes(process.pid),
+        )
+    except UNREADABLE:
+        return RankState(breadcrumb=breadcrumb)
+
+
+def major_faults(pid: int) -> int:
+    """Page faults of a process so far that had to wait for a disk; 0 when it cannot be read."""
+    with suppress(OSError, ValueError, IndexError):
+        # proc(5): majflt is field 12; the name in field 2 may hold spaces and brackets.
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        return int(stat.rpartition(")")[2].split()[9])
+    return 0
+
+
+def swapped_bytes(pid: int) -> int:
+    """Memory of a process that lies in swap space, in bytes; 0 when it cannot be read."""
+    with suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
+        return 1024 * int(status.partition("VmSwap:")[2].split()[0])
+    return 0
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:

@@ -19,18 +19,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
-from mpctl.launch.attempt import STOPPED, NodeState, RankState
+from mpctl.launch.attempt import NodeState, RankState
 from mpctl.launch.node.address import HOST, free_port
 from mpctl.launch.node.cgroup import memory_kills
 from mpctl.launch.node.processes import ProcessTree, kill_tree
+from mpctl.launch.node.stacks import rank_stacks
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
-from mpctl.rundir.stacks import STACK_SIGNAL, StackReader, read_stacks
 from mpctl.spec.job import JobSpec
 
-UNANSWERING = (*STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, "")
 LAUNCHER = "MPCTL_LAUNCHER"
 """Environment variable of torchrun: the process id of its parent, with which it ends."""
 
@@ -155,7 +152,7 @@ class NodeTorchrun:
             node=self.start.node,
             host=socket.gethostname(),
             torchrun=self.processes.state(None) if code is None else "",
-            ranks={rank: self._rank(rank) for rank in self.start.ranks},
+            ranks={rank: self._state(rank) for rank in self.start.ranks},
             code=code,
             exit_codes=exit_codes(output),
             port_taken="EADDRINUSE" in output,
@@ -163,28 +160,13 @@ class NodeTorchrun:
             memory_kills=memory_kills() - self.kills,
         )
 
-    def _rank(self, rank: int) -> RankState:
-        return RankState(
-            self.processes.state(rank),
-            self.processes.processor_seconds(rank),
-            self.run.breadcrumb(rank),
-            self.processes.major_faults(rank),
-            self.processes.swapped_bytes(rank),
-        )
+    def _state(self, rank: int) -> RankState:
+        return self.processes.rank_state(rank, self.run.breadcrumb(rank))
 
     def stacks(self) -> dict[int, str]:
-        """See Attempt.stacks (launch/cluster.py), for the ranks of this host."""
+        """Where the main thread of each rank of this host is that answers."""
         self.processes.find()
-        asked = [
-            rank
-            for rank in self.start.ranks
-            # A rank takes the signal from before it writes its breadcrumb on.
-            if self.run.breadcrumb(rank).start and self.processes.state(rank) not in UNANSWERING
-        ]
-        readers = {rank: StackReader(self.run.log(rank)) for rank in asked}
-        for rank in asked:
-            self.processes.send_signal(rank, STACK_SIGNAL)
-        return read_stacks(readers)
+        return rank_stacks(self.run, self.processes.ranks)
 
     def end(self) -> NodeState:
         """Kill torchrun and all ranks that still run; the last state."""
