@@ -16,7 +16,6 @@ from mpctl.launch.attempt import RankState
 from mpctl.rundir.breadcrumb import BreadcrumbState
 
 UNREADABLE = (psutil.Error, OSError)
-STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 class ProcessTree:
@@ -50,11 +49,6 @@ class ProcessTree:
     def rank_state(self, rank: int, breadcrumb: BreadcrumbState) -> RankState:
         """What this host sees of a rank."""
         return process_state(self.ranks.get(rank), breadcrumb)
-
-    def stopped_ranks(self) -> tuple[int, ...]:
-        """Ranks whose process is stopped, by SIGSTOP or a debugger: SIGTERM does not end them."""
-        self.find()
-        return tuple(rank for rank in sorted(self.ranks) if self.state(rank) in STOPPED)
 
 
 def process_state(process: psutil.Process | None, breadcrumb: BreadcrumbState) -> RankState:
