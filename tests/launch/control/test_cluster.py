@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from mpctl.errors import InputError
+from mpctl.launch.control import server
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
@@ -110,6 +112,17 @@ def test_a_killed_end_is_named_and_the_run_goes_on(
     records = list(hosts.run.records())
     assert [record["loss"] for record in records] == pytest.approx(finished.losses, rel=1e-6)
     assert not hosts.pids()
+
+
+def test_a_host_is_not_lost_while_its_ranks_have_not_started(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data may be prepared for minutes between the first contact and the first attempt."""
+    monkeypatch.setattr(server, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(server, "PING_SECONDS", 0.2)
+    with hosts.connected() as cluster:
+        time.sleep(3.0)
+        assert [link.lost for link in cluster.links] == ["", ""]
 
 
 def test_a_host_that_does_not_see_the_run_directory_is_refused(hosts: Hosts) -> None:
