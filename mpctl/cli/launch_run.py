@@ -76,7 +76,7 @@ class Launch:
         from mpctl.render.launch import print_submission
 
         submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
-        self._require(machine, no_host_check, submitter.check(self.plan))
+        self._require(machine, no_host_check, submitter.check(self.plan, self.run))
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return

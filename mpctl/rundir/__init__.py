@@ -7,10 +7,12 @@
 | plan.json | launcher | the plan, schema mpctl.plan/1 |
 | data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
 | launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
+| slurm.sh | launcher, launch.slurm | launch/slurm/script.py: the batch script that was submitted |
 | stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
+| logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |
 | logs/rank-N.log | rank N | everything the rank prints |
 | doing/rank-N | rank N | breadcrumb.py: what the rank is doing now, and its heartbeat |
 | metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |

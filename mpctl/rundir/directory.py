@@ -36,6 +36,7 @@ FILES = (
     "stop",
     "stop-request",
     "launcher.json",
+    "slurm.sh",
     "torchrun.pid",
 )
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")

@@ -53,6 +53,11 @@ class RunPaths:
         return self.path / "launcher.json"
 
     @property
+    def batch_script(self) -> Path:
+        """The batch script of a run that was submitted to Slurm."""
+        return self.path / "slurm.sh"
+
+    @property
     def torchrun_pid(self) -> Path:
         """The process id of torchrun, while it runs."""
         return self.path / "torchrun.pid"
@@ -66,6 +71,12 @@ class RunPaths:
     def nodes(self) -> Path:
         """What the hosts of a launch by node agents share (launch/control/)."""
         return self.path / "nodes"
+
+    @property
+    def lost_hosts(self) -> Path:
+        """The hosts that did not answer at the end of the last launch, a line each; absent when all
+        did."""
+        return self.nodes / "lost"
 
     def node_log(self, node: int) -> Path:
         """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""

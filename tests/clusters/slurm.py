@@ -25,6 +25,8 @@ from tests.clusters.daemons import Daemon, free_ports, wait_until
 from tests.clusters.needs import program
 
 NODES = ("n1", "n2")
+NODE = "MPCTL_TEST_NODE"
+"""Environment variable of a slurmd, and so of its slurmstepds: the name of the node."""
 CONFIG = """\
 ClusterName=mpctl
 SlurmctldHost={host}(127.0.0.1)
@@ -97,25 +99,28 @@ class SlurmCluster:
         listing = self.run(["squeue", "-ha", "-t", "all", "-o", "%i %T"]).stdout
         return dict(line.split() for line in listing.splitlines())
 
-    def processes(self) -> list[psutil.Process]:
-        """Processes that run in jobs of this cluster, and the slurmstepd of each step."""
+    def processes(self, node: str | None = None) -> list[psutil.Process]:
+        """Processes that run in jobs of this cluster, on one node or on all, and the slurmstepd of
+        each step."""
         daemons = {daemon.process.pid for daemon in self.nodes.values()}
-        return [p for p in psutil.process_iter() if p.pid not in daemons and self._has(p)]
+        return [p for p in psutil.process_iter() if p.pid not in daemons and self._has(p, node)]
 
-    def _has(self, process: psutil.Process) -> bool:
-        """Whether a process was started by a slurmd of this cluster: its environment says so."""
+    def _has(self, process: psutil.Process, node: str | None) -> bool:
+        """Whether a process was started by a slurmd of this cluster (on a node): its environment
+        says so. A slurmstepd has the environment of its slurmd."""
         try:
             environment = process.environ()
             is_ours = environment.get("SLURM_CONF") == self.env["SLURM_CONF"]
             is_job = "SLURM_JOB_ID" in environment or "slurmstepd" in process.name()
+            here = environment.get("SLURMD_NODENAME", environment.get(NODE))
         except (psutil.Error, OSError):
             return False
-        return is_ours and is_job
+        return is_ours and is_job and node in (None, here)
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node."""
         command = [_path("slurmd"), "-D", "-N", name, "-f", self.env["SLURM_CONF"]]
-        self.nodes[name] = Daemon(command, self.folder / f"{name}.out", self.env)
+        self.nodes[name] = Daemon(command, self.folder / f"{name}.out", {**self.env, NODE: name})
 
     def wait_for(self, job: str, states: set[str], seconds: float) -> str:
         """Wait until a job is in one of these states; the state."""

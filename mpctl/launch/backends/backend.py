@@ -40,7 +40,7 @@ class Submitter(Protocol):
 
     name: str
 
-    def check(self, plan: Plan) -> list[Issue]:
+    def check(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Why the scheduler could not run the plan; empty when it can."""
 
     def document(self, plan: Plan, run: RunDir) -> str:

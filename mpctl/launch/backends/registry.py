@@ -10,16 +10,18 @@ from mpctl.errors import InputError
 from mpctl.launch.backends.backend import Backend, Submitter
 from mpctl.launch.backends.scheduled import Scheduler
 from mpctl.launch.joined.world import find_world
+from mpctl.launch.slurm.allocation import is_in_allocation
 from mpctl.spec.job import JobSpec
 
 BACKENDS = {
     "local": "mpctl.launch.backends.local:LocalBackend",
     "ssh": "mpctl.launch.backends.ssh:SshBackend",
     "torchrun": "mpctl.launch.backends.torchrun:TorchrunBackend",
+    "slurm": "mpctl.launch.backends.slurm:SlurmBackend",
 }
 """The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made
 from the job and the environment of this process."""
-SUBMITTERS: dict[str, str] = {}
+SUBMITTERS = {"slurm": "mpctl.launch.backends.slurm_submission:SlurmSubmitter"}
 """The class of each scheduler that a run can be submitted to; made like a backend."""
 SCHEDULERS = {
     "slurm": "mpctl.launch.slurm.scheduler:SlurmScheduler",
@@ -61,7 +63,9 @@ def chosen_name(job: JobSpec, environment: Mapping[str, str]) -> str:
     """The name of the backend: as the job says, or as the environment of this process suggests."""
     if job.launch.on != "auto":
         return job.launch.on
-    return "torchrun" if find_world(environment) else "local"
+    if find_world(environment):
+        return "torchrun"
+    return "slurm" if is_in_allocation(environment, job.cluster.nodes) else "local"
 
 
 def _load(name: str) -> type:

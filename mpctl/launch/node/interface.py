@@ -27,14 +27,19 @@ def socket_interfaces(address: str, environment: Mapping[str, str]) -> dict[str,
 
 def interface_towards(address: str) -> str | None:
     """The name of the interface from which this host reaches an address; None when it cannot."""
+    source = source_address(address)
+    return None if source is None else interface_of(source)
+
+
+def source_address(address: str) -> str | None:
+    """The address that this host has on the way to another; None when there is no way."""
     try:
         (family, kind, _, _, target), *_ = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM)
         with socket.socket(family, kind) as probe:
             probe.connect(target)  # a datagram socket: nothing is sent
-            source = probe.getsockname()[0]
+            return str(probe.getsockname()[0])
     except OSError:
         return None
-    return interface_of(source)
 
 
 def interface_of(source: str) -> str | None:

@@ -57,6 +57,14 @@ def find_allocation(environment: Mapping[str, str]) -> Allocation | None:
     )
 
 
+def is_in_allocation(environment: Mapping[str, str], nodes: int) -> bool:
+    """Whether a plan of so many nodes that says nothing else is for the allocation around this
+    process: it has several nodes, or this process runs outside of them (below salloc on a login
+    host). A plan of one node, on a node of the allocation, runs there as on any host."""
+    has_allocation = bool(environment.get("SLURM_JOB_ID") and environment.get("SLURM_JOB_NODELIST"))
+    return has_allocation and (nodes > 1 or "SLURMD_NODENAME" not in environment)
+
+
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     return int(text) if text.isdecimal() else None

@@ -7,8 +7,8 @@ The script runs on the first node of the job:
   on, the ranks finish their step and save, and the launcher ends with 128 + 10.
 - The job is then requeued, if a step was saved since it began: a job whose limit is too short for
   one step would otherwise be requeued for ever. It keeps its id, and SLURM_RESTART_COUNT rises.
-- A node that fails ends the job, and Slurm requeues it by itself (`--requeue`). Either way the run
-  goes on from its newest checkpoint.
+- So it is when a node was lost, which mpctl sees in seconds; Slurm itself, after its SlurmdTimeout
+  of minutes, would end and requeue the job as well (`--requeue`).
 
 Every value is quoted for the shell, which is also how sbatch reads its lines, and none may have a
 line break, so that no setting can add a line.
@@ -47,13 +47,16 @@ code=$?
 trap - USR1 TERM
 """
 REQUEUE = """\
-if [ "$code" -eq 138 ]; then  # 128 + SIGUSR1: stopped before the time limit, with steps to do
+why=
+[ "$code" -eq 138 ] && why="it was stopped before its time limit"  # 128 + SIGUSR1
+[ "$code" -eq 1 ] && [ -s "$RUN/nodes/lost" ] && why="$(paste -sd, "$RUN/nodes/lost") was lost"
+if [ -n "$why" ]; then
   after=$(newest_checkpoint)
   if [ "$after" != "$before" ]; then
-    echo "mpctl: $after is saved; job $SLURM_JOB_ID is requeued"
+    echo "mpctl: $why; $after is saved; job $SLURM_JOB_ID is requeued"
     scontrol requeue "$SLURM_JOB_ID" && sleep 60  # Slurm ends this script
   fi
-  echo "mpctl: job $SLURM_JOB_ID is not requeued, since it saved no step"
+  echo "mpctl: $why; job $SLURM_JOB_ID is not requeued, since it saved no step"
 fi
 """
 

@@ -9,6 +9,7 @@ from mpctl.launch.slurm.allocation import (
     agents_step,
     allocation_issues,
     find_allocation,
+    is_in_allocation,
     step_environment,
 )
 
@@ -30,6 +31,16 @@ def test_an_allocation_is_found() -> None:
 @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "7"}, {"SLURM_CONF": "/etc/x"}])
 def test_without_one_there_is_none(environment: dict[str, str]) -> None:
     assert find_allocation(environment) is None
+
+
+def test_an_allocation_is_used_where_the_plan_has_several_nodes_or_this_host_is_none_of_it() -> (
+    None
+):
+    below_salloc = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
+    on_a_node = {**below_salloc, "SLURMD_NODENAME": "n1"}
+    assert [is_in_allocation(below_salloc, nodes) for nodes in (1, 2)] == [True, True]
+    assert [is_in_allocation(on_a_node, nodes) for nodes in (1, 2)] == [False, True]
+    assert not is_in_allocation({"SLURM_JOB_ID": "7"}, 2)
 
 
 def test_a_plan_must_fit_into_it() -> None:

@@ -146,9 +146,15 @@ def bash(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         ("mkdir -p $0/checkpoints/step-4; exit 0", 0, False),
         ("mkdir -p $0/checkpoints/step-4; exit 143", 143, False),  # stopped by SIGTERM: mpctl stop
         ("exit 1", 1, False),
+        (
+            "mkdir -p $0/nodes $0/checkpoints/step-4; echo n2 > $0/nodes/lost; exit 1",
+            -signal.SIGTERM,
+            True,
+        ),
+        ("mkdir -p $0/nodes; echo n2 > $0/nodes/lost; exit 1", 1, False),
     ],
 )
-def test_only_a_stop_before_the_limit_is_requeued(
+def test_only_a_stop_before_the_limit_and_a_lost_node_are_requeued(
     tmp_path: Path, launcher: str, code: int, is_requeued: bool
 ) -> None:
     job = replace(
