@@ -36,6 +36,8 @@ def follow_if_joined(
     if launch.on not in ("auto", "torchrun"):
         return
     _require_run_dir(run_dir, world)
+    if run_dir is not None:
+        _end_if_restarted(run_dir)
     if world.is_first:
         return
     if run_dir is not None and not is_dry:
@@ -64,6 +66,18 @@ def _settings(
         if world.is_first or (world.local == 0 and world.node > 0):
             raise
         raise typer.Exit(2) from None
+
+
+def _end_if_restarted(run_dir: Path) -> None:
+    """Let a pod succeed that was started again after its launch had ended: the launch itself has
+    said how it ended, and nothing is left to do."""
+    from mpctl.launch.joined.restarted import ended_launch
+    from mpctl.render.errors import print_warnings
+    from mpctl.rundir.directory import RunDir
+
+    if ended := ended_launch(RunDir(run_dir), os.environ):
+        print_warnings([ended])
+        raise typer.Exit
 
 
 def _require_run_dir(run_dir: Path | None, world: JoinedWorld) -> None:

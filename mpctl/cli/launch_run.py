@@ -70,6 +70,7 @@ class Launch:
 
     def submit(self, *, dry_run: bool) -> None:
         """Write the run directory and hand the run to the scheduler, or print what would be."""
+        from mpctl.errors import InputError
         from mpctl.launch.backends.registry import find_submitter
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.console import say
@@ -80,6 +81,8 @@ class Launch:
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return
+        if refusals := submitter.rehearse(self.plan, self.run):
+            raise InputError(refusals)
         prepared = self._prepared(machine, self.plan.job.cluster.nodes, is_submitted=True)
         with self.run.locked():
             self._set_up(prepared)

@@ -8,6 +8,8 @@
 | data/ | launcher | the tokenized corpus, when the job names text files (data/manifest.py) |
 | launcher.json | launcher, before it starts ranks | launcher.py: schema mpctl.launcher/1 |
 | slurm.sh | launcher, launch.slurm | launch/slurm/script.py: the batch script that was submitted |
+| kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
+| nodes/meeting.json | launcher, in a world that others started | launch/joined/meeting.py |
 | stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |

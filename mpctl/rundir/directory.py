@@ -38,6 +38,7 @@ FILES = (
     "launcher.json",
     "slurm.sh",
     "torchrun.pid",
+    "kubernetes.yaml",
 )
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")
 NODES = "nodes"

@@ -28,6 +28,11 @@ class RunPaths:
         return self.path / "summary.json"
 
     @property
+    def manifest(self) -> Path:
+        """The object that was created in Kubernetes, where the run was submitted there."""
+        return self.path / "kubernetes.yaml"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"

@@ -22,20 +22,24 @@ STOP_SCHEMA: Literal["mpctl.stop/1"] = "mpctl.stop/1"
 
 
 class StopRequest(TypedDict):
-    """The content of the file. now: end the ranks at once, without saving; host: of the process
-    that wrote it; time: seconds since 1970."""
+    """The content of the file. now: end the ranks at once, without saving; relayed: it passes on a
+    signal that only one process of the launch received; host: of the process that wrote it; time:
+    seconds since 1970."""
 
     schema: Literal["mpctl.stop/1"]
     now: bool
+    relayed: bool
     host: str
     time: float
 
 
-def write_stop_request(path: Path, *, now: bool) -> None:
-    """Ask for a stop. now: end the ranks at once, without saving. Raises OSError."""
+def write_stop_request(path: Path, *, now: bool, relayed: bool = False) -> None:
+    """Ask for a stop. now: end the ranks at once, without saving; relayed: in place of a signal
+    that the launcher may not have received. Raises OSError."""
     request: StopRequest = {
         "schema": STOP_SCHEMA,
         "now": now,
+        "relayed": relayed,
         "host": platform.node(),
         "time": time.time(),
     }

@@ -61,6 +61,7 @@ SCHEMAS = {
     "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
     "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",
     "mpctl.launch/1": "`mpctl launch --dry-run --json`: command, environment and job",
+    "mpctl.meeting/1": "nodes/meeting.json: where processes of a joined world find the launcher",
     "mpctl.plan/1": "`mpctl plan --json` and plan.json of a run: the whole plan",
     "mpctl.preset/1": "`mpctl presets NAME --json`: one preset",
     "mpctl.presets/1": "`mpctl presets --json`: names of presets by kind",

@@ -43,6 +43,10 @@ class Submitter(Protocol):
     def check(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Why the scheduler could not run the plan; empty when it can."""
 
+    def rehearse(self, plan: Plan, run: RunDir) -> list[Issue]:
+        """Why the scheduler would refuse the submission, as it says itself; `--dry-run` does not
+        ask it. Empty where check has asked already."""
+
     def document(self, plan: Plan, run: RunDir) -> str:
         """What is submitted: a batch script, a manifest. A pure function of its arguments."""
 

@@ -21,7 +21,10 @@ BACKENDS = {
 }
 """The class of each backend that runs a plan while `mpctl launch` waits, by its name. It is made
 from the job and the environment of this process."""
-SUBMITTERS = {"slurm": "mpctl.launch.backends.slurm_submission:SlurmSubmitter"}
+SUBMITTERS = {
+    "slurm": "mpctl.launch.backends.slurm_submission:SlurmSubmitter",
+    "kubernetes": "mpctl.launch.backends.kubernetes:KubernetesSubmitter",
+}
 """The class of each scheduler that a run can be submitted to; made like a backend."""
 SCHEDULERS = {
     "slurm": "mpctl.launch.slurm.scheduler:SlurmScheduler",

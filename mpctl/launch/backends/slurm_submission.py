@@ -38,6 +38,10 @@ class SlurmSubmitter:
         """Why Slurm would refuse the job, or let it wait for ever."""
         return list(Submission(plan, self.partitions).issues(run.path))
 
+    def rehearse(self, plan: Plan, run: RunDir) -> list[Issue]:
+        """Nothing more: sinfo was asked by the checks."""
+        return []
+
     def document(self, plan: Plan, run: RunDir) -> str:
         """The batch script."""
         return render_script(Submission(plan, self.partitions).batch_job(run.path))

@@ -7,14 +7,12 @@ that the plan needs (joined/checks.py).
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
-from mpctl.errors import InputError, Issue
+from mpctl.errors import Issue
 from mpctl.launch.backends.backend import OnEvent
 from mpctl.launch.control.cluster import agent_cluster
 from mpctl.launch.joined.checks import world_issues
@@ -51,9 +49,8 @@ class TorchrunBackend:
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[JoinedCluster]:
-        """All processes of the world, connected to this one. Raises InputError in a pod that was
-        started again after its launch had failed, and where processes do not come."""
-        self._require_first_launch(run)
+        """All processes of the world, connected to this one. Raises InputError when one does not
+        come."""
         names = [f"process {number}" for number in range(self.world.size)]
         with agent_cluster(
             names,
@@ -63,22 +60,6 @@ class TorchrunBackend:
             patience=self.seconds,
         ) as cluster:
             yield JoinedCluster.of(cluster)
-
-    def _require_first_launch(self, run: RunDir) -> None:
-        """A pod that Kubernetes starts again after a failure must not start the run again: how
-        often that is tried is said by launch.max_restarts, and not by a runtime's backoffLimit. A
-        pod that was stopped, to make room for others, goes on when it is started again."""
-        job = self.environment.get(JOB_VARIABLE)
-        is_same = job is not None and _read(run.launcher).get("job_id") == job
-        if not is_same or _read(run.summary).get("status") != "failed":
-            return
-        raise InputError.of(
-            "launch-ended",
-            JOB_VARIABLE,
-            f"the launch of {job} has failed (see {run.summary}), and Kubernetes has started this "
-            "pod again",
-            "submit the run again with mpctl launch --resume --on kubernetes --submit",
-        )
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
         """What each process of the world starts; address and port are chosen for each attempt."""
@@ -94,12 +75,3 @@ class TorchrunBackend:
         worker = (sys.executable, "-m", "mpctl.runtime.worker", str(plan.run.path.resolve()))
         node, local = divmod(process, world.per_node)
         return HostCommand(node, host, worker, rank_variables(start, local, {}))
-
-
-def _read(path: Path) -> dict[str, object]:
-    """A JSON document of the run directory; empty where there is none."""
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -6,6 +6,7 @@
     meeting.py       where the processes of a world find the one that launches
     agent.py         the other processes: they do what the launcher says
     rank_process.py  one rank as a child, where the world has a process a rank
+    restarted.py     pods that Kubernetes starts again although their launch has ended
     cluster.py       the world as the supervisor sees it
 
 The first process becomes the launcher, with the supervisor of every other launch; all others become

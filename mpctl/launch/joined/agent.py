@@ -81,7 +81,7 @@ class SignalRelay:
         if not self.is_connected or self.received > 2:
             raise SystemExit(128 + number)
         with suppress(OSError):  # the launcher is told by its own signal, or not at all
-            write_stop_request(self.run.stop_request, now=self.received > 1)
+            write_stop_request(self.run.stop_request, now=self.received > 1, relayed=True)
 
 
 def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:

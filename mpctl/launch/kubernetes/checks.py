@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from mpctl.errors import Issue
+from mpctl.launch.kubernetes.manifest import pod_device
 from mpctl.launch.kubernetes.names import (
     LOWER_CASE,
     QUALIFIED,
@@ -31,6 +32,7 @@ def submission_issues(job: JobSpec, run_path: Path) -> list[Issue]:
     settings = job.launch.kubernetes
     checks = (
         _required(settings),
+        _device(job),
         _names(settings),
         _labels(settings),
         env_issues(settings.env),
@@ -55,6 +57,13 @@ def _required(settings: KubernetesSpec) -> Iterator[Issue]:
     for key, (message, hint) in needed.items():
         if getattr(settings, key) is None:
             yield Issue("missing", f"{TABLE}.{key}", message, f"give {hint}")
+
+
+def _device(job: JobSpec) -> Iterator[Issue]:
+    if pod_device(job) is None:
+        message = "auto, and the job names no cluster whose device is known: pods get GPUs only "
+        yield Issue("device-unknown", "launch.device", f"{message}where they are asked for",
+                    "say --device cuda or --device cpu")  # fmt: skip
 
 
 def _names(settings: KubernetesSpec) -> Iterator[Issue]:
@@ -132,3 +141,19 @@ def _read_by_ranks(job: JobSpec) -> dict[str, str]:
         **{f"data.validation.{name}": path for name, path in data.validation.items()},
     }
     return {setting: path for setting, path in paths.items() if path is not None}
+
+
+def claim_issues(claim: object, job: JobSpec) -> Iterator[Issue]:
+    """What is wrong with the volume claim. claim: its document; None where there is none."""
+    settings, where = job.launch.kubernetes, f"{TABLE}.claim"
+    if claim is None:
+        yield Issue("no-claim", where, f"there is no PersistentVolumeClaim {settings.claim!r} in "
+                    f"namespace {settings.namespace or 'of kubectl'}",
+                    "create it, or name one of `kubectl get pvc`")  # fmt: skip
+        return
+    spec = claim.get("spec") if isinstance(claim, dict) else None
+    modes = spec.get("accessModes") if isinstance(spec, dict) else None
+    if job.cluster.nodes > 1 and isinstance(modes, list) and "ReadWriteMany" not in modes:
+        message = f"{settings.claim!r} has access modes {', '.join(map(str, modes))}, and the pods "
+        yield Issue("claim-not-shared", where, f"{message}of {job.cluster.nodes} nodes write there",
+                    "use a claim with access mode ReadWriteMany")  # fmt: skip

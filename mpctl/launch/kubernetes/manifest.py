@@ -64,9 +64,18 @@ class PodJob:
         return CONTAINERS[self.settings.kind]
 
 
-def pod_job(job: JobSpec, run_path: Path, *, name: str, device: Device) -> PodJob:
-    """The submission of a resolved job. run_path: absolute, on the volume claim."""
+def pod_device(job: JobSpec) -> Device | None:
+    """The device of the pods: of the launch, or that of the planned cluster; None where neither
+    says, since the machine that submits need not be like them."""
+    if job.launch.device != "auto":
+        return job.launch.device
+    return None if job.cluster.device is None else job.cluster.device.kind
+
+
+def pod_job(job: JobSpec, run_path: Path, *, name: str) -> PodJob:
+    """The submission of a job that passed the checks. run_path: absolute, on the volume claim."""
     settings, ranks = job.launch.kubernetes, job.cluster.gpus_per_node or 1
+    device = pod_device(job) or "cuda"
     processors = settings.cpus_per_node
     if processors is None and device == "cpu":
         processors = ranks * (job.launch.threads_per_rank or 1)

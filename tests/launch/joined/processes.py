@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,9 +58,14 @@ class World:
 
     def workers(self) -> dict[int, psutil.Process]:
         """The ranks' processes, by rank."""
-        alive = (psutil.Process(pid) for pid in self.left())
-        return {int(p.environ()["RANK"]): p for p in alive if "mpctl.runtime.worker" in p.cmdline()
-                and "torchrun" not in " ".join(p.cmdline())}  # fmt: skip
+        ranks = {}
+        for pid in self.left():
+            with suppress(psutil.Error):  # it ends at this moment
+                process = psutil.Process(pid)
+                command = process.cmdline()
+                if "mpctl.runtime.worker" in command and "mpctl.runtime.torchrun" not in command:
+                    ranks[int(process.environ()["RANK"])] = process
+        return ranks
 
     def kill(self) -> None:
         """End everything that still runs."""
@@ -67,4 +73,5 @@ class World:
             process.kill()
             process.wait()
         for pid in self.left():
-            psutil.Process(pid).kill()
+            with suppress(psutil.Error):
+                psutil.Process(pid).kill()

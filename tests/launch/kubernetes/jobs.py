@@ -17,11 +17,14 @@ EVERYTHING: dict[str, Any] = {
 }  # fmt: skip
 
 
-def kubernetes_job(mount: Path | str = "/mnt/runs", **settings: Any) -> JobSpec:
+def kubernetes_job(
+    mount: Path | str = "/mnt/runs", device: str = "cuda", **settings: Any
+) -> JobSpec:
     """A legal job of 2 nodes with 4 GPUs each; settings: of [launch.kubernetes]."""
     given = {"image": "registry/mpctl:1", "claim": "runs", "mount_path": str(mount), **settings}
     return load_job(None, {
         "name": "Llama 3", "model.preset": "gpt2", "cluster.nodes": 2, "cluster.gpus_per_node": 4,
         "parallel.tp": 4, "parallel.dp": 2, "launch.threads_per_rank": 3,
+        "launch.device": device,
         **{f"launch.kubernetes.{key}": value for key, value in given.items()},
     })  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mpctl.launch.kubernetes.checks import submission_issues
+from mpctl.launch.kubernetes.checks import claim_issues, submission_issues
 from tests.launch.kubernetes.jobs import EVERYTHING, kubernetes_job
 
 
@@ -48,6 +48,21 @@ def test_a_link_that_leads_off_the_claim_is_seen(tmp_path: Path) -> None:
     elsewhere.mkdir()
     (mount / "link").symlink_to(elsewhere)
     assert wheres(mount / "link" / "run", mount) == ["--run-dir"]
+
+
+def test_the_device_must_be_known(tmp_path: Path) -> None:
+    """The machine that submits may have no GPU where the pods have."""
+    (issue,) = submission_issues(kubernetes_job(tmp_path, device="auto"), tmp_path / "run")
+    assert issue.where == "launch.device" and "--device cuda" in issue.hint
+
+
+def test_the_claim_must_exist_and_be_shared() -> None:
+    job = kubernetes_job()
+    shared = {"spec": {"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}}
+    assert list(claim_issues(shared, job)) == list(claim_issues({}, job)) == []
+    (absent,) = claim_issues(None, job)
+    (alone,) = claim_issues({"spec": {"accessModes": ["ReadWriteOnce"]}}, job)
+    assert (absent.rule, alone.rule) == ("no-claim", "claim-not-shared")
 
 
 def test_the_mount_must_be_seen_here(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from mpctl.launch.kubernetes.job_state import resource
 from mpctl.launch.kubernetes.kubectl import KNOWN, Kubectl, KubectlError, failure_issue
 from mpctl.launch.kubernetes.manifest import manifest, manifest_text
 from tests.launch.kubernetes.api_server import Cluster
-from tests.launch.kubernetes.conftest import point_kubectl
+from tests.launch.kubernetes.cluster import point_kubectl
 from tests.launch.kubernetes.jobs import KINDS
 from tests.launch.kubernetes.test_manifest import submitted
 
@@ -29,28 +29,28 @@ def refusal(kubectl: Kubectl, document: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_is_created_read_and_deleted(cluster: Cluster, kind: str) -> None:
+def test_a_job_is_created_read_and_deleted(kubernetes: Cluster, kind: str) -> None:
     kubectl, plural = Kubectl(), resource(kind).partition(".")[0]
     kubectl.create(text(kind), rehearse=True)
-    assert cluster.names(plural) == []
+    assert kubernetes.names(plural) == []
     kubectl.create(text(kind))
-    assert cluster.names(plural) == ["llama-1"]
+    assert kubernetes.names(plural) == ["llama-1"]
     assert kubectl.get(resource(kind), "llama-1")["kind"] == kind
     kubectl.delete(resource(kind), "llama-1")
-    assert cluster.names(plural) == []
+    assert kubernetes.names(plural) == []
     assert kubectl.find(resource(kind), "llama-1") is None
     kubectl.delete(resource(kind), "llama-1")  # again: there is nothing to do
 
 
-def test_fields_are_checked_by_the_server(cluster: Cluster) -> None:
+def test_fields_are_checked_by_the_server(kubernetes: Cluster) -> None:
     Kubectl().create(text(namespace="team-a"))
-    assert any("fieldValidation=Strict" in line for line in cluster.requests)
+    assert any("fieldValidation=Strict" in line for line in kubernetes.requests)
     wrong = text(namespace="team-a").replace("numNodes", "numNods")
     with pytest.raises(KubectlError, match="numNods: unknown field"):
         Kubectl("team-a").create(wrong)
 
 
-def test_refusals_of_the_server_are_told_apart(cluster: Cluster) -> None:
+def test_refusals_of_the_server_are_told_apart(kubernetes: Cluster) -> None:
     kubectl = Kubectl()
     kubectl.create(text())
     assert refusal(kubectl, text()) == "already-exists"
@@ -63,20 +63,20 @@ def test_refusals_of_the_server_are_told_apart(cluster: Cluster) -> None:
         (404, "NotFound", 'namespaces "team-a" not found'): "no-namespace",
         (401, "Unauthorized", "Unauthorized"): "not-logged-in",
     }.items():  # fmt: skip
-        cluster.refusal = (code, reason, message)
+        kubernetes.refusal = (code, reason, message)
         assert refusal(kubectl, text()) == rule, message
 
 
-def test_a_kind_that_is_not_installed(cluster: Cluster) -> None:
-    cluster.installed = ("kubeflow.org/v1",)
+def test_a_kind_that_is_not_installed(kubernetes: Cluster) -> None:
+    kubernetes.installed = ("kubeflow.org/v1",)
     with pytest.raises(KubectlError, match="does not know this kind"):
         Kubectl().get(resource("TrainJob"), "llama-1")
 
 
-def test_a_claim_that_is_absent_is_not_an_error(cluster: Cluster) -> None:
+def test_a_claim_that_is_absent_is_not_an_error(kubernetes: Cluster) -> None:
     assert Kubectl().find("persistentvolumeclaims", "runs") is None
     claim = {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": "runs"}}
-    cluster.add("persistentvolumeclaims", claim)
+    kubernetes.add("persistentvolumeclaims", claim)
     assert Kubectl().find("persistentvolumeclaims", "runs") is not None
 
 

@@ -21,8 +21,7 @@ COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--on", "torchr
 
 
 def submitted(kind: str, device: str = "cuda", **settings: Any) -> PodJob:
-    job = kubernetes_job(kind=kind, **settings)
-    return pod_job(job, RUN, name="llama-1", device=device)  # type: ignore[arg-type]
+    return pod_job(kubernetes_job(device=device, kind=kind, **settings), RUN, name="llama-1")
 
 
 def rendered(kind: str, device: str = "cuda", **settings: Any) -> Any:
@@ -125,9 +124,7 @@ def test_its_world_is_that_of_the_plan(kind: str) -> None:
 def test_a_pytorch_job_of_one_node_has_no_worker_and_none_is_restarted() -> None:
     job = kubernetes_job(kind="PyTorchJob")
     cluster = job.cluster.model_copy(update={"nodes": 1})
-    document = manifest(
-        pod_job(job.model_copy(update={"cluster": cluster}), RUN, name="a", device="cpu")
-    )
+    document = manifest(pod_job(job.model_copy(update={"cluster": cluster}), RUN, name="a"))
     spec: Any = document["spec"]
     assert list(spec["pytorchReplicaSpecs"]) == ["Master"]
     assert spec["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "Never"

@@ -1,7 +1,10 @@
+"""The kubectl of this machine, configured for a server of the tests."""
+
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,13 +12,13 @@ import pytest
 from tests.launch.kubernetes.api_server import Cluster, serving
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """A cluster that the kubectl of this machine is configured for."""
+@contextmanager
+def served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster that kubectl talks to; skips the test where there is no kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     with serving() as (cluster, address):
-        point_kubectl(tmp_path, monkeypatch, address)
+        point_kubectl(folder, monkeypatch, address)
         yield cluster
 
 
