@@ -39,6 +39,7 @@ class Question:
     def answer(self) -> Diagnosis:
         """Connect to the hosts and look at them, with a bar. Hosts that cannot be used are findings
         of their own: then nothing else is known."""
+        from mpctl.cli.signals import ended_by_signals
         from mpctl.doctor.backend_hosts import connected_hosts
         from mpctl.doctor.diagnosis import of_issues
         from mpctl.errors import InputError
@@ -46,7 +47,7 @@ class Question:
         from mpctl.render.tasks import TaskBar
 
         backend = find_backend(self.plan.job, os.environ)
-        with TaskBar() as bar:
+        with ended_by_signals("nothing is left behind"), TaskBar() as bar:
             bar.update("connecting", 0, 0)
             try:
                 with connected_hosts(backend, self.plan, self.run_dir, bar.print) as connected:

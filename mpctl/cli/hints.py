@@ -24,6 +24,7 @@ COMMANDS = {
     "search": ("tune", "autotune", "optimize", "find", "best"),
     "bench scaling": ("benchmark", "scaling", "profile"),
     "calibrate": ("calibration",),
+    "doctor": ("diagnose", "env", "collect-env", "ds-report", "health", "info", "test"),
     "data prepare": ("prepare", "tokenize", "preprocess", "dataset"),
     "weights import": ("import", "convert", "import-weights"),
     "weights export": ("export", "export-weights"),

@@ -7,7 +7,6 @@ does not end is killed with the others, and the report has its last words.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from mpctl.doctor.documents import CollectiveReport, CollectiveTiming
 from mpctl.doctor.parent import end_with_parent
 from mpctl.doctor.requests import CollectiveRequest
+from mpctl.launch.node.modules import child_environment
 
 RANK_MODULE = "mpctl.runtime.collective_probe"
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -81,7 +81,6 @@ def rank_variables(request: CollectiveRequest, local: int) -> dict[str, str]:
         "MASTER_ADDR": request.address,
         "MASTER_PORT": str(request.port),
         "OMP_NUM_THREADS": "1",
-        "PYTHONSAFEPATH": "1",
     }
     if request.interface:
         variables |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), request.interface)
@@ -93,7 +92,7 @@ def _start(request: CollectiveRequest, local: int, folder: Path, stack: ExitStac
     with output.open("wb") as stdout, errors.open("wb") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", RANK_MODULE, request.device],
-            env={**os.environ, **rank_variables(request, local)},
+            env={**child_environment(), **rank_variables(request, local)},
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

@@ -6,9 +6,10 @@ answer one on stdout. `LocalHosts` does it on this host; a launcher's node agent
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -93,13 +94,23 @@ class LocalHosts:
         return ()
 
     def run(self, module: str, requests: Sequence[ReportModel], seconds: float) -> list[HostAnswer]:
-        """Run a process a request, all at the same time."""
-        with ThreadPoolExecutor(max(1, len(requests))) as pool:
-            jobs = [
-                pool.submit(run_here, module, request.model_dump_json(), seconds)
-                for request in requests
-            ]
-            return [job.result() for job in jobs]
+        """Run a process a request, all at the same time. Ctrl-C does not wait for them: they end
+        with this process."""
+        return [answer.result() for answer in [_started(module, r, seconds) for r in requests]]
+
+
+def _started(module: str, request: ReportModel, seconds: float) -> Future[HostAnswer]:
+    """The answer to come, of a module that runs in a thread of its own."""
+    answer: Future[HostAnswer] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(run_here(module, request.model_dump_json(), seconds))
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return answer
 
 
 def run_here(module: str, request: str, seconds: float) -> HostAnswer:

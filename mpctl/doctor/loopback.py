@@ -10,6 +10,7 @@ import sys
 from mpctl.doctor.documents import PairResult
 from mpctl.doctor.pairs import measure_pairs
 from mpctl.doctor.requests import PairAddress, PairRequest
+from mpctl.launch.node.modules import child_environment
 
 SECONDS = 0.6
 
@@ -29,7 +30,11 @@ def measure_loopback() -> PairResult:
     )
     command = [sys.executable, "-m", "mpctl.doctor.pairs"]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command,
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as peer:
         try:
             if peer.stdin is not None:

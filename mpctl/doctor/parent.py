@@ -6,12 +6,14 @@ import os
 import threading
 import time
 
+from mpctl.launch.node.modules import PARENT
+
 LOOK_SECONDS = 0.5
 
 
 def end_with_parent() -> None:
-    """Have this process end within a second of its parent, however that ends."""
-    parent = os.getppid()
+    """Have this process end within a second of the process that started it, however that ends."""
+    parent = int(os.environ.get(PARENT, os.getppid()))
     threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 

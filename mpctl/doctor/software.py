@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 import mpctl
 from mpctl.doctor.documents import Software, TorchFacts
+from mpctl.launch.node.modules import child_environment
 
 TORCH_PROBE = "mpctl.runtime.torch_probe"
 CHANGES_RUNS = (
@@ -53,11 +54,10 @@ def probe_torch(seconds: float) -> TorchFacts:
     """What torch reports in a process of its own. Raises RuntimeError with the reason where it
     cannot be imported, crashes or takes longer than `seconds`."""
     command = [sys.executable, "-m", TORCH_PROBE]
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
         done = subprocess.run(
             command,
-            env=environment,
+            env=child_environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

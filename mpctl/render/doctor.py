@@ -27,9 +27,11 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
 
 
 def title_text(diagnosis: Diagnosis) -> str:
-    """`2 hosts (ssh): n1, n2, for demo`."""
+    """`2 hosts (ssh): n1, n2, for demo`; without hosts, `hosts (ssh) could not be looked at`."""
     names = [host.host for host in diagnosis.hosts]
     job = "" if diagnosis.job is None else f", for {diagnosis.job}"
+    if not names:
+        return f"hosts ({diagnosis.backend}) could not be looked at{job}"
     return f"{plural(len(names), 'host')} ({diagnosis.backend}): {names_text(names)}{job}"
 
 

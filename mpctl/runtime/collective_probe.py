@@ -15,10 +15,14 @@ import time
 from datetime import timedelta
 from typing import TypedDict
 
+from mpctl.runtime.process import die_with_parent
+
+if __name__ == "__main__":  # before the imports below, which take seconds
+    die_with_parent(int(os.environ.get("MPCTL_PARENT", os.getppid())))
+
 import torch
 import torch.distributed as dist
 
-from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.process_group import BACKENDS
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
@@ -61,7 +65,6 @@ def _seconds(values: torch.Tensor) -> float:
 
 def main() -> None:
     """Meet the other ranks, time, print what rank 0 measured."""
-    die_with_parent(os.getppid())
     kind = sys.argv[1]
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

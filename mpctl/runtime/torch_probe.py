@@ -17,6 +17,8 @@ from typing import TypedDict
 
 from mpctl.runtime.process import die_with_parent
 
+if __name__ == "__main__":  # before the imports below, which take seconds
+    die_with_parent(int(os.environ.get("MPCTL_PARENT", os.getppid())))
 BEGAN = time.perf_counter()
 
 import torch  # noqa: E402 (the import is timed)
@@ -103,6 +105,5 @@ def _backend_error(backend: str, device: str) -> str | None:
 
 
 if __name__ == "__main__":
-    die_with_parent(os.getppid())
     print(json.dumps(report()))
     sys.stdout.flush()

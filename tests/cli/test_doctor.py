@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mpctl.doctor.diagnosis import Diagnosis
 from tests.cli.calls import Mpctl
+from tests.launch.command import wait_for
 
 
 def test_this_machine_is_ready_for_the_demo(mpctl: Mpctl, tmp_path: Path) -> None:
@@ -55,3 +60,19 @@ def test_a_bad_job_is_refused_before_anything_is_measured(mpctl: Mpctl) -> None:
     said = mpctl("doctor", "demo", "--tp", "3", "--json")
     assert said.code == 2
     assert said.issues
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_doctor_leaves_no_process(tmp_path: Path, number: int) -> None:
+    """Nor a file, unless it is killed by -9."""
+    command = [sys.executable, "-m", "mpctl", "doctor", "--run-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        wait_for(lambda: any(tmp_path.iterdir()), 30)
+        wait_for(lambda: bool(psutil.Process(process.pid).children()), 30)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(number)
+        assert process.wait(30) == (143 if number == signal.SIGTERM else -number)
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    if number == signal.SIGTERM:
+        assert list(tmp_path.iterdir()) == []

@@ -27,6 +27,7 @@ READ = {
     "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
     "LOCAL_RANK": "by workers: set by torchrun",
     "MASTER_ADDR, MASTER_PORT": "by workers: set by torchrun",
+    "MPCTL_PARENT": "by processes of `doctor`: set by what starts them, with which they end",
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "GLOO_SOCKET_IFNAME": "by `doctor`: the interface that gloo would use",
     "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",

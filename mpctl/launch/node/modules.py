@@ -8,6 +8,8 @@ import sys
 from typing import TypedDict
 
 MOST_OUTPUT = 8 << 20
+PARENT = "MPCTL_PARENT"
+"""Environment variable of such a process: the process that started it, with which it ends."""
 
 
 class ModuleAnswer(TypedDict):
@@ -16,6 +18,11 @@ class ModuleAnswer(TypedDict):
     code: int | None
     output: str
     errors: str
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a process that ends with this one."""
+    return {**os.environ, "PYTHONSAFEPATH": "1", PARENT: str(os.getpid())}
 
 
 def run_module(module: str, text: str, seconds: float) -> ModuleAnswer:
@@ -27,7 +34,7 @@ def run_module(module: str, text: str, seconds: float) -> ModuleAnswer:
         done = subprocess.run(
             [sys.executable, "-m", module],
             input=text,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
+            env=child_environment(),
             capture_output=True,
             text=True,
             errors="replace",
