@@ -187,18 +187,26 @@ class Launch:
 
     def _run_ranks(self, prepared: LaunchPlan, cluster: Cluster) -> RunOutcome:
         """Set up the run, start the ranks, show what they report."""
+        from mpctl.launch.event_log import EventLog
         from mpctl.launch.follow import follow
         from mpctl.launch.supervise import run_launch
         from mpctl.render.errors import print_warnings
         from mpctl.render.run import RunView
         from mpctl.rundir.metrics import foreign_lines, foreign_text
+        from mpctl.runs.log_warnings import WarningWatch
 
         self._set_up(prepared)
         run, job = prepared.run, prepared.job
         steps, predicted = job.training.steps, job.launch.predicted_step_seconds
-        with RunView(steps, predicted, done=run.last_checkpoint()) as view:
-            follower = follow(run, job, view.event, then=view.record)
-            outcome = run_launch(prepared, cluster, follower.record, view.event)
+        with (
+            RunView(steps, predicted, done=run.last_checkpoint()) as view,
+            WarningWatch(run.path, view.event),
+        ):
+            events = EventLog(run.launcher_log, view.event)
+            events.write(f"$ {typed_command()}")
+            follower = follow(run, job, events.event, then=view.record)
+            outcome = run_launch(prepared, cluster, follower.record, events.event)
+        events.write(f"{outcome.status} after step {run.last_step()}")
         if numbers := foreign_lines(run.metrics):
             print_warnings([foreign_text(run.metrics, numbers)])
         return outcome

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpctl.launch.attempt import AttemptState
+from mpctl.launch.other_failures import OtherFailure, other_failures
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import FailureRecord
@@ -54,7 +55,8 @@ class AttemptEvidence:
 @dataclass(frozen=True)
 class Failure:
     """The rank that failed first: its coordinates, its error, what it was doing, the end of its
-    log. rank: None when no single rank is at fault; host: its host, empty where there is one."""
+    log. rank: None when no single rank is at fault; host: its host, empty where there is one;
+    others: what the other ranks said."""
 
     rank: int | None
     coords: dict[str, int]
@@ -63,6 +65,7 @@ class Failure:
     log: str
     last_lines: tuple[str, ...]
     host: str = ""
+    others: tuple[OtherFailure, ...] = ()
 
     def __str__(self) -> str:
         if self.rank is None:
@@ -77,6 +80,7 @@ def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEv
     a hang that the supervisor saw, a rank that ended without a record, the first echo of a lost
     peer."""
     failure = _find_failure(run, job, world_size, evidence)
+    failure = replace(failure, others=other_failures(evidence.state, failure.rank))
     if failure.rank is None or len(evidence.state.nodes) < 2:
         return failure
     host = next((n.host for n in evidence.state.nodes if failure.rank in n.ranks), "")

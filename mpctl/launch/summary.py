@@ -75,6 +75,10 @@ def _failure_summary(failure: Failure) -> FailureSummary:
         "doing": failure.doing,
         "log": failure.log,
         "last_lines": list(failure.last_lines),
+        "others": [
+            {"ranks": list(other.ranks), "error": other.error, "is_echo": other.is_echo}
+            for other in failure.others
+        ],
     }
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress
 from rich.text import Text
@@ -20,6 +20,9 @@ from mpctl.render.line import Line, time_left
 from mpctl.rundir.rank_files import StepRecord, loss_text
 from mpctl.rundir.summary import STATES, PlanAndRun, RankComparison, RunSummary
 from mpctl.units import bytes_text, count_text, plural, seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.launch.diagnose import Failure
 
 
 class RunView:
@@ -151,8 +154,9 @@ def _loss(value: float | None) -> str:
     return "none" if value is None else f"{value:.4f}"
 
 
-def print_failure(failure: Any, *, run: str, step: int) -> None:
-    """Rank, coordinates, error, the last lines of its log and how to go on, on stderr.
+def print_failure(failure: Failure, *, run: str, step: int) -> None:
+    """Print on stderr the rank that failed first, with its host, coordinates, error and the last
+    lines of its log, then what other ranks said and how to go on.
 
     run: the run directory; step: of its newest checkpoint, 0 without one.
     """
@@ -160,6 +164,8 @@ def print_failure(failure: Any, *, run: str, step: int) -> None:
     console.print(Text.assemble(("✗ ", "bold red"), str(failure)))
     for line in failure.last_lines:
         console.print(Text(f"  │ {line}", style="dim"))
+    for other in failure.others:
+        console.print(Text(f"  and {other}"))
     console.print(Text.assemble(("  → ", "cyan"), f"whole log: {failure.log}"))
     go_on = f"go on from step {step}: mpctl launch --resume --run-dir {shlex.quote(run)}"
     lost = "no checkpoint was saved; checkpoint.interval N saves one every N steps"

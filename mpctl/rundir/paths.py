@@ -87,6 +87,11 @@ class RunPaths:
         """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""
         return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
 
+    @property
+    def launcher_log(self) -> Path:
+        """What the launchers of this run told, a line each with its time."""
+        return self.path / "logs" / "launcher.log"
+
     def log(self, rank: int) -> Path:
         """The output of one rank, of all attempts."""
         return self.path / "logs" / f"rank-{rank}.log"

@@ -65,11 +65,20 @@ class RankSummary(RankComparison):
     validation_traffic: TrafficComparison | None
 
 
+class OtherFailureSummary(TypedDict):
+    """Further ranks that failed alike. is_echo: they only lost a peer."""
+
+    ranks: list[int]
+    error: str
+    is_echo: bool
+
+
 class FailureSummary(TypedDict):
     """The rank that failed first and why; rank is None when no single rank is at fault.
 
     host: of the rank, empty where there is one host or it is not known; doing: step, stage and
-    micro batch at that moment; log: path of the rank's log; last_lines: of that log.
+    micro batch at that moment; log: path of the rank's log; last_lines: of that log;
+    others: what other ranks said.
     """
 
     rank: int | None
@@ -79,6 +88,7 @@ class FailureSummary(TypedDict):
     doing: str
     log: str
     last_lines: list[str]
+    others: list[OtherFailureSummary]
 
 
 class TrainingProgress(TypedDict):

@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from mpctl.errors import InputError
-from mpctl.rundir.summary import STATES, PlannedMeasured, RunStatus, TrafficComparison
+from mpctl.rundir.summary import (
+    STATES,
+    OtherFailureSummary,
+    PlannedMeasured,
+    RunStatus,
+    TrafficComparison,
+)
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.spec.renamed import with_all_new_names
@@ -51,6 +57,7 @@ class SavedFailure(BaseModel):
     doing: str = ""
     log: str = ""
     last_lines: list[str] = Field(default_factory=list)
+    others: list[OtherFailureSummary] = Field(default_factory=list)
 
 
 class SavedSummary(BaseModel):
