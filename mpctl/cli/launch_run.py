@@ -206,7 +206,8 @@ class Launch:
             events.write(f"$ {typed_command()}")
             follower = follow(run, job, events.event, then=view.record)
             outcome = run_launch(prepared, cluster, follower.record, events.event)
-        events.write(f"{outcome.status} after step {run.last_step()}")
+        why = f": {outcome.failure}" if outcome.failure else ""
+        events.write(f"{outcome.status} after step {run.last_step()}{why}")
         if numbers := foreign_lines(run.metrics):
             print_warnings([foreign_text(run.metrics, numbers)])
         return outcome

@@ -18,6 +18,7 @@ from mpctl.launch.attempt import AttemptState
 from mpctl.launch.other_failures import OtherFailure, other_failures
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.log_entries import STEP
 from mpctl.rundir.rank_files import FailureRecord
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
@@ -199,7 +200,10 @@ def _signal_name(number: int) -> str:
 
 
 def _last_lines(log: Path) -> tuple[str, ...]:
-    return tuple(_end_of(log).splitlines()[-LAST_LINES:])
+    """The last LAST_LINES of a log, from the last step on: losses of earlier steps tell nothing."""
+    lines = _end_of(log).splitlines()[-LAST_LINES:]
+    steps = [index for index, line in enumerate(lines) if STEP.match(line)]
+    return tuple(lines[steps[-1] :] if steps else lines)
 
 
 def _end_of(log: Path) -> str:

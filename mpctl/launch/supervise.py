@@ -28,6 +28,7 @@ from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.record_reader import OnRecord, RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
+from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.stop_request import requested_signals
 from mpctl.rundir.summary import RunStatus
@@ -152,7 +153,7 @@ class Supervisor:
         reader = RecordReader(run.metrics)
         saves = SaveMonitor(self.on_event)
         attempt = self.cluster.start(self.plan)
-        grace = FailureGracePeriod(attempt)
+        grace, status = FailureGracePeriod(attempt), StatusFile(run.status)
         watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
         stop = StopGracePeriod(self.cluster, launch.stop_seconds, self.stops, self.on_event)
         try:
@@ -160,12 +161,14 @@ class Supervisor:
                 reader.deliver(self.on_record)
                 saves.look(attempt)
                 self.stops.look(run.stop_request)
+                status.update(attempt)
                 if self.stops.received and not stop.is_open(reader, saves):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
             code = attempt.poll()  # None: the ranks did not end by themselves
             state = attempt.end()
+            status.end()
             run.end_attempt()
         reader.deliver(self.on_record)
         return AttemptEvidence(code, grace.stopped_ranks, watch.hang, state)

@@ -13,6 +13,7 @@
 | stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |
+| nodes/status.json | launcher, while ranks run | launch/status_file.py: all hosts and ranks |
 | logs/launcher.log | launcher | what it told while the run went on, with times |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |

@@ -88,6 +88,11 @@ class RunPaths:
         return self.torchrun_log if node == 0 else self.path / "logs" / f"torchrun-{node}.log"
 
     @property
+    def status(self) -> Path:
+        """What the launcher knows of all hosts and ranks, while an attempt runs."""
+        return self.nodes / "status.json"
+
+    @property
     def launcher_log(self) -> Path:
         """What the launchers of this run told, a line each with its time."""
         return self.path / "logs" / "launcher.log"

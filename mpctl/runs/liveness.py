@@ -61,7 +61,8 @@ def launcher_is_alive(launcher: SavedLauncher) -> bool | None:
 
 def last_sign(path: Path) -> float:
     """When a rank of the run last gave a sign of life, in seconds since 1970; 0 when none did."""
-    times = [_written(path / "metrics.jsonl"), _written(path / "launcher.json")]
+    files = ("metrics.jsonl", "launcher.json", "nodes/status.json")
+    times = [_written(path / name) for name in files]
     with suppress(OSError):
         for entry, _ in zip(os.scandir(path / "doing"), range(MOST_SIGNS), strict=False):
             times.append(read_breadcrumb(Path(entry)).beat_time)

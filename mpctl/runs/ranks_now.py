@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpctl.launch.attempt import RankState
+from mpctl.launch.status_file import read_status
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.runs.documents import SavedLauncher
@@ -32,13 +34,27 @@ def ranks_now(run: SavedRun, launcher: SavedLauncher | None) -> list[RankNow]:
     topology = Topology.of(run.job.sizes, order=run.job.parallel.order)
     hosts = [] if launcher is None else launcher.hosts or [launcher.host]
     ranks_of_host = max(1, run.job.world_size // max(1, len(hosts)))
-    directory = RunDir(run.path)
+    directory, states = RunDir(run.path), _reported(run)
     return [
         RankNow(
             rank=rank,
             host=hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
             coords=topology.coords(rank),
-            breadcrumb=directory.breadcrumb(rank),
+            breadcrumb=_newer(directory.breadcrumb(rank), states.get(rank)),
+            process=states[rank].process if rank in states else "",
         )
         for rank in range(run.job.world_size)
     ]
+
+
+def _reported(run: SavedRun) -> dict[int, RankState]:
+    """What the launcher reported of the ranks of a run that goes on, by rank."""
+    report = read_status(RunDir(run.path).status) if run.status == "running" else None
+    return {} if report is None else report.state.ranks
+
+
+def _newer(seen: BreadcrumbState, reported: RankState | None) -> BreadcrumbState:
+    """A breadcrumb as its file has it here, or as the launcher reported it when that is newer."""
+    if reported is None or reported.breadcrumb.beat_time <= seen.beat_time:
+        return seen
+    return reported.breadcrumb

@@ -49,6 +49,8 @@ SET = {
     "TORCH_FR_BUFFER_SIZE": "for workers: entries of torch's flight recorder of collectives",
 }
 SCHEMAS = {
+    "mpctl.attempt/1": "nodes/status.json of a run that goes on: all hosts and ranks, as the "
+    "launcher knows them",
     "mpctl.bench.scaling/1": "`mpctl bench scaling --json`: a row a world size",
     "mpctl.checkpoint/1": "manifest.json of a checkpoint: its step, shards and layout",
     "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",

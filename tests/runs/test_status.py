@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
-from mpctl.rundir.breadcrumb import TEXT_TIME_AT, Breadcrumb
+from mpctl.launch.attempt import AttemptState, NodeState, RankState
+from mpctl.launch.status_file import StatusFile
+from mpctl.rundir.breadcrumb import JOINED, TEXT_TIME_AT, Breadcrumb, BreadcrumbState
 from mpctl.rundir.collective_log import KINDS
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.liveness import is_running
 from mpctl.runs.status import status_document, status_of
 from tests.cli.calls import Mpctl, caller
+from tests.launch.attempts import Saying
 from tests.runs.made import FAILURE, make_run, record, summary
 
 
@@ -94,6 +97,18 @@ def test_whom_ranks_wait_for_when_no_step_is_done(tmp_path: Path, call: Mpctl) -
     groups[0].wait(groups[0].start(KINDS.index("all_reduce"), 1024))
     said = call("status", run)
     assert "! rank 1 did not join" in said.out and "tp" in said.out
+
+
+def test_what_the_launcher_reports_is_newer_than_a_network_file_system(tmp_path: Path) -> None:
+    """And it knows the state of processes on other hosts."""
+    run, attempt = going_on(tmp_path / "demo"), Saying()
+    crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time() + 1, time.time())
+    ranks = {1: RankState("stopped", 0.0, crumb)}
+    attempt.state = AttemptState([NodeState(host="n2", ranks=ranks)])
+    StatusFile(run / "nodes" / "status.json").update(attempt)
+    first, second = status_document(status_of(run, "demo"))["ranks"]
+    assert (first["doing"], first["process"]) == ("step 6, forward of micro batch 0", None)
+    assert (second["doing"], second["process"]) == ("step 6, backward", "stopped")
 
 
 def test_a_run_that_is_asked_to_stop(tmp_path: Path, call: Mpctl) -> None:

@@ -1,0 +1,73 @@
+"""RUN/nodes/status.json: what the launcher knows of all hosts and ranks, for `mpctl status`.
+
+A host sees the processes and breadcrumbs of its own ranks at once; through a network file system
+they may be a minute old, and processes of another host are not to be seen at all. The launcher
+knows all of it from the node agents and writes it here every STATUS_SECONDS. The file is replaced
+as a whole, and not synchronised: after a crash it means nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from mpctl.launch.attempt import AttemptState
+from mpctl.launch.cluster import Attempt
+
+STATUS_SECONDS = 3.0
+STATUS_BYTES = 1 << 28
+
+
+@checked(frozen=True)
+class AttemptReport:
+    """The content of status.json. time: when it was written, in seconds since 1970."""
+
+    time: float
+    state: AttemptState
+    schema: Literal["mpctl.attempt/1"] = "mpctl.attempt/1"
+
+
+REPORT: TypeAdapter[AttemptReport] = TypeAdapter(AttemptReport)
+
+
+@dataclass
+class StatusFile:
+    """Writes the state of one attempt while it runs."""
+
+    path: Path
+    next_write: float = float("-inf")
+
+    def update(self, attempt: Attempt) -> None:
+        """Write the state when STATUS_SECONDS have passed; a file that cannot be written is left
+        as it is."""
+        if time.monotonic() < self.next_write:
+            return
+        self.next_write = time.monotonic() + STATUS_SECONDS
+        content = REPORT.dump_json(AttemptReport(time.time(), attempt.look()))
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content)
+            temporary.replace(self.path)
+
+    def end(self) -> None:
+        """Remove the file: the attempt is over."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+def read_status(path: Path) -> AttemptReport | None:
+    """The report in a file; None when there is none, or the file holds something else."""
+    try:
+        if not path.is_file() or path.stat().st_size > STATUS_BYTES:
+            return None
+        return REPORT.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
