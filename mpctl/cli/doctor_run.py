@@ -127,7 +127,7 @@ def _backend_name(plan: Plan) -> str:
 
 def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
     """The nodes, and ranks on each, of a plan for every host of the hostfile or the allocation."""
-    from mpctl.launch.node.machine import hosts_in
+    from mpctl.launch.slurm.allocation import find_allocation
     from mpctl.launch.ssh.hostfile import read_hostfile
     from mpctl.launch.ssh.selection import select_hosts
 
@@ -137,4 +137,5 @@ def _hosts_of(plan: Plan, backend: str) -> dict[str, int]:
         hosts = select_hosts(listed, ssh.include, ssh.exclude).hosts
         slots = [len(host.slots) for host in hosts if host.slots]
         return {"cluster.nodes": max(1, len(hosts)), "cluster.gpus_per_node": max(slots, default=1)}
-    return {"cluster.nodes": 1 if backend == "local" else hosts_in(os.environ)}
+    allocation = find_allocation(os.environ) if backend == "slurm" else None
+    return {"cluster.nodes": len(allocation.nodes) if allocation else 1}

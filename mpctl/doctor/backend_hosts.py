@@ -13,6 +13,7 @@ from pathlib import Path
 from mpctl.doctor.agents import AgentHosts
 from mpctl.doctor.filesystem import nearest_folder
 from mpctl.doctor.hosts import Hosts, LocalHosts
+from mpctl.durable import remove
 from mpctl.errors import InputError
 from mpctl.launch.backends.backend import Backend
 from mpctl.launch.cluster import Cluster
@@ -70,7 +71,8 @@ def scratch_run(folder: Path) -> Iterator[RunDir]:
     try:
         yield RunDir(path)
     finally:
-        for made in (path, *path.parents):
+        remove(path)
+        for made in path.parents:
             if made == existing:
                 break
             with suppress(OSError):  # a run may have been started in the folder meanwhile

@@ -1,4 +1,4 @@
-"""`mpctl doctor --on ssh` on hosts that ssh reaches, both this machine."""
+"""`mpctl doctor` on hosts that ssh reaches, and in a Slurm allocation; all are this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from mpctl.doctor.diagnosis import Diagnosis
+from tests.clusters.slurm import SlurmCluster
 from tests.clusters.ssh_hosts import SshHosts
-
-pytestmark = pytest.mark.cluster("ssh")
 
 
 def doctor(hosts: SshHosts, run_dir: Path, *more: str) -> tuple[int, Diagnosis]:
@@ -47,6 +46,7 @@ def processes(word: str) -> list[int]:
     return [p.pid for p in found if word in " ".join(p.info["cmdline"] or [])]
 
 
+@pytest.mark.cluster("ssh")
 def test_two_hosts_without_a_job(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     """All hosts of the hostfile are looked at, measured as a pair, and left as they were."""
     run_dir = tmp_path / "shared" / "runs"
@@ -64,6 +64,7 @@ def test_two_hosts_without_a_job(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     assert processes(str(run_dir)) == []
 
 
+@pytest.mark.cluster("ssh")
 def test_a_host_that_refuses_is_named_with_a_way_out(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     ssh_hosts.stop("n2")
     code, diagnosis = doctor(ssh_hosts, tmp_path / "runs")
@@ -73,6 +74,7 @@ def test_a_host_that_refuses_is_named_with_a_way_out(ssh_hosts: SshHosts, tmp_pa
     assert finding.hint
 
 
+@pytest.mark.cluster("ssh")
 def test_a_host_with_a_run_directory_of_its_own(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
@@ -82,7 +84,7 @@ def test_a_host_with_a_run_directory_of_its_own(ssh_hosts: SshHosts, tmp_path: P
     assert "run-dir-not-shared" in rules(diagnosis)
 
 
-@pytest.mark.cluster("netns")
+@pytest.mark.cluster("ssh", "netns")
 def test_hosts_with_networks_of_their_own(namespaces: SshHosts, tmp_path: Path) -> None:
     """Each host has one link: the interface that leads to n1, and the pair is measured over it."""
     code, diagnosis = doctor(namespaces, tmp_path / "runs")
@@ -92,3 +94,24 @@ def test_hosts_with_networks_of_their_own(namespaces: SshHosts, tmp_path: Path) 
     second = networks[1]
     assert second is not None and second.towards not in (None, "lo")
     assert [pair.error for pair in diagnosis.pairs] == [None]
+
+
+@pytest.mark.cluster("slurm")
+def test_all_nodes_of_an_allocation(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Without --on: an allocation of several nodes is found in the environment."""
+    command = [sys.executable, "-m", "mpctl", "doctor", "--json", "--run-dir", str(tmp_path)]
+    done = slurm.run(["salloc", "-Q", "-N2", *command], seconds=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    diagnosis = Diagnosis.model_validate_json(done.stdout)
+    assert (diagnosis.backend, errors(diagnosis)) == ("slurm", [])
+    assert [host.host for host in diagnosis.hosts] == ["n1", "n2"]
+    assert [pair.error for pair in diagnosis.pairs] == [None]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.cluster("slurm")
+def test_outside_of_an_allocation_the_way_out_is_named(slurm: SlurmCluster) -> None:
+    command = [sys.executable, "-m", "mpctl", "doctor", "--on", "slurm", "--nodes", "2"]
+    done = slurm.run(command)
+    assert done.returncode == 1
+    assert "salloc -N 2" in done.stdout
