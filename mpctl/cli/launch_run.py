@@ -43,6 +43,7 @@ class Launch:
         """Run it to its end; exits with the run's exit code."""
         from mpctl.launch.backends.registry import find_backend
         from mpctl.launch.summary import summarise
+        from mpctl.planning.plan import make_plan
         from mpctl.render.errors import print_warnings
         from mpctl.rundir.summary import write_summary
 
@@ -50,7 +51,9 @@ class Launch:
             print_warnings(list(prepared.warnings))
             with self.run.locked():
                 outcome = self._run_ranks(prepared, cluster)
-                summary = summarise(self.plan, prepared, outcome, command=typed_command())
+                ran = outcome.launch or prepared
+                plan = make_plan(ran.job) if outcome.launch else self.plan
+                summary = summarise(plan, ran, outcome, command=typed_command())
                 write_summary(self.run.summary, summary)
         self._report(outcome, summary)
         raise typer.Exit(outcome.exit_code)

@@ -31,7 +31,8 @@ def resolve(
             raise InputError.of("usage", "--resume", "no run is named", "add --run-dir RUN")
         check_run_dir(RunDir(run_dir), overwrite=False, resume=True)
         source = job.source or str(RunDir(run_dir).document("job.json"))
-        resumed = JobSource(source, {**_reopened(job.overrides), **job.overrides})
+        overrides = {**_grown(RunDir(run_dir), job), **job.overrides}
+        resumed = JobSource(source, {**_reopened(overrides), **overrides})
         return resumed.plan(more), RunDir(run_dir)
     plan = job.plan(more)
     run = RunDir(run_dir) if run_dir else free_run_dir(plan.job.name or _name_of(job.source))
@@ -41,6 +42,18 @@ def resolve(
 def _name_of(source: str | None) -> str:
     """The name for a job without a name: that of its preset or its file."""
     return Path(source).stem if source else "run"
+
+
+def _grown(run: RunDir, job: JobSource) -> dict[str, object]:
+    """An elastic run that ended on fewer hosts is resumed on all nodes it was planned for, unless
+    a job is named."""
+    from mpctl.launch.resume import job_before
+
+    before = None if job.source else job_before(run)
+    if before is None or before.launch.max_nodes is None:
+        return {}
+    per_node = {"cluster.gpus_per_node": before.cluster.gpus_per_node}
+    return {"cluster.nodes": before.launch.max_nodes, **per_node, "launch.max_nodes": None}
 
 
 def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:

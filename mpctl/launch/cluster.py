@@ -50,8 +50,13 @@ class Cluster(Protocol):
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """Why these hosts cannot run the plan; empty when they can."""
 
-    def recover(self) -> list[Issue]:
-        """Before an attempt: get hosts back that were lost; a reason for each that stays lost."""
+    def recover(self, least: int) -> list[Issue]:
+        """Before an attempt: get hosts back that were lost. Where at least `least` hosts are there
+        then, `hosts` are those and nothing is returned, else a reason for each that stays lost."""
+
+    def has_returned(self) -> bool:
+        """Whether a host that the attempt under way does without is there again. Cheap enough for
+        twenty calls a second."""
 
     def start(self, plan: LaunchPlan) -> Attempt:
         """Start torchrun anew on every host. Raises RunFailed when the ranks cannot meet."""

@@ -17,6 +17,7 @@ from mpctl.errors import Issue
 from mpctl.estimate.checkpoint import most_at_once
 from mpctl.families import get_family
 from mpctl.launch.data_checks import data_issues, initial_weight_issues
+from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
 from mpctl.launch.node.host import Device, host_issues, rehearsal_warnings
 from mpctl.launch.node.machine import Machine
@@ -72,6 +73,7 @@ def check_launch(
     checks = (
         _unsupported(job),
         _decoder_length(job.model),
+        elastic_issues(job),
         host_check(plan, device) if host_check else host_issues(plan, machine, device),
         data_issues(job, job.model, resumed),
         initial_weight_issues(job, job.model, resumed),

@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import Issue
+from mpctl.errors import InputError, Issue
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.record_reader import OnRecord, RecordReader
+from mpctl.launch.resize import next_launch, write_resized
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
@@ -42,12 +44,14 @@ OnEvent = Callable[[str], None]
 @dataclass(frozen=True)
 class RunOutcome:
     """How a run ended. attempts: how many were made; signal: the number of the signal that stopped
-    it, None when `mpctl` was not asked by a signal."""
+    it, None when `mpctl` was not asked by a signal; launch: what the last attempt ran, where an
+    elastic run ended on fewer hosts than it was planned for."""
 
     status: RunStatus
     attempts: int
     signal: int | None = None
     failure: Failure | None = None
+    launch: LaunchPlan | None = None
 
     @property
     def exit_code(self) -> int:
@@ -95,35 +99,70 @@ def run_launch(
 
     on_record: called with each record of a step; on_event: with messages for people.
     """
-    attempts = plan.job.launch.max_restarts + 1
+    failures = 0
     with StopRequests().listening() as stops:
         supervisor = Supervisor(plan, cluster, stops, on_record, on_event)
-        for attempt in range(1, attempts):
+        for attempt in count(1):
             outcome = supervisor.outcome(attempt)
-            if outcome.status != "failed":
-                return outcome
-            step = plan.run.last_checkpoint()
-            on_event(f"{outcome.failure}; starting again from step {step}")
-            if lost := cluster.recover():
-                return replace(outcome, failure=_not_recovered(outcome.failure, lost))
-        return supervisor.outcome(attempts)
+            failures += outcome.status == "failed"
+            if outcome.status == "failed" and failures <= plan.job.launch.max_restarts:
+                step = plan.run.last_checkpoint()
+                on_event(f"{outcome.failure}; starting again from step {step}")
+            elif not (outcome.status == "stopped" and supervisor.is_growing):
+                break
+            try:
+                supervisor = supervisor.for_next_attempt(plan)
+            except InputError as error:
+                outcome = replace(outcome, failure=_not_recovered(outcome.failure, error.issues))
+                break
+    ran = supervisor.plan
+    return outcome if ran is plan else replace(outcome, launch=ran)
 
 
-def _not_recovered(failure: Failure | None, lost: list[Issue]) -> Failure | None:
+def _not_recovered(failure: Failure | None, lost: Sequence[Issue]) -> Failure | None:
     """The failure, with the hosts that could not be used again."""
     words = "; ".join(f"{issue.where}: {issue.message}" for issue in lost)
     return failure and replace(failure, error=f"{failure.error}; not started again: {words}")
 
 
+@dataclass
+class Growth:
+    """Ends an attempt of an elastic run, once it has trained, when a host has returned."""
+
+    is_requested: bool = False
+
+    def look(self, cluster: Cluster, reader: RecordReader, on_event: OnEvent) -> None:
+        """Ask the ranks to save and end when a host has returned."""
+        if not self.is_requested and reader.delivered and cluster.has_returned():
+            self.is_requested = True
+            on_event("a host has returned: saving, to go on with it")
+            cluster.request_stop()
+
+
 @dataclass(frozen=True)
 class Supervisor:
-    """Runs attempts of one launch."""
+    """Runs attempts of one launch. plan: what they run; growth: whether the attempt was asked to
+    end because a host has returned."""
 
     plan: LaunchPlan
     cluster: Cluster
     stops: StopRequests
     on_record: OnRecord
     on_event: OnEvent
+    growth: Growth = field(default_factory=Growth)
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the attempt ended so that the next one uses a host that has returned."""
+        return self.growth.is_requested and not self.stops.received
+
+    def for_next_attempt(self, full: LaunchPlan) -> Supervisor:
+        """The supervisor of the next attempt (resize.py). full: the launch on all hosts. Raises
+        InputError with the reasons when the run cannot go on."""
+        plan = next_launch(full, self.cluster)
+        if plan.world_size != self.plan.world_size:
+            self.on_event(write_resized(plan, self.cluster))
+        return replace(self, plan=plan, growth=Growth())
 
     def outcome(self, attempt: int) -> RunOutcome:
         """Run one attempt to its end and judge it. attempt: its number, from 1."""
@@ -162,6 +201,7 @@ class Supervisor:
                 saves.look(attempt)
                 self.stops.look(run.stop_request)
                 status.update(attempt)
+                self.growth.look(self.cluster, reader, self.on_event)
                 if self.stops.received and not stop.is_open(reader, saves):
                     break
                 time.sleep(POLL_SECONDS)

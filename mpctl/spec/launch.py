@@ -118,6 +118,19 @@ class LaunchSpec(StrictModel):
     max_restarts: CountOrZero = Field(
         0, description="restarts after a failure, each from the last checkpoint"
     )
+    elastic: bool = Field(
+        False,
+        description="go on with fewer hosts when some are lost, and with all when they are back: "
+        "dp changes, the global batch stays; for launchers of several hosts",
+    )
+    min_nodes: Count | None = Field(
+        None, description="fewest nodes that an elastic run goes on with; 1 when absent"
+    )
+    max_nodes: Count | None = Field(
+        None,
+        description="nodes that an elastic run was planned for; filled in when it goes on with "
+        "fewer, for --resume",
+    )
     tensorboard: bool = Field(
         False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
     )

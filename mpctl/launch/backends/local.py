@@ -73,9 +73,13 @@ class LocalCluster:
         """What this host lacks to run the plan."""
         return list(host_issues(plan, self.hosts[0].machine, device))
 
-    def recover(self) -> list[Issue]:
+    def recover(self, least: int) -> list[Issue]:
         """Nothing to do: this process runs on the only host."""
         return []
+
+    def has_returned(self) -> bool:
+        """The only host is never lost."""
+        return False
 
     def start(self, plan: LaunchPlan) -> LocalAttempt:
         """Start all ranks. Raises RunFailed when they cannot meet at the loopback address."""

@@ -2,7 +2,8 @@
 
     messages.py  the messages, and a connection that sends and receives them
     server.py    the launcher's end: one link for each host, kept alive by a thread
-    cluster.py   the hosts as the supervisor sees them (launch/attempt.py)
+    cluster.py   the hosts as the supervisor sees them (launch/cluster.py)
+    agent_attempt.py  one attempt on them
 
 An agent (node/agent.py) connects to the launcher, never the other way round, and says hello with
 the facts of its host and the launch's nonce, which it read from the shared run directory. The

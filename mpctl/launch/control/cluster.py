@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, RunFailed
-from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.control.agent_attempt import AgentAttempt
 from mpctl.launch.control.host_checks import differing_hosts, unshared_hosts
 from mpctl.launch.control.messages import Hello, Start, Word
 from mpctl.launch.control.server import ControlServer, HostLink
@@ -31,9 +31,9 @@ from mpctl.rundir.directory import RunDir
 
 OnEvent = Callable[[str], None]
 POLL_SECONDS = 0.02
-END_SECONDS = 15.0
+RETURN_SECONDS, RETURN_PATIENCE = 20.0, 15.0
+"""How often hosts that a run does without are tried again, and how long they get at a restart."""
 PORT_SECONDS = 10.0
-STACKS_SECONDS = 2.0
 
 
 class AgentStarter(Protocol):
@@ -112,7 +112,9 @@ def _write_nonce(run: RunDir, server: ControlServer) -> AgentOrder:
 
 @dataclass
 class AgentCluster:
-    """Hosts with a node agent each. attempts: how many were started."""
+    """Hosts with a node agent each. attempts: how many were started; ranks: of each host; absent:
+    nodes that an elastic run does without; next_try: when they are tried again, by
+    time.monotonic()."""
 
     run: RunDir
     server: ControlServer
@@ -120,11 +122,14 @@ class AgentCluster:
     on_event: OnEvent
     patience: float
     attempts: int = 0
+    ranks: int = 0
+    absent: frozenset[int] = frozenset()
+    next_try: float = 0.0
 
     @property
     def links(self) -> list[HostLink]:
-        """The connection of each host, in the order of the plan's nodes."""
-        return self.server.links
+        """The connection of each host of the next attempt, in the order of the plan's nodes."""
+        return [link for link in self.server.links if link.node not in self.absent]
 
     @property
     def hellos(self) -> list[Hello]:
@@ -140,15 +145,17 @@ class AgentCluster:
         pairs = zip(self.hellos, self.links, strict=True)
         return [replace(hello.facts, name=link.name) for hello, link in pairs]
 
-    def wait(self) -> list[Issue]:
-        """Wait for the agents of all hosts; an issue for each host that did not come."""
+    def wait(self, patience: float | None = None) -> list[Issue]:
+        """Wait for the agents of all hosts, at most `patience` seconds (of the cluster, when None)
+        without a new one; an issue for each host that did not come."""
+        patience = self.patience if patience is None else patience
         ready, deadline = -1, 0.0
         while True:
             missing = [link for link in self.links if not link.is_ready]
             if not missing:
                 return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
             if len(self.links) - len(missing) > ready:
-                ready, deadline = len(self.links) - len(missing), time.monotonic() + self.patience
+                ready, deadline = len(self.links) - len(missing), time.monotonic() + patience
             failures = self.starter.failures()
             waiting = [link for link in missing if link.node not in failures]
             if not waiting or time.monotonic() > deadline:
@@ -157,40 +164,67 @@ class AgentCluster:
             time.sleep(POLL_SECONDS)
 
     def _late(self, link: HostLink) -> Issue:
-        message = f"its node agent did not connect to port {self.server.port} of this host within "
-        hint = "check that the host can reach this one: a firewall, the interface, a larger "
-        return Issue(
-            "host-did-not-connect",
-            link.name,
-            f"{message}{self.patience:g} s",
-            f"{hint}launch.start_seconds",
+        port, patience = self.server.port, self.patience
+        message = (
+            f"its node agent did not connect to port {port} of this host within {patience:g} s"
         )
+        hint = (
+            "check that it can reach this one (firewall, interface), or raise launch.start_seconds"
+        )
+        return Issue("host-did-not-connect", link.name, message, hint)
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """What the hosts lack to run the plan, and what differs between them."""
         return [*differing_hosts(self.hosts), *cluster_host_issues(plan, self.hosts, device)]
 
-    def recover(self) -> list[Issue]:
-        """Start the agents of lost hosts anew; a reason for each host that does not come back."""
-        lost = [link.node for link in self.links if not link.is_ready]
-        for node in lost:
-            self.server.forget(node)
-        if not lost:
-            return []
-        self.on_event(f"connecting again to {', '.join(self.links[node].name for node in lost)}")
-        self.starter.start(lost)
-        return self.wait()
+    def recover(self, least: int) -> list[Issue]:
+        """Start the agents of lost hosts anew. A reason for each host that does not come back, when
+        fewer than `least` are there then; else the next attempt does without those."""
+        self.absent = frozenset()
+        if not (lost := [link for link in self.links if not link.is_ready]):
+            return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
+        self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
+        self._start_again(lost)
+        issues = self.wait(None if least == len(self.links) else RETURN_PATIENCE)
+        missing = [link for link in self.links if not link.is_ready]
+        if issues and (not missing or len(self.links) - len(missing) < least):
+            return issues
+        self.absent = frozenset(link.node for link in missing)
+        self.next_try = time.monotonic() + RETURN_SECONDS
+        return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
+
+    def has_returned(self) -> bool:
+        """Whether the agent of an absent host has connected; tries to start those that have not,
+        once in RETURN_SECONDS."""
+        if not self.absent:
+            return False
+        missing = [self.server.links[node] for node in sorted(self.absent)]
+        if any(link.is_ready for link in missing):
+            return True
+        if time.monotonic() >= self.next_try:
+            self.next_try = time.monotonic() + RETURN_SECONDS
+            ended = self.starter.failures()
+            self._start_again([link for link in missing if link.node in ended])
+        return False
+
+    def _start_again(self, links: Sequence[HostLink]) -> None:
+        for link in links:
+            self.server.forget(link.node)
+        self.starter.start([link.node for link in links])
 
     def start(self, plan: LaunchPlan) -> AgentAttempt:
-        """Start torchrun on every host. Raises RunFailed when a host does not answer."""
+        """Start torchrun on the first hosts, as many as the plan has nodes. Raises RunFailed when a
+        host does not answer."""
         self.attempts += 1
-        nnodes, ranks = len(self.links), plan.world_size // len(self.links)
+        ranks = self.ranks = self.ranks or plan.world_size // len(self.links)
+        links = self.links[: plan.world_size // ranks]
         address, port = self.master_address(), self._free_port()
-        self._write_hosts(ranks)
-        for link in self.links:
-            start = NodeStart(link.node, nnodes, ranks, address, port, plan.env)
+        self._write_hosts(links)
+        for node, link in enumerate(links):
+            start = NodeStart(node, len(links), ranks, address, port, plan.env)
             self.server.send(link.node, Start(self.attempts, start))
-        return AgentAttempt(self, self.attempts, f"{address}:{port}")
+        meeting_point = f"{address}:{port}"
+        return AgentAttempt(self.server, links, self.attempts, meeting_point, self.starter.failures)
 
     def master_address(self) -> str:
         """The address of the first host that all others can reach: its end of the connection to the
@@ -202,15 +236,15 @@ class AgentCluster:
 
     def _free_port(self) -> int:
         try:
-            return int(self.server.request(0, "free_port").result(PORT_SECONDS))
+            return int(self.server.request(self.links[0].node, "free_port").result(PORT_SECONDS))
         except (RuntimeError, TimeoutError) as error:
             raise RunFailed(f"host {self.links[0].name}: {error or 'no answer'}") from None
 
-    def _write_hosts(self, ranks: int) -> None:
+    def _write_hosts(self, links: Sequence[HostLink]) -> None:
         """RUN/nodes/hosts.json: the host of every rank."""
         hosts = [
-            {"node": link.node, "host": link.name, "ranks": [link.node * ranks, ranks]}
-            for link in self.links
+            {"node": node, "host": link.name, "ranks": [node * self.ranks, self.ranks]}
+            for node, link in enumerate(links)
         ]
         document = {"schema": "mpctl.hosts/1", "hosts": hosts}
         write_whole(self.run.nodes / "hosts.json", json.dumps(document, indent=1) + "\n")
@@ -218,58 +252,4 @@ class AgentCluster:
     def request_stop(self) -> None:
         """Make RUN/stop on the host of rank 0, which looks for it: another host's file may take a
         minute to be seen through a network file system."""
-        self.server.send(0, Word("stop"))
-
-
-@dataclass
-class AgentAttempt:
-    """torchrun on every host of a cluster. address: where the ranks meet."""
-
-    cluster: AgentCluster
-    number: int
-    address: str
-    failed: bool = field(default=False)
-
-    def poll(self) -> int | None:
-        """None while ranks run on any host; then AttemptState.code."""
-        return self.look().code
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether a rank or a host has failed."""
-        return self.look().has_failed
-
-    def look(self) -> AttemptState:
-        """What every host last reported."""
-        return AttemptState([self._state(link) for link in self.cluster.links])
-
-    def end(self) -> AttemptState:
-        """Have every host end its ranks, and wait until all that answer have."""
-        self.cluster.server.broadcast(Word("end"))
-        deadline = time.monotonic() + END_SECONDS
-        while (state := self.look()).code is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        return state
-
-    def stacks(self) -> dict[int, str]:
-        """Where the ranks are that answer, on the hosts that answer."""
-        server = self.cluster.server
-        answers = [server.request(link.node, "stacks") for link in self.cluster.links]
-        deadline = time.monotonic() + STACKS_SECONDS
-        stacks: dict[int, str] = {}
-        for answer in answers:
-            with suppress(RuntimeError, TimeoutError):
-                of_host = answer.result(max(0.0, deadline - time.monotonic()))
-                stacks |= {int(rank): str(text) for rank, text in of_host.items()}
-        return stacks
-
-    def _state(self, link: HostLink) -> NodeState:
-        state = link.reports.get(self.number, NodeState(node=link.node))
-        return replace(state, host=link.name, lost=self._lost(link, state))
-
-    def _lost(self, link: HostLink, state: NodeState) -> str:
-        """A host whose ranks have ended is not lost to the attempt."""
-        if state.code is not None:
-            return ""
-        failure = self.cluster.starter.failures().get(link.node) if link.lost else None
-        return f"{link.lost}: {failure.message}" if failure else link.lost
+        self.server.send(self.links[0].node, Word("stop"))

@@ -140,9 +140,14 @@ class JoinedCluster:
             if len(hosts := {names[n] for n in numbers}) > 1
         ]
 
-    def recover(self) -> list[Issue]:
-        """Wait for processes that were lost; a reason for each that does not come back."""
-        return self.cluster.recover()
+    def recover(self, least: int) -> list[Issue]:
+        """Wait for processes that were lost; a reason for each that does not come back. Whoever
+        started the world sets its size: an elastic run does without none of them, either."""
+        return self.cluster.recover(len(self.processes))
+
+    def has_returned(self) -> bool:
+        """No attempt does without a process."""
+        return False
 
     def start(self, plan: LaunchPlan) -> Attempt:
         """Start the ranks anew, everywhere."""
