@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -88,6 +89,10 @@ class SlurmCluster:
             timeout=seconds,
             check=False,
         )
+
+    def mpctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """`mpctl` with these arguments, on a host of the cluster."""
+        return self.run([sys.executable, "-m", "mpctl", *arguments], seconds=120)
 
     def states(self) -> dict[str, str]:
         """The state of each node, as sinfo shows it: `idle`, `mixed`, `down*`."""

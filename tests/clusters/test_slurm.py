@@ -97,6 +97,33 @@ def test_a_submitted_run_is_preempted_requeued_and_ends_as_if_undisturbed(
     run.require_nothing_left()
 
 
+def test_a_submitted_run_is_watched_read_and_stopped_by_its_directory(
+    slurm: SlurmCluster, data: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    run = submitted(slurm, launch_arguments(data, path, *TP_DP, *LONG), path).at_step(1)
+    status = slurm.mpctl("status", str(path))
+    assert status.returncode == 0, status.stderr
+    assert "slurm" in status.stdout and run.job in status.stdout
+    assert "rank" in slurm.mpctl("logs", str(path)).stdout
+    stop = slurm.mpctl("stop", str(path))
+    assert stop.returncode == 0, stop.stdout + stop.stderr
+    assert [*(path / "checkpoints").glob("step-*")], "it saved where it stopped"
+    run.require_nothing_left()
+    assert slurm.wait_for(run.job, {"FAILED", "COMPLETED"}, 30), "it is not requeued"
+
+
+def test_a_run_that_waits_in_the_queue_is_shown_and_taken_back(
+    slurm: SlurmCluster, data: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    command = launch_arguments(data, path, *TP_DP, launch__slurm__extra=["--hold"])
+    run = submitted(slurm, command, path)
+    assert "PENDING (JobHeldUser)" in slurm.mpctl("status", str(path)).stdout
+    slurm.mpctl("stop", str(path))
+    slurm.wait_for(run.job, {"CANCELLED"}, 10)
+
+
 # ---------------------------------------------------------------- faults
 
 
