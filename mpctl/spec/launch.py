@@ -6,9 +6,10 @@ instance, which only that backend reads.
 
 from __future__ import annotations
 
+import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mpctl.spec.base import Count, CountOrZero, StrictModel, Timeout
 from mpctl.spec.kubernetes import KubernetesSpec
@@ -25,13 +26,26 @@ sees all ranks, ends a hung attempt at `timeout_seconds` and names the rank at f
 only name the peer that it waits for, and gives up later in case nobody watches."""
 
 
+def _as_sbatch_reads(value: object) -> object:
+    """TOML reads 12:00:00 as a time of day and 30 as a number; sbatch reads hours and minutes."""
+    if isinstance(value, datetime.time):
+        return value.isoformat()
+    return str(value) if type(value) is int else value
+
+
+TimeLimit = Annotated[Word, BeforeValidator(_as_sbatch_reads)]
+"""A time limit as text, however it was written."""
+
+
 class SlurmSpec(StrictModel):
     """What a Slurm job is submitted with; an allocation that exists already ignores it."""
 
     partition: Word | None = Field(None, description="partition; the cluster's default when absent")
     account: Word | None = Field(None, description="account that is charged")
-    time: Word | None = Field(
-        None, description="time limit as sbatch takes it, such as 12:00:00; the partition's default"
+    time: TimeLimit | None = Field(
+        None,
+        description="time limit as sbatch takes it: minutes, 12:00:00 or 2-00:00:00; the "
+        "partition's default when absent",
     )
     requeue: bool = Field(
         True,

@@ -30,7 +30,9 @@ def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]
     if device == "cuda":
         checks.append(_gpus(plan.job, machine))
     if plan.job.launch.check_memory:
-        checks.append(_device_memory(plan) if device == "cuda" else _host_memory(plan, machine))
+        checks.append(
+            device_memory_issues(plan) if device == "cuda" else _host_memory(plan, machine)
+        )
     return chain.from_iterable(checks)
 
 
@@ -52,7 +54,7 @@ def _node_issues(plan: Plan, host: HostFacts, ranks: int, device: Device) -> Ite
     if not plan.job.launch.check_memory:
         return
     if device == "cuda":
-        yield from _device_memory(plan)
+        yield from device_memory_issues(plan)
     elif plan.estimate is not None:
         yield from _too_little_memory(plan, plan.estimate, host.machine, ranks, host.name)
 
@@ -102,7 +104,8 @@ def _gpus(job: JobSpec, machine: Machine) -> Iterator[Issue]:
         )
 
 
-def _device_memory(plan: Plan) -> Iterator[Issue]:
+def device_memory_issues(plan: Plan) -> Iterator[Issue]:
+    """Whether the fullest rank fits the memory of the cluster's device, as the plan says."""
     if plan.fits is False:
         (check,) = [check for check in plan.checks if check.rule == "memory-fits"]
         hint = f"{check.hint}; {START_ANYWAY}"

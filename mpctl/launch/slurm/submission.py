@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from mpctl.errors import InputError, Issue
+from mpctl.launch.node.host import device_memory_issues
 from mpctl.launch.slurm.limits import SaveNeed, default_signal_seconds, limit_issues
 from mpctl.launch.slurm.partitions import (
     NodeRequest,
@@ -102,6 +103,8 @@ class Submission:
 
     def issues(self, run: Path) -> Iterator[Issue]:
         """Everything that is wrong with it, all at once. run: the run directory."""
+        if self.device == "cuda" and self.plan.job.launch.check_memory:
+            yield from device_memory_issues(self.plan)
         try:
             request = self.request
         except InputError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -58,6 +59,22 @@ def test_the_signal_comes_within_the_limit_of_the_partition() -> None:
     assert (short.limit, short.batch_job(Path("r")).signal_seconds) == (180, 90)
     given = submission(launch__slurm__signal_seconds=77)
     assert given.batch_job(Path("r")).signal_seconds == 77
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(datetime.time(12, 0), "12:00:00"), (30, "30"), ("2-00:00:00", "2-00:00:00")],
+)
+def test_a_time_limit_is_what_sbatch_would_read(value: object, text: str) -> None:
+    """`12:00:00` and `30` in a job file, which TOML reads as a time of day and a number."""
+    assert submission(launch__slurm__time=value).settings.time == text
+
+
+def test_a_plan_that_does_not_fit_its_gpus_is_refused() -> None:
+    large = {"cluster.device": "h100-sxm", "model.layers": 96, "model.hidden": 12288}
+    (issue,) = submission(**large, launch__slurm__time="30:00").issues(Path("r"))
+    assert issue.rule == "world-fits-memory"
+    assert list(submission(**large, launch__check_memory=False).issues(Path("r"))) == []
 
 
 def test_every_issue_is_named_at_once() -> None:
