@@ -38,7 +38,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.stop_request import write_stop_request
 
 LOOK_SECONDS = 0.2
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 10.0
 RETURN_SECONDS = 30.0
 """How long a process waits for the launcher to come back after the connection broke."""
 
@@ -132,9 +132,8 @@ def _agent(run: RunDir, world: JoinedWorld) -> Agent | None:
 
 
 def _connection(meeting: Meeting) -> socket.socket | None:
-    for address in meeting.reachable:
-        with suppress(OSError):
-            return connect(f"{address}:{meeting.port}", CONNECT_SECONDS)
+    with suppress(OSError):
+        return connect(f"{','.join(meeting.reachable)}:{meeting.port}", CONNECT_SECONDS)
     return None
 
 

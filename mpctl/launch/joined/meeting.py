@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mpctl.durable import write_whole
+from mpctl.launch.node.interface import own_addresses
 
 MEETING_SCHEMA: Literal["mpctl.meeting/1"] = "mpctl.meeting/1"
 ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
@@ -81,15 +81,3 @@ def read_meeting(path: Path) -> Meeting | None:
     except (OSError, ValidationError):
         return None
     return Meeting(**document.model_dump())
-
-
-def own_addresses() -> Iterator[str]:
-    """The addresses of this host that other hosts may reach: of interfaces that are up, without
-    loopback and link-local ones."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    for name, entries in psutil.net_if_addrs().items():
-        for entry in entries:
-            is_ip = entry.family in (socket.AF_INET, socket.AF_INET6)
-            address = entry.address.partition("%")[0]
-            if is_ip and name in up and not address.startswith(("127.", "::1", "fe80", "169.254.")):
-                yield address

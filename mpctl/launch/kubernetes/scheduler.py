@@ -13,8 +13,9 @@ class KubernetesScheduler:
     object, of the kind TrainJob or PyTorchJob."""
 
     def __init__(self, job: JobSpec) -> None:
-        self.kind = job.launch.kubernetes.kind
-        self.kubectl = Kubectl(job.launch.kubernetes.namespace)
+        settings = job.launch.kubernetes
+        self.kind = settings.kind
+        self.kubectl = Kubectl(settings.namespace, settings.context)
 
     def find(self, job_id: str) -> ScheduledJob | None:
         """The job and its pods; None when there is no object of that name."""

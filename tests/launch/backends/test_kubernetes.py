@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def command(mount: Path, data: Path, *more: str) -> list[str]:
 def claim(*modes: str) -> dict[str, Any]:
     return {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": "runs"},
             "spec": {"accessModes": list(modes)}}  # fmt: skip
+
+
+def unplaced_pod(job: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                 "message": "0/3 nodes are available"}  # fmt: skip
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {"name": f"{job}-0", "labels": {"jobset.sigs.k8s.io/jobset-name": job}},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
 
 
 def issues(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -79,6 +92,23 @@ def test_submit_writes_the_run_and_creates_the_object(
     assert yaml.safe_load((run / "kubernetes.yaml").read_text())["metadata"]["name"] == name
     job = json.loads((run / "job.json").read_text())
     assert job["launch"]["on"] == "auto"  # the pods join by --on torchrun
+
+
+def test_a_job_that_waits_is_seen_and_taken_back(
+    kubernetes: Cluster, mount: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `mpctl status` and `mpctl stop`, which ask the cluster for the object of the run."""
+    kubernetes.add("persistentvolumeclaims", claim("ReadWriteMany"))
+    argv = [*command(mount, copied(mount, data)), "--submit"]
+    subprocess.run([sys.executable, "-m", "mpctl", *argv], check=True, timeout=60)
+    (name,) = kubernetes.names("trainjobs")
+    kubernetes.add("pods", unplaced_pod(name))
+    assert mpctl(["status", str(mount / "Run 1"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["status"] == "submitted"
+    assert document["job_state"] == "pending (Unschedulable: 0/3 nodes are available)"
+    mpctl(["stop", str(mount / "Run 1")])
+    assert kubernetes.names("trainjobs") == []
 
 
 def test_what_the_cluster_refuses_leaves_nothing_behind(
