@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -98,6 +98,7 @@ class Launch:
     @contextmanager
     def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
         """The hosts, and the launch that is ready to run on them."""
+        from mpctl.cli.signals import ended_by_signals
         from mpctl.launch.control.host_checks import common_machine
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.errors import print_warnings
@@ -109,7 +110,9 @@ class Launch:
         def on_event(message: str) -> None:
             print_warnings([message])
 
-        with backend.connect(self.plan, self.run, on_event) as cluster:
+        with ExitStack() as stack:
+            with ended_by_signals("no rank was started"):
+                cluster = stack.enter_context(backend.connect(self.plan, self.run, on_event))
             hosts = cluster.hosts
             machine = common_machine(hosts)
             self._require(machine, cluster.check)

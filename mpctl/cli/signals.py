@@ -5,25 +5,30 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 
 @contextmanager
 def ended_by_signals(outcome: str) -> Iterator[None]:
-    """SIGTERM raises SystemExit(143) here; SIGINT raises KeyboardInterrupt as always.
+    """SIGTERM and SIGHUP raise SystemExit(128 + number) here; SIGINT raises KeyboardInterrupt as
+    always. A SIGHUP that is ignored (nohup) stays so.
 
-    By default Python ends at SIGTERM at once and leaves files half written. outcome: the state that
-    a stop leaves, for a line on stderr.
+    By default Python ends at these signals at once and leaves files half written. outcome: the
+    state that a stop leaves, for a line on stderr.
     """
-    before = signal.signal(signal.SIGTERM, _exit)
+    names = (signal.SIGTERM, signal.SIGHUP)
+    heeded = [name for name in names if signal.getsignal(name) is not signal.SIG_IGN]
+    before = {name: signal.signal(name, _exit) for name in heeded}
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        print(f"stopped: {outcome}", file=sys.stderr)
+        with suppress(OSError):  # the terminal may be gone
+            print(f"stopped: {outcome}", file=sys.stderr, flush=True)
         raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for name, handler in before.items():
+            signal.signal(name, handler)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -71,8 +71,10 @@ class StopRequests:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequests]:
-        """Collect SIGINT, SIGTERM, SIGHUP and SIGUSR1 inside of the block."""
-        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+        """Collect SIGINT, SIGTERM, SIGHUP and SIGUSR1 inside of the block; not a SIGHUP that nohup
+        has this process ignore."""
+        hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, *hangup)
         before = {name: signal.signal(name, self._receive) for name in names}
         try:
             yield self

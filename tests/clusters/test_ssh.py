@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from tests.clusters.daemons import free_ports
 from tests.clusters.ssh_hosts import SshHosts
 from tests.clusters.ssh_launch import ENDLESS, SshRun, kill, ssh_arguments, ssh_launch
-from tests.launch.command import Launched, end_all, start
+from tests.launch.command import Launched, end_all, start, wait_for
 from tests.launch.test_terminal import Terminal
 from tests.runtime.tiny import column, make_data, tiny_job, train
 
@@ -127,6 +128,24 @@ def test_a_host_that_is_gone_ends_the_run(ssh_hosts: SshHosts, data: Path, tmp_p
     ssh_hosts.stop("n2")  # with every process of its logins
     assert run.ended().code == 1
     assert "n2" in run.launched.stderr.rpartition("✗")[2]
+    run.require_nothing_left(5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_stop_while_hosts_are_contacted_leaves_nothing(
+    ssh_hosts: SshHosts, data: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ssh_hosts.add_alias("silent", HostName="127.0.0.1", Port=silent.getsockname()[1])
+        hostfile, run_dir = ssh_hosts.hostfile("n1 slots=2", "silent slots=2"), tmp_path / "run"
+        argv = ssh_arguments(ssh_hosts, hostfile, data, run_dir)
+        more = ("--set", "launch.ssh.connect_timeout=100")
+        run = SshRun(start([*argv, *TP_DP, *more], run_dir))
+        wait_for(lambda: run.processes().get("agent"))
+        kill(run.launched.process, number)
+        assert run.ended().code in (number, 128 + number)
+    assert "no rank was started" in run.launched.stderr
+    assert not run_dir.exists()
     run.require_nothing_left(5)
 
 

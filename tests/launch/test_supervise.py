@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from mpctl.cli.app import run as mpctl
+from mpctl.cli.signals import ended_by_signals
 from mpctl.launch import supervise
 from mpctl.launch.backends import local
 from mpctl.launch.backends.local import LocalCluster
@@ -291,3 +292,20 @@ def test_the_signals_are_given_back() -> None:
             os.kill(os.getpid(), number)
         assert stops.received == asked
     assert [signal.getsignal(number) for number in asked] == before
+
+
+def test_closing_the_terminal_of_nohup_is_no_request() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with supervise.StopRequests().listening() as stops, ended_by_signals("not stopped"):
+            signal.raise_signal(signal.SIGHUP)
+        assert stops.received == []
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with supervise.StopRequests().listening() as stops:
+            signal.raise_signal(signal.SIGHUP)
+        assert stops.received == [signal.SIGHUP]
+        with pytest.raises(SystemExit) as caught, ended_by_signals("stopped"):
+            signal.raise_signal(signal.SIGHUP)
+        assert caught.value.code == 128 + signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)

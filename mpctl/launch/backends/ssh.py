@@ -42,9 +42,9 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import SshSpec
 
-END_SECONDS, KILL_SECONDS, POLL_SECONDS = 12.0, 2.0, 0.02
+END_SECONDS, KILL_SECONDS, POLL_SECONDS = 4.0, 1.0, 0.02
 """How long an ssh may take to end after its agent was told that the launch is over, and after it
-was asked by SIGTERM."""
+was asked by SIGTERM. An agent ends without its ssh, too."""
 
 
 def choose_hosts(job: JobSpec) -> Selection:

@@ -16,6 +16,7 @@ from mpctl.launch.ssh.command import ALIVE_COUNT, ALIVE_SECONDS
 from mpctl.launch.ssh.host_line import SshHost
 
 SSH_FAILED, NOT_EXECUTABLE, NOT_FOUND = 255, 126, 127
+SAID_NOTHING = " and no message, as when the program that it ran is killed"
 LAST_LINES, LONGEST_LINE = 3, 200
 
 
@@ -204,7 +205,7 @@ class SshEnding:
         return self._issue(kind.rule, meaning, way_out)
 
     def _no_message(self) -> Issue:
-        said = f": {self._last_line()}" if self.output.strip() else " without a message"
+        said = f": {self._last_line()}" if self.output.strip() else SAID_NOTHING
         message = f"ssh ended with code {SSH_FAILED}{said}"
         return self._issue("ssh-failed", message, f"try it by hand: ssh {self.host.destination}")
 

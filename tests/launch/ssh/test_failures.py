@@ -80,7 +80,7 @@ MESSAGES = [
      "ssh-lost", "the host did not answer for 15 s", "went down"),
     (255, "Connection to 127.0.0.1 closed by remote host.",
      "ssh-lost", "the connection was lost", "restarted"),
-    (255, "", "ssh-failed", "ssh ended with code 255 without a message", "ssh n1"),
+    (255, "", "ssh-failed", "ssh ended with code 255 and no message, as when", "ssh n1"),
     (127, "bash: line 1: /no/python: No such file or directory",
      "remote-no-python", "/no/python: No such file", "launch.ssh.python"),
     (126, "bash: line 1: /tmp: Is a directory", "remote-no-python", "Is a directory", "python"),
