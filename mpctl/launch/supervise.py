@@ -64,10 +64,11 @@ class RunOutcome:
 @dataclass
 class StopRequests:
     """The numbers of the signals that asked for a stop, in order of arrival. next_look: when
-    RUN/stop-request is looked for again, by time.monotonic()."""
+    RUN/stop-request is looked for again, by time.monotonic(); is_by_file: that file came first."""
 
     received: list[int] = field(default_factory=list)
     next_look: float = float("-inf")
+    is_by_file: bool = False
 
     @contextmanager
     def listening(self) -> Iterator[StopRequests]:
@@ -88,7 +89,13 @@ class StopRequests:
         if time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + REQUEST_SECONDS
             missing = requested_signals(path) - len(self.received)
+            self.is_by_file = self.is_by_file or (missing > 0 and not self.received)
             self.received.extend([signal.SIGTERM] * missing)
+
+    @property
+    def cause(self) -> str:
+        """What asked for the stop, in words: the name of the first signal, or `mpctl stop`."""
+        return "mpctl stop" if self.is_by_file else signal.Signals(self.received[0]).name
 
     def _receive(self, number: int, frame: Any) -> None:
         self.received.append(number)
@@ -237,8 +244,9 @@ class StopGracePeriod:
         if self.deadline is None:
             self.cluster.request_stop()
             self.deadline = time.monotonic() + self.seconds
-            name = signal.Signals(self.stops.received[0]).name
-            self.on_event(f"{name}: finishing this step and saving; repeat it to stop at once")
+            self.on_event(
+                f"{self.stops.cause}: finishing this step and saving; repeat it to stop at once"
+            )
         return time.monotonic() < max(self.deadline, saves.last_progress + self.seconds)
 
 

@@ -18,7 +18,7 @@ from mpctl.units import bytes_text, plural, ranks_text, seconds_text
 SILENT_SECONDS = 5.0
 """A rank beats twice a second; without a heartbeat for so long it is named."""
 MOST_GROUPS, MOST_NAMED = 8, 8
-ENDED = "ended, or not begun"
+NOT_RUNNING = "not begun, or ended"
 
 
 def print_status(status: StatusDocument) -> None:
@@ -97,7 +97,7 @@ def _rank_rows(status: StatusDocument) -> Iterator[Row]:
     is_running, groups = status["status"] == "running", defaultdict(list)
     for rank in status["ranks"]:
         if is_running or rank["doing"]:
-            groups[rank["doing"] or ENDED].append(rank)
+            groups[rank["doing"] or NOT_RUNNING].append(rank)
     if not groups:
         return
     count = f"{status['world_size'] or len(status['ranks']):,}"

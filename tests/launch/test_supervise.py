@@ -273,7 +273,14 @@ def test_a_stop_request_counts_once_and_an_urgent_one_twice(tmp_path: Path) -> N
     write_stop_request(path, now=True)
     stops.next_look = 0.0
     stops.look(path)
-    assert stops.received == [signal.SIGINT, signal.SIGTERM]
+    assert stops.received == [signal.SIGINT, signal.SIGTERM] and stops.cause == "SIGINT"
+
+
+def test_who_asked_for_a_stop_is_told(tmp_path: Path) -> None:
+    write_stop_request(tmp_path / "stop-request", now=False)
+    stops = supervise.StopRequests()
+    stops.look(tmp_path / "stop-request")
+    assert (stops.received, stops.cause) == ([signal.SIGTERM], "mpctl stop")
 
 
 def test_a_request_of_an_earlier_launch_does_not_stop_the_next(data: Path, tmp_path: Path) -> None:
