@@ -28,6 +28,7 @@ from mpctl.rundir.summary import (
     RankSummary,
     RunSummary,
     TrafficComparison,
+    save_summary,
     training_progress,
 )
 from mpctl.spec.runtime import OWN_RUNTIME, is_launched
@@ -37,11 +38,13 @@ from mpctl.topology import Topology
 def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: str) -> RunSummary:
     """The summary of a run that has ended; command: the command line that launched it."""
     failure = outcome.failure
+    saves = [times for report in launch.run.rank_reports()[:1] for times in report.get("saves", [])]
     return {
         "schema": SCHEMA,
         "status": outcome.status,
         **training_progress(list(launch.run.records())),
         "predicted_step_seconds": launch.job.launch.predicted_step_seconds,
+        "saves": save_summary(saves),
         "world_size": launch.world_size,
         "sizes": launch.job.sizes,
         "checkpoint": launch.run.last_checkpoint(),

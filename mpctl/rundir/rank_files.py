@@ -36,7 +36,9 @@ class StepRecord(RequiredStepFields, total=False):
     grad_norm: before clipping, None where it was not finite; skipped: true where no parameter was
     changed, because fp16 overflowed or for skip_reason; memory_bytes: peak memory by rank;
     validation_loss: after this step, where one was due; validation_losses: of further corpora by
-    name; initial_*: before the first step, in the record of step 1. People may add keys; readers
+    name; initial_*: before the first step, in the record of step 1. save_stall_seconds: how long
+    training waited for saving since the record before; save_seconds: duration of the save that was
+    published meanwhile. People may add keys; readers
     keep every number they find.
     """
 
@@ -53,6 +55,17 @@ class StepRecord(RequiredStepFields, total=False):
     validation_losses: dict[str, float]
     initial_validation_loss: float
     initial_validation_losses: dict[str, float]
+    save_stall_seconds: float
+    save_seconds: float
+
+
+class SaveTimes(TypedDict):
+    """How long a checkpoint took from the end of its step until it was published, and how much of
+    that time training waited: all of it where saving is not asynchronous."""
+
+    step: int
+    seconds: float
+    stall_seconds: float
 
 
 def loss_text(record: StepRecord, digits: int = 6) -> str:
@@ -86,6 +99,7 @@ class RankReport(TypedDict):
 
     step_memory: bytes of one steady step by kind (parameters, gradients, optimizer, activations,
     peak); a kind that could not be counted is None, and all are absent when no step was watched.
+    saves: of this attempt; older versions did not write them.
     """
 
     rank: int
@@ -96,6 +110,7 @@ class RankReport(TypedDict):
     step_memory: dict[str, int | None]
     step_traffic: Traffic
     validation: ValidationReport | None
+    saves: NotRequired[list[SaveTimes]]
 
 
 class FailureRecord(TypedDict):

@@ -15,7 +15,7 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.durable import write_whole
-from mpctl.rundir.rank_files import StepRecord, Traffic
+from mpctl.rundir.rank_files import SaveTimes, StepRecord, Traffic
 
 SCHEMA: Literal["mpctl.run/1"] = "mpctl.run/1"
 RunStatus = Literal["finished", "stopped", "failed"]
@@ -110,10 +110,21 @@ class TrainingProgress(TypedDict):
     tokens_per_second: float | None
 
 
+class SaveSummary(TypedDict):
+    """The checkpoints that the last attempt saved: how many, and medians of how long one took and
+    of how long training waited for it, seconds."""
+
+    count: int
+    seconds: float
+    stall_seconds: float
+
+
 class PlanAndRun(TrainingProgress):
-    """What a run reached, and the plan's figures beside it, a row for each rank that finished."""
+    """What a run reached, and the plan's figures beside it, a row for each rank that finished.
+    saves: None where nothing is known of saves."""
 
     predicted_step_seconds: float | None
+    saves: SaveSummary | None
     plan_beside_run: Sequence[RankComparison]
 
 
@@ -158,6 +169,17 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         "tokens": last["tokens"] if last else 0,
         "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
         "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
+    }
+
+
+def save_summary(times: Sequence[SaveTimes]) -> SaveSummary | None:
+    """How long saving took, as rank 0 measured it; None without a save."""
+    if not times:
+        return None
+    return {
+        "count": len(times),
+        "seconds": median(save["seconds"] for save in times),
+        "stall_seconds": median(save["stall_seconds"] for save in times),
     }
 
 

@@ -19,6 +19,7 @@ from mpctl.rundir.summary import (
     OtherFailureSummary,
     PlannedMeasured,
     RunStatus,
+    SaveSummary,
     TrafficComparison,
 )
 from mpctl.spec.job import JobSpec
@@ -66,6 +67,7 @@ class SavedSummary(BaseModel):
     status: RunStatus
     attempts: int = 1
     failure: SavedFailure | None = None
+    saves: SaveSummary | None = None
     plan_beside_run: list[SavedRankComparison] = Field(default_factory=list)
 
 

@@ -95,6 +95,7 @@ def show_run(run: SavedRun) -> ShownRun:
         **training_progress(run.records),
         "training_seconds": sum(record["step_seconds"] for record in run.records),
         "predicted_step_seconds": job.launch.predicted_step_seconds if job else None,
+        "saves": summary.saves if summary else None,
         "started": iso(run.started),
         "ended": iso(run.ended),
         "attempts": summary.attempts if summary else None,

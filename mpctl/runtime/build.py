@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
@@ -22,8 +23,9 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
 from mpctl.rundir.directory import RunDir
-from mpctl.runtime.checkpointing.saver import KeepPolicy, Saver
+from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
+from mpctl.runtime.checkpointing.writer import CheckpointWriter, KeepPolicy
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
@@ -104,7 +106,7 @@ def _assemble(
         gradients=_listening_overlap(pipeline, buffer, stores),
         optimizer=_optimizer(job, buffer, stores),
         batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
-        saver=_saver(run_dir, job, mesh),
+        saver=_saver(run_dir, partition.layout, mesh),
         environment=environment,
     )
 
@@ -226,11 +228,15 @@ def _listening_overlap(
     return overlap
 
 
-def _saver(run_dir: Path, job: JobSpec, mesh: Mesh) -> Saver:
+def _saver(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Saver:
     """Rank 0 reads the run's own documents now, to copy them into every checkpoint."""
+    job = layout.job
     store = checkpoint_store(mesh.rank, mesh.world.size)
     barrier = StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds))
     paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
     documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
     keep = KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every)
-    return Saver(run_dir / "checkpoints", mesh, barrier, documents, keep)
+    writer = CheckpointWriter(
+        run_dir / "checkpoints", mesh, barrier, documents, keep, checkpoint_bytes(layout)
+    )
+    return Saver(writer, asynchronous=job.checkpoint.asynchronous)

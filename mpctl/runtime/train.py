@@ -64,6 +64,7 @@ class Trainer:
     last_validation: ValidationReport | None = None
 
     def __post_init__(self) -> None:
+        self.saver.on_change = lambda: self.pipeline.on_move()
         self.loss_scale = LossScale.of(self.job.training)
         self.memory_watch = MemoryWatch.of(self.job, self.mesh.device)
         self.guard = StepGuard(self.job.training)
@@ -95,14 +96,19 @@ class Trainer:
 
     @property
     def activity(self) -> str:
-        """What this rank is doing: `step 3, stage 1, forward of micro batch 2`."""
-        return self.phase + self.pipeline.where
+        """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and what a thread
+        saves meanwhile."""
+        saving, doing = self.saver.progress, self.phase + self.pipeline.where
+        if not saving:
+            return doing
+        return saving if self.saver.is_awaited else f"{doing}; {saving}"
 
     def run(self) -> Iterator[StepRecord]:
         """Train to the last step, or to the first step after a stop was requested.
 
         Yields one record a step; saves at intervals, at the end and on a stop. A step that is saved
-        and validated is saved first, so that a validation that fails loses no training.
+        and validated is saved first, so that a validation that fails loses no training. Returns
+        when the last save is published; raises SaveFailed where one failed.
         """
         training, stopping = self.job.training, False
         initial = self.validate() if training.eval_interval and not self.step else None
@@ -113,7 +119,7 @@ class Trainer:
             saves = self._saves(stopping)
             if self.step == training.steps or _is_due(training.eval_interval, self.step):
                 if saves:
-                    self.save()
+                    self.begin_save()
                 try:
                     losses = self.validate()
                 except Exception:
@@ -121,9 +127,11 @@ class Trainer:
                     raise
                 if losses:
                     losses.add(record)
+            self.saver.add_times(record)
             yield record  # before a save: every step of a checkpoint is on record
             if saves:
-                self.save()
+                self.begin_save()
+        self.saver.finish()
 
     def _saves(self, stopping: bool) -> bool:
         """Whether the step just trained is to be saved."""
@@ -225,8 +233,8 @@ class Trainer:
 
     def _reduce_status(self, loss: float) -> StepStatus:
         environment = self.environment
-        status = StepStatus(loss, environment.stop_requested(), environment.peak_memory())
-        return reduce_status(status, self.mesh)
+        stop = environment.stop_requested() or self.saver.has_failed
+        return reduce_status(StepStatus(loss, stop, environment.peak_memory()), self.mesh)
 
     @torch.no_grad()
     def validate(self) -> ValidationLosses | None:
@@ -255,18 +263,24 @@ class Trainer:
         return reduce_status(StepStatus(mean), self.mesh).loss
 
     def save(self) -> None:
-        """Write a checkpoint of this step, unless there is one; every rank calls it. Raises
-        SaveFailed where a file cannot be written, on this rank or on another."""
+        """Write a checkpoint of this step, unless there is one, and wait until it is published;
+        every rank calls it. Raises SaveFailed where a file cannot be written, on this rank or on
+        another."""
+        self.begin_save()
+        try:
+            self.saver.finish()
+        except BaseException:
+            self.saved.discard(self.step)
+            raise
+
+    def begin_save(self) -> None:
+        """As `save`, but returns when training may go on (saver.py), and raises SaveFailed where
+        the save before failed."""
         if self.step in self.saved:
             return
         names = {p: name for p, name in self.names.items() if self.partition.owns(name)}
-        self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale, say=self._say)
+        self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale)
         self.saved.add(self.step)
-
-    def _say(self, phase: str) -> None:
-        """Let whoever watches this rank know what it is doing."""
-        self.phase = phase
-        self.pipeline.on_move()
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is

@@ -74,6 +74,8 @@ def main(run_dir: Path) -> None:
         worker.run()
     except BaseException as error:
         worker.record_failure(error)
+        if worker.trainer is not None:
+            worker.trainer.saver.settle()
         if isinstance(error, RunFailed):
             sys.exit(str(error))  # it is known what happened: a traceback would only hide it
         raise
@@ -125,7 +127,10 @@ class Worker:
             dist.destroy_process_group()
 
     def record_failure(self, error: BaseException) -> None:
-        """Write RUN/failures/rank-N.json."""
+        """Write RUN/failures/rank-N.json. A save that failed on this rank is the cause of what went
+        wrong after it."""
+        if self.trainer is not None and self.trainer.saver.failure is not None:
+            error = self.trainer.saver.failure
         rank = self.rank_env.rank
         path = self.run_dir / "failures" / f"rank-{rank}.json"
         record_failure(path, error, rank=rank, coords=self.coords, doing=self.activity)
@@ -167,6 +172,7 @@ class Worker:
             "step_memory": trainer.memory_watch.measured,
             "step_traffic": trainer.step_traffic,
             "validation": trainer.last_validation,
+            "saves": trainer.saver.times,
         }
 
 

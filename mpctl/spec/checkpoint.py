@@ -22,3 +22,8 @@ class CheckpointSpec(StrictModel):
         description="besides keep_last, keep each checkpoint whose step is a multiple of this; "
         "0: no others",
     )
+    asynchronous: bool = Field(
+        True,
+        description="training waits only for a copy to host memory, which a thread writes; false: "
+        "until the checkpoint is on the disk",
+    )

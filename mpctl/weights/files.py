@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mpctl.errors import InputError
+from mpctl.rundir.checksums import BLOCK_BYTES, BlockChecksums
 from mpctl.weights.headers import FLOATS
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,10 +44,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file as it was written: its size and its sha256 in hexadecimal."""
+    """A file as it was written: its size, its sha256 in hexadecimal, and the CRC-32 of each of its
+    blocks of `block_bytes`, the last one shorter."""
 
     bytes: int
     sha256: str
+    crc32: tuple[int, ...]
+    block_bytes: int = BLOCK_BYTES
 
 
 class _HashedFile:
@@ -55,13 +59,14 @@ class _HashedFile:
 
     def __init__(self, stream: FileIO, on_bytes: Callable[[int], None]) -> None:
         self.stream, self.on_bytes = stream, on_bytes
-        self.digest = hashlib.sha256()
+        self.digest, self.blocks = hashlib.sha256(), BlockChecksums()
         self.size = self.unsynced = 0
 
     def write(self, data: memoryview) -> None:
         for start in range(0, len(data), CHUNK):
             chunk = data[start : start + CHUNK]
             self.digest.update(chunk)
+            self.blocks.update(chunk)
             done = 0
             while done < len(chunk):  # a raw write may take only a part
                 done += self.stream.write(chunk[done:])
@@ -102,7 +107,7 @@ def write_file(
             assert tuple(tensor.shape) == entry.shape, entry.name
             file.write(tensor.view(-1).view(torch.uint8).numpy().data)
         file.sync()
-    return WrittenFile(file.size, file.digest.hexdigest())
+    return WrittenFile(file.size, file.digest.hexdigest(), tuple(file.blocks.values))
 
 
 @contextmanager

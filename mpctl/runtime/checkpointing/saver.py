@@ -1,71 +1,89 @@
-"""Writing a checkpoint: every rank takes part, one replica of each shard writes, rank 0 publishes.
+"""Saving while training goes on: a copy of this rank's state, then a thread that writes it.
 
-RUN/checkpoints/step-N appears by renaming `.step-N.partial` once all its files are on the disk, so
-that a process or a machine that dies while saving never costs an older checkpoint. Ranks wait for
-each other at the store (store_barrier.py), never in a collective: saving may take as long as it
-needs. The slices of ZeRO are gathered before anything is written.
+A save has two parts. The snapshot is taken between two steps: slices of ZeRO are gathered bucket by
+bucket, and the ranks that write (those of the first replica) copy values and moments to host
+memory. That is all that training waits for. Writing (writer.py: hash, write, synchronise, publish)
+then goes on in a thread, with no collective, for as long as it takes. With `checkpoint.asynchronous
+= false` both parts happen between two steps and nothing is copied.
 
-A checkpoint also holds copies of RUN/job.json and RUN/plan.json: a run whose own files were damaged
-can be resumed from them. What the files of a shard mean: loader.py.
+One save is in flight at a time: the next one waits for it, and so does the end of a run. The
+failure of a save is raised by the next `save` or `finish`; the trainer asks `has_failed` once a
+step and lets all ranks stop after the same one.
+
+Memory: the copies are kept for the next save, so a rank that writes needs the bytes of its shard in
+host memory once more (estimate/checkpoint.py: snapshot_bytes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from threading import Thread
 
 from torch import Tensor
 
-from mpctl.durable import remove, sync_folder
-from mpctl.rundir.checkpoints import (
-    PRUNED,
-    REPLACED,
-    hidden_sibling,
-    list_checkpoints,
-    partial_path,
-    prunable,
-)
-from mpctl.rundir.shards import MANIFEST, SCHEMA, shard_path
-from mpctl.runtime.checkpointing.shard_content import (
-    State,
-    file_entries,
-    gather_states,
-    shard_record,
-)
-from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed, StoreBarrier
+from mpctl.rundir.rank_files import SaveTimes, StepRecord
+from mpctl.runtime.checkpointing.shard_content import HostCopies, Snapshot, take_snapshot
+from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed
+from mpctl.runtime.checkpointing.writer import CheckpointWriter
 from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import Optimizer
-from mpctl.runtime.process import write_json
-from mpctl.units import bytes_text
-from mpctl.weights.files import write_file
 
-Say = Callable[[str], None]
+SETTLE_PATIENCE = 10.0
+"""Seconds without progress after which a rank that has failed no longer waits for its save."""
 
 
-@dataclass(frozen=True)
-class KeepPolicy:
-    """Which checkpoints stay: the `last` newest ones, 0 for all, and those of every step that is a
-    multiple of `every`, 0 for none more (checkpoint.keep_last, checkpoint.keep_every)."""
+@dataclass
+class SaveInFlight:
+    """A save that a thread is writing. ended: when the checkpoint was published or given up, by
+    `clock`; failure: why it was given up."""
 
-    last: int = 0
-    every: int = 0
+    step: int
+    began: float
+    stall_seconds: float = 0.0
+    ended: float | None = None
+    failure: BaseException | None = None
+    thread: Thread | None = None
 
 
 @dataclass
 class Saver:
     """One rank's part in saving a run.
 
-    root: RUN/checkpoints. documents: texts to be copied into every checkpoint, by file name.
+    asynchronous: whether a thread writes. progress: what is being written, `saving step 3: 20 MiB
+    of 1 GiB written`, empty while nothing is; on_change: called when that text changes. is_awaited:
+    whether this rank's training waits for a save now. times: of the saves that ended; failure: why
+    one was given up.
     """
 
-    root: Path
-    mesh: Mesh
-    barrier: StoreBarrier
-    documents: Mapping[str, str] = field(default_factory=dict)
-    keep: KeepPolicy = KeepPolicy()
+    writer: CheckpointWriter
+    asynchronous: bool = True
+    on_change: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.perf_counter
+    progress: str = ""
+    is_awaited: bool = False
+    times: list[SaveTimes] = field(default_factory=list)
+    failure: BaseException | None = None
+    copies: HostCopies = field(default_factory=HostCopies)
+    current: SaveInFlight | None = None
+    stalled: float = 0.0
+    recorded: int = 0
+
+    def __post_init__(self) -> None:
+        self.writer.on_progress = self._show
+
+    @property
+    def root(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.writer.root
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the save in flight was given up; `finish` then raises the reason."""
+        return self.current is not None and self.current.failure is not None
 
     def save(
         self,
@@ -74,147 +92,102 @@ class Saver:
         optimizer: Optimizer,
         *,
         scale: LossScale | None = None,
-        say: Say = lambda words: None,
-    ) -> Path:
-        """Write `step-N` after `step` steps; every rank calls it and returns when it is published.
-
-        names: of the parameters that this rank's shard is to hold. scale: of the loss, in fp16.
-        say: is told what this rank is doing. Raises SaveFailed when a file cannot be written, on
-        this rank or on another.
-        """
-        folder, rank = partial_path(self.root, step), self.mesh.rank
-        say(f"saving step {step}")
-        self.barrier.begin()
-        try:
-            if rank == 0:
-                self._writing(folder, _make_empty)
-                self.barrier.announce("open")
-            self.barrier.wait("open", whom="rank 0 to make the folder")
-            is_writer = self.mesh.writes_checkpoint
-            states = gather_states(names, optimizer, is_writer=is_writer)
-            if is_writer:
-                self._write_shard(folder, step, names, states, optimizer, say)
-                self.barrier.announce(_written(rank))
-            if rank == 0:
-                self._publish(folder, step, scale)
-                self.barrier.announce("whole")
-            self.barrier.wait("whole", whom="rank 0 to publish the checkpoint")
-        except SaveFailed:
-            if rank == 0:
-                remove(folder)
-            raise
-        if rank == 0:
-            self._prune()
-        return self.root / f"step-{step}"
-
-    def _write_shard(
-        self,
-        folder: Path,
-        step: int,
-        names: Mapping[Tensor, str],
-        states: Mapping[Tensor, State],
-        optimizer: Optimizer,
-        say: Say,
     ) -> None:
-        mesh = self.mesh
-        path = shard_path(folder, mesh.pp.rank * mesh.tp.size + mesh.tp.rank)
-        entries, done = file_entries(names, states), 0
-        total = sum(entry.bytes for entry in entries)
+        """Begin to save `step-N` after `step` steps; every rank calls it. Returns when the snapshot
+        is taken, or where saving is not asynchronous when the checkpoint is published.
 
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            say(f"saving step {step}: {bytes_text(done)} of {bytes_text(total)} written")
-            self.barrier.progress()
+        names: of the parameters that this rank's shard is to have. scale: of the loss, in fp16.
+        Raises SaveFailed when this save, or the one before, cannot be written on any rank.
+        """
+        began = self.clock()
+        with self._awaited():
+            self.finish()
+            self._show(f"saving step {step}")
+            copies = self.copies if self.asynchronous else None
+            is_writer = self.writer.mesh.writes_checkpoint
+            snapshot = take_snapshot(
+                step, names, optimizer, scale, is_writer=is_writer, copies=copies
+            )
+            self.current = current = SaveInFlight(step, began)
+            if not self.asynchronous:
+                self._write(snapshot, current)
+                self.stalled += self._end()
+                return
+            current.thread = Thread(
+                target=self._write, args=(snapshot, current), name="saving", daemon=True
+            )
+            current.thread.start()
+        current.stall_seconds = self.clock() - began
+        self.stalled += current.stall_seconds
 
-        def write(path: Path) -> None:
-            file = write_file(path, entries, on_bytes)
-            record = {"bytes": file.bytes, "sha256": file.sha256}
-            write_json(path.with_suffix(".json"), record | shard_record(names, states, optimizer))
+    def finish(self) -> None:
+        """Wait for the save in flight, if there is one. Raises SaveFailed when it was given up."""
+        if self.current is None:
+            return
+        with self._awaited():
+            if self.current.thread is not None:
+                self.current.thread.join()
+            self._end()
 
-        self._writing(path, write, needed=total)
+    def settle(self) -> None:
+        """After training has failed: let the save in flight end, as long as it makes progress, so
+        that what it has copied is not lost."""
+        self.writer.barrier.patience = min(self.writer.barrier.patience, SETTLE_PATIENCE)
+        with suppress(Exception):
+            self.finish()
 
-    def _publish(self, folder: Path, step: int, scale: LossScale | None) -> None:
-        """Write the manifest once all shards are written, and give the folder its final name."""
-        tp, stages = self.mesh.tp.size, self.mesh.pp.size
-        for rank in _writers(self.mesh):
-            self.barrier.wait(_written(rank), whom=f"rank {rank} to write its shard")
-        manifest: dict[str, Any] = {"schema": SCHEMA, "step": step, "shards": tp * stages, "tp": tp}
-        if scale is not None:
-            manifest["loss_scale"] = scale.state()
+    def add_times(self, record: StepRecord) -> None:
+        """Add to a step's record what saving took since the record before: how long training
+        waited, and how long the save lasted that ended meanwhile."""
+        self._collect()
+        if self.stalled:
+            record["save_stall_seconds"] = self.stalled
+            self.stalled = 0.0
+        for times in self.times[self.recorded :]:
+            record["save_seconds"] = times["seconds"]
+        self.recorded = len(self.times)
 
-        def write(folder: Path) -> None:
-            for name, text in self.documents.items():
-                (folder / name).write_text(text, "utf-8")
-            write_json(folder / MANIFEST, manifest)
-            sync_folder(folder)
-            publish(folder, self.root / f"step-{step}")
-
-        self._writing(folder, write)
-
-    def _writing(self, path: Path, write: Callable[[Path], None], *, needed: int = 0) -> None:
-        """Write something; a failure is announced to all ranks, and its half-written file removed.
-        needed: bytes of the file, for the message. Raises SaveFailed."""
+    def _write(self, snapshot: Snapshot, current: SaveInFlight) -> None:
+        """Write a snapshot; the thread of a save. What goes wrong is kept for `finish`, and told to
+        the other ranks, which would wait for this one otherwise."""
         try:
-            write(path)
-        except OSError as error:
-            words = _why(self.root, path, error, needed)
-            if path.is_file():  # its space lets the account of the failure be written
-                path.unlink()
-            self.barrier.announce(FAILED, words)
-            raise SaveFailed(words) from None
+            self.writer.write(snapshot)
+        except SaveFailed as error:
+            current.failure = error
+        except BaseException as error:
+            current.failure = error
+            with suppress(Exception):
+                self.writer.barrier.announce(FAILED, f"{type(error).__name__}: {error}")
+        current.ended = self.clock()
 
-    def _prune(self) -> None:
-        """Remove checkpoints that need not stay, each renamed first, so that no name of a
-        checkpoint ever stands for half of one."""
-        saved = list_checkpoints(self.root)
-        steps = [step for step, _ in saved]
-        for step in prunable(steps, last=self.keep.last, every=self.keep.every):
-            path = dict(saved)[step]
-            try:
-                doomed = path.rename(hidden_sibling(path, PRUNED))
-            except OSError as error:
-                print(f"{path} could not be removed: {error}", flush=True)
-                continue
-            remove(doomed)
+    def _collect(self) -> None:
+        """Take over the times of a save that the thread has published."""
+        current = self.current
+        if current is not None and current.ended is not None and current.failure is None:
+            self._end()
 
+    def _end(self) -> float:
+        """The save in flight is over: keep its times, raise its failure; returns its seconds."""
+        current, self.current = self.current, None
+        if current is None or current.ended is None:
+            return 0.0
+        if current.failure is not None:
+            self.failure = current.failure
+            raise current.failure
+        seconds = current.ended - current.began
+        stall = current.stall_seconds if self.asynchronous else seconds
+        self.times.append({"step": current.step, "seconds": seconds, "stall_seconds": stall})
+        self._show("")
+        return seconds
 
-def publish(folder: Path, final: Path) -> None:
-    """Rename a complete checkpoint into place; one of the same step is removed only after that."""
-    replaced = hidden_sibling(final, REPLACED)
-    if final.exists():
-        remove(replaced)
-        final.rename(replaced)
-    folder.rename(final)
-    sync_folder(final.parent)
-    remove(replaced)
+    def _show(self, progress: str) -> None:
+        self.progress = progress
+        self.on_change()
 
-
-def _make_empty(folder: Path) -> None:
-    remove(folder)
-    folder.mkdir(parents=True)
-
-
-def _written(rank: int) -> str:
-    return f"written/{rank}"
-
-
-def _writers(mesh: Mesh) -> list[int]:
-    """Ranks that write a shard: those of the first replica."""
-    topology = mesh.topology
-    coords = [topology.coords(rank) for rank in range(topology.world_size)]
-    return [rank for rank, c in enumerate(coords) if c["dp"] == c["cp"] == 0]
-
-
-def _why(root: Path, path: Path, error: OSError, needed: int) -> str:
-    """What could not be written, how much was missing, and what is still there."""
-    words = f"{path}: {error.strerror or error}"
-    if needed:
-        done = path.stat().st_size if path.is_file() else 0
-        words += (
-            f": of {bytes_text(needed)} the first {bytes_text(done)} could be written, "
-            f"{bytes_text(max(0, needed - done))} more are needed"
-        )
-    saved = list_checkpoints(root)
-    good = f"the last good checkpoint is step {saved[-1][0]}" if saved else "none was saved before"
-    return f"the checkpoint could not be saved: {words}; {good}"
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """Training waits for a save inside of the block; after an exception that is still what the
+        rank was doing when it failed."""
+        before, self.is_awaited = self.is_awaited, True
+        yield
+        self.is_awaited = before

@@ -1,4 +1,5 @@
-"""What one shard of a checkpoint holds: tensors by parameter and field, and the record of them.
+"""What one shard of a checkpoint holds: tensors by parameter and field, and the record of them;
+and the snapshot of both that a save is written from.
 
 A field is `value`, `exp_avg` or `exp_avg_sq`; a frozen parameter has its value alone. A tensor of
 the file is named `NAME/FIELD`. The record is rundir/shards.py's ShardRecord, without the size and
@@ -7,13 +8,16 @@ the hash of the file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypedDict
 
+import torch
 from torch import Tensor
 
 from mpctl.kernels.parameters import shard_of
+from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.weights.files import DTYPES, Entry
 
@@ -39,23 +43,82 @@ class ShardContents(TypedDict, total=False):
     frozen: list[str]
 
 
+Keep = Callable[[str, Tensor], Tensor]
+"""What is kept of the tensor `NAME/FIELD`: itself, or a copy."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes of the checkpoint of `step`: its tensors and their record, which is None
+    on a rank that writes nothing. loss_scale: state of the fp16 loss scale."""
+
+    step: int
+    entries: Sequence[Entry] = ()
+    record: ShardContents | None = None
+    loss_scale: Mapping[str, float] | None = None
+
+
+@dataclass
+class HostCopies:
+    """Copies of tensors in host memory, by name; their memory is used again for the next copy of
+    the same name. A copy from a GPU lies in pinned memory, which it reaches at full speed."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def keep(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy of the tensor, which the next copy of this name overwrites."""
+        copy = self.tensors.get(name)
+        if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self.tensors[name] = copy
+        return copy.copy_(tensor)
+
+
+@torch.no_grad()
+def take_snapshot(
+    step: int,
+    names: Mapping[Tensor, str],
+    optimizer: Optimizer,
+    scale: LossScale | None,
+    *,
+    is_writer: bool,
+    copies: HostCopies | None,
+) -> Snapshot:
+    """What this rank writes of a checkpoint. All replicas call it, since slices are gathered.
+
+    copies: where tensors are copied to, so that training may go on; None writes the tensors
+    themselves.
+    """
+    keep = _without_bucket if copies is None else copies.keep
+    states = gather_states(names, optimizer, is_writer=is_writer, keep=keep)
+    loss_scale = None if scale is None else dict(scale.state())
+    if not is_writer:
+        return Snapshot(step, loss_scale=loss_scale)
+    record = shard_record(names, states, optimizer)
+    return Snapshot(step, file_entries(names, states), record, loss_scale)
+
+
 def gather_states(
-    names: Mapping[Tensor, str], optimizer: Optimizer, *, is_writer: bool
+    names: Mapping[Tensor, str], optimizer: Optimizer, *, is_writer: bool, keep: Keep
 ) -> dict[Tensor, State]:
     """The tensors to be saved of each parameter, the frozen ones last; empty on ranks that do not
     write. Slices are gathered bucket by bucket, in which every replica takes part."""
     states: dict[Tensor, State] = {}
     for parameter, state in optimizer.states():
         if is_writer and parameter in names:
-            states[parameter] = {field: _without_bucket(tensor) for field, tensor in state.items()}
+            name = names[parameter]
+            states[parameter] = {
+                field: keep(f"{name}/{field}", tensor) for field, tensor in state.items()
+            }
     frozen: dict[Tensor, Tensor] = dict(optimizer.frozen_values())
-    for other in names if is_writer else ():
+    for other, name in names.items() if is_writer else ():
         if other not in optimizer.trained:
-            states[other] = {"value": _without_bucket(frozen.get(other, other).detach())}
+            value = frozen.get(other, other).detach()
+            states[other] = {"value": keep(f"{name}/value", value)}
     return states
 
 
-def _without_bucket(tensor: Tensor) -> Tensor:
+def _without_bucket(name: str, tensor: Tensor) -> Tensor:
     """The tensor, copied out of the bucket that it may be a view of, so that the bucket's memory is
     not kept."""
     is_view = tensor.untyped_storage().nbytes() > tensor.nbytes

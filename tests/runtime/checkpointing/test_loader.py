@@ -14,7 +14,7 @@ import torch
 from mpctl.errors import InputError
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.shards import find_damage
-from mpctl.runtime.checkpointing import saver as saving
+from mpctl.runtime.checkpointing import writer as saving
 from mpctl.spec.job import JobSpec
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 
