@@ -58,12 +58,12 @@ def initial_weight_issues(job: JobSpec, model: ModelSpec, resumed: RunDir | None
 
 
 def _origin_damage(origin: Path) -> list[Issue]:
-    """What is wrong with mpctl's own checkpoint in `origin`. Its files are hashed here, once; the
-    ranks compare sizes only."""
+    """What is wrong with mpctl's own checkpoint in `origin`, by sizes and records; the ranks check
+    the bytes that they read."""
     if (origin / "config.json").is_file():
         return []
     folder = origin if (origin / MANIFEST).is_file() else newest_checkpoint(origin)
-    return [] if folder is None else find_damage(folder)
+    return [] if folder is None else find_damage(folder, hashed=False)
 
 
 def _prepared(job: JobSpec, model: ModelSpec, path: Path) -> Iterator[Issue]:

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 BLOCK_BYTES = 1 << 22
 
 
+def crc32(data: memoryview) -> int:
+    """The CRC-32 of some bytes."""
+    return zlib.crc32(data)
+
+
 @dataclass
 class BlockChecksums:
     """The checksums of a file's blocks, computed while its bytes come. values: of the blocks so

@@ -15,10 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from mpctl.errors import InputError, Issue
-from mpctl.rundir.checkpoints import STEP
+from mpctl.rundir.checkpoints import STEP, list_checkpoints
 
 SCHEMA = "mpctl.checkpoint/1"
 MANIFEST = "manifest.json"
@@ -74,15 +81,25 @@ class ParameterPlacement(BaseModel):
         return self
 
 
+class Checksums(BaseModel):
+    """CRC-32 of each block of a shard's file, in order; the last block may be shorter."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    block_bytes: PositiveInt
+    crc32: list[NonNegativeInt]
+
+
 class ShardRecord(BaseModel):
     """shard-K.json: size and sha256 of the file beside it, the parameters in the file, and those of
-    them that are frozen, which have no moments."""
+    them that are frozen, which have no moments. checksums: of the file's blocks (checksums.py);
+    older versions wrote none."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
     bytes: NonNegativeInt
     sha256: str
     parameters: dict[str, ParameterPlacement]
     frozen: list[str] = []
+    checksums: Checksums | None = None
 
 
 def shard_path(folder: Path, index: int) -> Path:
@@ -184,11 +201,27 @@ def newest_undamaged(
     return None, damaged
 
 
+class CheckpointDamaged(InputError):
+    """The bytes of the file at `path` of a checkpoint are not those that were written. folder: the
+    checkpoint."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(damage_error(path, why).issues)
+        self.folder = path.parent
+
+
 def damage_error(path: Path, why: str) -> InputError:
     """An error about a damaged file of a checkpoint, or about a whole checkpoint."""
     folder = path if STEP.fullmatch(path.name) else path.parent
-    hint = f"remove {folder} to use the checkpoint before it"
+    older = [saved for _, saved in list_checkpoints(folder.parent) if _is_older(saved, folder)]
+    hint = f"name {older[-1]}, the checkpoint before it, or remove {folder}" if older else ""
+    hint = hint or f"restore {folder} from a backup; there is no checkpoint before it"
     return InputError.of("checkpoint-damaged", str(path), why, hint)
+
+
+def _is_older(saved: Path, folder: Path) -> bool:
+    step, other = STEP.fullmatch(saved.name), STEP.fullmatch(folder.name)
+    return step is not None and other is not None and int(step[1]) < int(other[1])
 
 
 def sha256(path: Path, on_bytes: OnBytes | None = None) -> str:

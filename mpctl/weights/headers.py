@@ -26,11 +26,13 @@ AGAIN = "fetch the file again"
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a file's header says of one tensor; dtype: the format's name, such as `BF16`."""
+    """What a file's header says of one tensor; dtype: the format's name, such as `BF16`; start: the
+    byte of the file at which it begins."""
 
     path: Path
     dtype: str
     shape: tuple[int, ...]
+    start: int = 0
 
     @property
     def bytes(self) -> int:
@@ -47,7 +49,7 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
             if not 2 <= length <= min(LONGEST_HEADER, size - 8):
                 raise ValueError(f"{size} bytes do not hold the header of {length} that they name")
             header = json.loads(stream.read(length))
-        tensors, end = _entries(path, header)
+        tensors, end = _entries(path, header, data=8 + length)
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -57,7 +59,8 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
-def _entries(path: Path, header: Any) -> tuple[dict[str, TensorHeader], int]:
+def _entries(path: Path, header: Any, *, data: int) -> tuple[dict[str, TensorHeader], int]:
+    """The tensors that a header names, and the end of the last; data: where their bytes begin."""
     tensors: dict[str, TensorHeader] = {}
     end = 0
     for name, entry in header.items():
@@ -66,7 +69,7 @@ def _entries(path: Path, header: Any) -> tuple[dict[str, TensorHeader], int]:
         shape, (start, stop) = tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(size) is int and size >= 0 for size in (*shape, start, stop)):
             raise ValueError(f"{name}: bad shape or offsets")
-        tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape)
+        tensor = tensors[name] = TensorHeader(path, str(entry["dtype"]), shape, data + start)
         width = FLOATS.get(tensor.dtype)
         if width is not None and stop - start != prod(shape) * width:
             raise ValueError(f"{name}: {stop - start} bytes are not {tensor.dtype} {shape}")

@@ -146,7 +146,13 @@ def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list
 
 
 def _write_records(checkpoint: Path, file: WrittenFile, placements: dict[str, Any]) -> None:
-    record = {"bytes": file.bytes, "sha256": file.sha256, "parameters": placements}
+    checksums = {"block_bytes": file.block_bytes, "crc32": list(file.crc32)}
+    record = {
+        "bytes": file.bytes,
+        "sha256": file.sha256,
+        "checksums": checksums,
+        "parameters": placements,
+    }
     _write_json(shard_path(checkpoint, 0).with_suffix(".json"), record)
     _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 

@@ -12,7 +12,8 @@ reads checkpoints; saver.py writes them.
 How many updates a parameter has seen is AdamW's step, on which its bias correction depends. It is
 kept by parameter, since one that was frozen at first has seen fewer than the others.
 
-Files are hashed by whoever starts the ranks, once (launch/resume.py); the ranks compare sizes.
+Each rank checks what it reads while it reads it, once (weights/shard_reader.py); CheckpointDamaged
+says which bytes have changed, and the launcher then uses the checkpoint before.
 
 A frozen parameter has no moments: its value is saved alone, in its own dtype, to the bit, and the
 record names it under `frozen`. A run that trains it reads the value and starts its moments at 0; a
@@ -26,12 +27,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpctl.kernels.parameters import Shard, shard_of
 from mpctl.rundir.shards import Manifest, damage_error, read_manifest, read_shard_record, shard_path
 from mpctl.runtime.optimizer import Optimizer
+from mpctl.weights.shard_reader import ShardReader
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,15 @@ class _Source:
     parameters of which it has the value alone; updates: how many updates the moments of a parameter
     have seen, where the file says so."""
 
-    path: Path
+    reader: ShardReader
     shards: dict[str, Shard]
     frozen: frozenset[str]
     updates: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.reader.path
 
 
 def load(
@@ -106,7 +112,8 @@ def _open_source(folder: Path, index: int) -> _Source:
         for name, p in parameters.items()
     }
     updates = {name: p.updates for name, p in parameters.items() if p.updates is not None}
-    return _Source(shard_path(folder, index), shards, frozenset(record.frozen), updates)
+    reader = ShardReader(shard_path(folder, index), record)
+    return _Source(reader, shards, frozenset(record.frozen), updates)
 
 
 def _fill(
@@ -128,9 +135,9 @@ def _fill(
                 source.path, f"{name}: holds {saved.shape}, the model needs {target.shape}"
             )
         if target.dim is None:
-            _copy(source.path, name, [(slice(None), slice(None))], target.dim, tensors)
+            _copy(source.reader, name, [(slice(None), slice(None))], target.dim, tensors)
             return
-        covered += _copy(source.path, name, list(overlaps(saved, target)), target.dim, tensors)
+        covered += _copy(source.reader, name, list(overlaps(saved, target)), target.dim, tensors)
     needed = sum(
         max(0, min(b.stop, b.stop if first_optional is None else first_optional) - b.start)
         for b in target.blocks
@@ -168,21 +175,24 @@ def overlaps(source: Shard, target: Shard) -> Iterator[tuple[slice, slice]]:
 
 
 def _copy(
-    path: Path,
+    reader: ShardReader,
     name: str,
     copies: list[tuple[slice, slice]],
     dim: int | None,
     tensors: dict[str, Tensor],
 ) -> int:
     """Read pairs of slices (in the file, in the tensor); returns how many elements along `dim` were
-    filled."""
+    filled. Rows are read alone, columns with the tensor that they are of."""
     lead = (slice(None),) * (dim or 0)
     try:
-        with safe_open(path, framework="pt") as file:
-            for field in tensors:
-                stored = file.get_slice(f"{name}/{field}")
+        for field, tensor in tensors.items() if copies else ():
+            if dim == 0:
                 for saved, local in copies:
-                    tensors[field][(*lead, local)].copy_(stored[(*lead, saved)])
-    except (SafetensorError, OSError, RuntimeError, IndexError, ValueError) as error:
-        raise damage_error(path, f"{name}: {error}") from None
+                    tensor[local].copy_(reader.read(f"{name}/{field}", saved))
+                continue
+            stored = reader.read(f"{name}/{field}")
+            for saved, local in copies:
+                tensor[(*lead, local)].copy_(stored[(*lead, saved)])
+    except (OSError, RuntimeError, IndexError, ValueError) as error:
+        raise damage_error(reader.path, f"{name}: {error}") from None
     return sum(local.stop - local.start for _, local in copies if local.stop is not None)
