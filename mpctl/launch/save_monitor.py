@@ -37,7 +37,7 @@ class SaveMonitor:
         if now < self.next_look:
             return
         self.next_look = now + LOOK_SECONDS
-        doing = attempt.look().doing()
+        doing = list(attempt.look().doing())
         messages = {rank: message for rank, text in doing if (message := _saving(text))}
         awaited = [text for _, text in doing if text.startswith(SAVING)]
         if not self.is_awaited:
