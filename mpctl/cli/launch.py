@@ -118,7 +118,8 @@ def launch(
 
     follow_if_joined(job, run_dir, on, resume=resume, is_dry=dry_run or submit)
     from mpctl.cli.launch_run import Launch
-    from mpctl.cli.launch_source import find_resumption, require_same_model, resolve, say_finished
+    from mpctl.cli.launch_source import require_same_model, resolve, say_finished
+    from mpctl.launch.resume import find_resumption
 
     settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.on": on}
     job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})

@@ -65,15 +65,6 @@ def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
     return dict.fromkeys(("parallel.dp", "cluster.gpus_per_node", "launch.threads_per_rank"))
 
 
-def find_resumption(run: RunDir) -> Resumption:
-    """The checkpoint that the run continues from, with a bar while it is verified."""
-    from mpctl.launch.resume import find_resumption
-    from mpctl.render.tasks import TaskBar
-
-    with TaskBar(after=1.0) as bar:
-        return find_resumption(run, bar.update)
-
-
 def require_same_model(plan: Plan, resumption: Resumption) -> None:
     """Raises InputError when a resumed run would have another model than before."""
     from mpctl.errors import InputError

@@ -186,11 +186,16 @@ class Supervisor:
         return RunOutcome("failed", attempt, failure=failure)
 
     def _attempt(self) -> AttemptEvidence:
-        """One attempt; once more, on another port, when torchrun found its port in use."""
+        """One attempt; once more, on another port, when torchrun found its port in use, and from
+        the checkpoint before as often as ranks found the newest one damaged."""
         evidence = self._run_ranks()
         if evidence.state.code and not self.stops.received and evidence.state.port_taken:
             self.on_event("another process took the port first; trying again with another port")
-            return self._run_ranks()
+            evidence = self._run_ranks()
+        while not self.stops.received and (said := self.plan.run.set_reported_damage_aside()):
+            for message in said:
+                self.on_event(message)
+            evidence = self._run_ranks()
         return evidence
 
     def _run_ranks(self) -> AttemptEvidence:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -221,6 +222,19 @@ class RunDir(RunPaths):
             f"{issues[0].where}: {issues[0].message}; renamed to {set_aside(folder)}"
             for folder, issues in (damaged if newest else ())
         ]
+
+    def set_reported_damage_aside(self) -> list[str]:
+        """Rename each checkpoint in which a rank of this attempt read other bytes than were
+        written, as long as an older checkpoint is left; returns a message for each."""
+        messages = []
+        for record in self.failure_records():
+            damaged = Path(record.get("damaged", "")).resolve()
+            saved = list_checkpoints(self.checkpoints)
+            for (older, _), (_, folder) in pairwise(saved):
+                if folder.resolve() == damaged:
+                    renamed = f"renamed to {set_aside(folder)}, starting from step {older}"
+                    messages.append(f"{record['error']}; {renamed}")
+        return messages
 
     def end_attempt(self) -> None:
         """After the last rank has ended: remove what a save left unfinished."""

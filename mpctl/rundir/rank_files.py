@@ -118,7 +118,8 @@ class FailureRecord(TypedDict):
 
     doing: step, stage and micro batch at that moment; is_echo: the error only says that a peer was
     lost, so the cause is elsewhere; time: seconds since 1970. rollback: the step that is to be left
-    out by starting again from the newest checkpoint, absent for other failures.
+    out by starting again from the newest checkpoint; damaged: the folder of the checkpoint whose
+    bytes are not those that were written; both are absent for other failures.
     """
 
     rank: int
@@ -129,6 +130,7 @@ class FailureRecord(TypedDict):
     time: float
     traceback: list[str]
     rollback: NotRequired[int]
+    damaged: NotRequired[str]
 
 
 class RehearsalFailure(TypedDict):

@@ -26,6 +26,7 @@ from pathlib import Path
 from mpctl.durable import write_whole
 from mpctl.errors import RunFailed
 from mpctl.rundir.rank_files import FailureRecord
+from mpctl.rundir.shards import CheckpointDamaged
 from mpctl.rundir.stacks import STACK_SIGNAL
 
 PR_SET_PDEATHSIG = 1
@@ -111,6 +112,8 @@ def record_failure(
     }
     if (rollback := getattr(error, "rollback", None)) is not None:
         record["rollback"] = rollback
+    if isinstance(error, CheckpointDamaged):
+        record["damaged"] = str(error.folder)
     write_json(path, record)
 
 

@@ -82,6 +82,11 @@ def _flip(folder: Path) -> None:
     path.write_bytes(held)
 
 
+def _cut(folder: Path) -> None:
+    path = folder / "shard-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-7])
+
+
 def _empty(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
@@ -93,7 +98,7 @@ def _file(folder: Path) -> None:
 
 
 NEWEST: list[tuple[Harm, str]] = [
-    (_flip, "shard-1.safetensors: its bytes are not those that were written (sha256 differs)"),
+    (_cut, "shard-1.safetensors: has"),
     (lambda folder: (folder / "shard-0.json").write_text("{}"), "shard-0.json: bytes: Field"),
     (lambda folder: (folder / "manifest.json").write_text(""), "manifest.json: Expecting value"),
     (_empty, "manifest.json: No such file"),
@@ -136,13 +141,14 @@ def test_none_that_is_whole_is_bad_input(
 ) -> None:
     run_dir = _copy(finished, tmp_path / "run")
     for step in (10, 20):
-        _flip(run_dir / f"checkpoints/step-{step}")
+        _cut(run_dir / f"checkpoints/step-{step}")
     said = _dry(run_dir, capsys, code=2)
-    assert said.count("sha256 differs") == 2 and "--overwrite" in said
+    assert said.count("were written") == 2 and "--overwrite" in said
 
 
 def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) -> None:
-    """A torn newest checkpoint, an emptied job.json and plan.json, a torn line of metrics."""
+    """One wrong bit in the newest checkpoint, which the rank that reads it sees; an emptied
+    job.json and plan.json, a torn line of metrics."""
     run_dir = _copy(finished, tmp_path / "run")
     _flip(run_dir / "checkpoints/step-20")
     for name in ("job.json", "plan.json"):
@@ -155,8 +161,28 @@ def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert names == {"step-10", "step-20", "damaged-step-20"}
     assert shards.find_damage(run_dir / "checkpoints/step-20") == []
-    for words in ("step-20 is damaged", "job.json is damaged: its copy", "line 21 is not a record"):
+    for words in ("job.json is damaged: its copy", "line 21 is not a record"):
         assert words in run.stderr and any(words in warning for warning in run.summary["warnings"])
+    said = " ".join(run.stderr.split())
+    for words in ("step-20/shard-1.safetensors: its bytes are not those that were written (CRC-32",
+                  "damaged-step-20, starting from step 10"):  # fmt: skip
+        assert words in said
+    assert run.summary["attempts"] == 1  # launch.max_restarts is for failures of training
+
+
+def test_the_last_checkpoint_is_not_renamed(finished: Launched, tmp_path: Path) -> None:
+    """Wrong bits in every checkpoint: nothing is left to start from, and it says so."""
+    run_dir = _copy(finished, tmp_path / "run")
+    for step in (10, 20):
+        _flip(run_dir / f"checkpoints/step-{step}")
+    argv = ["launch", "--resume", "--run-dir", str(run_dir), "--steps", "25"]
+    run = start(argv, run_dir).ended()
+    assert run.process.returncode == 1
+    names = {path.name for path in (run_dir / "checkpoints").iterdir()}
+    assert names == {"step-10", "damaged-step-20"}
+    failure = run.summary["failure"]
+    assert failure["doing"] == "building the model" and "CRC-32" in failure["error"]
+    assert "there is no checkpoint before it" in failure["error"]
 
 
 @pytest.mark.parametrize("name", ["job.json", "plan.json"])
@@ -171,36 +197,24 @@ def test_a_copy_stands_in_for_a_damaged_document(
     assert f"checkpoints/step-10/{name} is used" in said
 
 
-def test_a_checkpoint_is_hashed_once(
+def test_the_launcher_reads_no_tensor(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the launcher, whether it is gone on from or started from; the ranks compare sizes."""
+    """Whether a run is gone on from or started from: a terabyte would take it minutes."""
     job = tiny_job(data, 2, training__steps=1, training__eval_samples=0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/job.json").write_text(job.model_dump_json())
     train(job, tmp_path / "run")
-    hashed: list[str] = []
-    sha256 = shards.sha256
-
-    def counted(path: Path, on_bytes: object = None) -> str:
-        hashed.append(path.name)
-        return sha256(path, on_bytes)
-
-    monkeypatch.setattr(shards, "sha256", counted)
+    monkeypatch.setattr(shards, "sha256", None)
     single = job.model_copy(update=dict(tiny_job(data)))
     run = RunDir(tmp_path / "run")
-    seen: list[tuple[int, int]] = []
-    resumption = find_resumption(run, lambda stage, done, total: seen.append((done, total)))
+    resumption = find_resumption(run)
+    assert resumption.step == 1
     assert check_launch(make_plan(single), this_machine(), run, resumption=resumption) == []
-    assert sorted(hashed) == ["shard-0.safetensors", "shard-1.safetensors"]
-    assert seen[-1][0] == seen[-1][1] == shards.checkpoint_bytes(run.path / "checkpoints/step-1")
     assert make_trainer(single, run.path).step == 1
-    assert len(hashed) == 2
     started = tiny_job(data, training__init_from=str(run.path))
     assert check_launch(make_plan(started), this_machine()) == []
-    assert len(hashed) == 4
     make_trainer(started, tmp_path / "other")
-    assert len(hashed) == 4
 
 
 # ---------------------------------------------------------------- settings that were changed

@@ -42,7 +42,7 @@ def hub_job(data: Path, folder: Path, **changes: Any) -> JobSpec:
 
 
 def launch_issues(job: JobSpec, run: RunDir | None = None) -> list[str]:
-    resumption = None if run is None else find_resumption(run, lambda *_: None)
+    resumption = None if run is None else find_resumption(run)
     found = check_launch(make_plan(job), this_machine(), resumption=resumption)
     return [f"{issue.rule} {issue.where}" for issue in found]
 
@@ -152,7 +152,7 @@ def test_data_of_another_tokenizer_are_warned_of(
         assert said(origin, **corpus, data__tokenizer=str(known)) == []
     assert said(bare, data__path=str(tmp_path / "other")) == []
     job = tiny_job(tmp_path / "other", training__init_from=str(hub))
-    resumption = find_resumption(RunDir(run), lambda *_: None)
+    resumption = find_resumption(RunDir(run))
     assert launch_warnings(job, this_machine(), resumption=resumption) == launch_warnings(
         tiny_job(data), this_machine()
     )
