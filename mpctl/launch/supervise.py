@@ -210,7 +210,7 @@ class Supervisor:
         watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
         stop = StopGracePeriod(self.cluster, launch.stop_seconds, self.stops, self.on_event)
         try:
-            while attempt.poll() is None and grace.is_open() and watch.is_healthy(attempt):
+            while attempt.poll() is None and grace.is_open(saves) and watch.is_healthy(attempt):
                 reader.deliver(self.on_record)
                 saves.look(attempt)
                 self.stops.look(run.stop_request)
@@ -258,21 +258,23 @@ class StopGracePeriod:
 @dataclass
 class FailureGracePeriod:
     """How long the ranks may go on after one of them has failed, so that the others can record what
-    they know: FAILING_SECONDS, LOST_SECONDS once a host is lost, and not once a process is
-    stopped."""
+    they know, and a save under way can end: FAILING_SECONDS, as long again since the last progress
+    of a save, LOST_SECONDS once a host is lost, and not once a process is stopped."""
 
     attempt: Attempt
     deadline: float | None = None
     stopped_ranks: tuple[int, ...] = ()
 
-    def is_open(self) -> bool:
+    def is_open(self, saves: SaveMonitor) -> bool:
         """Whether the ranks may go on; always while none has recorded a failure."""
         if self.deadline is None:
             if not self.attempt.has_failed:
                 return True
             self.deadline = time.monotonic() + FAILING_SECONDS
-        state = self.attempt.look()
+        state, deadline = self.attempt.look(), self.deadline
         if state.lost:
-            self.deadline = min(self.deadline, time.monotonic() + LOST_SECONDS)
+            deadline = self.deadline = min(deadline, time.monotonic() + LOST_SECONDS)
+        else:
+            deadline = max(deadline, saves.last_progress + FAILING_SECONDS)
         self.stopped_ranks = state.stopped_ranks()
-        return not self.stopped_ranks and time.monotonic() < self.deadline
+        return not self.stopped_ranks and time.monotonic() < deadline
