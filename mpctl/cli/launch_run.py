@@ -62,6 +62,7 @@ class Launch:
         """Print what would be run, on which host, and start nothing."""
         from mpctl.launch.backends.registry import find_backend
         from mpctl.launch.node.machine import this_machine
+        from mpctl.render.errors import print_warnings
         from mpctl.render.launch import print_commands
 
         backend, machine = find_backend(self.plan.job, os.environ), this_machine()
@@ -69,6 +70,7 @@ class Launch:
         self._require(machine, None if is_local else no_host_check, backend.check(self.plan))
         hosts = 1 if is_local else self.plan.job.cluster.nodes
         prepared = self._prepared(machine, hosts)
+        print_warnings(list(prepared.warnings))
         print_commands(prepared, backend.commands(prepared), as_json=self.as_json)
 
     def submit(self, *, dry_run: bool) -> None:
