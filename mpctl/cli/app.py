@@ -20,8 +20,11 @@ from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
     "plan", "search", "launch", "runs", "status", "logs", "stop", "show", "sample", "eval", "bench",
-    "calibrate", "data", "weights", "doctor", "presets", "schema",
+    "calibrate", "data", "checkpoint", "doctor", "presets", "schema",
 )  # fmt: skip
+FORMER = {"weights": "checkpoint"}
+"""Commands under the name that they had once."""
+
 UNUSABLE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 """Errors of the system about a path that cannot be used, whatever was to be done with it."""
 
@@ -32,6 +35,10 @@ class LazyGroup(HintingGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands in the order in which --help lists them."""
         return list(COMMANDS)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begin with, which may be under a former name."""
+        return super().resolve_command(ctx, [FORMER.get(args[0], args[0]), *args[1:]])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return a command; None when there is no such command."""

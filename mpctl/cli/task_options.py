@@ -12,7 +12,7 @@ ModelPath = Annotated[
     typer.Argument(
         metavar="MODEL",
         help="A run's directory, whose newest checkpoint is used; one of its checkpoints; what "
-        "`mpctl weights import` wrote; or a Hugging Face directory.",
+        "`mpctl checkpoint import` wrote; or a Hugging Face directory.",
     ),
 ]
 Step = Annotated[

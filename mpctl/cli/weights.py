@@ -1,4 +1,8 @@
-"""`mpctl weights`: import from and export to Hugging Face directories, safetensors only."""
+"""`mpctl checkpoint import` and `export`: from and to Hugging Face directories, safetensors only.
+
+For models of the architectures GPT-2, Llama, BERT and T5. A launch can also start from a Hugging
+Face directory directly: --set training.init_from=DIR.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.hints import HintingGroup
-
 if TYPE_CHECKING:
     from mpctl.weights.writer import Written
-
-app = typer.Typer(
-    cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
-)
 
 PATIENCE = 1.0  # seconds before progress is shown
 NOTHING = "nothing was written"
@@ -28,16 +26,6 @@ Out = Annotated[
 ]
 
 
-@app.callback()
-def weights() -> None:
-    """Convert weights from and to Hugging Face directories.
-
-    For models of the architectures GPT-2, Llama, BERT and T5. A launch can also start from a
-    Hugging Face directory directly: --set training.init_from=DIR.
-    """
-
-
-@app.command("import")
 def import_(
     source: Annotated[
         Path,
@@ -74,7 +62,6 @@ ShardBytesOption = Annotated[
 ]
 
 
-@app.command()
 def export(
     run: RunOption,
     out: Out,

@@ -21,7 +21,7 @@ from mpctl.kernels.parameters import shard_of
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.checkpointing import loader
-from mpctl.runtime.checkpointing.model_weights import padding_rows, read_values
+from mpctl.runtime.checkpointing.model_weights import read_values
 from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.loss_scale import LossScale
@@ -40,14 +40,15 @@ from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
 from mpctl.weights.extend import fill_tables
 from mpctl.weights.origin import open_origin
+from mpctl.weights.saved_tensors import padding_rows
 
 
 @dataclass
 class Trainer:
     """One rank's training.
 
-    step: updates so far. phase: what the run is doing, in words. saved: steps of which a checkpoint
-    exists. step_traffic: collectives of the last step. loss_scale: None unless in fp16.
+    step: updates so far. phase: what the run is doing, in words. step_traffic: collectives of the
+    last step. loss_scale: None unless in fp16.
     """
 
     mesh: Mesh
@@ -59,7 +60,6 @@ class Trainer:
     environment: RuntimeEnvironment
     step: int = 0
     phase: str = "starting"
-    saved: set[int] = field(default_factory=set)
     step_traffic: Traffic = field(default_factory=dict)
     last_validation: ValidationReport | None = None
 
@@ -98,10 +98,7 @@ class Trainer:
     def activity(self) -> str:
         """What this rank is doing: `step 3, stage 1, forward of micro batch 2`, and what a thread
         saves meanwhile."""
-        saving, doing = self.saver.progress, self.phase + self.pipeline.where
-        if not saving:
-            return doing
-        return saving if self.saver.is_awaited else f"{doing}; {saving}"
+        return self.saver.activity(self.phase + self.pipeline.where)
 
     def run(self) -> Iterator[StepRecord]:
         """Train to the last step, or to the first step after a stop was requested.
@@ -267,20 +264,13 @@ class Trainer:
         every rank calls it. Raises SaveFailed where a file cannot be written, on this rank or on
         another."""
         self.begin_save()
-        try:
-            self.saver.finish()
-        except BaseException:
-            self.saved.discard(self.step)
-            raise
+        self.saver.finish()
 
     def begin_save(self) -> None:
         """As `save`, but returns when training may go on (saver.py), and raises SaveFailed where
         the save before failed."""
-        if self.step in self.saved:
-            return
         names = {p: name for p, name in self.names.items() if self.partition.owns(name)}
         self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale)
-        self.saved.add(self.step)
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is
@@ -296,7 +286,7 @@ class Trainer:
         self.step = manifest.step
         if self.loss_scale:
             self.loss_scale.load(manifest.loss_scale)
-        self.saved.add(self.step)
+        self.saver.saved.add(self.step)
 
     def start_from(self, path: Path) -> None:
         """Take the weights of another model of this shape, into float32 masters where there are

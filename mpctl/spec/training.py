@@ -179,8 +179,8 @@ class TrainingSpec(StrictModel):
     )
     init_from: str | None = Field(
         None,
-        description="weights to start from: a Hugging Face directory, what `mpctl weights import` "
-        "wrote, or a run; drawn from the seed when absent",
+        description="weights to start from: a Hugging Face directory, what `mpctl checkpoint "
+        "import` wrote, or a run; drawn from the seed when absent",
     )
     freeze: list[str] = Field(
         default_factory=list,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from io import FileIO
 from math import prod
 from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -42,6 +43,21 @@ class Entry:
         return prod(self.shape) * FLOATS[self.dtype]
 
 
+class ChecksumsRecord(TypedDict):
+    """rundir/shards.py: Checksums."""
+
+    block_bytes: int
+    crc32: list[int]
+
+
+class FileDigests(TypedDict):
+    """The part of rundir/shards.py's ShardRecord that is about the file."""
+
+    bytes: int
+    sha256: str
+    checksums: ChecksumsRecord
+
+
 @dataclass(frozen=True)
 class WrittenFile:
     """A file as it was written: its size, its sha256 in hexadecimal, and the CRC-32 of each of its
@@ -51,6 +67,11 @@ class WrittenFile:
     sha256: str
     crc32: tuple[int, ...]
     block_bytes: int = BLOCK_BYTES
+
+    def as_record(self) -> FileDigests:
+        """What the record of a shard says of its file."""
+        checksums: ChecksumsRecord = {"block_bytes": self.block_bytes, "crc32": list(self.crc32)}
+        return {"bytes": self.bytes, "sha256": self.sha256, "checksums": checksums}
 
 
 class _HashedFile:

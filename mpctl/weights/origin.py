@@ -1,7 +1,7 @@
 """Where initial weights come from, known from headers alone, so that a launch can refuse at once.
 
-Three kinds of directory: Hugging Face's (hub.py), one that `mpctl weights import` wrote and a run
-(saved.py). Here: which of them a path is, and whether a model may start from it.
+Three kinds of directory: Hugging Face's (hub.py), one that `mpctl checkpoint import` wrote, and a
+run (saved.py). Here: which of them a path is, and whether a model may start from it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def open_origin(path: Path) -> Hub | SavedModel:
         return open_saved(path, path / "job.json")
     if (path / "config.json").is_file():
         return open_hub(path)
-    hint = "name a Hugging Face directory, what `mpctl weights import` wrote, or a run"
+    hint = "name a Hugging Face directory, what `mpctl checkpoint import` wrote, or a run"
     if not path.exists():
         raise InputError.of("no-weights", str(path), "no such file or folder", hint)
     if (path / "job.json").is_file():

@@ -52,13 +52,18 @@ class ShardReader:
         self._read(0, bytearray(end))
         return headers
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """The tensor `name`, or some of its rows (of its first dimension). Raises InputError, which
-        is CheckpointDamaged where bytes were changed."""
+    def header(self, name: str) -> TensorHeader:
+        """Shape, type and place of the tensor `name`. Raises InputError when it is not there."""
         header = self.tensors.get(name)
         if header is None or header.dtype not in DTYPES:
             what = "it is not in the file" if header is None else f"cannot be {header.dtype}"
             raise damage_error(self.path, f"{name}: {what}")
+        return header
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        """The tensor `name`, or some of its rows (of its first dimension). Raises InputError, which
+        is CheckpointDamaged where bytes were changed."""
+        header = self.header(name)
         shape, start = header.shape, header.start
         if rows is not None:
             first, last, _ = rows.indices(shape[0])

@@ -72,7 +72,7 @@ class Written:
     """What a reader should know, in words."""
 
     def as_dict(self) -> WeightsDocument:
-        """What `mpctl weights --json` prints."""
+        """What `mpctl checkpoint import --json` and `export --json` prints."""
         return {
             "schema": "mpctl.weights/1", "source": str(self.source), "out": str(self.out),
             "architecture": self.architecture, "parameters": self.parameters,
@@ -146,13 +146,7 @@ def _whole(hub: Hub, name: str, shape: tuple[int, ...], dtype: str, issues: list
 
 
 def _write_records(checkpoint: Path, file: WrittenFile, placements: dict[str, Any]) -> None:
-    checksums = {"block_bytes": file.block_bytes, "crc32": list(file.crc32)}
-    record = {
-        "bytes": file.bytes,
-        "sha256": file.sha256,
-        "checksums": checksums,
-        "parameters": placements,
-    }
+    record = {**file.as_record(), "parameters": placements}
     _write_json(shard_path(checkpoint, 0).with_suffix(".json"), record)
     _write_json(checkpoint / MANIFEST, {"schema": SCHEMA, "step": 0, "shards": 1, "tp": 1})
 

@@ -155,11 +155,12 @@ def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
         (run_dir / name).write_text("")
     with (run_dir / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 21, "lo')
-    run = start(["launch", "--resume", "--run-dir", str(run_dir)], run_dir).ended()
+    more = ("--steps", "22", "--set", "training.lr_decay_steps=20")  # at the rates of 20 steps
+    run = start(["launch", "--resume", "--run-dir", str(run_dir), *more], run_dir).ended()
     assert run.process.returncode == 0, run.stderr
-    assert run.losses == finished.losses
+    assert run.losses[:20] == finished.losses and len(run.losses) == 22
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
-    assert names == {"step-10", "step-20", "damaged-step-20"}
+    assert names == {"step-10", "step-20", "step-22", "damaged-step-20"}
     assert shards.find_damage(run_dir / "checkpoints/step-20") == []
     for words in ("job.json is damaged: its copy", "line 21 is not a record"):
         assert words in run.stderr and any(words in warning for warning in run.summary["warnings"])

@@ -83,7 +83,7 @@ SCHEMAS = {
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
-    "mpctl.weights/1": "`mpctl weights import` and `export --json`: what was written",
+    "mpctl.weights/1": "`mpctl checkpoint import` and `export --json`: what was written",
 }
 SCHEMA = re.compile(r"mpctl(\.[a-z-]+)+/\d+")
 

@@ -84,7 +84,7 @@ def test_a_stop_and_the_peak_memory_come_from_the_environment(data: Path, tmp_pa
     trainer = build(job, tmp_path, stop_requested=lambda: True, peak_memory=lambda: 12345)
     (record,) = trainer.run()
     assert record["memory_bytes"] == [12345]
-    assert trainer.step == 1 and trainer.saved == {1}
+    assert trainer.step == 1 and trainer.saver.saved == {1}
 
 
 def test_the_machine_is_asked_to_stop_by_a_file(data: Path, tmp_path: Path) -> None:

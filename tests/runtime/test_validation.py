@@ -104,4 +104,4 @@ def test_a_failed_validation_loses_no_training(
             for record in trainer.run():
                 steps.append(record["step"])
         assert steps == list(range(1, at + 1))
-        assert trainer.saved == set(range(2, at + 1, 2))
+        assert trainer.saver.saved == set(range(2, at + 1, 2))

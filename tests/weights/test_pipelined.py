@@ -104,7 +104,7 @@ def _save_alone(data: Path, run: Path, alone: Path, ranks: list[dict[str, Any]])
     for name, parameter in trainer.model.named_parameters():
         for rank in ranks:
             _is_part(parameter.data, rank["weights"].get(name))
-    trainer.saved.clear()
+    trainer.saver.saved.clear()
     trainer.save()
     (alone / "job.json").write_text(one.model_dump_json())
 

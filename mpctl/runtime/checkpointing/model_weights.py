@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from mpctl.families import get_table
 from mpctl.families.batch import FamilyModule
 from mpctl.kernels.parameters import shard_of
 from mpctl.runtime.checkpointing.loader import load_values
@@ -18,6 +17,7 @@ from mpctl.weights.hub import Hub
 from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import Targets, fill
 from mpctl.weights.saved import SavedModel
+from mpctl.weights.saved_tensors import padding_rows
 
 
 @torch.no_grad()
@@ -41,9 +41,3 @@ def read_values(origin: Hub | SavedModel, targets: Targets, model: ModelSpec) ->
         fill(origin, targets)
     else:
         load_values(origin.checkpoint, targets, may_lack=padding_rows(model))
-
-
-def padding_rows(model: ModelSpec) -> dict[str, int]:
-    """Parameters whose height depends on tp, with the first row that is vocabulary padding."""
-    weights = get_table(model, tp=1).weights()
-    return {weight.name: model.vocab for weight in weights if weight.dims[0] == "vocab"}

@@ -55,7 +55,8 @@ class Saver:
 
     asynchronous: whether a thread writes. progress: what is being written, `saving step 3: 20 MiB
     of 1 GiB written`, empty while nothing is; on_change: called when that text changes. is_awaited:
-    whether this rank's training waits for a save now. times: of the saves that ended; failure: why
+    whether this rank's training waits for a save now. saved: steps of which there is a checkpoint,
+    the one being written included. times: of the saves that ended; failure: why
     one was given up.
     """
 
@@ -65,6 +66,7 @@ class Saver:
     clock: Callable[[], float] = time.perf_counter
     progress: str = ""
     is_awaited: bool = False
+    saved: set[int] = field(default_factory=set)
     times: list[SaveTimes] = field(default_factory=list)
     failure: BaseException | None = None
     copies: HostCopies = field(default_factory=HostCopies)
@@ -85,6 +87,13 @@ class Saver:
         """Whether the save in flight was given up; `finish` then raises the reason."""
         return self.current is not None and self.current.failure is not None
 
+    def activity(self, doing: str) -> str:
+        """What this rank is doing: `doing`, and what its thread saves meanwhile; the save alone
+        while training waits for it."""
+        if not self.progress:
+            return doing
+        return self.progress if self.is_awaited else f"{doing}; {self.progress}"
+
     def save(
         self,
         step: int,
@@ -93,15 +102,19 @@ class Saver:
         *,
         scale: LossScale | None = None,
     ) -> None:
-        """Begin to save `step-N` after `step` steps; every rank calls it. Returns when the snapshot
-        is taken, or where saving is not asynchronous when the checkpoint is published.
+        """Begin to save `step-N` after `step` steps, unless there is one; every rank calls it.
+        Returns when the snapshot is taken, or where saving is not asynchronous when the checkpoint
+        is published.
 
         names: of the parameters that this rank's shard is to have. scale: of the loss, in fp16.
         Raises SaveFailed when this save, or the one before, cannot be written on any rank.
         """
+        if step in self.saved:
+            return
         began = self.clock()
         with self._awaited():
             self.finish()
+            self.saved.add(step)
             self._show(f"saving step {step}")
             copies = self.copies if self.asynchronous else None
             is_writer = self.writer.mesh.writes_checkpoint
@@ -173,6 +186,7 @@ class Saver:
             return 0.0
         if current.failure is not None:
             self.failure = current.failure
+            self.saved.discard(current.step)
             raise current.failure
         seconds = current.ended - current.began
         stall = current.stall_seconds if self.asynchronous else seconds

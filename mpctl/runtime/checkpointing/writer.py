@@ -121,14 +121,8 @@ class CheckpointWriter:
             self.barrier.progress()
 
         def write(path: Path) -> None:
-            file = write_file(path, snapshot.entries, on_bytes)
-            record = {
-                "bytes": file.bytes,
-                "sha256": file.sha256,
-                "checksums": {"block_bytes": file.block_bytes, "crc32": list(file.crc32)},
-                **(snapshot.record or {}),
-            }
-            write_json(path.with_suffix(".json"), record)
+            file = write_file(path, snapshot.entries, on_bytes).as_record()
+            write_json(path.with_suffix(".json"), {**file, **(snapshot.record or {})})
 
         self._writing(path, write, needed=total)
 

@@ -192,7 +192,7 @@ def _saved_again(rank: int, size: int, jobs: list[dict[str, Any]], root: str) ->
         dist.barrier()
         trainer = make_trainer(parse(raw), folder, rank)
         if number:
-            trainer.saver.writer.root, trainer.saved = folder / "again", set()
+            trainer.saver.writer.root, trainer.saver.saved = folder / "again", set()
             trainer.save()
         losses.append([record["loss"] for record in trainer.run()])
     return losses
@@ -223,7 +223,7 @@ def test_a_checkpoint_of_any_stage_is_read_to_the_bit_by_any_other(
     single = tmp_path / "single"
     shutil.copytree(tmp_path / "0/checkpoints/step-2", single / "checkpoints/step-2")
     trainer = make_trainer(tiny_job(data, **changes, parallel__zero=3), single)
-    trainer.saver.writer.root, trainer.saved = single / "again", set()
+    trainer.saver.writer.root, trainer.saver.saved = single / "again", set()
     trainer.save()
     first = load_file(tmp_path / "0/checkpoints/step-2/shard-0.safetensors")
     for folder in ("1/again", "2/again", "single/again"):

@@ -1,0 +1,155 @@
+"""`mpctl checkpoint`: what a run has saved, whether it is undamaged, and other forms of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpctl.cli import weights
+from mpctl.cli.hints import HintingGroup
+
+if TYPE_CHECKING:
+    from mpctl.runs.checkpoints import CheckpointsDocument
+
+app = typer.Typer(
+    cls=HintingGroup, pretty_exceptions_enable=False, no_args_is_help=True, add_completion=False
+)
+
+PATIENCE = 1.0  # seconds before progress is shown
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+CheckpointArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, stands for its "
+        "newest checkpoint.",
+    ),
+]
+
+
+@app.callback()
+def checkpoint() -> None:
+    """List, inspect and verify checkpoints; rewrite them for another layout; exchange weights with
+    Hugging Face.
+
+    Exit code 1: a checkpoint is damaged.
+    """
+
+
+@app.command("list")
+def list_(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of RUN: step, size, layout, time, whether all files are there.
+
+    Only records and sizes are compared; `verify` reads every byte.
+    """
+    from mpctl.runs.checkpoints import find_checkpoints, list_document
+
+    document = list_document(find_checkpoints(run))
+    _print_list(document, as_json=as_json)
+
+
+@app.command()
+def inspect(
+    path: CheckpointArgument,
+    parameters: Annotated[
+        bool, typer.Option("--parameters", help="Also a line for each parameter.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is in CHECKPOINT: step, layout, shards, parameters, how it can be checked."""
+    from mpctl.render.checkpoints import print_inspection
+    from mpctl.render.json import print_json
+    from mpctl.runs.checkpoints import find_checkpoints, inspect_document, list_document
+
+    found = find_checkpoints(path)
+    newest = found.only_newest()
+    damage = list_document(newest)
+    if damage["checkpoints"][0]["problems"]:
+        _print_list(damage, as_json=as_json)
+        return
+    document = inspect_document(newest)
+    if as_json:
+        print_json(document)
+    else:
+        print_inspection(document, parameters=parameters)
+
+
+@app.command()
+def verify(
+    path: CheckpointArgument,
+    every: Annotated[
+        bool, typer.Option("--all", help="Verify every checkpoint of the run, not the newest.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare every byte of CHECKPOINT with the hashes that were written with it.
+
+    About a second a GB. A launch does not need it: each rank checks what it reads.
+    """
+    from mpctl.cli.signals import ended_by_signals
+    from mpctl.render.tasks import TaskBar
+    from mpctl.runs.checkpoints import find_checkpoints, verify_document, verify_progress
+
+    found = find_checkpoints(path)
+    with ended_by_signals("nothing was changed"), TaskBar(after=PATIENCE, lines=True) as bar:
+        on_bytes = verify_progress(found, bar.update, every=every)
+        document = verify_document(found, every=every, on_bytes=on_bytes)
+    _print_list(document, as_json=as_json)
+
+
+@app.command()
+def reshard(
+    path: CheckpointArgument,
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="Run directory to write, empty or absent; it appears when it is complete.",
+        ),
+    ],
+    tp: Annotated[
+        int | None, typer.Option(min=1, help="Tensor-parallel size; as saved by default.")
+    ] = None,
+    pp: Annotated[
+        int | None, typer.Option(min=1, help="Pipeline-parallel size; as saved by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrite CHECKPOINT for another layout: OUT/checkpoints/step-N, with OUT/job.json for it.
+
+    `mpctl launch --resume --run-dir OUT` goes on from it. A launch does not need it: any layout
+    reads any other's checkpoints. No more than a tensor at a time is in memory.
+    """
+    from mpctl.cli.signals import ended_by_signals
+    from mpctl.launch.reshard import reshard_checkpoint
+    from mpctl.render.tasks import TaskBar
+    from mpctl.runs.checkpoints import find_checkpoints, list_document
+
+    found = find_checkpoints(path)
+    with ended_by_signals("nothing was written"), TaskBar(after=PATIENCE, lines=True) as bar:
+        reshard_checkpoint(found.newest, out, tp=tp, pp=pp, on_progress=bar.update)
+    _print_list(list_document(find_checkpoints(out)), as_json=as_json)
+
+
+app.command("export")(weights.export)
+app.command("import")(weights.import_)
+
+
+def _print_list(document: CheckpointsDocument, *, as_json: bool) -> None:
+    """Print checkpoints; exits with code 1 when one of them is damaged."""
+    from mpctl.render.checkpoints import print_checkpoints
+    from mpctl.render.json import print_json
+
+    if as_json:
+        print_json(document)
+    else:
+        print_checkpoints(document)
+    if any(entry["problems"] for entry in document["checkpoints"]):
+        raise typer.Exit(1)

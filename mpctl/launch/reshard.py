@@ -1,0 +1,81 @@
+"""`mpctl checkpoint reshard`: a run directory with one checkpoint, rewritten for another layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from mpctl.errors import InputError
+from mpctl.planning.document import plan_document
+from mpctl.planning.plan import Plan, make_plan
+from mpctl.rundir.marker import write_marker
+from mpctl.rundir.shards import checkpoint_bytes, read_manifest
+from mpctl.spec.load import load_job
+
+OnProgress = Callable[[str, int, int], None]
+
+
+def reshard_checkpoint(
+    source: Path, out: Path, *, tp: int | None, pp: int | None, on_progress: OnProgress
+) -> None:
+    """Write the run directory `out` with the checkpoint `source` for another layout, and with the
+    job and the plan of that layout.
+
+    tp, pp: as saved where they are None. on_progress: called with ("reshard", bytes done, bytes in
+    all). Raises InputError when the layout is not legal for the model, `source` is damaged or `out`
+    is occupied.
+    """
+    from mpctl.weights.files import whole_folder
+    from mpctl.weights.reshard import reshard
+
+    plan, step = plan_of_layout(source, tp, pp), read_manifest(source).step
+    document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
+    texts = {
+        "job.json": plan.job.model_dump_json(indent=1) + "\n",
+        "plan.json": json.dumps(document) + "\n",
+    }
+    done, total = 0, checkpoint_bytes(source)
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        on_progress("reshard", min(done, total), total)
+
+    with whole_folder(out) as work:
+        folder = work / "checkpoints" / f"step-{step}"
+        folder.mkdir(parents=True)
+        write_marker(work)
+        for name, text in texts.items():
+            for place in (work, folder):
+                (place / name).write_text(text, "utf-8")
+        reshard(source, plan.job, folder, on_bytes)
+
+
+def plan_of_layout(source: Path, tp: int | None, pp: int | None) -> Plan:
+    """The plan of the checkpoint's job with other sizes of tp and pp, one replica, whole sequences.
+    Raises InputError when it is not legal."""
+    own = source / "job.json"
+    job_file = own if own.is_file() else source.parent.parent / "job.json"
+    if not job_file.is_file():
+        raise InputError.of(
+            "no-job",
+            str(source),
+            "has no job.json, so its model is not known",
+            "name a checkpoint of a run",
+        )
+    saved = load_job(str(job_file)).parallel
+    stages = pp or saved.pp
+    layout = {
+        "parallel.tp": tp or saved.tp,
+        "parallel.pp": stages,
+        "parallel.cp": 1,
+        "parallel.dp": 1,
+        "parallel.vpp": saved.vpp if stages > 1 else 1,
+        "cluster.nodes": 1,
+        "cluster.gpus_per_node": None,
+        "launch.threads_per_rank": None,
+    }
+    plan = make_plan(load_job(str(job_file), layout))
+    plan.require_legal()
+    return plan

@@ -1,0 +1,93 @@
+"""Checkpoints as tables: those of a run, and what is in one."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from mpctl.render.console import NamedRows, get_console, plain_table
+from mpctl.runs.checkpoints import (
+    CheckpointEntry,
+    CheckpointsDocument,
+    InspectDocument,
+    ParameterRow,
+)
+from mpctl.units import bytes_text, count_text, plural, seconds_text
+
+UNKNOWN = "?"
+
+
+def print_checkpoints(document: CheckpointsDocument) -> None:
+    """Print a line for each checkpoint on stdout, and below what is wrong with it."""
+    console = get_console()
+    columns = ("step", "size", "layout", "written", "state")
+    table = plain_table("", columns, left=("layout", "state"))
+    for entry in document["checkpoints"]:
+        state = Text(*(("damaged", "red") if entry["problems"] else (_good(entry), "green")))
+        table.add_row(
+            str(entry["step"]), bytes_text(entry["bytes"]), _layout(entry), _written(entry), state
+        )
+    console.print(table)
+    problems = [words for entry in document["checkpoints"] for words in entry["problems"]]
+    for words in problems:
+        console.print(Text.assemble(("✗ ", "bold red"), words), soft_wrap=True)
+    for path in document["set_aside"]:
+        console.print(Text(f"set aside as damaged: {path}", "dim"), soft_wrap=True)
+
+
+def print_inspection(document: InspectDocument, *, parameters: bool) -> None:
+    """Print what is in a checkpoint on stdout; parameters: a line for each of them too."""
+    console, entry = get_console(), document["checkpoint"]
+    shards, rows = document["shards"], document["parameters"]
+    frozen = sum(row["frozen"] for row in rows)
+    updates = sorted({row["updates"] for row in rows if row["updates"] is not None})
+    named = [
+        ("checkpoint", entry["path"]),
+        ("step", str(entry["step"])),
+        ("written", _written(entry)),
+        ("layout", f"{_layout(entry)}: {plural(len(shards), 'shard')}"),
+        ("size", bytes_text(entry["bytes"])),
+        ("parameters", f"{count_text(document['elements'])} in {plural(len(rows), 'tensor')}"
+                       + (f", {frozen} of them frozen" if frozen else "")),
+        ("updates", ", ".join(map(str, updates)) or "not recorded by parameter"),
+        ("checks", "CRC-32 of each block, sha256 of each file"
+         if all(shard["block_checksums"] for shard in shards) else "sha256 of each file"),
+    ]  # fmt: skip
+    if document["loss_scale"]:
+        named.append(("loss scale", f"{document['loss_scale'].get('value', 0):g}"))
+    console.print(NamedRows(named))
+    if parameters:
+        _print_parameters(rows)
+
+
+def _print_parameters(rows: list[ParameterRow]) -> None:
+    columns = ("parameter", "shape", "split", "shards", "updates")
+    table = plain_table("", columns, left=("parameter", "shape", "split", "shards"))
+    for row in rows:
+        shape = " x ".join(map(str, row["shape"])) or "scalar"
+        split = "no" if row["dim"] is None else f"dim {row['dim']}"
+        updates = "frozen" if row["frozen"] else str(row["updates"] or "")
+        table.add_row(Text(row["name"]), shape, split, _numbers(row["shards"]), updates)
+    get_console().print(table)
+
+
+def _numbers(shards: list[int]) -> str:
+    """`0-3` for consecutive numbers, else `0, 2`."""
+    if len(shards) > 1 and shards == list(range(shards[0], shards[-1] + 1)):
+        return f"{shards[0]}-{shards[-1]}"
+    return ", ".join(map(str, shards))
+
+
+def _layout(entry: CheckpointEntry) -> str:
+    return UNKNOWN if entry["tp"] is None else f"tp {entry['tp']} x pp {entry['pp']}"
+
+
+def _written(entry: CheckpointEntry) -> str:
+    """`2026-11-22 03:51:31 UTC`."""
+    return (entry["written"] or UNKNOWN).replace("T", " ").replace("+00:00", " UTC")
+
+
+def _good(entry: CheckpointEntry) -> str:
+    """What is known of a checkpoint in which nothing wrong was seen."""
+    if not entry["verified"]:
+        return "complete"
+    return f"verified in {seconds_text(entry['seconds'])}"

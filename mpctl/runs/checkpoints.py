@@ -1,0 +1,246 @@
+"""What `mpctl checkpoint` tells: which checkpoints a run or an import has, what is in one, whether
+its bytes are those that were written. Schema mpctl.checkpoints/1. No tensor is opened here; verify
+alone reads files whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from threading import Lock
+from typing import Literal, TypedDict
+
+from mpctl.errors import InputError, Issue
+from mpctl.rundir.checkpoints import list_checkpoints
+from mpctl.rundir.shards import (
+    MANIFEST,
+    ShardRecord,
+    checkpoint_bytes,
+    find_damage,
+    read_manifest,
+    read_shard_record,
+)
+from mpctl.runs.listing import iso
+from mpctl.runs.saved import find_run
+
+SCHEMA: Literal["mpctl.checkpoints/1"] = "mpctl.checkpoints/1"
+FOLDER = "checkpoints"
+OnBytes = Callable[[int], None]
+
+
+class CheckpointEntry(TypedDict):
+    """One checkpoint. tp, pp: of the layout that wrote it, None where its manifest cannot be read;
+    bytes: of all shards; written: ISO 8601 in UTC; problems: what is wrong with it; verified:
+    whether every byte was compared, or only records and sizes; seconds: that it took."""
+
+    step: int
+    path: str
+    tp: int | None
+    pp: int | None
+    bytes: int
+    written: str | None
+    problems: list[str]
+    verified: bool
+    seconds: float
+
+
+class CheckpointsDocument(TypedDict):
+    """What `mpctl checkpoint list` and `verify` print with --json. set_aside: folders of damaged
+    checkpoints that were renamed."""
+
+    schema: Literal["mpctl.checkpoints/1"]
+    path: str
+    checkpoints: list[CheckpointEntry]
+    set_aside: list[str]
+
+
+class ShardRow(TypedDict):
+    """One shard: its ranks of tp and pp, bytes of its file, parameters in it and frozen ones among
+    them; block_checksums: whether a reader can check a part of it."""
+
+    index: int
+    tp: int
+    pp: int
+    bytes: int
+    parameters: int
+    frozen: int
+    block_checksums: bool
+
+
+class ParameterRow(TypedDict):
+    """One parameter: its full shape, the dimension that is split over tp (None: no split), the
+    shards that have a part of it, whether it is frozen and how many updates its moments have seen.
+    """
+
+    name: str
+    shape: list[int]
+    dim: int | None
+    shards: list[int]
+    frozen: bool
+    updates: int | None
+
+
+class InspectDocument(TypedDict):
+    """What `mpctl checkpoint inspect` prints with --json. elements: of all parameters; loss_scale:
+    of fp16, empty for other types."""
+
+    schema: Literal["mpctl.checkpoint-inspect/1"]
+    checkpoint: CheckpointEntry
+    elements: int
+    loss_scale: dict[str, float]
+    shards: list[ShardRow]
+    parameters: list[ParameterRow]
+
+
+@dataclass(frozen=True)
+class CheckpointPath:
+    """What a path on the command line names. root: the folder of checkpoints; saved: (step, folder)
+    of those that are meant, oldest first: one, or all of a run."""
+
+    root: Path
+    saved: tuple[tuple[int, Path], ...]
+
+    @property
+    def newest(self) -> Path:
+        """The checkpoint that is meant, of a run the newest."""
+        return self.saved[-1][1]
+
+    def only_newest(self) -> CheckpointPath:
+        """The same with the newest checkpoint alone."""
+        return CheckpointPath(self.root, self.saved[-1:])
+
+
+def find_checkpoints(path: Path) -> CheckpointPath:
+    """The checkpoint at a path, or those of the run or the import there; a run may be named by its
+    name in runs/. Raises InputError when there is none."""
+    if path.parent.name == FOLDER and list_checkpoints(path.parent):
+        saved = [(step, folder) for step, folder in list_checkpoints(path.parent) if folder == path]
+        if saved:
+            return CheckpointPath(path.parent, tuple(saved))
+    run = find_run(path)
+    root = (path if isinstance(run, Issue) else run) / FOLDER
+    saved = list_checkpoints(root)
+    if not saved:
+        message = f"{path} has no checkpoint"
+        hint = "name a run, RUN/checkpoints/step-N, or what `mpctl checkpoint import` wrote"
+        raise InputError.of("no-checkpoint", "RUN", message, hint)
+    return CheckpointPath(root, tuple(saved))
+
+
+def list_document(found: CheckpointPath) -> CheckpointsDocument:
+    """All checkpoints, with what records and sizes say of them."""
+    return _document(found, [describe(step, folder) for step, folder in found.saved])
+
+
+def verify_document(
+    found: CheckpointPath, *, every: bool = False, on_bytes: OnBytes | None = None
+) -> CheckpointsDocument:
+    """The newest checkpoint, or every one, with each byte compared: about a second a GB. on_bytes:
+    called with the number of bytes read since the last call."""
+    chosen = found.saved if every else found.saved[-1:]
+    return _document(
+        found, [describe(step, folder, hashed=True, on_bytes=on_bytes) for step, folder in chosen]
+    )
+
+
+def verify_progress(
+    found: CheckpointPath, update: Callable[[str, int, int], None], *, every: bool
+) -> OnBytes:
+    """A function for `on_bytes` that passes on ("verify", bytes done, bytes in all); several
+    threads may call it."""
+    chosen = found.saved if every else found.saved[-1:]
+    total, done, lock = sum(checkpoint_bytes(folder) for _, folder in chosen), 0, Lock()
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        with lock:
+            done += count
+            update("verify", min(done, total), total)
+
+    return on_bytes
+
+
+def describe(
+    step: int, folder: Path, *, hashed: bool = False, on_bytes: OnBytes | None = None
+) -> CheckpointEntry:
+    """One checkpoint; never raises for what is in it."""
+    began = time.perf_counter()
+    issues = find_damage(folder, hashed=hashed, on_bytes=on_bytes)
+    manifest, written = None, None
+    with suppress(InputError, OSError):
+        manifest = read_manifest(folder)
+        written = iso((folder / MANIFEST).stat().st_mtime)
+    return {
+        "step": step,
+        "path": str(folder),
+        "tp": manifest.tp if manifest else None,
+        "pp": manifest.shards // manifest.tp if manifest else None,
+        "bytes": checkpoint_bytes(folder),
+        "written": written,
+        "problems": [f"{issue.where}: {issue.message}" for issue in issues],
+        "verified": hashed,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def inspect_document(found: CheckpointPath) -> InspectDocument:
+    """What is in a checkpoint, by its manifest and records. Raises InputError when one of them is
+    damaged."""
+    folder, step = found.newest, found.saved[-1][0]
+    manifest = read_manifest(folder)
+    records = [read_shard_record(folder, k, hashed=False) for k in range(manifest.shards)]
+    parameters = _parameters(records)
+    return {
+        "schema": "mpctl.checkpoint-inspect/1",
+        "checkpoint": describe(step, folder),
+        "elements": sum(prod(row["shape"]) for row in parameters),
+        "loss_scale": manifest.loss_scale,
+        "shards": [_shard_row(k, record, manifest.tp) for k, record in enumerate(records)],
+        "parameters": parameters,
+    }
+
+
+def _document(found: CheckpointPath, entries: list[CheckpointEntry]) -> CheckpointsDocument:
+    set_aside = sorted(str(path) for path in found.root.glob("damaged-*"))
+    return {
+        "schema": SCHEMA,
+        "path": str(found.root),
+        "checkpoints": entries,
+        "set_aside": set_aside,
+    }
+
+
+def _shard_row(index: int, record: ShardRecord, tp: int) -> ShardRow:
+    return {
+        "index": index,
+        "tp": index % tp,
+        "pp": index // tp,
+        "bytes": record.bytes,
+        "parameters": len(record.parameters),
+        "frozen": len(record.frozen),
+        "block_checksums": record.checksums is not None,
+    }
+
+
+def _parameters(records: Sequence[ShardRecord]) -> list[ParameterRow]:
+    """Each parameter once, in the order of the shards."""
+    rows: dict[str, ParameterRow] = {}
+    for index, record in enumerate(records):
+        for name, part in record.parameters.items():
+            row = rows.setdefault(
+                name,
+                {
+                    "name": name,
+                    "shape": list(part.shape),
+                    "dim": part.dim,
+                    "shards": [],
+                    "frozen": name in record.frozen,
+                    "updates": part.updates,
+                },
+            )
+            row["shards"].append(index)
+    return list(rows.values())

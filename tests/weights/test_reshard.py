@@ -1,0 +1,114 @@
+"""A checkpoint rewritten for another layout is what a run of that layout would have saved."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
+from mpctl.rundir.shards import find_damage, read_manifest, read_shard_record
+from mpctl.spec.job import JobSpec
+from mpctl.weights import reshard as resharding
+from tests.runtime.tiny import column, make_trainer, tiny_job, train
+
+# 300 words are 300 rows at every tp: padding that was not saved would become zeros.
+SETTINGS: dict[str, Any] = {
+    "training__steps": 4, "checkpoint__interval": 2, "model__vocab_divisor": 2,
+}  # fmt: skip
+
+
+def _saved(job: JobSpec, run: Path) -> Path:
+    run.mkdir()
+    (run / "job.json").write_text(job.model_dump_json())
+    train(job, run)
+    return run / "checkpoints/step-2"
+
+
+def _hashes(folder: Path) -> list[str]:
+    shards = range(read_manifest(folder).shards)
+    return [read_shard_record(folder, shard).sha256 for shard in shards]
+
+
+def _reshard(source: Path, out: Path, tp: int, pp: int) -> Path:
+    seen: list[tuple[int, int]] = []
+    reshard_checkpoint(
+        source, out, tp=tp, pp=pp, on_progress=lambda stage, done, total: seen.append((done, total))
+    )
+    assert seen[-1][0] <= seen[-1][1]
+    assert find_damage(out / "checkpoints/step-2") == []
+    return out / "checkpoints/step-2"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__freeze": ["layers.1.mlp.*"]},
+        pytest.param({"model__norm": "rmsnorm", "model__position": "rotary", "model__bias": False,
+                      "model__activation": "swiglu", "training__dtype": "bf16"},
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_it_is_resumed_to_the_bit(data: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """From tp 2 to pp 2, and to one rank: the same losses as from the original, and the way back
+    gives the original's bytes."""
+    job = tiny_job(data, 2, **SETTINGS, **changes)
+    source = _saved(job, tmp_path / "run")
+    staged = _reshard(source, tmp_path / "staged", 1, 2)
+    assert (read_manifest(staged).shards, read_manifest(staged).tp) == (2, 1)
+    single = _reshard(staged, tmp_path / "single", 1, 1)
+    losses = []
+    for number, folder in enumerate((source, staged, single)):
+        run = tmp_path / f"go-on-{number}"
+        shutil.copytree(folder, run / "checkpoints/step-2")
+        trainer = make_trainer(tiny_job(data, **SETTINGS, **changes), run)
+        losses.append(column([{"records": list(trainer.run())}]))
+    assert losses[0] == losses[1] == losses[2] and len(losses[0]) == 2
+    back = _reshard(single, tmp_path / "back", 2, 1)
+    assert _hashes(back) == _hashes(source)
+
+
+def test_one_tensor_is_in_memory_at_a_time(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tensor is made when it is written, not before."""
+    trainer = make_trainer(tiny_job(data, **SETTINGS), tmp_path / "run")
+    trainer.step = 2
+    trainer.save()
+    (tmp_path / "run/job.json").write_text(tiny_job(data, **SETTINGS).model_dump_json())
+    order: list[str] = []
+    part = resharding._part
+
+    def made(checkpoint: Any, name: str, field: str, *rest: Any) -> Any:
+        order.append(f"{name}/{field}")
+        return part(checkpoint, name, field, *rest)
+
+    monkeypatch.setattr(resharding, "_part", made)
+    source, counts = tmp_path / "run/checkpoints/step-2", list[int]()
+    out = tmp_path / "out"
+    out.mkdir()
+    resharding.reshard(source, plan_of_layout(source, 2, 1).job, out, lambda n: counts.append(n))
+    assert len(order) == len(counts) > 50  # one after the other
+    assert find_damage(out) == []
+
+
+def test_what_cannot_be_is_refused(data: Path, tmp_path: Path) -> None:
+    source = tmp_path / "run/checkpoints/step-2"
+    trainer = make_trainer(tiny_job(data, **SETTINGS), tmp_path / "run")
+    trainer.step = 2
+    trainer.save()
+    with pytest.raises(InputError, match=r"no job\.json"):
+        plan_of_layout(source, 2, 1)
+    (tmp_path / "run/job.json").write_text(tiny_job(data, **SETTINGS).model_dump_json())
+    with pytest.raises(InputError, match="heads"):
+        plan_of_layout(source, 3, 1)
+    path = source / "shard-0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="CRC-32"):
+        reshard_checkpoint(source, tmp_path / "out", tp=2, pp=1, on_progress=lambda *_: None)
+    assert not (tmp_path / "out").exists()
