@@ -82,6 +82,18 @@ def test_a_killed_launcher_takes_everything_with_it(
     run.require_nothing_left(10)
 
 
+def test_a_stopped_launcher_is_not_waited_for(
+    ssh_hosts: SshHosts, data: Path, tmp_path: Path
+) -> None:
+    """Ctrl-Z, or a laptop asleep: agents end their ranks when they have heard nothing for 20 s."""
+    run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
+    kill(run.launched.process, signal.SIGSTOP)
+    wait_for(lambda: not {"agent", "torchrun", "rank"} & run.processes().keys(), 35)
+    kill(run.launched.process, signal.SIGCONT)
+    assert run.ended().code == 1
+    run.require_nothing_left(5)
+
+
 def test_training_goes_on_without_its_ssh_clients(
     ssh_hosts: SshHosts, data: Path, one_process: list[float], tmp_path: Path
 ) -> None:
