@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpctl.launch.attempt import AttemptState
+from mpctl.launch.nccl_log import WATCHDOG, judge_nccl_logs
 from mpctl.launch.other_failures import OtherFailure, other_failures
+from mpctl.launch.verdict import blocked_in, judge_ended
 from mpctl.launch.watch import HangReport, stopped_text
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.log_entries import STEP
@@ -29,8 +31,8 @@ OUT_OF_MEMORY = (
     "memory ran out, and the kernel killed a process of this control group; use a smaller model or "
     "micro batch, fewer ranks, or a higher limit"
 )
-WATCHDOG = "Watchdog caught collective operation timeout"
 FAILED, EXITED, TERMINATED, TIMED_OUT = range(4)
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,10 @@ class AttemptEvidence:
 class Failure:
     """The rank that failed first: its coordinates, its error, what it was doing, the end of its
     log. rank: None when no single rank is at fault; host: its host, empty where there is one;
-    others: what the other ranks said."""
+    others: what the other ranks said. would_repeat: the same would happen again from the same
+    state, as far as is known: an exception or a crash, not a kill, a stop, a hang or a lost host.
+    rollback: the step that is to be left out by starting again from the newest checkpoint, None for
+    other failures."""
 
     rank: int | None
     coords: dict[str, int]
@@ -67,6 +72,8 @@ class Failure:
     last_lines: tuple[str, ...]
     host: str = ""
     others: tuple[OtherFailure, ...] = ()
+    would_repeat: bool = False
+    rollback: int | None = None
 
     def __str__(self) -> str:
         if self.rank is None:
@@ -96,15 +103,14 @@ def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptE
     if lost := evidence.state.lost:
         return _of_no_rank(run, f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}")
     if evidence.stopped:
-        error = stopped_text(list(evidence.stopped))
-        return _unrecorded(run, job, evidence.stopped[0], error)
+        return _stopped(run, job, evidence)
     if evidence.hang is not None:
         rank, error = evidence.hang.rank, evidence.hang.error
         return _of_no_rank(run, error) if rank is None else _unrecorded(run, job, rank, error)
     codes = evidence.state.exit_codes
     rank = _likeliest_without_record(run, world_size, codes, records, evidence)
     if rank is not None:
-        return _unrecorded(run, job, rank, _ending(run, rank, codes, evidence))
+        return _ended(run, job, rank, codes, evidence)
     if records:
         return _recorded(run, records[0])
     has_started = any(state.breadcrumb.start for state in evidence.state.ranks.values())
@@ -140,7 +146,9 @@ def _kind_of_ending(run: RunDir, rank: int, codes: dict[int, int]) -> int:
 
 
 def _recorded(run: RunDir, record: FailureRecord) -> Failure:
-    return _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
+    failure = _failure(run, record["rank"], record["coords"], record["error"], record["doing"])
+    is_cause = not record["is_echo"]
+    return replace(failure, would_repeat=is_cause, rollback=record.get("rollback"))
 
 
 def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
@@ -159,6 +167,33 @@ def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: 
     if not log.exists():  # it ended before it could open one
         log = run.torchrun_log
     return Failure(rank, coords, error, doing, str(log), _last_lines(log))
+
+
+def _stopped(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:
+    """The first stopped rank, and the collective in which others wait for it."""
+    rank, error = evidence.stopped[0], stopped_text(list(evidence.stopped))
+    missed = blocked_in(evidence.state.collectives(), rank, queued=job.launch.device == "cuda")
+    return _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error)
+
+
+def _ended(
+    run: RunDir, job: JobSpec, rank: int, codes: dict[int, int], evidence: AttemptEvidence
+) -> Failure:
+    """A rank that ended without a record, and the collective that it did not join. Where no rank
+    ended by itself, the one that the others waited for."""
+    progress, queued = evidence.state.collectives(), job.launch.device == "cuda"
+    if _kind_of_ending(run, rank, codes) in (TERMINATED, TIMED_OUT):
+        verdict = judge_ended(progress, queued=queued) or judge_nccl_logs(
+            {rank: _end_of(run.log(rank)) for rank in range(job.world_size)}
+        )
+        if verdict is not None and verdict.rank is not None:
+            return _unrecorded(run, job, verdict.rank, verdict.error)
+    error = _ending(run, rank, codes, evidence)
+    missed = blocked_in(progress, rank, queued=queued)
+    failure = _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error)
+    code = codes.get(rank, 0)
+    crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and evidence.memory_kills)
+    return replace(failure, would_repeat=bool(crashed))
 
 
 def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: AttemptEvidence) -> str:

@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.record_reader import OnRecord, RecordReader
 from mpctl.launch.resize import next_launch, write_resized
+from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
@@ -59,6 +60,12 @@ class RunOutcome:
         if self.status == "stopped":
             return 128 + (self.signal or signal.SIGINT)
         return 0 if self.status == "finished" else 1
+
+    def with_words(self, words: str) -> RunOutcome:
+        """The outcome with words added to the error of its failure."""
+        if self.failure is None or not words:
+            return self
+        return replace(self, failure=replace(self.failure, error=f"{self.failure.error}; {words}"))
 
 
 @dataclass
@@ -104,34 +111,37 @@ class StopRequests:
 def run_launch(
     plan: LaunchPlan, cluster: Cluster, on_record: OnRecord, on_event: OnEvent
 ) -> RunOutcome:
-    """Run to the end, over as many attempts as the job allows.
+    """Run to the end, over as many attempts as the job allows (restarts.py).
 
     on_record: called with each record of a step; on_event: with messages for people.
     """
-    failures = 0
+    restarts, full = RestartPolicy(plan.job), plan
     with StopRequests().listening() as stops:
         supervisor = Supervisor(plan, cluster, stops, on_record, on_event)
         for attempt in count(1):
             outcome = supervisor.outcome(attempt)
-            failures += outcome.status == "failed"
-            if outcome.status == "failed" and failures <= plan.job.launch.max_restarts:
-                step = plan.run.last_checkpoint()
-                on_event(f"{outcome.failure}; starting again from step {step}")
+            if outcome.failure is not None:
+                step, checkpoint = plan.run.last_step(), plan.run.last_checkpoint()
+                decision = restarts.decide(outcome.failure, step=step, checkpoint=checkpoint)
+                if not decision.goes_on:
+                    outcome = outcome.with_words(decision.words)
+                    break
+                on_event(f"{outcome.failure}; {decision.words}")
+                full = skip_batches(full, decision.skip_batches)
             elif not (outcome.status == "stopped" and supervisor.is_growing):
                 break
             try:
-                supervisor = supervisor.for_next_attempt(plan)
+                supervisor = supervisor.for_next_attempt(full)
             except InputError as error:
-                outcome = replace(outcome, failure=_not_recovered(outcome.failure, error.issues))
+                outcome = outcome.with_words(f"not started again: {_reasons(error)}")
                 break
     ran = supervisor.plan
     return outcome if ran is plan else replace(outcome, launch=ran)
 
 
-def _not_recovered(failure: Failure | None, lost: Sequence[Issue]) -> Failure | None:
-    """The failure, with the hosts that could not be used again."""
-    words = "; ".join(f"{issue.where}: {issue.message}" for issue in lost)
-    return failure and replace(failure, error=f"{failure.error}; not started again: {words}")
+def _reasons(error: InputError) -> str:
+    """Why the run cannot go on: the hosts that could not be used again."""
+    return "; ".join(f"{issue.where}: {issue.message}" for issue in error.issues)
 
 
 @dataclass
@@ -169,8 +179,10 @@ class Supervisor:
         """The supervisor of the next attempt (resize.py). full: the launch on all hosts. Raises
         InputError with the reasons when the run cannot go on."""
         plan = next_launch(full, self.cluster)
-        if plan.world_size != self.plan.world_size:
-            self.on_event(write_resized(plan, self.cluster))
+        if plan.files != self.plan.files:
+            words = write_resized(plan, self.cluster)
+            if plan.world_size != self.plan.world_size:
+                self.on_event(words)
         return replace(self, plan=plan, growth=Growth())
 
     def outcome(self, attempt: int) -> RunOutcome:

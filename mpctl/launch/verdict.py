@@ -74,6 +74,16 @@ def judge(evidence: HangEvidence, seconds: float) -> Verdict | None:
     return _without_blockers(graph, evidence)
 
 
+def judge_ended(progress: Progress, *, queued: bool = False) -> Verdict | None:
+    """Who held up the others when their time-outs ended an attempt, from what the ranks had logged;
+    None where that names no single rank."""
+    graph = wait_graph(progress, queued=queued)
+    if len(graph.ends) != 1:
+        return None
+    rank = graph.ends[0]
+    return Verdict(rank, f"{_missed(rank, graph.waits_for(rank))}; the others timed out")
+
+
 def blocked_in(progress: Progress, rank: int, *, queued: bool = False) -> str:
     """In which collective the other ranks wait for a rank, in words; empty where they do not."""
     waits = wait_graph(progress, queued=queued).waits_for(rank)

@@ -130,7 +130,9 @@ class LaunchSpec(StrictModel):
         description="time that ranks get to finish their step and save when stopped, seconds",
     )
     max_restarts: CountOrZero = Field(
-        0, description="restarts after a failure, each from the last checkpoint"
+        0,
+        description="restarts after failures since the last checkpoint, each from the newest one; "
+        "the same error at the same step twice in a row ends the run",
     )
     elastic: bool = Field(
         False,

@@ -15,6 +15,7 @@ from mpctl.launch.watch import HangReport
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure
+from mpctl.runtime.step_guard import StepRefused
 from mpctl.spec.load import load_job
 
 WATCHDOG = "[rank0]:[E321 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "
@@ -39,6 +40,13 @@ class Attempt:
             for rank, code in codes.items()
         )
         self.run.torchrun_log.write_text(f"\n$ torchrun\nworker FAILED\n{entries}")
+
+    def waits(self, rank: int, group: str, members: tuple[int, ...]) -> None:
+        """The rank has started a collective of the group and waits for its end."""
+        crumb = Breadcrumb(self.run.breadcrumb_file(rank))
+        log = crumb.collectives.group(group, members)
+        assert log is not None
+        log.wait(log.start(1, 4096))
 
     def log(self, rank: int, text: str) -> None:
         self.run.log(rank).write_text(text)
@@ -98,6 +106,57 @@ def test_a_rank_that_nccl_aborted_for_waiting_is_not_the_cause(attempt: Attempt)
     attempt.summary({0: -6, 1: -6, 3: -6, 2: -15})
     failure = attempt.failure()
     assert failure.rank == 2 and "did not answer its peers" in failure.error
+
+
+def test_who_timed_out_waits_for_one_that_waits_itself(attempt: Attempt) -> None:
+    """Rank 0 gave up first, and torchrun ended the others: 1 waited for 3, and 3 for nobody."""
+    attempt.waits(0, "dp", (0, 1))
+    attempt.waits(1, "pp", (1, 3))
+    attempt.waits(2, "dp", (2, 3))
+    attempt.raised(0, TimeoutError("timed out after 20 s of waiting for rank 1"))
+    attempt.summary({0: 1, 1: -15, 2: -15, 3: -15})
+    failure = attempt.failure()
+    assert (failure.rank, failure.would_repeat) == (3, False)
+    assert failure.error == (
+        "did not join all_reduce #1 (4.0 KiB) of group pp (ranks 1, 3), in which rank 1 waits; the "
+        "others timed out"
+    )
+
+
+def test_a_rank_that_crashed_is_named_with_its_collective(attempt: Attempt) -> None:
+    attempt.waits(0, "dp", (0, 1))
+    attempt.raised(0, LOST)
+    attempt.summary({0: 1, 1: -11, 2: -15, 3: -15})
+    failure = attempt.failure()
+    assert (failure.rank, failure.would_repeat) == (1, True)
+    assert failure.error == (
+        "killed by signal 11 (SIGSEGV); it did not join all_reduce #1 (4.0 KiB) of group dp "
+        "(ranks 0, 1), in which rank 0 waits"
+    )
+
+
+def test_what_nccl_says_where_no_log_of_collectives_is_left(attempt: Attempt) -> None:
+    words = (
+        "[PG ID 1 PG GUID 5(dp 2-3) Rank 0]  failure detected by watchdog at work sequence id: 8 "
+        "PG status: last enqueued work: 8, last completed work: 7"
+    )
+    for rank in (0, 1, 2):
+        attempt.log(
+            rank, f"{WATCHDOG} WorkNCCL(SeqNum=8, OpType=ALLREDUCE\n{words if rank else ''}"
+        )
+    attempt.log(1, WATCHDOG)
+    attempt.summary({0: -6, 1: -6, 2: -6, 3: -15})
+    failure = attempt.failure()
+    assert failure.rank == 3 and "did not join collective #8 of group dp (ranks 2, 3)" in (
+        failure.error
+    )
+
+
+def test_a_recorded_error_would_repeat_and_may_ask_for_a_rollback(attempt: Attempt) -> None:
+    attempt.raised(0, ValueError("token 60000"))
+    assert (attempt.failure().would_repeat, attempt.failure().rollback) == (True, None)
+    attempt.raised(0, StepRefused("the loss spikes", is_echo=False, rollback=17))
+    assert attempt.failure().rollback == 17
 
 
 def test_an_abort_without_the_watchdog_is_a_cause(attempt: Attempt) -> None:
