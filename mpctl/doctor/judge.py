@@ -39,7 +39,7 @@ def judge(
         _number_of_hosts(hosts, needs),
         difference_findings(hosts),
         clock_findings(hosts, skew),
-        pair_findings([host.host for host in hosts], pairs),
+        pair_findings(hosts, pairs),
         collective_findings(collectives),
     )
     return sorted(merged(every), key=lambda finding: finding.status != "error")

@@ -9,11 +9,15 @@ from typing import Literal, NamedTuple
 
 from mpctl.doctor.diagnosis import Finding
 from mpctl.doctor.documents import CollectiveReport, HostReport, PairResult
+from mpctl.doctor.judge_network import used_interface
 from mpctl.units import bytes_text, plural, seconds_text
 
 MOST_SKEW = 1.0
 SLOW = 0.5
 LATE, LATE_SECONDS = 3.0, 100e-6
+LINK_SHARE = 0.05
+"""One TCP connection reaches 10 to 100 % of a link, the less the faster the link is."""
+
 SHOWN = 4
 
 
@@ -135,9 +139,11 @@ def clock_findings(hosts: Sequence[HostReport], skew: Sequence[float]) -> Iterat
             )
 
 
-def pair_findings(names: Sequence[str], pairs: Sequence[PairResult]) -> Iterator[Finding]:
-    """Pairs that cannot connect, and pairs far slower than the median of all."""
+def pair_findings(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> Iterator[Finding]:
+    """Pairs that cannot connect, and pairs far slower than the median of all or than their link."""
+    names = [host.host for host in hosts]
     yield from _apart(names, [pair for pair in pairs if pair.error])
+    yield from _below_link(hosts, pairs)
     rates = {(p.first, p.second): p.rate for p in pairs if p.rate is not None}
     if len(rates) > 1:
         usual = median(rates.values())
@@ -168,6 +174,27 @@ def _apart(names: Sequence[str], broken: Sequence[PairResult]) -> Iterator[Findi
             hint="open all TCP ports between the hosts (firewall, security group), and see that "
             "their names lead to addresses of the network that they share",
         )
+
+
+def _below_link(hosts: Sequence[HostReport], pairs: Sequence[PairResult]) -> Iterator[Finding]:
+    """Pairs that reach less than LINK_SHARE of the nominal rate of their network cards."""
+    speeds = [_link_speed(host) for host in hosts]
+    slow: dict[tuple[int, int], str] = {}
+    for pair in pairs:
+        ends = [speed for speed in (speeds[pair.first], speeds[pair.second]) if speed]
+        if pair.rate is not None and ends and 8 * pair.rate < LINK_SHARE * min(ends):
+            link = f"{min(ends) / 1e9:g} Gbit/s"
+            slow[pair.first, pair.second] = f"{bytes_text(pair.rate)}/s over {link}"
+    if slow:
+        names = [host.host for host in hosts]
+        texts = [f"{_pair_text(names, pair)} {text}" for pair, text in slow.items()]
+        yield _slow("pair-below-link", names, list(slow), _listed(texts))
+
+
+def _link_speed(host: HostReport) -> int | None:
+    """Bits per second of the interface that ranks use; None where it is not known."""
+    used = used_interface(host.network) if host.network is not None else None
+    return used.speed if used is not None else None
 
 
 def _slow(

@@ -38,8 +38,8 @@ def fact_rows(diagnosis: Diagnosis) -> Iterator[Row]:
         names = [host.host for host in hosts]
         late, name = max(zip(seconds, names, strict=True))
         yield "connected in", f"{seconds_text(late)} (the last one: {name})"
-    if text := _clocks(diagnosis):
-        yield "clock", text
+    if hosts:
+        yield "clock", _clocks(diagnosis)
     yield from _pair_rows(diagnosis)
     for report in diagnosis.collectives:
         if report.timings:

@@ -211,10 +211,10 @@ def test_a_pair_that_cannot_connect_is_an_error_that_names_the_host_of_all_such_
 
 def test_slow_pairs_are_judged_by_the_median() -> None:
     hosts = [host(f"n{i}") for i in range(4)]
-    pairs = [pair(a, b, rate=1e8 if 2 in (a, b) else 1e9) for a in range(4) for b in range(a)]
+    pairs = [pair(a, b, rate=1e9 if 2 in (a, b) else 1e10) for a in range(4) for b in range(a)]
     three_fast_three_slow = findings(*hosts, pairs=pairs)
     assert three_fast_three_slow["pair-slow"].hosts == ["n2"]
-    even = [pair(a, b, rate=1e8) for a in range(4) for b in range(a)]
+    even = [pair(a, b, rate=1e9) for a in range(4) for b in range(a)]
     assert "pair-slow" not in findings(*hosts, pairs=even)
 
 
@@ -223,6 +223,16 @@ def test_late_pairs_are_named() -> None:
     pairs = [pair(0, 1), pair(0, 2), pair(1, 2, latency=2e-3)]
     finding = findings(*hosts, pairs=pairs)["pair-late"]
     assert "n1 to n2 2.0 ms" in finding.message
+
+
+def test_a_pair_far_below_its_network_cards_is_named() -> None:
+    """Also where there is one pair only, which has no median to be compared with."""
+    slow = findings(host("n1"), host("n2"), pairs=[pair(0, 1, rate=2.5e7)])["pair-below-link"]
+    assert slow.message == "n1 to n2 23.8 MiB/s over 100 Gbit/s"
+    assert slow.hosts == ["n1", "n2"]
+    unknown = host("n2", network={"towards": "lo"})  # an interface without a nominal rate
+    alike = [pair(0, 1, rate=2.5e7)]
+    assert "pair-below-link" not in findings(unknown, unknown, pairs=alike)
 
 
 def test_an_all_reduce_that_fails_is_an_error() -> None:
