@@ -233,7 +233,10 @@ ROWS: tuple[tuple[str, ByHosts], ...] = (
     ("disk writes", _number(lambda h: h.folder.write_rate if h.folder else None, _rate)),
     ("disk fsync", _number(lambda h: h.folder.sync_seconds if h.folder else None, seconds_text)),
     ("loopback", _number(lambda h: h.loopback.rate if h.loopback else None, _rate)),
-    ("latency", _number(lambda h: h.loopback.latency if h.loopback else None, seconds_text)),
+    (
+        "loopback latency",
+        _number(lambda h: h.loopback.latency if h.loopback else None, seconds_text),
+    ),
 )
 
 
