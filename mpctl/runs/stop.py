@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from mpctl.launch.backends.scheduled import ScheduledJob
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.stop_request import write_stop_request
+from mpctl.rundir.stop_request import requested_signals, write_stop_request
 from mpctl.runs.liveness import is_running
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
 from mpctl.runs.submitted import cancel_job, scheduled_job
@@ -96,12 +96,20 @@ def stop_run(
         if not job.has_begun:
             cancel_job(run)
             return Stopped(run, was_running=False, cancelled=job.state)
-    write_stop_request(path / "stop-request", now=now)
+    _request(path, now=now)
     deadline = None if timeout is None else time.monotonic() + timeout
     while _goes_on(path) and (deadline is None or time.monotonic() < deadline):
+        _request(path, now=now)
         on_wait(stopping_text(path))
         time.sleep(POLL_SECONDS)
     return Stopped(read_run(path, name), was_running=True)
+
+
+def _request(path: Path, *, now: bool) -> None:
+    """Ask for the stop; again where a launcher that just started took the file for an old one."""
+    request = path / "stop-request"
+    if requested_signals(request) < (2 if now else 1):
+        write_stop_request(request, now=now)
 
 
 def _goes_on(path: Path) -> bool:
