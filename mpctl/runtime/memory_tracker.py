@@ -64,6 +64,13 @@ class MemoryTracker(TorchDispatchMode):
         self.created: list[int] = []  # storages that the action under way has made
         self.restart()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Read by torch when the class is made. By default it keeps its compiler out of a mode,
+        which imports torch._dynamo at the first operation: a second of processor time for each
+        rank. No compiled layer runs below this mode (memory_watch.py)."""
+        return False
+
     def restart(self) -> None:
         """Forget the peak so far."""
         self.peak, self.at_peak = self.total, dict(self.bytes_by_kind)
