@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,6 @@ from mpctl.launch.slurm.partitions import SINFO, Partition, read_partitions
 SECONDS = 30.0
 """How long one command may take; a busy controller answers in seconds."""
 SUBMITTED = re.compile(r"(\d+)(?:;\S+)?")
-
-
-def has_slurm() -> bool:
-    """Whether this host has Slurm's commands."""
-    return shutil.which("sbatch") is not None and shutil.which("sinfo") is not None
 
 
 def find_partitions() -> list[Partition]:
