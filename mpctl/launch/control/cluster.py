@@ -19,7 +19,7 @@ from typing import Protocol
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.control.agent_attempt import AgentAttempt
-from mpctl.launch.control.host_checks import differing_hosts, unshared_hosts
+from mpctl.launch.control.host_checks import differing_hosts, doubled_hosts, unshared_hosts
 from mpctl.launch.control.messages import Hello, Start, Word
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
@@ -175,7 +175,9 @@ class AgentCluster:
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """What the hosts lack to run the plan, and what differs between them."""
-        return [*differing_hosts(self.hosts), *cluster_host_issues(plan, self.hosts, device)]
+        doubled = doubled_hosts(self.hosts) if device == "cuda" else []
+        lacks = cluster_host_issues(plan, self.hosts, device)
+        return [*doubled, *differing_hosts(self.hosts), *lacks]
 
     def recover(self, least: int) -> list[Issue]:
         """Start the agents of lost hosts anew. A reason for each host that does not come back, when

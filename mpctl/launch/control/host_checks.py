@@ -30,6 +30,24 @@ def unshared_hosts(hosts: Sequence[HostFacts], nonce: str, run: Path) -> list[Is
     ]
 
 
+def doubled_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:
+    """Hosts of different names that are one machine, so that their ranks would share its GPUs."""
+    by_boot: dict[str, list[str]] = defaultdict(list)
+    for host in hosts:
+        by_boot[host.boot].append(host.name)
+    return [
+        Issue(
+            "host-doubled",
+            shown(names),
+            f"are names of one machine ({boot.partition(' ')[0]}), whose GPUs would be used by the "
+            f"ranks of {len(names)} nodes",
+            "name each machine once, with all its GPUs",
+        )
+        for boot, names in by_boot.items()
+        if boot and len(names) > 1
+    ]
+
+
 def differing_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:
     """Versions that differ between hosts; torch that is absent."""
     return [issue for name in VERSIONS for issue in _differing(name, hosts)]

@@ -19,13 +19,15 @@ from mpctl import __version__
 from mpctl.launch.node.machine import Machine, this_machine
 
 ABSENT = "not installed"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class HostFacts:
     """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
     interpreter that runs ranks; nonce: what it reads in the run directory, empty when it cannot;
-    clock: its time, seconds since 1970."""
+    clock: its time, seconds since 1970; boot: the kernel's name for this start of the machine, with
+    the host name; two hosts with the same one are one machine."""
 
     name: str
     machine: Machine
@@ -35,6 +37,7 @@ class HostFacts:
     executable: str
     nonce: str = ""
     clock: float = 0.0
+    boot: str = ""
 
 
 def host_facts(nonce: Path | None = None) -> HostFacts:
@@ -48,7 +51,14 @@ def host_facts(nonce: Path | None = None) -> HostFacts:
         executable=sys.executable,
         nonce="" if nonce is None else _text(nonce),
         clock=time.time(),
+        boot=_boot(),
     )
+
+
+def _boot() -> str:
+    """The host name and the kernel's boot id; empty where the kernel tells none."""
+    boot = _text(BOOT)
+    return f"{socket.gethostname()} {boot}" if boot else ""
 
 
 def _version_of(package: str) -> str:
