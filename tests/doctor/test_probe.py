@@ -60,21 +60,21 @@ def test_a_probe_that_fails_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "seconds", "words"),
     [
-        ("raise ImportError('libcudart.so.12: cannot open shared object file')", "libcudart"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by signal 11"),
-        ("import time; time.sleep(30)", "no answer within 1.5 s"),
+        ("raise ImportError('libcudart.so.12: cannot open shared object file')", 60.0, "libcudart"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 60.0, "ended by signal 11"),
+        ("import time; time.sleep(30)", 1.5, "no answer within 1.5 s"),
     ],
     ids=["import fails", "crashes", "hangs"],
 )
 def test_a_torch_that_cannot_be_used_is_an_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: float, words: str
 ) -> None:
     (tmp_path / "torch.py").write_text(body)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(RuntimeError, match=words):
-        probe_torch(1.5)
+        probe_torch(seconds)
 
 
 def test_answers_that_are_none() -> None:
