@@ -71,10 +71,10 @@ def ranges_text(numbers: Iterable[int], *, most: int = 8) -> str:
     return f"{text} and {more:,} more" if more else text
 
 
-def ranks_text(ranks: Iterable[int], *, noun: str = "rank", most: int = 8) -> str:
-    """`rank 3`, or `ranks 0-2, 5`; noun: `node`, for other numbered things."""
+def ranks_text(ranks: Iterable[int], *, most: int = 8) -> str:
+    """`rank 3`, or `ranks 0-2, 5`; most: as in `ranges_text`."""
     numbers = set(ranks)
-    return f"{noun}{'s' * (len(numbers) != 1)} {ranges_text(numbers, most=most)}"
+    return f"rank{'s' * (len(numbers) != 1)} {ranges_text(numbers, most=most)}"
 
 
 def bytes_span_text(low: float, high: float) -> str:

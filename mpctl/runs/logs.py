@@ -26,11 +26,9 @@ RANK_LOG = re.compile(r"rank-(\d{1,9})\.log")
 
 @dataclass(frozen=True)
 class LogTail:
-    """The last lines of a log. end: the offset in bytes where they end; is_cut: whether the log has
-    lines before them."""
+    """The last lines of a log. is_cut: whether the log has lines before them."""
 
     lines: list[str]
-    end: int
     is_cut: bool
 
 
@@ -69,7 +67,7 @@ def read_tail(path: Path, most: int, end: int | None = None) -> LogTail:
     end of the log; no line when it cannot be read."""
     try:
         if not path.is_file():  # a pipe would block
-            return LogTail([], 0, is_cut=False)
+            return LogTail([], is_cut=False)
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
             end = size if end is None else min(end, size)
@@ -77,9 +75,9 @@ def read_tail(path: Path, most: int, end: int | None = None) -> LogTail:
             stream.seek(begin)
             content = stream.read(end - begin)
     except OSError:
-        return LogTail([], 0, is_cut=False)
+        return LogTail([], is_cut=False)
     lines = content.decode("utf-8", errors="replace").split("\n")
-    return LogTail(lines[1:] if begin else lines, end, is_cut=begin > 0)
+    return LogTail(lines[1:] if begin else lines, is_cut=begin > 0)
 
 
 def last_lines(path: Path, count: int | None, end: int | None = None) -> list[str]:
