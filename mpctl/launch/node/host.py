@@ -30,9 +30,7 @@ def host_issues(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]
     if device == "cuda":
         checks.append(_gpus(plan.job, machine))
     if plan.job.launch.check_memory:
-        checks.append(
-            device_memory_issues(plan) if device == "cuda" else _host_memory(plan, machine)
-        )
+        checks.append(_host_memory(plan, machine, device))
     return chain.from_iterable(checks)
 
 
@@ -55,8 +53,8 @@ def _node_issues(plan: Plan, host: HostFacts, ranks: int, device: Device) -> Ite
         return
     if device == "cuda":
         yield from device_memory_issues(plan)
-    elif plan.estimate is not None:
-        yield from _too_little_memory(plan, plan.estimate, host.machine, ranks, host.name)
+    if plan.estimate is not None:
+        yield from _memory_issues(plan, plan.estimate, host.machine, ranks, device, host.name)
 
 
 def rehearsal_warnings(job: JobSpec, machine: Machine, *, hosts: int = 1) -> Iterator[str]:
@@ -112,25 +110,61 @@ def device_memory_issues(plan: Plan) -> Iterator[Issue]:
         yield Issue("world-fits-memory", check.where, check.message, hint)
 
 
-def _host_memory(plan: Plan, machine: Machine) -> Iterator[Issue]:
-    """The memory of all ranks at the peak of a step must be free on this host."""
+def _host_memory(plan: Plan, machine: Machine, device: Device) -> Iterator[Issue]:
+    """What all ranks need must be free on this one host, and on its devices."""
+    if device == "cuda":
+        yield from device_memory_issues(plan)
     if plan.estimate is not None:
         ranks = plan.job.world_size
-        yield from _too_little_memory(plan, plan.estimate, machine, ranks, "cluster")
+        yield from _memory_issues(plan, plan.estimate, machine, ranks, device, "cluster")
+
+
+def _memory_issues(
+    plan: Plan, estimate: Estimate, machine: Machine, ranks: int, device: Device, where: str
+) -> Iterator[Issue]:
+    """Whether a host has the memory for its ranks: on CPU for the peak of a step, and everywhere
+    for the copies that checkpoints are written from."""
+    need = 0 if device == "cuda" else _step_bytes(plan, estimate, ranks)
+    if need > machine.memory_bytes:
+        yield _too_little_memory(estimate, machine, ranks, need, where)
+    else:
+        yield from _copies(plan, estimate, machine, ranks, beside=need, where=where)
+
+
+def _copies(
+    plan: Plan, estimate: Estimate, machine: Machine, ranks: int, *, beside: int, where: str
+) -> Iterator[Issue]:
+    """Whether the copies that asynchronous checkpoints are written from fit a host's memory, beside
+    the bytes that its ranks need for a step. One rank of each (tp, pp) writes."""
+    if not plan.job.checkpoint.asynchronous:
+        return
+    writers = plan.job.parallel.tp * plan.job.parallel.pp
+    copies = estimate.checkpoint_bytes * min(ranks, writers) // writers
+    if beside + copies <= machine.memory_bytes:
+        return
+    step = f" beside {bytes_text(beside)} at the peak of a step" if beside else ""
+    message = (
+        f"checkpoints are written from copies in host memory, {bytes_text(copies)} on this "
+        f"machine{step}, but {bytes_text(machine.memory_bytes)} are free"
+    )
+    way_out = "use --set checkpoint.asynchronous=false, which saves between two steps"
+    yield Issue("copies-fit-memory", where, message, f"{way_out}; {START_ANYWAY}")
+
+
+def _step_bytes(plan: Plan, estimate: Estimate, ranks: int) -> int:
+    """Bytes of `ranks` ranks together at the peak of a step. Where they are not all ranks of the
+    plan, each is taken to need what the largest stage needs."""
+    peaks = [stage.allocated_bytes for stage in estimate.memory]
+    if ranks != plan.job.world_size:
+        return ranks * max(peaks)
+    return sum(peaks) * (ranks // len(peaks))
 
 
 def _too_little_memory(
-    plan: Plan, estimate: Estimate, machine: Machine, ranks: int, where: str
-) -> Iterator[Issue]:
-    """Whether `ranks` ranks fit the memory of a host together. Where they are not all ranks of the
-    plan, each is taken to need what the largest stage needs."""
-    stages, is_alone = estimate.memory, ranks == plan.job.world_size
-    most = max(stages, key=lambda stage: stage.allocated_bytes)
-    peaks = [stage.allocated_bytes for stage in stages] if is_alone else [most.allocated_bytes]
-    need = sum(peaks) * (ranks // len(peaks))
-    if need <= machine.memory_bytes:
-        return
-    yield Issue(
+    estimate: Estimate, machine: Machine, ranks: int, need: int, where: str
+) -> Issue:
+    most = max(estimate.memory, key=lambda stage: stage.allocated_bytes)
+    return Issue(
         "world-fits-memory",
         where,
         f"{plural(ranks, 'rank')} take {bytes_text(need)} at the peak of a step, up to "

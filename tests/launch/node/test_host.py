@@ -73,14 +73,31 @@ def test_activations_count_against_memory() -> None:
     assert issue.rule == "world-fits-memory" and "4.0 GiB are free" in issue.message
     assert "--recompute full" in issue.hint and "launch.check_memory=false" in issue.hint
     assert issues(small, {**large, "launch.check_memory": False}) == []
-    assert issues(replace(HERE, memory_bytes=memory.allocated_bytes), large) == []
+    between = {**large, "checkpoint.asynchronous": False}
+    assert issues(replace(HERE, memory_bytes=memory.allocated_bytes), between) == []
+
+
+def test_copies_for_checkpoints_count_against_memory() -> None:
+    """Value and two moments in float32 beside the step on a CPU, alone on a host with GPUs; two
+    replicas write one checkpoint."""
+    pair = {**GPT, "parallel.dp": 2, "cluster.gpus_per_node": 2}
+    plan = make_plan(load_job(None, pair))
+    copies = plan.estimate.checkpoint_bytes
+    step = 2 * plan.estimate.memory[0].allocated_bytes
+    assert issues(replace(HERE, memory_bytes=step + copies), pair) == []
+    (issue,) = issues(replace(HERE, memory_bytes=step + copies - 1), pair)
+    assert issue.rule == "copies-fit-memory" and "checkpoint.asynchronous=false" in issue.hint
+    assert issues(replace(HERE, memory_bytes=copies), {**pair, "cluster.nodes": 1}, "cuda") == []
+    (issue,) = issues(replace(HERE, memory_bytes=copies - 1), pair, "cuda")
+    assert issue.rule == "copies-fit-memory" and "peak of a step" not in issue.message
 
 
 def test_all_ranks_of_a_host_share_its_memory() -> None:
     pair = {**GPT, "parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4}
     plan = make_plan(load_job(None, pair))
     need = 2 * sum(stage.allocated_bytes for stage in plan.estimate.memory)
-    assert issues(replace(HERE, memory_bytes=need), pair) == []
+    between = {**pair, "checkpoint.asynchronous": False}
+    assert issues(replace(HERE, memory_bytes=need), between) == []
     (issue,) = issues(replace(HERE, memory_bytes=need - 1), pair)
     assert issue.message.startswith("4 ranks take")
 
@@ -90,7 +107,7 @@ def test_a_device_that_is_too_small_is_refused() -> None:
              "cluster.gpus_per_node": 1}  # fmt: skip
     job = load_job(None, large)
     assert chosen_device(job, HERE) == "cuda"
-    (issue,) = issues(HERE, large, "cuda")
+    (issue,) = issues(replace(HERE, memory_bytes=1 << 36), large, "cuda")
     assert issue.rule == "world-fits-memory" and "V100" in issue.message
     assert issues(HERE, {**large, "launch.check_memory": False}, "cuda") == []
 
