@@ -213,7 +213,8 @@ class CheckpointDamaged(InputError):
 def damage_error(path: Path, why: str) -> InputError:
     """An error about a damaged file of a checkpoint, or about a whole checkpoint."""
     folder = path if STEP.fullmatch(path.name) else path.parent
-    older = [saved for _, saved in list_checkpoints(folder.parent) if _is_older(saved, folder)]
+    saved = [path for _, path in list_checkpoints(folder.parent) if (path / MANIFEST).is_file()]
+    older = [path for path in saved if _is_older(path, folder)]
     hint = f"name {older[-1]}, the checkpoint before it, or remove {folder}" if older else ""
     hint = hint or f"restore {folder} from a backup; there is no checkpoint before it"
     return InputError.of("checkpoint-damaged", str(path), why, hint)
