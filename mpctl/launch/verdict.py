@@ -20,6 +20,10 @@ from mpctl.units import bytes_text
 ENDED_STATES = ("zombie", "dead", "")
 ENDED, HALTED, RUNNING = range(3)
 SHOWN_RANKS = 8
+COMPUTING = 0.2
+"""The share of a processor above which a process counts as computing, asleep as it may be at the
+moment of a look."""
+
 SWAPPING_FAULTS = 50.0
 """Major page faults a second above which a process counts as being swapped in: each is a read of
 some 4 KiB to 128 KiB from a disk."""
@@ -154,7 +158,7 @@ def _condition(evidence: HangEvidence, rank: int) -> str:
             "its process is in an uninterruptible system call (state D: a disk, a network file "
             f"system or a driver that does not answer){where}"
         )
-    if process.processor > 0.5:
+    if process.state == "running" or process.processor > COMPUTING:  # or waits for a processor
         return f"it computes{where}"
     idle = "it neither computes nor waits in a collective"
     return f"{idle}{where}" if stack else f"{idle} (state '{process.state}')"

@@ -55,7 +55,8 @@ def test_a_rank_that_computes_for_ever_is_named(data: Path, tmp_path: Path) -> N
     assert failure["error"].startswith("did not join ") and "(ranks 0, 1)" in failure["error"]
     assert "in which rank 0 has waited for 15 s: it computes; it is at " in failure["error"]
     assert "sitecustomize.py:9 in spin" in failure["error"]
-    assert LIMIT < seconds < LIMIT + 5  # on a machine that does much else; see docs/benchmarks.md
+    print(f"ended {seconds:.2f} s after it began to compute, the limit is {LIMIT:g} s")
+    assert LIMIT < seconds < LIMIT + 10  # a machine that does much else, and ending the ranks
 
 
 @pytest.mark.slow
