@@ -30,4 +30,5 @@ def print_submission(scheduler: str, job_id: str, run: RunDir, *, as_json: bool)
                     "run_dir": str(run.path)})  # fmt: skip
         return
     say(f"submitted to {scheduler} as job {job_id}; its run is {run.path}")
-    say(f"  mpctl status {run.path}   mpctl logs {run.path} --follow   mpctl stop {run.path}")
+    for command in ("status", "logs --follow", "stop"):
+        say(f"  mpctl {command} {run.path}")

@@ -39,7 +39,7 @@ def test_a_failure_record_has_the_keys_of_its_type(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     record_failure(run.failure(1), ValueError("x"), rank=1, coords={"tp": 1}, doing="step 3")
     (record,) = run.failure_records()
-    assert set(record) == set(FailureRecord.__annotations__)
+    assert set(FailureRecord.__annotations__) - set(record) == {"rollback", "damaged"}
     assert record["error"] == "ValueError: x" and run.has_failures
 
 
@@ -47,7 +47,7 @@ def test_a_run_of_0_1_0_has_the_keys_of_today() -> None:
     """It was written before the types existed."""
     run = RunDir(Path(__file__).parent.parent / "recorded/run-0.1.0/run")
     summary = json.loads(run.summary.read_text())
-    assert set(summary) == set(RunSummary.__annotations__)
+    assert set(RunSummary.__annotations__) - set(summary) == {"saves"}
     assert summary["plan_beside_run"]
     for rank in summary["plan_beside_run"]:
         assert set(rank) == set(RankSummary.__annotations__)
