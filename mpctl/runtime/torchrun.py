@@ -1,5 +1,9 @@
 """Runs torchrun, to be ended with the launcher: `python -m mpctl.runtime.torchrun FLAGS`.
 
+With `--waiting RUN` in place of its flags it imports torch, then reads one line of JSON from its
+standard input: {"arguments": its flags, "env": variables to set, "log": the file for its output}.
+Without a line it ends.
+
 The flags are torchrun's own. Without MPCTL_LAUNCHER in the environment it is torchrun and nothing
 else, so that the line that `mpctl launch --dry-run` prints can be run by hand.
 
@@ -9,11 +13,18 @@ job to ask for a checkpoint, and the launcher passes that on.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
+from pathlib import Path
 
-from mpctl.runtime.process import TORCHRUN, die_with_parent, garbage_collection_paused
+from mpctl.runtime.process import (
+    TORCHRUN,
+    die_with_parent,
+    garbage_collection_paused,
+    redirect_output,
+)
 
 
 def main() -> None:
@@ -26,7 +37,21 @@ def main() -> None:
     with garbage_collection_paused():
         from torch.distributed.run import main as torchrun
 
-    torchrun(sys.argv[1:])
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--waiting"]:
+        arguments = _read_order()
+    torchrun(arguments)
+
+
+def _read_order() -> list[str]:
+    """The arguments from the line on standard input; sets the variables and opens the log."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(0)
+    order = json.loads(line)
+    os.environ.update(order["env"])
+    redirect_output(Path(order["log"]))
+    return list(order["arguments"])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from mpctl.launch.node.address import free_port
 from mpctl.launch.node.facts import HostFacts, host_facts
 from mpctl.launch.node.host import Device, host_issues
 from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.launch.node.waiting_torchrun import WaitingTorchrun
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
@@ -27,9 +28,11 @@ from mpctl.spec.job import JobSpec
 class LocalAttempt:
     """One torchrun below this process. address: where its ranks meet."""
 
-    def __init__(self, run: RunDir, start: NodeStart) -> None:
+    def __init__(
+        self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
+    ) -> None:
         self.address = f"{start.address}:{start.port}"
-        self.node = NodeTorchrun(run, start)
+        self.node = NodeTorchrun(run, start, waiting)
         self.pid_file = run.torchrun_pid
         self.pid_file.write_text(str(self.node.torchrun.pid))
 
@@ -59,10 +62,11 @@ class LocalAttempt:
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """This host alone."""
+    """This host alone. waiting: a torchrun for the first attempt."""
 
     run: RunDir
     hosts: Sequence[HostFacts]
+    waiting: WaitingTorchrun | None = None
 
     @classmethod
     def of(cls, run: RunDir) -> LocalCluster:
@@ -83,7 +87,9 @@ class LocalCluster:
 
     def start(self, plan: LaunchPlan) -> LocalAttempt:
         """Start all ranks. Raises RunFailed when they cannot meet at the loopback address."""
-        return LocalAttempt(plan.run, plan.local_start(free_port(plan.world_size)))
+        start = plan.local_start(free_port(plan.world_size))
+        waiting = self.waiting if self.waiting and self.waiting.is_waiting else None
+        return LocalAttempt(plan.run, start, waiting)
 
     def request_stop(self) -> None:
         """Make RUN/stop."""
@@ -105,8 +111,12 @@ class LocalBackend:
 
     @contextmanager
     def connect(self, plan: Plan, run: RunDir, on_event: OnEvent) -> Iterator[LocalCluster]:
-        """This host; nothing is started until an attempt is."""
-        yield LocalCluster.of(run)
+        """This host; torchrun imports torch while the launch is checked and written."""
+        waiting = WaitingTorchrun(run.path)
+        try:
+            yield LocalCluster(run, (host_facts(),), waiting)
+        finally:
+            waiting.end()
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
         """The command of torchrun."""

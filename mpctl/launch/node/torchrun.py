@@ -24,12 +24,10 @@ from mpctl.launch.node.address import HOST, free_port
 from mpctl.launch.node.cgroup import memory_kills
 from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.launch.node.stacks import rank_stacks
+from mpctl.launch.node.waiting_torchrun import LAUNCHER, WaitingTorchrun
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.spec.job import JobSpec
-
-LAUNCHER = "MPCTL_LAUNCHER"
-"""Environment variable of torchrun: the process id of its parent, with which it ends."""
 
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
@@ -113,24 +111,33 @@ def exit_codes(output: str) -> dict[int, int]:
 class NodeTorchrun:
     """torchrun of one attempt on this host, and its ranks."""
 
-    def __init__(self, run: RunDir, start: NodeStart) -> None:
-        """Start torchrun, its output appended to its log. Raises OSError when it cannot start."""
+    def __init__(
+        self, run: RunDir, start: NodeStart, waiting: WaitingTorchrun | None = None
+    ) -> None:
+        """Start torchrun, its output appended to its log; waiting: one that only needs to be told
+        what to run. Raises OSError when it cannot start."""
         self.run, self.start, self.kills = run, start, memory_kills()
         self.log = run.node_log(start.node)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = torchrun_command(run.path, start)
         with self.log.open("ab") as log:
             log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
-            log.flush()
-            self.torchrun = subprocess.Popen(
+        if waiting is not None and waiting.order(command[3:], start.env, self.log.resolve()):
+            self.torchrun = waiting.process
+        else:
+            self.torchrun = self._start(command)
+        self.processes = ProcessTree(self.torchrun.pid, len(start.ranks))
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
                 command,
-                env={**os.environ, **start.env, LAUNCHER: str(os.getpid())},
+                env={**os.environ, **self.start.env, LAUNCHER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
-        self.processes = ProcessTree(self.torchrun.pid, len(start.ranks))
 
     def poll(self) -> int | None:
         """torchrun's exit code; None while it runs."""
