@@ -39,6 +39,7 @@ from mpctl.topology import Topology
 MACHINE_RULES = (
     "world-fits-machine",
     "world-fits-memory",
+    "copies-fit-memory",
     "nodes-on-host",
     "ranks-can-meet",
     "no-data",

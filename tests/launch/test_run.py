@@ -37,7 +37,7 @@ def test_its_files_and_its_account(finished: Launched) -> None:
     run = finished.run_dir
     assert sorted(path.name for path in run.iterdir()) == [
         ".mpctl-run", "checkpoints", "doing", "job.json", "launcher.json", "logs",
-        "metrics.jsonl", "plan.json", "ranks", "summary.json",
+        "metrics.jsonl", "nodes", "plan.json", "ranks", "summary.json",
     ]  # fmt: skip
     summary = finished.summary
     assert summary["schema"] == "mpctl.run/1"

@@ -131,7 +131,7 @@ def test_real_tensors_take_the_same_bytes(
     """The second step of 3 micro batches, with a tracker over real tensors."""
     job = tiny_job(
         data, training__global_batch_size=6, training__steps=2, training__eval_samples=0,
-        checkpoint__interval=0, launch__track_memory=False,
+        checkpoint__interval=0, checkpoint__at_end=False, launch__track_memory=False,
         **{**SHAPES[shape], **changes},
     )  # fmt: skip
     tracker = MemoryTracker(torch.device("cpu"))
