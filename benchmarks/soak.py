@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -226,8 +227,12 @@ def run_settings(steps: int, faults: int) -> list[str]:
 def undisturbed_losses(folder: Path, settings: list[str]) -> list[float]:
     run = SoakRun(folder / "undisturbed", settings)
     run.start(*arguments(folder / "data", run.path, *settings))
-    if run.launcher.wait():
-        raise SystemExit(run.messages.read_text())
+    try:
+        if run.launcher.wait():
+            raise SystemExit(run.messages.read_text())
+    finally:
+        if run.is_running:  # the soak itself was stopped
+            run.launcher.kill()
     return [record["loss"] for record in run.records()]
 
 
@@ -306,6 +311,7 @@ def soak(options: argparse.Namespace, folder: Path) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run is ended, too
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
