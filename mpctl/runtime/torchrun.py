@@ -49,9 +49,10 @@ def _read_order() -> list[str]:
     if not line:
         sys.exit(0)
     order = json.loads(line)
-    os.environ.update(order["env"])
-    redirect_output(Path(order["log"]))
-    return list(order["arguments"])
+    variables, log, arguments = (order[key] for key in ("env", "log", "arguments"))
+    os.environ.update(variables)
+    redirect_output(Path(log))
+    return list(arguments)
 
 
 if __name__ == "__main__":
