@@ -114,6 +114,7 @@ def test_a_killed_end_is_named_and_the_run_goes_on(
     assert not hosts.pids()
 
 
+@pytest.mark.slow
 def test_a_host_is_not_lost_while_its_ranks_have_not_started(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_another_world_than_the_planned_one_is_refused_by_one_message(
     assert not world.run_dir.exists() and world.left() == []
 
 
+@pytest.mark.slow
 def test_a_process_that_is_numbered_otherwise_is_named_by_the_first(
     data: Path, world: World
 ) -> None:
@@ -106,6 +107,7 @@ def test_every_process_has_to_know_the_run_directory(data: Path, world: World) -
     assert "add --run-dir" in world.output(0) and world.output(1) == ""
 
 
+@pytest.mark.slow
 def test_what_would_run_is_shown_by_the_first_alone(data: Path, world: World) -> None:
     argv = arguments(data, world.run_dir, "--tp", "2", "--dry-run")
     assert world.start(argv, ranks(2)).ended(60) == [0, 0]
@@ -113,6 +115,7 @@ def test_what_would_run_is_shown_by_the_first_alone(data: Path, world: World) ->
     assert world.output(1) == "" and not world.run_dir.exists()
 
 
+@pytest.mark.slow
 def test_another_backend_may_be_named_inside_of_a_world(data: Path, world: World) -> None:
     argv = arguments(data, world.run_dir, "--tp", "1", "--on", "local", "--dry-run")
     assert world.start(argv, [torchrun_world(1, 1, 2)]).ended(60) == [0]
