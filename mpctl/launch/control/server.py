@@ -8,7 +8,6 @@ of ControlServer, from its own thread.
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets
 import socket
 import threading
@@ -69,7 +68,6 @@ class ControlServer:
     def __init__(self, names: Sequence[str]) -> None:
         self.links = [HostLink(node, name) for node, name in enumerate(names)]
         self.nonce = secrets.token_hex(16)
-        self.strangers: list[str] = []
         self.port = 0
         self.requests = 0
         self.loop = asyncio.new_event_loop()
@@ -166,8 +164,6 @@ class ControlServer:
         if hello.node is None:
             named = [link for link in named if link.name in (hello.name, hello.facts.name)]
         free = [link for link in named if not link.is_ready]
-        if not free:
-            self.strangers.append(hello.name)
         return next(iter(free), None)
 
     def _receive(self, link: HostLink, message: FromAgent) -> None:
@@ -212,8 +208,3 @@ class ControlServer:
         """Answer the requests that a lost host will not answer."""
         while link.results:
             link.results.popitem()[1].set_exception(RuntimeError(link.lost))
-
-
-def is_nonce(server: ControlServer, hello: Hello) -> bool:
-    """Whether a host read this launch's nonce in the run directory, so that it shares it."""
-    return hmac.compare_digest(hello.facts.nonce.encode(), server.nonce.encode())
