@@ -81,7 +81,8 @@ def test_another_world_than_the_planned_one_is_refused_by_one_message(
     world.start(argv, ranks(2))
     assert world.processes[0].wait(60) == 2
     world.processes[1].terminate()  # as torchrun and srun --kill-on-bad-exit do
-    assert world.processes[1].wait(10) == 128 + signal.SIGTERM
+    # By the signal itself where the process still imports: its handler is set before it waits.
+    assert world.processes[1].wait(10) in (128 + signal.SIGTERM, -signal.SIGTERM)
     assert "torchrun started 2 processes, but the plan has 4 ranks" in world.output(0)
     assert world.output(1) == ""
     assert not world.run_dir.exists() and world.left() == []
