@@ -68,8 +68,15 @@ class Topology:
         world = prod(full.values())
         return cls(full, parse_order(order, full, full), gpus_per_node or world, split_stage)
 
-    def factored(self, axis: str, parts: Mapping[str, int]) -> Topology:
+    def factored(
+        self,
+        axis: str,
+        parts: Mapping[str, int],
+        unions: Mapping[str, tuple[str, ...]] | None = None,
+    ) -> Topology:
         """The same ranks with one axis split into several, the fastest-varying first.
+
+        unions: names for several of the new axes together.
 
         The groups of `axis` stay what they were. Raises ValueError where the sizes of the parts do
         not multiply to the size of the axis.
@@ -87,11 +94,15 @@ class Topology:
         for name, size in self.sizes.items():
             sizes |= parts if name == axis else {name: size}
         order = [part for name in self.order for part in (parts if name == axis else (name,))]
-        unions = {axis: tuple(parts)} | {
-            name: tuple(p for part in members for p in (parts if part == axis else (part,)))
-            for name, members in self.unions.items()
-        }
-        return replace(self, sizes=sizes, order=tuple(order), unions=unions)
+        named = (
+            {axis: tuple(parts)}
+            | dict(unions or {})
+            | {
+                name: tuple(p for part in members for p in (parts if part == axis else (part,)))
+                for name, members in self.unions.items()
+            }
+        )
+        return replace(self, sizes=sizes, order=tuple(order), unions=named)
 
     def view(self, sizes: Mapping[str, int], *, order: str) -> Topology:
         """The same ranks along other axes, whose sizes multiply to the world size.

@@ -23,7 +23,7 @@ from mpctl.units import DTYPE_BYTES
 def checkpoint_bytes(layout: JobLayout) -> int:
     """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
     hundred bytes a parameter, come on top."""
-    tp, width = layout.job.parallel.tp, DTYPE_BYTES[layout.job.training.dtype]
+    width = DTYPE_BYTES[layout.job.training.dtype]
     is_frozen = frozen_by(layout.table.freeze)
     trained, seen, total = 3 * max(4, width), set[str](), 0
     for stage in range(len(layout.stages)):
@@ -31,7 +31,7 @@ def checkpoint_bytes(layout: JobLayout) -> int:
             if weight.name not in seen:
                 seen.add(weight.name)
                 each = width if is_frozen(weight.name) else trained
-                total += tp * weight.local_numel(tp) * each
+                total += layout.grid.size * weight.local_numel(layout.grid) * each
     return total
 
 

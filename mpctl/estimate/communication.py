@@ -157,8 +157,8 @@ def local_parameters(
     """
 
     def count(weights: Iterable[ParameterSpec]) -> int:
-        tp = layout.job.parallel.tp
-        return sum(w.local_numel(tp) for w in weights if not (whole_only and w.is_split))
+        own = (w for w in weights if not (whole_only and w.is_split))
+        return sum(weight.local_numel(layout.grid) for weight in own)
 
     slices = layout.stage_slices(stage)
     ends = {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}

@@ -4,7 +4,7 @@ Of N bytes of gradients over the replicas (dp x cp), m micro batches (arXiv 1910
 ZeRO 0 all-reduces N once a step; 1 reduce-scatters N and gathers the parameters once; 2 scatters in
 each micro batch and gathers once; 3 scatters in each micro batch and gathers the parameters of a
 layer for its forward and, where gradients pass, again for its backward. After it, gradients of
-which each tp rank has a part (sequence parallelism) are summed over tp, and those of parameters
+which each tensor-parallel rank has a part are summed over its group, and those of parameters
 that several stages hold over these stages.
 
 How gradients are grouped is the runtime's (`overlap.buckets` of its profile). Ours fills buckets
@@ -32,6 +32,7 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import StageSlice
 from mpctl.spec.runtime import RuntimeProfile
+from mpctl.tensor_grid import TensorGrid
 
 # What may hide messages of the replicas: a layer's own pass, or once a step the last backward.
 COVERS: dict[Phase, Cover] = {
@@ -176,30 +177,30 @@ class GradientMessages:
         slices = group.replicas if group.zero else 1
         size = group.padded(shape.numel) // slices * group.gradient
         yield from (message for message in messages if message.what == "gradients")
-        yield from self._after_reduction(size, shape.is_partial, shape.stages)
+        yield from self._after_reduction(size, shape.partial, shape.stages)
         yield from (message for message in messages if message.what == "parameters")
 
     def _after_reduction(
-        self, size: int, is_partial: bool, stages: tuple[int, ...]
+        self, size: int, partial: str, stages: tuple[int, ...]
     ) -> Iterator[Message]:
-        if is_partial and self.layout.job.parallel.tp > 1:
-            yield Message("tp", "all_reduce", "partial gradients", size)
+        if partial:
+            yield Message(partial, "all_reduce", "partial gradients", size)
         if stages:
             yield Message("pp", "all_reduce", "shared parameters", size, stages=stages)
 
     def _by_layer(self, slices: Sequence[StageSlice]) -> Iterator[Message]:
         """Every layer by itself, and the ends of the chunk together, once each."""
-        tp = self.layout.job.parallel.tp
+        grid = self.layout.grid
         for part in slices:
             for layers, flow in part.blocks:
-                numel, trained = _numel(flow.part.weights, tp), _numel(flow.trained, tp)
+                numel, trained = _numel(flow.part.weights, grid), _numel(flow.trained, grid)
                 for message in self.group.passes(numel, trained, goes_back=flow.after):
                     yield message.times(layers)
         ends, trained_ends = (
             {w.name: w for part in slices for w in part.end_weights(trained_only=trained_only)}
             for trained_only in (False, True)
         )
-        numel, trained = _numel(ends.values(), tp), _numel(trained_ends.values(), tp)
+        numel, trained = _numel(ends.values(), grid), _numel(trained_ends.values(), grid)
         yield from self.group.passes(numel, trained, goes_back=True)
 
     def _whole_stage(self, stage: int) -> Iterator[Message]:
@@ -210,16 +211,16 @@ class GradientMessages:
         if layout.job.parallel.sequence_parallel:
             partial = local_parameters(layout, stage, trained_only=True, whole_only=True)
             if partial:
-                yield from self._after_reduction(partial * group.gradient, True, ())
+                yield from self._after_reduction(partial * group.gradient, "tp", ())
         for shared in self._shared:
             if stage in shared.stages:
-                size = shared.weight.local_numel(layout.job.parallel.tp) * group.gradient
-                yield from self._after_reduction(size, False, shared.stages)
+                size = shared.weight.local_numel(layout.grid) * group.gradient
+                yield from self._after_reduction(size, "", shared.stages)
 
     @cached_property
     def _shared(self) -> list[SharedParameter]:
         return shared_parameters(self.layout)
 
 
-def _numel(weights: Iterable[ParameterSpec], tp: int) -> int:
-    return sum(weight.local_numel(tp) for weight in weights)
+def _numel(weights: Iterable[ParameterSpec], grid: TensorGrid) -> int:
+    return sum(weight.local_numel(grid) for weight in weights)

@@ -18,6 +18,7 @@ from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.tensor_grid import TensorGrid
 from mpctl.units import DTYPE_BYTES
 
 
@@ -102,13 +103,16 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     job, memory = layout.job, layout.profile.memory
     if memory.kernels == "mpctl":
         return 0.0, 0.0
-    width, tp = DTYPE_BYTES[job.training.dtype], job.parallel.tp
+    width, grid = DTYPE_BYTES[job.training.dtype], layout.grid
     slices = layout.stage_slices(stage)
-    layer = max((_numel(part.stack.block.weights, tp) for part in slices), default=0)
-    ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), tp)
-    heads = [w.local_numel(tp) for part in slices if part.has_exit for w in part.stack.exit.weights]
+    layer = max((_numel(part.stack.block.weights, grid) for part in slices), default=0)
+    ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), grid)
+    heads = [
+        w.local_numel(grid) for part in slices if part.has_exit for w in part.stack.exit.weights
+    ]
     head = max(heads, default=0)
-    largest = max([head, *(w.local_numel(tp) for part in slices for w in part.stack.block.weights)])
+    blocks = (w.local_numel(grid) for part in slices for w in part.stack.block.weights)
+    largest = max([head, *blocks])
     if job.parallel.zero >= 3:
         return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
     if memory.weight_gradients == "layer" and layout.model.attention == "flash":
@@ -116,5 +120,5 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     return 0.0, float(largest * width)
 
 
-def _numel(weights: Iterable[ParameterSpec], tp: int) -> int:
-    return sum(weight.local_numel(tp) for weight in weights)
+def _numel(weights: Iterable[ParameterSpec], grid: TensorGrid) -> int:
+    return sum(weight.local_numel(grid) for weight in weights)

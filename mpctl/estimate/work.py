@@ -180,7 +180,8 @@ class OperatorTimer:
             work.dgrad += passes.backward * size / self.speed.bandwidth
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
-        moved = self.profile.operators.gradient_bytes * sum(w.local_numel(self.tp) for w in trained)
+        numel = sum(weight.local_numel(self.layout.grid) for weight in trained)
+        moved = self.profile.operators.gradient_bytes * numel
         work.wgrad += moved / self.speed.bandwidth
 
     def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:

@@ -131,10 +131,7 @@ class Embedding(nn.Module):
         self, hidden: Tensor, rng: CounterRNG | None, *, rng_site: str = "embedding"
     ) -> Tensor:
         """hidden with dropout; rng None is no dropout."""
-        if rng is None or not rng.active(self.dropout):
-            return hidden
-        rows = self.shard_context.positions(hidden.shape[1], hidden.device)
-        return rng.dropout(hidden, self.dropout, rng_site=rng_site, rows=rows)
+        return self.shard_context.dropout(hidden, rng, self.dropout, rng_site=rng_site)
 
 
 def padded(model: ModelSpec, group: Group) -> int:

@@ -50,7 +50,7 @@ class ParallelSelfAttention(nn.Module):
         self.config, self.shard_context = config, shard_context
         self.core = AttentionCore.of(config, shard_context, rng_site, recompute=recompute)
         self.local_heads = self.core.heads
-        _check_kv(config.heads, config.num_kv_heads, d, shard_context.tp.size)
+        _check_kv(config.heads, config.num_kv_heads, d, layers.feature_parts)
         parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
         h, bias = config.hidden, config.bias
         self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
@@ -70,6 +70,10 @@ class ParallelSelfAttention(nn.Module):
         those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cache: of the
         earlier positions; hidden holds the s positions behind them, whose keys and values are
         added to it, and mask and bias are then [.., s, all positions]."""
+        context = self.shard_context
+        rng = context.own_rng(rng, inside=True)
+        if isinstance(positions, Tensor) and positions.dim() > 1:
+            positions = context.own_samples(positions, inside=True)
         query, key, value = self._split(self.qkv(hidden))
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
         if self.config.rotary is not None:
@@ -78,14 +82,14 @@ class ParallelSelfAttention(nn.Module):
             query, key = self.config.rotary(query, key, rotated)
         if cache is not None:
             key, value = cache.append(key, value)
-        context = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)
+        heads = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)
         # [b, a/t, s, d] -> [b, s, a/t*d]
-        output: Tensor = self.output(context.transpose(1, 2).flatten(2))
+        output: Tensor = self.output(heads.transpose(1, 2).flatten(2))
         return output
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, kv = qkv.tensor_split((len(self.local_heads) * self.config.head_size,), dim=-1)
-        if self.config.num_kv_heads < self.shard_context.tp.size:
+        if self.config.num_kv_heads < self.shard_context.layers.feature_parts:
             key, value = self._gathered(kv)
         else:
             key, value = (self._by_head(part) for part in kv.chunk(2, dim=-1))
@@ -112,7 +116,8 @@ class ParallelSelfAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """Heads of this rank, head size and sizes of tp and cp, for `print(module)`."""
-        config, t, c = self.config, self.shard_context.tp.size, self.core.cp.size
+        config, c = self.config, self.core.cp.size
+        t = self.shard_context.layers.feature_parts
         heads = f"heads {self.local_heads.start}..{self.local_heads.stop} of {config.heads}"
         is_shared = config.queries_per_kv_head > 1
         kv = (

@@ -60,7 +60,7 @@ class _VocabTable(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.vocab_range = range(min(own.start, vocab), min(own.stop, vocab))
         self.weight = shard_parameter(
-            Shard((padded, hidden), 0, (own,)), init=init, dtype=dtype, device=device
+            Shard((padded, hidden), {0: (own,)}), init=init, dtype=dtype, device=device
         )
 
     def extra_repr(self) -> str:

@@ -84,10 +84,12 @@ class ColumnParallelLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         own = split_parts(self.parts, parts=group.size, index=group.rank)
         self.weight = shard_parameter(
-            Shard((out_features, in_features), 0, own), init=init, dtype=dtype, device=device
+            Shard((out_features, in_features), {0: own}), init=init, dtype=dtype, device=device
         )
         self.bias = (
-            shard_parameter(Shard((out_features,), 0, own), init=ZEROS, dtype=dtype, device=device)
+            shard_parameter(
+                Shard((out_features,), {0: own}), init=ZEROS, dtype=dtype, device=device
+            )
             if bias
             else None
         )
@@ -162,7 +164,7 @@ class RowParallelLinear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         own = local_range(in_features, parts=group.size, index=group.rank)
         self.weight = shard_parameter(
-            Shard((out_features, in_features), 1, (own,)), init=init, dtype=dtype, device=device
+            Shard((out_features, in_features), {1: (own,)}), init=init, dtype=dtype, device=device
         )
         self.bias = (
             shard_parameter(Shard((out_features,)), init=ZEROS, dtype=dtype, device=device)

@@ -1,20 +1,20 @@
 """Parameters that know which part of the whole they are, and weights that do not depend on t.
 
-A shard keeps some blocks of one dimension of the full parameter, or all of it (replicated). The
+A shard keeps some blocks of each dimension of the full parameter, or all of it (replicated). The
 initial value of an element is a function of (seed, full parameter name, its global coordinates),
 so the shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master
 weight is drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
 
 Rows 2 and 5 of a [6, 4] weight, a fused pair of parts split over t=3, rank 2:
->>> Shard((6, 4), dim=0, blocks=(range(2, 3), range(5, 6))).local_shape
+>>> Shard((6, 4), {0: (range(2, 3), range(5, 6))}).local_shape
 (2, 4)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -41,44 +41,55 @@ ZEROS, ONES = Init("zeros"), Init("ones")
 
 @dataclass(frozen=True)
 class Shard:
-    """The part kept of a parameter of full size `shape`: `blocks` along `dim`; None: all of it."""
+    """The part kept of a parameter of full size `shape`. cuts: of each dimension that is split, the
+    blocks that are kept; the other dimensions are whole."""
 
     shape: tuple[int, ...]
-    dim: int | None = None
-    blocks: tuple[range, ...] = ()
+    cuts: Mapping[int, tuple[range, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.dim is None and self.blocks:
-            raise ValueError(f"blocks {self.blocks} need a dim to lie along (dim is None)")
-        if self.dim is not None and any(block.stop > self.shape[self.dim] for block in self.blocks):
-            raise ValueError(f"blocks {self.blocks} leave dim {self.dim} of {self.shape}")
+        for dim, blocks in self.cuts.items():
+            if not 0 <= dim < len(self.shape):
+                raise ValueError(f"dim {dim} of {self.shape} (0 <= dim < {len(self.shape)})")
+            if any(block.stop > self.shape[dim] for block in blocks):
+                raise ValueError(f"blocks {blocks} leave dim {dim} of {self.shape}")
+
+    def blocks(self, dim: int) -> tuple[range, ...]:
+        """The blocks kept along `dim`: one of all where it is whole."""
+        return self.cuts.get(dim, (range(self.shape[dim]),))
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Shape of this rank's part: `shape`, with the lengths of `blocks` added up along `dim`."""
-        kept = sum(map(len, self.blocks))
-        return tuple(kept if d == self.dim else size for d, size in enumerate(self.shape))
+        """Shape of this rank's part: along each dimension the lengths of its blocks added up."""
+        return tuple(sum(map(len, self.blocks(dim))) for dim in range(len(self.shape)))
 
     def index(self, dim: int) -> Tensor:
         """Global coordinates along `dim` of the local elements, in local order."""
-        spans = self.blocks if dim == self.dim else (range(self.shape[dim]),)
-        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        return torch.cat([torch.arange(b.start, b.stop) for b in self.blocks(dim)])
 
     def take(self, full: Tensor) -> Tensor:
         """This shard's part of a full tensor (a copy where it is split)."""
-        if self.dim is None:
-            return full
-        return full.index_select(self.dim, self.index(self.dim).to(full.device))
+        for dim in self.cuts:
+            full = full.index_select(dim, self.index(dim).to(full.device))
+        return full
+
+
+def single_cut(shard: Shard) -> tuple[int | None, tuple[range, ...]]:
+    """The only dimension that is split and its blocks; (None, ()) of a whole parameter."""
+    return next(iter(shard.cuts.items()), (None, ()))
 
 
 def assemble(shards: Sequence[Shard], pieces: Sequence[Tensor]) -> Tensor:
     """The full tensor from every rank's piece: the inverse of `Shard.take`."""
-    first = shards[0]
-    if first.dim is None:
+    if not any(shard.cuts for shard in shards):
         return pieces[0]
-    full = pieces[0].new_empty(first.shape)
+    full = pieces[0].new_empty(shards[0].shape)
     for shard, piece in zip(shards, pieces, strict=True):
-        full.index_copy_(first.dim, shard.index(first.dim).to(full.device), piece)
+        last = len(shard.shape) - 1
+        places = [
+            shard.index(d).to(full.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
+        ]
+        full[tuple(places)] = piece
     return full
 
 
@@ -100,14 +111,15 @@ class ParallelAttributes:
     """What a parameter is in the parallel model.
 
     shard: the part of the full parameter that this rank holds. init: the law of its initial value;
-    None for a parameter that `shard_parameter` did not make. is_partial: whether its gradient has
-    to be summed over tp. deferred_wgrad: where products leave the computation of its gradient; None
-    to compute it in backward.
+    None for a parameter that `shard_parameter` did not make. partial: the name of the
+    tensor-parallel group over which its gradient has to be summed; empty where it is complete.
+    deferred_wgrad: where products leave the computation of its gradient; None to compute it in
+    backward.
     """
 
     shard: Shard
     init: Init | None = None
-    is_partial: bool = False
+    partial: str = ""
     deferred_wgrad: DeferredWgrad | None = None
 
 
@@ -137,19 +149,26 @@ def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
     return None if attributes is None else attributes.deferred_wgrad
 
 
-def mark_partial(owner: nn.Module | nn.Parameter) -> None:
-    """Say that each rank of tp uses these replicated parameters for a part of the sequence only.
+def mark_partial(owner: nn.Module | nn.Parameter, kind: str = "tp") -> None:
+    """Say that each rank of the group `kind` uses these parameters for a part of the activations
+    only.
 
-    Their gradients are then partial sums, to be summed over tp before use: norms, the biases of
-    row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2).
+    Their gradients are then partial sums, to be summed over the group before use: norms, the biases
+    of row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2),
+    on a grid what several of its ranks hold (TensorGrid.partial_kind).
     """
     for parameter in owner.parameters() if isinstance(owner, nn.Module) else (owner,):
-        _attach(parameter, replace(parallel_attributes(parameter), is_partial=True))
+        _attach(parameter, replace(parallel_attributes(parameter), partial=kind))
+
+
+def partial_kind(parameter: Tensor) -> str:
+    """The group over which the gradient still has to be summed; empty where it is complete."""
+    return parallel_attributes(parameter).partial
 
 
 def is_partial(parameter: Tensor) -> bool:
-    """Whether the gradient still has to be summed over tp."""
-    return parallel_attributes(parameter).is_partial
+    """Whether the gradient still has to be summed over tensor-parallel ranks."""
+    return bool(partial_kind(parameter))
 
 
 def shard_of(parameter: Tensor) -> Shard:

@@ -65,7 +65,7 @@ class RelativeBias(nn.Module):
         self.heads, self.local_heads = heads, shard_context.layers.local_heads(heads)
         self.shard_context = shard_context
         self.weight = shard_parameter(
-            Shard((buckets, heads), 1, (self.local_heads,)),
+            Shard((buckets, heads), {1: (self.local_heads,)}),
             init=Init("normal", init_std),
             dtype=shard_context.dtype,
             device=shard_context.device,

@@ -71,10 +71,8 @@ class ResidualLayer(nn.Module):
         return x + self._dropout(compute(norm(x)), rng, name)
 
     def _dropout(self, x: Tensor, rng: CounterRNG | None, branch: str) -> Tensor:
-        if rng is None or not rng.active(self.config.dropout):
-            return x
-        rows = self.shard_context.positions(x.shape[1], x.device)
-        return rng.dropout(x, self.config.dropout, rng_site=f"{self.rng_site}.{branch}", rows=rows)
+        rng_site = f"{self.rng_site}.{branch}"
+        return self.shard_context.dropout(x, rng, self.config.dropout, rng_site=rng_site)
 
     def extra_repr(self) -> str:
         """Dropout and the settings that differ from the defaults, for `print(module)`."""

@@ -7,17 +7,20 @@ or a loss. So they are the same code whatever the mode of tensor parallelism is:
     1d    Megatron-LM (arXiv 1909.08053): weights over t ranks, activations replicated, or split
           over the sequence (arXiv 2205.05198)
 
-To add a mode (2D: arXiv 2104.05343, 2.5D: 2105.14500, 3D: 2105.14450): a class with the methods of
-`TensorParallel`, given as `ShardContext(tensor_parallel=...)`. `Topology` factors the tp axis into
-the groups that such a mode needs.
+    2d, 2.5d, 3d    over a grid of ranks, which cuts activations too: samples and hidden states
+
+A mode is a class with the methods of `TensorParallel` (tensor_modes.py names it). What its grid
+cuts is told by mpctl/tensor_grid.py: *outside*, between the layers, and *inside*, between a column-
+and a row-parallel layer. A module is given whole micro batches of tokens and targets; its hidden
+states are this rank's part.
 
 Letters: b batch, s sequence, h hidden, v vocabulary, t tp, c cp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.config import Norm
 from mpctl.kernels.context import NO_CP, context_positions
+from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
@@ -35,16 +39,29 @@ from mpctl.kernels.norm import LayerNorm, RMSNorm
 from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
 from mpctl.kernels.replicated import ReplicatedLinear, ReplicatedTable
 from mpctl.sharding import local_range
+from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group
 
 NORMS: dict[Norm, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
 NO_TP = Group()  # of weights that are whole
+WHOLE_GRID = TensorGrid()
 M = TypeVar("M", bound=nn.Module)
 
 
 class TensorParallel(Protocol):
-    """Makes the split modules of one mode. Shapes are those of 1d; a column-parallel layer gives
-    what a row-parallel layer takes, whatever lies between them elementwise."""
+    """Makes the split modules of one mode. Shapes are those of 1d; on a grid b and h are this
+    rank's, too. A column-parallel layer gives what a row-parallel layer takes, whatever lies
+    between them elementwise."""
+
+    def samples(self, count: int, *, inside: bool = False) -> range:
+        """Which samples of a micro batch of so many this rank holds, outside or inside."""
+
+    def columns(self, width: int) -> range:
+        """Which hidden states, by global number, the `width` of this rank are, outside."""
+
+    @property
+    def feature_parts(self) -> int:
+        """Into how many parts heads, MLP columns and vocabulary are cut."""
 
     def local_heads(self, heads: int) -> range:
         """The attention heads of this rank, by global number; ValueError where they do not
@@ -84,8 +101,8 @@ class TensorParallel(Protocol):
         """[b, s, hidden] -> logits [b, s, v_local] by the table of the word embedding."""
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
-        """Logits [b, s, v_local], targets [b, s] -> losses [b, s]; overwrites the logits in
-        backward."""
+        """Logits [b, s, v_local], targets [b, s] of the whole micro batch -> losses [b, s] of this
+        rank's samples inside; overwrites the logits in backward."""
 
 
 class TensorParallel1D:
@@ -97,6 +114,19 @@ class TensorParallel1D:
         self._split = {
             "group": context.tp, "sequence_parallel": context.sequence_parallel, **self._tensors
         }  # fmt: skip
+
+    def samples(self, count: int, *, inside: bool = False) -> range:
+        """All of them."""
+        return range(count)
+
+    def columns(self, width: int) -> range:
+        """All of them."""
+        return range(width)
+
+    @property
+    def feature_parts(self) -> int:
+        """One a rank."""
+        return self.group.size
 
     def local_heads(self, heads: int) -> range:
         """A contiguous block of heads / t."""
@@ -142,7 +172,7 @@ class TensorParallel1D:
 
     def word_bias(self, padded_vocab: int) -> nn.Parameter:
         """The block of this rank's rows of the word table, zeros at first."""
-        shard = Shard((padded_vocab,), 0, (self._words(padded_vocab),))
+        shard = Shard((padded_vocab,), {0: (self._words(padded_vocab),)})
         return shard_parameter(shard, init=ZEROS, **self._tensors)
 
     def tied_logits(self, hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
@@ -173,7 +203,9 @@ class ShardContext:
     tp: the group over which weights are split; cp: that over which the sequence is
     (context.py). sequence_parallel: activations between the layers are split over tp too, along
     the sequence (arXiv 2205.05198). dtype, device: of parameters, torch's defaults by default.
-    backend: the kernels of attention and norms. tensor_parallel: the mode of tensor parallelism.
+    backend: the kernels of attention and norms. tensor_parallel: makes the modules of the mode of
+    tensor parallelism. grid, groups: of a mode other than 1d the grid of the tp ranks and this
+    rank's groups in it, by their names (TensorGrid.groups).
     """
 
     tp: Group = NO_TP
@@ -183,6 +215,8 @@ class ShardContext:
     device: torch.device | str | None = None
     backend: KernelBackend = TORCH_BACKEND
     tensor_parallel: Callable[[ShardContext], TensorParallel] = TensorParallel1D
+    grid: TensorGrid = WHOLE_GRID
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> TensorParallel:
@@ -209,8 +243,30 @@ class ShardContext:
         of_cp = context_positions(length_cp, self.cp.size, self.cp.rank, device=device)
         return of_cp[own.start : own.stop]
 
+    def own_samples(self, tensor: Tensor, *, inside: bool = False) -> Tensor:
+        """[b, ..] of the whole micro batch -> of this rank's samples, outside or inside."""
+        own = self.layers.samples(len(tensor), inside=inside)
+        return tensor if len(own) == len(tensor) else tensor[own.start : own.stop]
+
+    def own_rng(self, rng: CounterRNG | None, *, inside: bool = False) -> CounterRNG | None:
+        """The random numbers of this rank's samples, outside or inside."""
+        if rng is None:
+            return None
+        samples = self.own_samples(rng.samples, inside=inside)
+        return rng if samples is rng.samples else replace(rng, samples=samples)
+
+    def dropout(self, x: Tensor, rng: CounterRNG | None, p: float, *, rng_site: str) -> Tensor:
+        """x [b, s, h] between layers with dropout of probability p; rng None is no dropout."""
+        own = self.own_rng(rng)
+        if own is None or not own.active(p):
+            return x
+        rows, columns = self.positions(x.shape[1], x.device), self.layers.columns(x.shape[-1])
+        return own.dropout(x, p, rng_site=rng_site, rows=rows, columns=columns)
+
     def own_rows(self, tensor: Tensor) -> Tensor:
-        """[b, s/c, ..] -> [b, s/(ct), ..] under sequence parallelism, else as it is."""
+        """[b, s/c, ..] of the whole micro batch -> this rank's part between layers: [b, s/(ct), ..]
+        under sequence parallelism."""
+        tensor = self.own_samples(tensor)
         if not self.sequence_parallel:
             return tensor
         own = local_range(tensor.shape[1], parts=self.tp.size, index=self.tp.rank)

@@ -24,7 +24,7 @@ class _Item(NamedTuple):
     name: str
     size: int
     is_trained: bool
-    is_partial: bool
+    partial: str
 
 
 class _UnitRun(NamedTuple):
@@ -65,9 +65,7 @@ def bucket_shapes(
         if item.is_trained or rules.zero_stage == 3:
             using = tuple(sorted({chunk for chunk, _, _ in uses}))
             holders = shared.get(name, ())
-            shape = BucketShape(
-                item.size, using, goes_back, item.is_trained, item.is_partial, holders
-            )
+            shape = BucketShape(item.size, using, goes_back, item.is_trained, item.partial, holders)
             shapes[shape] += 1
     return shapes
 
@@ -99,8 +97,8 @@ def _unit_runs(rules: BucketRules, slices: Iterable[StageSlice]) -> Iterator[_Un
 
 
 def _item(rules: BucketRules, weight: ParameterSpec, name: str, is_trained: bool) -> _Item:
-    is_partial = rules.sequence_parallel and not weight.is_split
-    return _Item(name, weight.local_numel(rules.tp), is_trained, is_partial)
+    partial = rules.grid.partial_kind(weight.dims)
+    return _Item(name, weight.local_numel(rules.grid), is_trained, partial)
 
 
 def _without(unit: _UnitRun, apart: set[str]) -> _UnitRun:
@@ -112,11 +110,11 @@ def _by_unit(units: Sequence[_UnitRun], chunk: int) -> Counter[BucketShape]:
     """ZeRO 3: what a unit has of one kind, units in the order of backward."""
     shapes: Counter[BucketShape] = Counter()
     for unit in reversed(units):
-        kinds: Counter[tuple[bool, bool]] = Counter()
+        kinds: Counter[tuple[bool, str]] = Counter()
         for item in reversed(unit.items):
-            kinds[item.is_trained, item.is_partial] += item.size
-        for (is_trained, is_partial), numel in kinds.items():
-            shape = BucketShape(numel, (chunk,), unit.goes_back, is_trained, is_partial)
+            kinds[item.is_trained, item.partial] += item.size
+        for (is_trained, partial), numel in kinds.items():
+            shape = BucketShape(numel, (chunk,), unit.goes_back, is_trained, partial)
             shapes[shape] += unit.times
     return shapes
 
@@ -124,15 +122,15 @@ def _by_unit(units: Sequence[_UnitRun], chunk: int) -> Counter[BucketShape]:
 def _by_size(units: Sequence[_UnitRun], chunk: int, rules: BucketRules) -> Counter[BucketShape]:
     """Below ZeRO 3: trained parameters up to the rules' size, those with whole gradients first."""
     shapes: Counter[BucketShape] = Counter()
-    for is_partial in (False, True):
-        for _, numel in filled(_sizes(units, is_partial=is_partial), rules.max_elements):
-            shapes[BucketShape(numel, (chunk,), True, True, is_partial)] += 1
+    for partial in sorted({item.partial for unit in units for item in unit.items}):
+        for _, numel in filled(_sizes(units, partial), rules.max_elements):
+            shapes[BucketShape(numel, (chunk,), True, True, partial)] += 1
     return shapes
 
 
-def _sizes(units: Sequence[_UnitRun], *, is_partial: bool) -> Iterator[int]:
+def _sizes(units: Sequence[_UnitRun], partial: str) -> Iterator[int]:
     """Elements of trained parameters in the order in which backward completes their gradients."""
     for unit in reversed(units):
-        own = [i.size for i in reversed(unit.items) if i.is_trained and i.is_partial is is_partial]
+        own = [i.size for i in reversed(unit.items) if i.is_trained and i.partial == partial]
         for _ in range(unit.times if own else 0):
             yield from own

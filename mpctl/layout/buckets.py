@@ -7,9 +7,10 @@ layer, exit. ZeRO (arXiv 1910.02054, section 5) cuts a bucket into one slice a r
 equal length: 1 shares the optimizer's state, 2 the gradients too, 3 the parameters too. At 3 a
 bucket is what a unit has of one kind, because it is gathered as one.
 
-Three kinds have buckets of their own: gradients of which each tp rank has a part (sequence
-parallelism), so that the sum over tp is one message; parameters that several stages or chunks use,
-so that they are cut alike wherever they are; at ZeRO 3 frozen parameters, which have no gradient.
+Three kinds have buckets of their own: gradients of which each tensor-parallel rank has a part
+(norms under sequence parallelism, vectors of a grid), so that their sum is one message a group;
+parameters that several stages or chunks use, so that they are cut alike wherever they are; at ZeRO
+3 frozen parameters, which have no gradient.
 
 By hand, 10 elements in buckets of at most 6, in forward order a 4, b 3, c 3: (c, b), (a). Over 4
 replicas their slices are 2 and 1 elements, of 8 and 4 with padding.
@@ -26,6 +27,7 @@ from typing import NamedTuple
 from mpctl.operators.grad_flow import IsFrozen
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import StageSlice
+from mpctl.tensor_grid import TensorGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,9 @@ class Bucket:
     them. unit: number of the first unit (entry, layers, exit in forward order) that uses them.
     layer: the module around whose passes ZeRO 3 gathers them, "" for the whole chunk. goes_back:
     whether backward computes any gradient in that module. is_trained: False for frozen parameters.
-    is_partial: whether each tp rank holds only a part of the gradient's sum. is_shared: whether
-    other stages hold them too.
+    partial: the tensor-parallel group over which each rank holds only a part of the gradient's sum
+    (TensorGrid.partial_kind), empty where it is whole. is_shared: whether other stages hold them
+    too.
     """
 
     names: tuple[str, ...]
@@ -47,7 +50,7 @@ class Bucket:
     layer: str
     goes_back: bool
     is_trained: bool
-    is_partial: bool
+    partial: str
     is_shared: bool
 
     @property
@@ -86,7 +89,7 @@ class BucketShape(NamedTuple):
     chunks: tuple[int, ...]
     goes_back: bool
     is_trained: bool
-    is_partial: bool
+    partial: str
     stages: tuple[int, ...] = ()
 
 
@@ -100,18 +103,18 @@ class _BucketItem(NamedTuple):
     layer: str
     goes_back: bool
     is_trained: bool
-    is_partial: bool
+    partial: str
 
 
 @dataclass(frozen=True, slots=True)
 class BucketRules:
     """What decides how a stage's gradients are grouped.
 
-    max_elements: of a bucket below ZeRO 3. is_frozen: whether the parameter of a name is frozen.
+    grid: of the tensor-parallel ranks. max_elements: of a bucket below ZeRO 3. is_frozen: whether
+    the parameter of a name is frozen.
     """
 
-    tp: int
-    sequence_parallel: bool
+    grid: TensorGrid
     zero_stage: int
     max_elements: int
     is_frozen: IsFrozen
@@ -143,20 +146,20 @@ def _chunk_items(
     rules: BucketRules, chunk: int, slices: Sequence[StageSlice]
 ) -> Iterator[_BucketItem]:
     """Parameters of a chunk, each once, in forward order."""
-    seen, sizes = set[str](), dict[int, list[tuple[str, int, bool]]]()
+    seen, sizes = set[str](), dict[int, list[tuple[str, int, str]]]()
     units = [unit for part in slices for unit in _units(part)]  # kept alive: their ids are keys
     for number, (layer, prefix, weights, goes_back) in enumerate(units):
         if id(weights) not in sizes:  # all layers of a stack have the same
-            sizes[id(weights)] = [(w.name, w.local_numel(rules.tp), w.is_split) for w in weights]
-        for own, size, is_split in sizes[id(weights)]:
+            sizes[id(weights)] = [
+                (w.name, w.local_numel(rules.grid), rules.grid.partial_kind(w.dims))
+                for w in weights
+            ]
+        for own, size, partial in sizes[id(weights)]:
             name = prefix + own
             if name not in seen:
                 seen.add(name)
-                is_partial = rules.sequence_parallel and not is_split
                 is_trained = not rules.is_frozen(name)
-                yield _BucketItem(
-                    name, size, chunk, number, layer, goes_back, is_trained, is_partial
-                )
+                yield _BucketItem(name, size, chunk, number, layer, goes_back, is_trained, partial)
 
 
 def _units(part: StageSlice) -> Iterator[tuple[str, str, tuple[ParameterSpec, ...], bool]]:
@@ -181,16 +184,16 @@ def layer_units(slices: Iterable[StageSlice]) -> dict[str, int]:
 
 def _by_unit(items: Iterable[_BucketItem]) -> Iterator[list[_BucketItem]]:
     for _, unit in groupby(items, key=lambda item: item.unit):
-        kinds: dict[tuple[bool, bool], list[_BucketItem]] = {}
+        kinds: dict[tuple[bool, str], list[_BucketItem]] = {}
         for item in unit:
-            kinds.setdefault((item.is_trained, item.is_partial), []).append(item)
+            kinds.setdefault((item.is_trained, item.partial), []).append(item)
         yield from kinds.values()
 
 
 def _by_size(rules: BucketRules, items: Sequence[_BucketItem]) -> Iterator[list[_BucketItem]]:
     """Trained parameters in groups of at most `max_elements`, those with whole gradients first."""
-    for is_partial in (False, True):
-        kind = [item for item in items if item.is_trained and item.is_partial is is_partial]
+    for partial in sorted({item.partial for item in items}):
+        kind = [item for item in items if item.is_trained and item.partial == partial]
         start = 0
         for count, _ in filled((item.size for item in kind), rules.max_elements):
             yield kind[start : start + count]
@@ -227,6 +230,6 @@ def _bucket(items: Sequence[_BucketItem], shared: Collection[str]) -> Bucket:
         layer=first.layer,
         goes_back=first.goes_back,
         is_trained=first.is_trained,
-        is_partial=first.is_partial,
+        partial=first.partial,
         is_shared=first.name in shared,
     )

@@ -19,7 +19,7 @@ from mpctl.errors import InputError
 from mpctl.families import get_table
 from mpctl.layout.bucket_shapes import bucket_shapes
 from mpctl.layout.buckets import Bucket, BucketRules, BucketShape, chunk_buckets, layer_units
-from mpctl.layout.topology import job_topology, replicas
+from mpctl.layout.topology import job_grid, job_topology, replicas
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
@@ -27,6 +27,7 @@ from mpctl.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
+from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 from mpctl.units import DTYPE_BYTES
 
@@ -71,6 +72,11 @@ class JobLayout:
     def topology(self) -> Topology:
         """Which rank sits where."""
         return job_topology(self.job)
+
+    @cached_property
+    def grid(self) -> TensorGrid:
+        """The tensor-parallel ranks as a grid: what cuts activations and weights."""
+        return job_grid(self.job)
 
     @property
     def last_stage(self) -> int:
@@ -166,8 +172,7 @@ class JobLayout:
     def _bucket_rules(self) -> BucketRules:
         parallel, training = self.job.parallel, self.job.training
         return BucketRules(
-            tp=parallel.tp,
-            sequence_parallel=parallel.sequence_parallel,
+            grid=self.grid,
             zero_stage=self.zero_stage,
             max_elements=parallel.bucket_bytes // DTYPE_BYTES[training.reduced_dtype],
             is_frozen=frozen_by(self.table.freeze),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from mpctl.spec.job import JobSpec
+from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 
 
@@ -20,13 +21,26 @@ def zero_stage(job: JobSpec) -> int:
 
 def job_topology(job: JobSpec) -> Topology:
     """Which rank of a complete job sits where. Raises ValueError where the order names other axes
-    than there are."""
+    than there are, or where the tensor-parallel ranks are no grid of their mode."""
     cluster, parallel = job.cluster, job.parallel
-    return Topology.of(job.sizes, order=parallel.order, gpus_per_node=cluster.gpus_per_node)
+    whole = Topology.of(job.sizes, order=parallel.order, gpus_per_node=cluster.gpus_per_node)
+    if parallel.tensor_mode == "1d":
+        return whole
+    grid = job_grid(job)
+    several = {name: axes for name, axes in grid.groups.items() if len(axes) > 1}
+    return whole.factored("tp", grid.axes, several)
+
+
+def job_grid(job: JobSpec) -> TensorGrid:
+    """The grid of the job's tensor-parallel ranks. Raises ValueError where they are no grid of its
+    tensor mode."""
+    p = job.parallel
+    return TensorGrid.of(p.tensor_mode, p.tp, p.tensor_depth, sequence_parallel=p.sequence_parallel)
 
 
 def find_topology(job: JobSpec) -> Topology | None:
-    """The job's topology, or None where the axes do not fill the world or their order is none."""
+    """The job's topology, or None where the axes do not fill the world, their order is none, or
+    the tensor-parallel ranks are no grid."""
     if prod(job.sizes.values()) != job.world_size:
         return None
     try:

@@ -26,7 +26,8 @@ from functools import cached_property
 from math import prod
 
 from mpctl.operators.saved import SavedTensor
-from mpctl.sharding import AXIS_OF_DIM, reduced_axes
+from mpctl.sharding import reduced_axes
+from mpctl.tensor_grid import FEATURES, TensorGrid
 
 Dims = tuple[str, ...]
 
@@ -46,12 +47,12 @@ class ParameterSpec:
 
     @cached_property
     def is_split(self) -> bool:
-        """Whether each tp rank holds a part of it."""
-        return any(AXIS_OF_DIM.get(dim) == "tp" for dim in self.dims)
+        """Whether it has a dimension of features, which every tensor mode cuts."""
+        return any(dim in FEATURES for dim in self.dims)
 
-    def local_numel(self, tp: int) -> int:
-        """Elements of it on each of tp ranks."""
-        return self.numel // tp if self.is_split else self.numel
+    def local_numel(self, grid: TensorGrid) -> int:
+        """Elements of it on each tensor-parallel rank."""
+        return self.numel // grid.weight_parts(self.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,11 @@ class MatMul:
     def rows(self) -> Dims:
         """The dimensions of X that W does not contract; a row of X for each of their elements."""
         return tuple(dim for dim in self.reads if dim in self.writes)
+
+    @property
+    def is_column(self) -> bool:
+        """Whether it writes features (column-parallel), as the head does; else it reads them."""
+        return any(dim in FEATURES for dim in self.writes)
 
     @property
     def forward_axes(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-KINDS = ("", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send")
+KINDS = ("", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "reduce")
 MAX_GROUPS, SHIFT = 31, 64
 GROUP_TEXT = 96
 GROUP_BYTES = 32 + GROUP_TEXT

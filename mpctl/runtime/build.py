@@ -18,8 +18,10 @@ from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.residual import ResidualLayer
+from mpctl.kernels.tensor_modes import tensor_parallel_of
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.topology import job_grid
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
 from mpctl.rundir.directory import RunDir
@@ -60,7 +62,8 @@ def build_trainer(
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     device, record = environment.device, environment.traffic.record
     log = environment.log
-    mesh = build_mesh(topology, rank, device, launch=job.launch, record=record, log=log)
+    grid = job_grid(job)
+    mesh = build_mesh(topology, rank, device, launch=job.launch, grid=grid, record=record, log=log)
     trainer = _assemble(run_dir, PipelinePartition.of(job, mesh.pp.rank), mesh, environment)
     saved = list_checkpoints(trainer.saver.root)
     if saved:
@@ -127,7 +130,7 @@ def _gradient_buffer(
         [shard for shard in shards if shard.bucket.is_trained],
         TORCH_DTYPES[layout.job.training.reduced_dtype],
         mesh.device,
-        ReductionGroups(mesh.tp, mesh.dp_cp, mesh.pp),
+        ReductionGroups(mesh.tp, mesh.dp_cp, mesh.pp, mesh.tensor),
         zero=layout.zero_stage,
         norm_block=norm_block,
     )
@@ -145,6 +148,9 @@ def build_chunks(
         TORCH_DTYPES[job.training.dtype],
         mesh.device,
         kernels,
+        tensor_parallel_of(mesh.grid.mode),
+        mesh.grid,
+        mesh.tensor,
     )
     chunks = [
         build_module(partition.model, job.training, shard_context, slices)

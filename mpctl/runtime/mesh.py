@@ -9,8 +9,8 @@ rank of each group: 32 MiB for an axis of 8 ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 import torch
@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from mpctl.rundir.collective_log import CollectiveLog, rank_ranges
 from mpctl.spec.launch import LaunchSpec
+from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective, Group
 from mpctl.transport.segment import NoSegment, open_segment
@@ -42,6 +43,8 @@ class Mesh:
     dp: the position among the ranks that read other samples, which send each other nothing as such;
     dp_cp: the group of the ranks that hold the same parameters, for other samples or other parts of
     the sequence, over which gradients are reduced. pp: the stages of one pipeline, by their number.
+    grid: the tp ranks as a grid. tensor: the groups in which gradients are partial sums and, of a
+    grid, its others, by the names of TensorGrid.groups; `tp` for 1d.
     """
 
     topology: Topology
@@ -55,6 +58,8 @@ class Mesh:
     world: Group
     launch: LaunchSpec
     log: CollectiveLog | None = None
+    grid: TensorGrid = field(default_factory=TensorGrid)
+    tensor: Mapping[str, Group] = field(default_factory=dict)
 
     @property
     def coords(self) -> dict[str, int]:
@@ -68,8 +73,11 @@ class Mesh:
 
     @property
     def reports_loss(self) -> bool:
-        """Whether this rank's loss is counted for its samples and its part of the sequence."""
-        return self.tp.rank == 0 and self.pp.rank == self.pp.size - 1
+        """Whether this rank's loss is counted for its samples and its part of the sequence: the
+        ranks that hold other parts of the vocabulary have the same."""
+        place = self.grid.coords(self.tp.rank)
+        is_first = all(place[axis] == 0 for axis in self.grid.feature_axes)
+        return is_first and self.pp.rank == self.pp.size - 1
 
 
 def build_mesh(
@@ -78,11 +86,13 @@ def build_mesh(
     device: torch.device,
     *,
     launch: LaunchSpec,
+    grid: TensorGrid | None = None,
     record: Record | None = None,
     log: CollectiveLog | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it.
 
+    grid: of the tp ranks; None is 1d, one row of them.
     record: is told of every collective; log: where this rank writes how far it is in them.
     """
     everyone = dist.group.WORLD if topology.world_size > 1 else None
@@ -93,11 +103,16 @@ def build_mesh(
     factory = replace(factory, world=world)
     # A group's messages travel one after the other: those of cp would wait behind gradients.
     is_separate = topology.sizes["cp"] > 1
+    tp = factory.make_axes_group(("tp",), "tp")
+    grid = grid or TensorGrid.of("1d", tp.size)
+    several = {name: factory.make_axes_group(axes, name) for name, axes in grid.groups.items()}
     return Mesh(
         topology,
         rank,
         device,
-        tp=factory.make_axes_group(("tp",), "tp"),
+        tp=tp,
+        grid=grid,
+        tensor={"tp": tp, **several},
         cp=factory.make_axes_group(("cp",), "cp"),
         dp_cp=factory.make_axes_group(("dp", "cp"), "dp", is_separate=is_separate),
         dp=AxisPosition(topology.coords(rank)["dp"], topology.sizes["dp"]),

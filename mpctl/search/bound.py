@@ -112,7 +112,8 @@ class StepTimeBound:
         """Costs of the layouts of a layer key; None where a link that they need states no
         bandwidth."""
         layout = self._nearest_ranks(layer)
-        operators = self.evaluator.timer(layout, self.evaluator.job_layout(layout))
+        job_layout = self.evaluator.job_layout(layout)
+        operators, grid = self.evaluator.timer(layout, job_layout), job_layout.grid
         table, slow = self.evaluator.table(layer.tp), self.evaluator.speed.host
         layers: list[tuple[int, PassBound]] = []
         ends: list[tuple[int, PassBound]] = []
@@ -123,7 +124,7 @@ class StepTimeBound:
                     work = operators.block(stack, kind)
                     layers.append((len(run), pass_bound(work, slow)))
                     weights = (kind.part.weights, kind.trained)
-                    numel, trained = (sum(w.local_numel(layer.tp) for w in ws) for ws in weights)
+                    numel, trained = (sum(w.local_numel(grid) for w in ws) for ws in weights)
                     sizes.append((numel, trained, kind.after))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
         except MissingLink:

@@ -48,7 +48,12 @@ class ParallelSpec(StrictModel):
     )
     schedule: ScheduleName = Field("1f1b", description="order of a pipeline's micro batches")
     tensor_mode: TensorMode = Field(
-        "1d", description="how tp splits matrices: 1d runs, the others are only planned"
+        "1d",
+        description="how tp splits matrices: over a row of ranks (1d), a square (2d), squares "
+        "in layers (2.5d) or a cube (3d)",
+    )
+    tensor_depth: Count | None = Field(
+        None, description="layers d of 2.5d, for which tp = d q^2; the least that fits when absent"
     )
     first_stage_layers: Layers | None = Field(
         None, description="layers of the first stage; an equal share when absent"

@@ -45,8 +45,8 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Collective:
     """One collective of a run.
 
-    kind: all_reduce, all_gather, reduce_scatter, broadcast or send. axis: name of the group. bytes:
-    of the whole message, over all ranks.
+    kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce or send. axis: name of the
+    group. bytes: of the whole message, over all ranks.
     """
 
     kind: str
@@ -167,16 +167,25 @@ class Group:
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, on all ranks. A contiguous tensor is
         overwritten: use the returned one."""
+        return self._broadcast(tensor, source, False).wait()
+
+    def start_broadcast(self, tensor: Tensor, source: int) -> Pending:
+        """`broadcast` without waiting; `tensor` must not be written until `wait`."""
+        return self._broadcast(tensor, source, True)
+
+    def start_reduce(self, tensor: Tensor, target: int) -> Pending:
+        """The sum over the ranks on the group's rank `target`, without waiting; what `wait` returns
+        on the other ranks is undefined. A contiguous tensor is overwritten."""
         if self.size == 1:
-            return tensor
+            return Pending(tensor)
         tensor = tensor.contiguous()
 
         def start() -> Work | None:
             if self.shared is not None:
-                return self.shared.broadcast(tensor, source, self.name)
-            return dist.broadcast(tensor, group=self.process_group, group_src=source)
+                return self.shared.reduce(tensor, target, self.name)
+            return dist.reduce(tensor, group=self.process_group, group_dst=target, async_op=True)
 
-        return Pending(tensor, self._send("broadcast", tensor, start, False)).wait()
+        return Pending(tensor, self._send("reduce", tensor, start, True))
 
     def start_send(self, tensor: Tensor, destination: int) -> Pending:
         """Send a tensor to the group's rank `destination`, without waiting; messages between two
@@ -195,6 +204,20 @@ class Group:
         number = channel.start(_KIND_NUMBERS["send"], buffer.nbytes) if channel else 0
         work = dist.irecv(buffer, group=self.process_group, group_src=source)
         return Pending(buffer, _logged(work, channel, number))
+
+    def _broadcast(self, tensor: Tensor, source: int, is_async: bool) -> Pending:
+        if self.size == 1:
+            return Pending(tensor)
+        tensor = tensor.contiguous()
+
+        def start() -> Work | None:
+            if self.shared is not None:
+                return self.shared.broadcast(tensor, source, self.name)
+            return dist.broadcast(
+                tensor, group=self.process_group, group_src=source, async_op=is_async
+            )
+
+        return Pending(tensor, self._send("broadcast", tensor, start, is_async))
 
     def _all_reduce(self, tensor: Tensor, op: Reduction, is_async: bool) -> Pending:
         if self.size == 1:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 Reduction = Literal["sum", "max"]
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum}
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 class CollectiveSteps(Protocol):
@@ -116,6 +116,30 @@ class Broadcast:
         """See CollectiveSteps."""
         if self.rank != self.source:
             self.flat[cut].copy_(rows[self.source, : length(cut)])
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """flat [n] of rank `target` becomes the sum over the ranks; that of the others stays."""
+
+    flat: Tensor
+    rank: int
+    target: int
+    kind = "reduce"
+
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
+        if self.rank != self.target:
+            slot[: length(cut)].copy_(self.flat[cut])
+
+    def take(self, rows: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
+        if self.rank == self.target:
+            parts = list(rows[:, : length(cut)].unbind())
+            parts[self.rank] = self.flat[cut]
+            total = torch.empty_like(self.flat[cut])
+            _combine(parts, "sum", total)
+            self.flat[cut].copy_(total)
 
 
 def length(cut: slice) -> int:

@@ -30,6 +30,7 @@ from mpctl.transport.messages import (
     AllReduce,
     Broadcast,
     CollectiveSteps,
+    Reduce,
     ReduceScatter,
     Reduction,
     length,
@@ -110,6 +111,11 @@ class Exchange:
     def broadcast(self, tensor: Tensor, source: int, axis: str) -> Operation:
         """The tensor of group rank `source`, in place."""
         message = Broadcast(_flat(tensor), self.rank, source)
+        return self._start(message, tensor, tensor.numel(), axis)
+
+    def reduce(self, tensor: Tensor, target: int, axis: str) -> Operation:
+        """The sum over the ranks, in place, on group rank `target` alone."""
+        message = Reduce(_flat(tensor), self.rank, target)
         return self._start(message, tensor, tensor.numel(), axis)
 
     def finish(self, chunks: int) -> None:

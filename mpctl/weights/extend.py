@@ -80,12 +80,12 @@ def vocabulary_tables(model: ModelSpec) -> set[str]:
 def rows_of_rank(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
     """The rows of `wanted` that this rank holds, some at a time: (slice of its rows, their ids).
 
-    >>> list(rows_of_rank(Shard((8, 2), 0, (range(4, 8),)), range(6)))
+    >>> list(rows_of_rank(Shard((8, 2), {0: (range(4, 8),)}), range(6)))
     [(slice(0, 2, None), range(4, 6))]
     """
-    assert shard.dim in (0, None), f"a vocabulary split along dim {shard.dim}"
+    assert shard.cuts.keys() <= {0}, f"a vocabulary split along dims {set(shard.cuts)}"
     offset = 0
-    for block in shard.blocks if shard.dim == 0 else (range(shard.shape[0]),):
+    for block in shard.blocks(0):
         end = min(block.stop, wanted.stop)
         for start in range(max(block.start, wanted.start), end, ROWS_AT_ONCE):
             ids = range(start, min(start + ROWS_AT_ONCE, end))

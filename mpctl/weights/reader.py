@@ -101,9 +101,8 @@ def _fill(hub: Hub, row: Row, shard: Shard, tensor: Tensor) -> None:
 def _rows_in(span: range, shard: Shard) -> Iterator[tuple[slice, slice]]:
     """(slice of the rank's rows, slice of the stored tensor's rows) where they meet; span: which
     rows of our whole parameter the stored tensor is."""
-    blocks = shard.blocks if shard.dim == 0 else (range(shard.shape[0]),)
     offset = 0
-    for block in blocks:
+    for block in shard.blocks(0):
         start, stop = max(span.start, block.start), min(span.stop, block.stop)
         if start < stop:
             to = start - block.start + offset
@@ -113,11 +112,11 @@ def _rows_in(span: range, shard: Shard) -> Iterator[tuple[slice, slice]]:
 
 def _columns_in(shard: Shard) -> Iterator[tuple[tuple[slice, ...], slice]]:
     """(local slices of ours beyond the rows, slice of the tensor's columns)."""
-    if shard.dim != 1:
+    if 1 not in shard.cuts:
         yield (), slice(None)
         return
     offset = 0
-    for block in shard.blocks:
+    for block in shard.blocks(1):
         yield (slice(offset, offset + len(block)),), slice(block.start, block.stop)
         offset += len(block)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mpctl.durable import sync_folder, write_whole
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import Shard, shard_of
+from mpctl.kernels.parameters import Shard, shard_of, single_cut
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.shards import MANIFEST, SCHEMA, shard_path
@@ -110,8 +110,9 @@ def _contents(checkpoint: OpenCheckpoint, shards: dict[str, Shard]) -> dict[str,
     """The record of a shard, without its file."""
     placements: dict[str, dict[str, Any]] = {}
     for name, shard in shards.items():
-        blocks = [[block.start, block.stop] for block in shard.blocks]
-        placements[name] = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
+        dim, cut = single_cut(shard)
+        blocks = [[block.start, block.stop] for block in cut]
+        placements[name] = {"shape": list(shard.shape), "dim": dim, "blocks": blocks}
         if name not in checkpoint.frozen:
             placements[name]["updates"] = checkpoint.updates_of(name)
     frozen = [name for name in shards if name in checkpoint.frozen]

@@ -14,8 +14,15 @@ from pathlib import Path
 from torch import Tensor
 
 from mpctl.families import get_table
-from mpctl.kernels.parameters import Shard
-from mpctl.rundir.shards import Manifest, damage_error, read_manifest, read_shard_record, shard_path
+from mpctl.kernels.parameters import Shard, single_cut
+from mpctl.rundir.shards import (
+    Manifest,
+    ParameterPlacement,
+    damage_error,
+    read_manifest,
+    read_shard_record,
+    shard_path,
+)
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import TensorHeader
 from mpctl.weights.shard_reader import ShardReader
@@ -96,13 +103,15 @@ def padding_rows(model: ModelSpec) -> dict[str, int]:
 def _open_source(folder: Path, index: int) -> ShardSource:
     record = read_shard_record(folder, index, hashed=False)
     parameters = record.parameters
-    shards = {
-        name: Shard(tuple(p.shape), p.dim, tuple(range(*block) for block in p.blocks))
-        for name, p in parameters.items()
-    }
+    shards = {name: _shard_of(p) for name, p in parameters.items()}
     updates = {name: p.updates for name, p in parameters.items() if p.updates is not None}
     reader = ShardReader(shard_path(folder, index), record)
     return ShardSource(reader, shards, frozenset(record.frozen), updates)
+
+
+def _shard_of(placement: ParameterPlacement) -> Shard:
+    blocks = tuple(range(*block) for block in placement.blocks)
+    return Shard(tuple(placement.shape), {} if placement.dim is None else {placement.dim: blocks})
 
 
 def _fill(
@@ -117,19 +126,20 @@ def _fill(
     covered, owners = 0, [source for source in sources if name in source.shards]
     if not owners:
         raise damage_error(sources[0].path.parent, f"{name} is in no shard, the model has it")
+    dim, blocks = single_cut(target)
     for source in owners:
         saved = source.shards[name]
         if not _fits(saved, target, is_padded=first_optional is not None):
             raise damage_error(
                 source.path, f"{name}: holds {saved.shape}, the model needs {target.shape}"
             )
-        if target.dim is None:
-            _copy(source.reader, name, [(slice(None), slice(None))], target.dim, tensors)
+        if dim is None:
+            _copy(source.reader, name, [(slice(None), slice(None))], dim, tensors)
             return
-        covered += _copy(source.reader, name, list(overlaps(saved, target)), target.dim, tensors)
+        covered += _copy(source.reader, name, list(overlaps(saved, target)), dim, tensors)
     needed = sum(
         max(0, min(b.stop, b.stop if first_optional is None else first_optional) - b.start)
-        for b in target.blocks
+        for b in blocks
     )
     if covered < needed:
         raise damage_error(sources[0].path.parent, f"{name}: {needed - covered} rows are missing")
@@ -137,24 +147,25 @@ def _fill(
 
 def _fits(saved: Shard, target: Shard, *, is_padded: bool) -> bool:
     """Whether both are parts of one parameter, whose height along `dim` padding may change."""
-    free = target.dim if is_padded else None
+    dim = single_cut(target)[0]
+    free = dim if is_padded else None
     sizes = enumerate(zip(saved.shape, target.shape, strict=False))
     same = all(a == b or d == free for d, (a, b) in sizes)
-    return same and saved.dim == target.dim and len(saved.shape) == len(target.shape)
+    return same and single_cut(saved)[0] == dim and len(saved.shape) == len(target.shape)
 
 
 def overlaps(source: Shard, target: Shard) -> Iterator[tuple[slice, slice]]:
     """Pairs of local slices (in `source`, in `target`) of the same elements along the split
     dimension.
 
-    >>> a, b = Shard((8,), 0, (range(0, 4),)), Shard((8,), 0, (range(2, 8),))
+    >>> a, b = Shard((8,), {0: (range(0, 4),)}), Shard((8,), {0: (range(2, 8),)})
     >>> list(overlaps(a, b))
     [(slice(2, 4, None), slice(0, 2, None))]
     """
     source_offset = 0
-    for theirs in source.blocks:
+    for theirs in single_cut(source)[1]:
         target_offset = 0
-        for ours in target.blocks:
+        for ours in single_cut(target)[1]:
             start, stop = max(theirs.start, ours.start), min(theirs.stop, ours.stop)
             if start < stop:
                 a, b = start - theirs.start + source_offset, start - ours.start + target_offset

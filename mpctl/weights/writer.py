@@ -224,7 +224,8 @@ def _piece(saved: SavedModel, name: str, rows: slice, *, transposed: bool) -> Te
     shards, parts = [], []
     for tensor, placement in saved.parts(name):
         blocks = tuple(range(*block) for block in placement.blocks)
-        shards.append(Shard(tuple(placement.shape), placement.dim, blocks))
+        cuts = {} if placement.dim is None else {placement.dim: blocks}
+        shards.append(Shard(tuple(placement.shape), cuts))
         parts.append(read_piece(tensor.path, f"{name}/value"))
     part = assemble(shards, parts)[rows]
     return part.T if transposed else part

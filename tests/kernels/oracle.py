@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.context import context_split
-from mpctl.kernels.parameters import Shard, assemble, is_partial, shard_of
+from mpctl.kernels.parameters import assemble, is_partial, shard_of
 from mpctl.transport.group import Collective, Group
+from tests.shards import PlainShard, plain, shard_from
 
 EXACT = 1e-10
 
@@ -83,29 +84,21 @@ def fill(module: nn.Module, seed: int = 3) -> None:
             parameter.copy_(shard.take(numbers(*shard.shape, seed=seed + number) * 0.3))
 
 
-def gradients(module: nn.Module) -> dict[str, tuple[Tensor, list[int], int, list[list[int]]]]:
+def gradients(module: nn.Module) -> dict[str, tuple[Tensor, PlainShard]]:
     """Gradients with the shard as plain values, to be sent from a rank."""
     result = {}
     for name, parameter in module.named_parameters():
-        shard = shard_of(parameter)
-        dim = -1 if shard.dim is None else shard.dim
-        blocks = [[block.start, block.stop] for block in shard.blocks]
         assert parameter.grad is not None, name
-        result[name] = (parameter.grad, list(shard.shape), dim, blocks)
+        result[name] = (parameter.grad, plain(shard_of(parameter)))
     return result
 
 
-def whole(pieces: list[tuple[Tensor, list[int], int, list[list[int]]]]) -> Tensor:
-    """One gradient assembled from the ranks; replicated ones must agree."""
-    shards = [
-        Shard(tuple(shape), None if dim < 0 else dim, tuple(range(*b) for b in blocks))
-        for _, shape, dim, blocks in pieces
-    ]
-    tensors = [piece[0] for piece in pieces]
-    if shards[0].dim is None:
-        for other in tensors[1:]:
-            close(other, tensors[0])
-    return assemble(shards, tensors)
+def whole(pieces: list[tuple[Tensor, PlainShard]]) -> Tensor:
+    """One gradient assembled from the ranks; parts that several ranks hold must agree."""
+    held: dict[str, Tensor] = {}
+    for tensor, shard in pieces:
+        close(tensor, held.setdefault(str(shard), tensor))
+    return assemble([shard_from(shard) for _, shard in pieces], [tensor for tensor, _ in pieces])
 
 
 def close(actual: Tensor, expected: Tensor, bound: float = EXACT) -> None:

@@ -162,7 +162,7 @@ def test_a_masked_token_of_the_context_does_not_matter() -> None:
 
 def test_weights_are_two_parts_and_bad_heads_are_refused() -> None:
     module = make_cross_attention(32, 4, tp=Group(1, 2), rng_site="x")
-    assert shard_of(module.key_value.weight).blocks == (range(16, 32), range(48, 64))
+    assert shard_of(module.key_value.weight).blocks(0) == (range(16, 32), range(48, 64))
     assert repr(module).startswith("ParallelCrossAttention(\n  heads 2..4 of 4, d=8, dropout=0.0")
     with pytest.raises(ValueError, match="3 is not divisible by 2"):
         make_cross_attention(24, 3, tp=Group(0, 2), rng_site="x")

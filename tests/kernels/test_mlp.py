@@ -96,7 +96,7 @@ def test_gated_mlps_against_their_formula(size: int) -> None:
 def test_each_part_of_the_fused_weight_is_split_by_itself() -> None:
     mlp = make_mlp(H, 8, tp=Group(1, 2), activation="swiglu")
     assert shard_of(mlp.up.weight).shape == (16, H)
-    assert shard_of(mlp.up.weight).blocks == (range(4, 8), range(12, 16))
+    assert shard_of(mlp.up.weight).blocks(0) == (range(4, 8), range(12, 16))
     assert mlp.down.weight.shape == (H, 4)
 
 

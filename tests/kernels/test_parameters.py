@@ -54,7 +54,7 @@ def test_dtype_changes_the_rounding_only() -> None:
 
 def test_the_chunk_size_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn() -> torch.Tensor:
-        weight = shard_parameter(Shard((37, 19), 0, (range(3, 36),)), init=Init("normal", 1.0))
+        weight = shard_parameter(Shard((37, 19), {0: (range(3, 36),)}), init=Init("normal", 1.0))
         parameters.fill_normal(
             weight.data, shard_of(weight), 5, parameters.parallel_attributes(weight).init
         )
@@ -106,13 +106,13 @@ def test_a_foreign_parameter_is_named() -> None:
 
 def test_assemble_undoes_take() -> None:
     full = numbers(6, 4)
-    shards = [Shard((6, 4), 0, (range(r, r + 1), range(3 + r, 4 + r))) for r in range(3)]
+    shards = [Shard((6, 4), {0: (range(r, r + 1), range(3 + r, 4 + r))}) for r in range(3)]
     assert torch.equal(assemble(shards, [shard.take(full) for shard in shards]), full)
     assert shards[2].local_shape == (2, 4)
 
 
 def test_a_shard_outside_its_parameter_is_refused() -> None:
     with pytest.raises(ValueError, match="leave dim 0"):
-        Shard((6, 4), 0, (range(5, 7),))
-    with pytest.raises(ValueError, match="need a dim"):
-        Shard((6, 4), None, (range(1),))
+        Shard((6, 4), {0: (range(5, 7),)})
+    with pytest.raises(ValueError, match="dim 2 of"):
+        Shard((6, 4), {2: (range(1),)})

@@ -26,7 +26,7 @@ def buckets_of(freeze: tuple[str, ...] = (), pp: int = 1, vpp: int = 1, **parall
 
 def bucket(*sizes: int) -> Bucket:
     names = tuple(map(str, range(len(sizes))))
-    return Bucket(names, sizes, (0,), 0, "", True, True, False, False)
+    return Bucket(names, sizes, (0,), 0, "", True, True, "", False)
 
 
 MODELS: list[dict[str, Any]] = [
@@ -69,7 +69,7 @@ def test_every_parameter_is_in_one(zero: int, how: dict[str, Any], freeze: tuple
         weights = {w.name for w in layout.stage_parameters(stage)}
         frozen = {n for n in weights if n.startswith(("layers.0.", "embedding.position."))}
         assert sorted(names) == sorted(weights - frozen if freeze and zero < 3 else weights)
-        units = [held.unit for held in buckets if len(held.chunks) == 1 and not held.is_partial
+        units = [held.unit for held in buckets if len(held.chunks) == 1 and not held.partial
                  and not held.is_shared and len(layout.stages[stage]) == 1]  # fmt: skip
         assert units == sorted(units, reverse=True)  # the order in which backward ends them
 
@@ -91,7 +91,7 @@ def test_shapes_are_those_of_the_named_buckets(
             is_by_unit = zero == 3 or own.is_shared or len(own.chunks) > 1
             goes_back = own.goes_back if is_by_unit else True  # only asked where ZeRO 3 gathers
             shape = BucketShape(
-                own.numel, own.chunks, goes_back, own.is_trained, own.is_partial, holders
+                own.numel, own.chunks, goes_back, own.is_trained, own.partial, holders
             )
             shapes[shape] = shapes.get(shape, 0) + 1
         found = layout.bucket_shapes(stage)
@@ -114,7 +114,7 @@ def test_what_others_hold_too_and_what_is_partial_stand_alone() -> None:
     _, found = buckets_of(pp=2, tp=2, sequence_parallel=True)
     for buckets in found:
         assert [held.names for held in buckets if held.is_shared] == [("embedding.word.weight",)]
-        assert [held.is_partial for held in buckets] == [False, True, False]
+        assert [held.partial for held in buckets] == ["", "tp", ""]
 
 
 def test_zero_3_has_a_bucket_a_layer_and_kind() -> None:

@@ -318,5 +318,7 @@ def test_flops_by_passes() -> None:
 def test_trained_parameters_are_those_that_no_pattern_names(freeze: set[str], tp: int) -> None:
     layout = JobLayout.of(job_of({**SMALL, "parallel.tp": tp, "training.freeze": sorted(freeze)}))
     is_frozen = frozen_by(sorted(freeze))
-    expected = sum(w.local_numel(tp) for w in layout.table.weights() if not is_frozen(w.name))
+    expected = sum(
+        w.local_numel(layout.grid) for w in layout.table.weights() if not is_frozen(w.name)
+    )
     assert local_parameters(layout, 0, trained_only=True) == expected

@@ -36,7 +36,7 @@ def _buffer(
 ) -> GradientBuffer:
     """Of one bucket, on one replica."""
     names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
-    bucket = Bucket(names, sizes, (0,), 0, "", True, True, False, False)
+    bucket = Bucket(names, sizes, (0,), 0, "", True, True, "", False)
     groups = ReductionGroups(tp=tp or Group())
     return GradientBuffer([BucketShard(bucket, tuple(parameters), Group())], dtype, CPU, groups)
 
@@ -56,7 +56,7 @@ def test_learning_rate_by_hand() -> None:
 def _norm(rank: int, size: int) -> float:
     """A split [4, 3] of ones and a replicated [5] of twos: sqrt(12 + 20)."""
     half = range(2 * rank, 2 * rank + 2)
-    split = shard_parameter(Shard((4, 3), 0, (half,)), init=Init("ones"))
+    split = shard_parameter(Shard((4, 3), {0: (half,)}), init=Init("ones"))
     both = shard_parameter(Shard((5,)), init=Init("ones"))
     buffer = _buffer([both, split], torch.float32, Group(rank, size, torch.distributed.group.WORLD))
     split.grad.fill_(1.0)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mpctl.data.prepare import prepare
-from mpctl.kernels.parameters import Shard, assemble, shard_of
+from mpctl.kernels.parameters import assemble, shard_of
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
@@ -23,6 +23,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job, parse
 from mpctl.topology import Topology
 from tests.ranks import run_ranks
+from tests.shards import plain, shard_from
 
 VOCAB, STEPS = 300, 20
 SETTINGS: dict[str, Any] = {
@@ -90,10 +91,10 @@ def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict
         "validation": trainer.last_validation,
         "count": sum(p.numel() for p in trainer.model.parameters()),
         "weights": {
-            name: (*_place(shard_of(p)), p.data) for name, p in trainer.model.named_parameters()
+            name: (plain(shard_of(p)), p.data) for name, p in trainer.model.named_parameters()
         },
         "gradients": {
-            name: (*_place(shard_of(p)), gradients[p])
+            name: (plain(shard_of(p)), gradients[p])
             for name, p in trainer.model.named_parameters() if p in gradients
         },
     }  # fmt: skip
@@ -117,10 +118,6 @@ def whole_values(trainer: Trainer) -> None:
             store.gather()
 
 
-def _place(shard: Shard) -> tuple[list[int], int | None, list[list[int]]]:
-    return list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks]
-
-
 def column(ranks: list[dict[str, Any]], name: str = "loss") -> list[float]:
     """One figure of every step, as rank 0 recorded it."""
     return [record[name] for record in ranks[0]["records"]]
@@ -135,7 +132,7 @@ def whole_weights(
     whole = {}
     for name in parts[0]:
         held = [part[name] for part in parts]
-        shards = [Shard(tuple(s), d, tuple(range(*b) for b in bs)) for s, d, bs, _ in held]
-        whole[name] = assemble(shards, [piece for *_, piece in held])
+        shards = [shard_from(shard) for shard, _ in held]
+        whole[name] = assemble(shards, [piece for _, piece in held])
     padded = {"embedding.word.weight", "head.weight", "head.bias"} & whole.keys()
     return whole | {name: whole[name][:vocab] for name in padded}

@@ -154,7 +154,7 @@ def targets_of(model: ModelSpec, *, tp: int, rank: int) -> Targets:
     for weight in get_table(model, tp=tp).weights():
         if weight.dims[0] == "vocab":
             own = local_range(weight.shape[0], parts=tp, index=rank)
-            shard = Shard(weight.shape, 0, (own,))
+            shard = Shard(weight.shape, {0: (own,)})
         elif weight.name == "final_norm.weight":
             shard = Shard(weight.shape)
         else:

@@ -113,13 +113,11 @@ def _is_part(whole: Tensor, held: Any) -> None:
     """What a rank that trained holds is what the one rank resumed, so the oracle is no echo."""
     if held is None:
         return
-    _, dim, blocks, value = held
-    if dim is None:
-        assert torch.equal(whole, value)
-        return
-    ids = [i for start, stop in blocks for i in range(start, stop) if i < whole.shape[dim]]
-    kept = value if len(ids) == value.shape[dim] else value[: len(ids)]
-    assert torch.equal(whole.index_select(dim, torch.tensor(ids, dtype=torch.long)), kept)
+    (_, cuts), value = held
+    for dim, blocks in cuts:
+        ids = [i for start, stop in blocks for i in range(start, stop) if i < whole.shape[dim]]
+        whole, value = whole.index_select(dim, torch.tensor(ids)), value.narrow(dim, 0, len(ids))
+    assert torch.equal(whole, value)
 
 
 @every

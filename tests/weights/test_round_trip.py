@@ -15,7 +15,7 @@ from safetensors import safe_open
 from mpctl.errors import InputError
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import Shard, assemble, shard_of
+from mpctl.kernels.parameters import assemble, shard_of
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.model import ModelSpec
@@ -28,6 +28,7 @@ from mpctl.weights.reader import fill
 from mpctl.weights.saved import SavedModel
 from mpctl.weights.writer import export_weights, hub_config, import_weights
 from tests.ranks import run_ranks
+from tests.shards import plain, shard_from
 from tests.weights.hub import KINDS, VOCAB, Truth, answer, fields, load, summed_loss, tokens
 
 Truths = Callable[[str], Truth]
@@ -63,7 +64,7 @@ def _rank(rank: int, size: int, folder: str, kind: str) -> dict[str, Any]:
         "answer": said,
         "loss": float(loss.detach()),
         "gradients": {
-            name: (list(shard.shape), shard.dim, [[b.start, b.stop] for b in shard.blocks], p.grad)
+            name: (plain(shard), p.grad)
             for name, p in model.named_parameters()
             for shard in [shard_of(p)]
         },
@@ -81,8 +82,7 @@ def assert_close(found: Any, expected: Any) -> None:
 
 
 def whole(parts: list[Any]) -> torch.Tensor:
-    shards = [Shard(tuple(s), d, tuple(range(*b) for b in bs)) for s, d, bs, _ in parts]
-    return assemble(shards, [piece for *_, piece in parts])
+    return assemble([shard_from(shard) for shard, _ in parts], [piece for _, piece in parts])
 
 
 def theirs(row: Any, gradients: dict[str, torch.Tensor]) -> torch.Tensor:

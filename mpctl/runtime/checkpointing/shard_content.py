@@ -16,7 +16,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import shard_of
+from mpctl.kernels.parameters import shard_of, single_cut
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.weights.files import DTYPES, Entry
@@ -152,8 +152,9 @@ def shard_record(
     placements: dict[str, Placement] = {}
     for parameter in states:
         shard = shard_of(parameter)
-        blocks = [[block.start, block.stop] for block in shard.blocks]
-        placement: Placement = {"shape": list(shard.shape), "dim": shard.dim, "blocks": blocks}
+        dim, cut = single_cut(shard)
+        blocks = [[block.start, block.stop] for block in cut]
+        placement: Placement = {"shape": list(shard.shape), "dim": dim, "blocks": blocks}
         if parameter in optimizer.trained:
             placement["updates"] = optimizer.updates_of(parameter)
         placements[names[parameter]] = placement

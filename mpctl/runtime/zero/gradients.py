@@ -17,7 +17,7 @@ By hand, 5 elements over 2 replicas: stage 1 keeps 6 (one is padding) and steps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -159,11 +159,15 @@ GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
 
 @dataclass(frozen=True)
 class ReductionGroups:
-    """The groups over which gradients and their norm are summed; one rank each by default."""
+    """The groups over which gradients and their norm are summed; one rank each by default.
+
+    tensor: those of partial gradients, by the names that buckets have for them.
+    """
 
     tp: Group = field(default_factory=Group)
     dp_cp: Group = field(default_factory=Group)
     pp: Group = field(default_factory=Group)
+    tensor: Mapping[str, Group] = field(default_factory=dict)
 
 
 class GradientBuffer:
@@ -195,10 +199,11 @@ class GradientBuffer:
             store.zero()
 
     def sum_parts(self) -> None:
-        """Sum over tp and over the stages, once the sums over the replicas are complete."""
+        """Sum partial gradients over their tensor-parallel group, and shared ones over the stages,
+        once the sums over the replicas are complete."""
         for store in self.stores:
-            if store.shard.bucket.is_partial:
-                self.groups.tp.all_reduce(store.local)
+            if partial := store.shard.bucket.partial:
+                self.groups.tensor[partial].all_reduce(store.local)
             if store.shard.stages is not None:
                 store.shard.stages.all_reduce(store.local)
 

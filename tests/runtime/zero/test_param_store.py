@@ -39,7 +39,7 @@ class LateGroup(Group):
 
 @pytest.fixture
 def store() -> Zero3ParamStore:
-    bucket = Bucket(("w",), (4,), (0,), 1, "layers.0", True, True, False, False)
+    bucket = Bucket(("w",), (4,), (0,), 1, "layers.0", True, True, "", False)
     group = LateGroup()
     return Zero3ParamStore(BucketShard(bucket, (nn.Parameter(torch.arange(4.0)),), group))
 
