@@ -7,13 +7,15 @@ its conjugate backward:
     reduce_from_region      g   forward all-reduce       backward identity
     gather_sequence             forward all-gather       backward reduce-scatter  (dim 1)
     scatter_sequence_sum        forward reduce-scatter   backward all-gather      (dim 1)
+    scatter_samples_sum         forward reduce-scatter   backward all-gather      (dim 0)
     scatter_to_region           forward select block     backward all-gather      (last dim)
     gather_from_region          forward all-gather       backward select block    (last dim)
     split_sequence              forward select block     backward all-gather      (dim 1)
 
 f and g are the names of Megatron-LM (arXiv 1909.08053, section 3, figure 3). The next two are those
 of its sequence parallelism (arXiv 2205.05198, section 4.2.2), where activations outside the region
-are split over the sequence. "Select block" takes this rank's t-th of a dimension.
+are split over the sequence; on a grid of ranks the samples are. "Select block" takes this rank's
+t-th of a dimension.
 
 By hand, t=2 and y = g(x * r) with r = 1 on one rank and 2 on the other: y = 3x on both ranks, and
 f's all-reduce makes dx = 1 + 2 = 3. By hand, with (a, b) on rank 0 and (c, d) on rank 1, each its
@@ -35,7 +37,7 @@ from torch import Tensor
 from mpctl.sharding import local_range
 from mpctl.transport.group import Group
 
-SEQUENCE = 1
+SAMPLES, SEQUENCE = 0, 1
 
 
 def copy_to_region(tensor: Tensor, group: Group, *, owned: bool = False) -> Tensor:
@@ -68,7 +70,12 @@ def gather_sequence(tensor: Tensor, group: Group) -> Tensor:
 
 def scatter_sequence_sum(tensor: Tensor, group: Group) -> Tensor:
     """Forward reduce-scatter, summands [b, s, h] -> sum [b, s/t, h]; backward all-gather."""
-    return tensor if group.size == 1 else _ScatterSum.apply(tensor, group)
+    return tensor if group.size == 1 else _ScatterSum.apply(tensor, group, SEQUENCE)
+
+
+def scatter_samples_sum(tensor: Tensor, group: Group) -> Tensor:
+    """Forward reduce-scatter, summands [b, s, h] -> sum [b/t, s, h]; backward all-gather."""
+    return tensor if group.size == 1 else _ScatterSum.apply(tensor, group, SAMPLES)
 
 
 def split_sequence(tensor: Tensor, group: Group) -> Tensor:
@@ -139,13 +146,13 @@ class _GatherSequence(torch.autograd.Function):
 
 class _ScatterSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.reduce_scatter(tensor, SEQUENCE)
+    def forward(ctx: Any, tensor: Tensor, group: Group, dim: int) -> Tensor:
+        ctx.group, ctx.dim = group, dim
+        return group.reduce_scatter(tensor, dim)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.group.all_gather(grad, SEQUENCE), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.group.all_gather(grad, ctx.dim), None, None
 
 
 class _Scatter(torch.autograd.Function):

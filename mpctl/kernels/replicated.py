@@ -16,7 +16,8 @@ from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
 
 
 class ReplicatedTable(nn.Module):
-    """A lookup table of n rows [n, h]: positions, segments."""
+    """A lookup table of n rows [n, h]: positions, segments. shard: the part of it that this rank
+    holds, all by default."""
 
     def __init__(
         self,
@@ -24,11 +25,13 @@ class ReplicatedTable(nn.Module):
         hidden: int,
         *,
         init: Init,
+        shard: Shard | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        self.weight = shard_parameter(Shard((rows, hidden)), init=init, dtype=dtype, device=device)
+        own = Shard((rows, hidden)) if shard is None else shard
+        self.weight = shard_parameter(own, init=init, dtype=dtype, device=device)
 
     def forward(self, rows: Positions) -> Tensor:
         """The rows of a range, [s, h], or those that an integer tensor [..] names, [.., h]."""

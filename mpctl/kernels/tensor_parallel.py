@@ -88,7 +88,7 @@ class TensorParallel(Protocol):
 
     def word_embedding(
         self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
-    ) -> VocabParallelEmbedding:
+    ) -> nn.Module:
         """Tokens [b, s] -> vectors [b, s, hidden]."""
 
     def output_head(self, vocab: int, hidden: int, *, padded_vocab: int, init: Init) -> nn.Module:
@@ -97,8 +97,8 @@ class TensorParallel(Protocol):
     def word_bias(self, padded_vocab: int) -> nn.Parameter:
         """One number a word, [padded_vocab/t], added to the logits."""
 
-    def tied_logits(self, hidden: Tensor, embedding: VocabParallelEmbedding) -> Tensor:
-        """[b, s, hidden] -> logits [b, s, v_local] by the table of the word embedding."""
+    def tied_logits(self, hidden: Tensor, embedding: Any) -> Tensor:
+        """[b, s, hidden] -> logits [b, s, v_local] by the table of what `word_embedding` made."""
 
     def cross_entropy(self, logits: Tensor, targets: Tensor, *, padded_vocab: int) -> Tensor:
         """Logits [b, s, v_local], targets [b, s] of the whole micro batch -> losses [b, s] of this

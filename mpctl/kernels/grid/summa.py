@@ -1,0 +1,177 @@
+"""SUMMA: products of matrices of which every rank of a q x q grid holds one block.
+
+Rank (i, j) of row i and column j holds X(i,j) [b/q, s, h/q] and the block A(i,j) of a matrix from
+h to o, stored transposed as torch has it: `weight` [o/q, h/q]. Three loops of q steps (arXiv
+2104.05343, section 3.1), each of which broadcasts blocks and multiplies them:
+
+    Y(i,j)  = sum_l X(i,l) A(l,j)       X(i,l) travels along col, A(l,j) along row; sums stay here
+    dX(i,l) = sum_j dY(i,j) A(l,j)^T    A(l,j) travels along row; partial sums are reduced along col
+    dA(l,j) = sum_i X(i,l)^T dY(i,j)    X(i,l) travels along col; partial sums are reduced along row
+
+The group `col` has the ranks of one row of the grid, which differ in their column; `row` those of
+one column. The table of words E [v, h] is held with E(i,j) at rank (i, j), so that logits
+L = X E^T are the second loop and its backward the other two:
+
+    L(i,l)  = sum_j X(i,j) E(l,j)^T
+    dX(i,j) = sum_l dL(i,l) E(l,j)      dE(l,j) = sum_i dL(i,l)^T X(i,j)
+
+In each loop the blocks of step l + 1 travel while step l is multiplied, and the sums of step l - 1
+are reduced: two buffers an operand. Only a rank's own blocks are kept for backward. Sums of 16-bit
+blocks are rounded to 16 bit at each of the q steps, as those of an all-reduce are.
+
+Tesseract (2.5d; arXiv 2105.14500) runs this at each depth for its share of the samples. Each depth
+then has a part of the sum dA; it is summed over depth once a step, with the other partial gradients
+(kernels/parameters.py), not once a product.
+
+By hand, q=2, all blocks one number, X = (1 2; 3 4), A = (5 6; 7 8): rank (0, 1) adds 1 * 6 in step
+0 and 2 * 8 in step 1: Y(0,1) = 22.
+
+Letters: b batch, s sequence, h in, o out, v vocabulary, q side of the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from mpctl.transport.group import Group, Pending
+
+
+@dataclass(frozen=True)
+class Square:
+    """The two groups of a rank of a q x q grid: `col` of the ranks in its row of the grid, which
+    differ in their column, and `row` of those in its column."""
+
+    col: Group
+    row: Group
+
+
+def summa_linear(x: Tensor, weight: Tensor, square: Square) -> Tensor:
+    """Y = X A: x [b/q, s, h/q], weight [o/q, h/q] -> [b/q, s, o/q]; differentiable."""
+    result: Tensor = _Linear.apply(x, weight, square)
+    return result
+
+
+def summa_logits(x: Tensor, table: Tensor, square: Square) -> Tensor:
+    """L = X E^T: x [b/q, s, h/q], table [v/q, h/q], whose rows are cut over `row` -> [b/q, s, v/q],
+    cut over `col`; differentiable."""
+    result: Tensor = _Logits.apply(x, table, square)
+    return result
+
+
+def broadcasts(block: Tensor, group: Group) -> Iterator[Tensor]:
+    """The blocks of the group's ranks in their order, all of one shape. That of the next rank
+    travels while the caller computes with one, which may be overwritten after the next one."""
+    spare: dict[int, Tensor] = {}
+
+    def start(source: int) -> Pending:
+        if source == group.rank:
+            return group.start_broadcast(block, source)
+        if source % 2 not in spare:
+            spare[source % 2] = torch.empty_like(block)
+        return group.start_broadcast(spare[source % 2], source)
+
+    block = block.contiguous()
+    coming = start(0)
+    for source in range(group.size):
+        arriving, coming = coming, start(source + 1) if source + 1 < group.size else coming
+        yield arriving.wait()
+
+
+@dataclass
+class Reductions:
+    """Partial sums on their way to the rank that keeps their total: one of each rank of `group`."""
+
+    group: Group
+    result: Tensor | None = None
+    _last: tuple[int, Pending] | None = field(default=None, repr=False)
+
+    def add(self, partial: Tensor, target: int) -> None:
+        """Start the sum of `partial`, which rank `target` of the group keeps."""
+        started = target, self.group.start_reduce(partial, target)
+        self._finish()
+        self._last = started
+
+    def total(self) -> Tensor:
+        """What this rank keeps, once all were added."""
+        self._finish()
+        assert self.result is not None, f"no sum for rank {self.group.rank} of {self.group.size}"
+        return self.result
+
+    def _finish(self) -> None:
+        if self._last is not None:
+            target, pending = self._last
+            summed = pending.wait()
+            if target == self.group.rank:
+                self.result = summed
+            self._last = None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, square: Square) -> Tensor:
+        ctx.square = square
+        # dW needs X, dX needs W; what is frozen keeps nothing
+        for_dx, for_dw = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
+        # [b/q, s, h/q] -> [n, h/q] -> [n, o/q], n = b/q * s
+        rows, y = x.flatten(0, -2), x.new_empty(*x.shape[:-1], len(weight))
+        sums = y.view(len(rows), -1)
+        for step, (x_l, w_l) in enumerate(
+            zip(broadcasts(rows, square.col), broadcasts(weight, square.row), strict=True)
+        ):
+            torch.addmm(sums, x_l, w_l.T, beta=min(step, 1), out=sums)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (x, weight), square = ctx.saved_tensors, ctx.square
+        # [b/q, s, o/q] -> [n, o/q]
+        rows, dx, dw = grad.flatten(0, -2), None, None
+        if weight is not None:
+            sums = Reductions(square.col)
+            for step, w_l in enumerate(broadcasts(weight, square.row)):
+                sums.add(rows @ w_l, step)
+            dx = sums.total().view(*grad.shape[:-1], -1)
+        if x is not None:
+            sums = Reductions(square.row)
+            for step, x_l in enumerate(broadcasts(x.flatten(0, -2), square.col)):
+                sums.add(rows.T @ x_l, step)
+            dw = sums.total()
+        return dx, dw, None
+
+
+class _Logits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor, square: Square) -> Tensor:
+        ctx.square = square
+        for_dx, for_dw = ctx.needs_input_grad[:2]
+        ctx.save_for_backward(x if for_dw else None, table if for_dx else None)
+        rows, sums = x.flatten(0, -2), Reductions(square.col)
+        for step, e_l in enumerate(broadcasts(table, square.row)):
+            sums.add(rows @ e_l.T, step)
+        return sums.total().view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (x, table), square = ctx.saved_tensors, ctx.square
+        # [b/q, s, v/q] -> [n, v/q]
+        rows, sums = grad.flatten(0, -2), Reductions(square.row)
+        tables = None if table is None else broadcasts(table, square.row)
+        dx: Tensor | None = None
+        for step, l_l in enumerate(broadcasts(rows, square.col)):
+            if tables is not None:
+                e_l = next(tables)
+                dx = rows.new_empty(len(rows), e_l.shape[1]) if dx is None else dx
+                torch.addmm(dx, l_l, e_l, beta=min(step, 1), out=dx)
+            if x is not None:
+                sums.add(l_l.T @ x.flatten(0, -2), step)
+        whole = None if dx is None else dx.view(*grad.shape[:-1], -1)
+        return whole, None if x is None else sums.total(), None
