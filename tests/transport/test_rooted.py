@@ -1,0 +1,202 @@
+"""Collectives with a root, broadcast and reduce: over gloo and shared memory, from and to any rank.
+
+Both are started by `start_broadcast` and `start_reduce`, several at a time and between others.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from functools import reduce
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpctl.rundir.collective_log import LOG_BYTES, CollectiveLog, read_collectives
+from mpctl.transport.group import Collective, Group
+from tests.kernels.oracle import grouped, logged
+from tests.ranks import run_ranks
+from tests.transport.shared_ranks import sharing
+from tests.transport.test_shared import DTYPES, SHAPES, arrangements, bits, values
+from tests.transport.test_shared_failures import ended
+
+WAYS = ("gloo", "memory")
+
+
+def _group(way: str, rank: int, size: int, log: list[Collective] | None = None) -> Group:
+    return sharing(rank, size, log) if way == "memory" else grouped(rank, size, log)
+
+
+def _every_root(rank: int, size: int, way: str) -> list:
+    """Shapes of no element, of one chunk, and of more chunks than there are slots."""
+    log: list[Collective] = []
+    group, wrong = _group(way, rank, size, log), []
+    for dtype in DTYPES:
+        for shape in SHAPES if way == "memory" else SHAPES[:-1]:
+            every = [values(r, shape, dtype) for r in range(size)]
+            total = reduce(torch.add, every)
+            for root in range(size):
+                for x in arrangements(every[rank]):
+                    sent = group.start_broadcast(x.clone(), root).wait()
+                    if bits(sent) != bits(every[root]):
+                        wrong.append(f"broadcast {dtype} {shape} from {root}")
+                    summed = group.start_reduce(x.clone(), root).wait()
+                    if rank == root and not _same(summed, total, way):
+                        wrong.append(f"reduce {dtype} {shape} to {root}")
+    return [wrong, logged(log)]
+
+
+def _same(summed: Tensor, total: Tensor, way: str) -> bool:
+    """Shared memory sums in rank order; gloo in an order of its own, rounding otherwise."""
+    if summed.shape != total.shape:
+        return False
+    if way == "memory" or not total.is_floating_point():
+        return bits(summed) == bits(total)
+    return torch.allclose(summed, total, rtol=4 * torch.finfo(total.dtype).eps, atol=16)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_any_rank_sends_to_all_and_gets_the_sum(size: int) -> None:
+    logs = {}
+    for way in WAYS:
+        results = run_ranks(_every_root, size, way)
+        assert [wrong for wrong, _ in results] == [[]] * size
+        assert all(log == results[0][1] for _, log in results)
+        logs[way] = results[0][1]
+    of_shape = len(DTYPES) * size * 2
+    assert len(logs["gloo"]) == of_shape * 2 * (len(SHAPES) - 1)
+    sent = [entry for entry in logs["memory"] if entry[2]]
+    assert sent == logs["gloo"]
+    assert {entry[:2] for entry in sent} == {("broadcast", "tp"), ("reduce", "tp")}
+    first = next(entry for entry in sent if entry[0] == "reduce")
+    assert first == ("reduce", "tp", 4 * 8, "float64")
+
+
+def _among_others(rank: int, size: int, way: str, elements: int) -> list[str]:
+    """Two steps of a product are under way between an all-reduce and an all-gather; the ranks wait
+    in different orders."""
+    group, wrong = _group(way, rank, size), []
+    for turn in range(6):
+        root, last = turn % size, (turn + 1) % size
+        every = [values(10 * turn + r, (elements, 2), torch.int64) for r in range(size)]
+        total = reduce(torch.add, every)
+        own = [every[rank].clone() for _ in range(5)]
+        pending = [
+            group.start_broadcast(own[0], root),
+            group.start_all_reduce(own[1]),
+            group.start_reduce(own[2], last),
+            group.start_broadcast(own[3], last),
+            group.start_all_gather(own[4], 0),
+        ]
+        wanted = [every[root], total, total, every[last], torch.cat(every)]
+        for which in range(5) if way == "gloo" or rank else (4, 2, 0, 3, 1):
+            result = pending[which].wait()
+            if (which != 2 or rank == last) and not torch.equal(result, wanted[which]):
+                wrong.append(f"turn {turn}, operation {which}")
+        if not torch.equal(group.all_reduce(torch.ones(2)), torch.full((2,), float(size))):
+            wrong.append(f"turn {turn}, after")
+    return wrong
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("size", "elements"), [(2, 3), (3, 2000), pytest.param(4, 2000, marks=pytest.mark.slow)]
+)
+def test_several_under_way_among_others(way: str, size: int, elements: int) -> None:
+    assert run_ranks(_among_others, size, way, elements, timeout=30) == [[]] * size
+
+
+def _early(rank: int, size: int, way: str) -> list[float]:
+    """Rank 0 starts four, and comes back, before rank 1 starts any."""
+    group, go = _group(way, rank, size), torch.zeros(1)
+    if rank == 1:
+        dist.recv(go, 0)
+    pending = [
+        start(torch.full((9000,), rank + 1.0), root)
+        for root in (0, 1)
+        for start in (group.start_broadcast, group.start_reduce)
+    ]
+    if rank == 0:
+        dist.send(go, 1)
+    results = [p.wait().unique() for p in pending]
+    return [results[at].item() for at in (0, 2, 1 + 2 * rank)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_start_does_not_wait_for_the_other_ranks(way: str) -> None:
+    assert run_ranks(_early, 2, way, timeout=30) == [[1.0, 2.0, 3.0]] * 2
+
+
+def _steps(rank: int, size: int) -> list:
+    """What the log says while rank 0 waits for a reduction that rank 1 has not started."""
+    memory = memoryview(bytearray(LOG_BYTES))
+    log = CollectiveLog(memory).group("row", range(size))
+    group = Group(rank, size, dist.group.WORLD, "row", log=log)
+    group.start_broadcast(torch.ones(3), 0).wait()
+    pending = group.start_reduce(torch.ones(4), 1)
+    (before,) = read_collectives(bytes(memory)).groups
+    pending.wait()
+    (after,) = read_collectives(bytes(memory)).groups
+    return [[g.name, g.members, g.kind, g.bytes, g.started, g.finished] for g in (before, after)]
+
+
+def test_the_collective_log_names_a_reduction() -> None:
+    for before, after in run_ranks(_steps, 2):
+        assert before == ["row", "0-1", "reduce", 16, 2, 1]
+        assert after == ["row", "0-1", "reduce", 16, 2, 2]
+
+
+def _leaves(rank: int, size: int, number: int, kind: str) -> None:
+    group = sharing(rank, size, timeout=1)
+    group.all_reduce(torch.ones(2))
+    if rank == 1:
+        os.kill(os.getpid(), number)
+    start = group.start_broadcast if kind == "broadcast" else group.start_reduce
+    start(torch.ones(9000), 0 if kind == "reduce" else 1).wait()
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, r"ConnectionError: {}: connection closed by peer: rank 1 ended"),
+        (signal.SIGSTOP, r"TimeoutError: {}: timed out after 1 s of waiting for rank 1 "),
+    ],
+)
+def test_a_rank_that_waits_in_vain_says_for_whom(number: int, words: str, kind: str) -> None:
+    (code, told), _ = ended(_leaves, 2, number, kind)
+    where = rf"tp operation 2 \({kind} of 4096 bytes\)"
+    assert code == 1 and re.search(words.format(where), told), told
+
+
+def _differ(rank: int, size: int) -> str:
+    group = sharing(rank, size)
+    try:
+        (group.start_reduce if rank else group.start_broadcast)(torch.ones(2), 0).wait()
+    except RuntimeError as error:
+        return str(error)
+    return "silently wrong"
+
+
+def test_a_broadcast_does_not_match_a_reduction() -> None:
+    first, second = run_ranks(_differ, 2)
+    assert "tp operation 1 (broadcast of 8 bytes): rank 1 came with reduce of 8 bytes" in first
+    assert "tp operation 1 (reduce of 8 bytes): rank 0 came with broadcast of 8 bytes" in second
+
+
+def test_one_rank_has_its_result_at_once() -> None:
+    x, log = torch.ones(2), list[Collective]()
+    group = Group(record=log.append)
+    assert group.start_broadcast(x, 0).wait() is x and group.start_reduce(x, 0).wait() is x
+    assert log == []
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "reduce"])
+def test_a_group_without_a_way_says_so(kind: str) -> None:
+    group = Group(0, 2, name="row")
+    start = group.start_broadcast if kind == "broadcast" else group.start_reduce
+    with pytest.raises(RuntimeError, match=f"{kind} over row: the group of 2 ranks has no process"):
+        start(torch.ones(1), 0)
