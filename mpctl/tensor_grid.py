@@ -105,7 +105,7 @@ def grid_axes(mode: str, tp: int, depth: int | None = None) -> dict[str, int] | 
     if mode == "2d":
         side = isqrt(tp)
         return {"col": side, "row": side} if side**2 == tp and side > 1 else None
-    depths = [depth] if depth else [d for d in range(1, tp + 1) if d**3 <= tp]
+    depths = [depth] if depth else [d for d in range(1, round(tp ** (1 / 3)) + 2) if d**3 <= tp]
     for d in depths:
         side = isqrt(tp // d)
         if d * side**2 == tp and side > 1:

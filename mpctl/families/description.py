@@ -60,7 +60,8 @@ class ModelFamily:
     needs torch and which only workers import.
 
     positions, norm_orders: the values of `model.position` and `model.norm_order` that it accepts,
-    of norm_orders the default first. grouped_queries: whether kv_heads may differ from heads.
+    of norm_orders the default first. tensor_modes: the values of `parallel.tensor_mode` in which
+    its module runs, 1d alone by default. grouped_queries: whether kv_heads may differ from heads.
     shortest_sequence: the least `model.seq_length` that holds a sample.
 
     batch_arrays: the arrays of a batch by name, as its samples make them. special_tokens: names of
@@ -85,6 +86,7 @@ class ModelFamily:
     batch_arrays: Mapping[str, BatchArray]
     least_tokens: Callable[[ModelSpec], int]
     norm_orders: tuple[NormOrder, ...] = ("pre",)
+    tensor_modes: tuple[str, ...] = ("1d",)
     grouped_queries: bool = True
     shortest_sequence: int = 1
     special_tokens: Callable[[ModelSpec], tuple[str, ...]] = no_tokens

@@ -38,6 +38,14 @@ def job_grid(job: JobSpec) -> TensorGrid:
     return TensorGrid.of(p.tensor_mode, p.tp, p.tensor_depth, sequence_parallel=p.sequence_parallel)
 
 
+def find_grid(job: JobSpec) -> TensorGrid | None:
+    """The grid of the job's tensor-parallel ranks, or None where they are none of its mode."""
+    try:
+        return job_grid(job)
+    except ValueError:
+        return None
+
+
 def find_topology(job: JobSpec) -> Topology | None:
     """The job's topology, or None where the axes do not fill the world, their order is none, or
     the tensor-parallel ranks are no grid."""

@@ -1,10 +1,10 @@
-"""Rules about ranks: the world, the order of axes, nodes, the pipeline, tensor modes, ZeRO."""
+"""Rules about ranks: the world, the order of axes, nodes, the pipeline, ZeRO."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd, isqrt
+from math import gcd
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.errors import Offer
@@ -199,20 +199,6 @@ def _balance(job: JobSpec) -> Iterator[Check]:
         return
     hint = "use parallel.stage_balance cost"
     yield Check(rule, "warning", "parallel", f"{message}, above {WORTH_BALANCING:g}", hint)
-
-
-def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
-    """2D tensor parallelism needs a square of ranks (arXiv 2104.05343), 3D a cube (2105.14450)."""
-    mode, tp = job.parallel.tensor_mode, job.parallel.tp
-    roots = range(1, isqrt(max(tp, 4096)) + 1)
-    if mode == "2d" and isqrt(tp) ** 2 != tp:
-        legal, shape = [k * k for k in roots if k * k <= 4 * tp], "a square"
-    elif mode == "3d" and not any(k**3 == tp for k in roots):
-        legal, shape = [k**3 for k in roots if k**3 <= 8 * tp], "a cube"
-    else:
-        return
-    message = f"{tp} ranks are not {shape}, which tensor_mode {mode} needs"
-    yield refusal("tensor-mode", "parallel.tp", message, Offer("parallel.tp", tuple(legal), "tp"))
 
 
 def zero_rules(job: JobSpec) -> Iterator[Check]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mpctl.errors import Offer
 from mpctl.rules.check import Check, divides, refusal
+from mpctl.rules.tensor_mode import feature_columns, feature_parts, grid_divides
 from mpctl.sharding import divisors, padded_vocab, splits_kv_heads
 from mpctl.spec.base import DType
 from mpctl.spec.job import JobSpec
@@ -37,10 +38,13 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
         offer = Offer("model.heads", tuple(divisors(model.hidden)), "model.heads", model.heads)
         more = "give model.head_dim"
         yield refusal("heads-divide-hidden", "model.heads", message, offer, more=more)
-    yield divides("tp-divides-heads", "parallel.tp", model.heads, tp, "attention heads")
+    yield from grid_divides(job, "tp-divides-heads", model.heads, "attention heads", feature_parts)
     kv, heads = model.kv_heads, model.heads
     if heads % kv:
         yield divides("kv-heads-divide-heads", "model.kv_heads", heads, kv, "attention heads")
+    if job.parallel.tensor_mode != "1d":
+        yield from grid_divides(job, "tp-divides-kv-heads", kv, "kv heads", feature_parts)
+        return
     countable = model.head_dim is not None or model.hidden % heads == 0
     columns = model.head_size if countable else tp  # heads-divide-hidden says what is wrong
     if not splits_kv_heads(kv, columns, parts=tp):
@@ -82,7 +86,7 @@ def width_rules(job: JobSpec) -> Iterator[Check]:
     model, tp = job.model, job.parallel.tp
     if model is None:
         return
-    yield divides("tp-divides-ffn", "parallel.tp", model.ffn, tp, "ffn columns")
+    yield from grid_divides(job, "tp-divides-ffn", model.ffn, "ffn columns", feature_columns)
     padded = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     exact = padded == model.vocab
     each = f"{padded // tp} rows a rank"

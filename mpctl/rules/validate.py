@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mpctl.errors import Offer
-from mpctl.rules import family, freeze, layout, model, rates
+from mpctl.rules import family, freeze, layout, model, rates, tensor_mode
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -39,17 +39,21 @@ RULES: tuple[Rule, ...] = (
     Rule(layout.order_rules, LAYOUT),
     Rule(layout.node_rules, LAYOUT),
     Rule(layout.pipeline_rules, SHAPE | BATCH),
-    Rule(layout.tensor_mode_rules, LAYOUT),
+    Rule(tensor_mode.tensor_mode_rules, LAYOUT),
+    Rule(tensor_mode.combination_rules, BATCH),
+    Rule(tensor_mode.family_mode_rules, SHAPE),
     Rule(layout.zero_rules, LAYOUT),
     Rule(model.position_rules, SHAPE),
     Rule(family.family_rules, SHAPE),
     Rule(family.decoder_rules, SHAPE),
     Rule(family.relative_rules, {"model"}),
     Rule(model.head_rules, SHAPE),
+    Rule(tensor_mode.grid_width_rules, SHAPE),
     Rule(model.rotary_rules, {"model"}),
     Rule(model.width_rules, SHAPE),
     Rule(model.sequence_rules, SHAPE),
     Rule(model.batch_rules, LAYOUT | BATCH),
+    Rule(tensor_mode.sample_rules, LAYOUT | BATCH),
     Rule(model.recompute_rules, BATCH),
     Rule(rates.rate_rules, {"training"}),
     Rule(freeze.freeze_rules, {"model", "training"}),

@@ -174,11 +174,18 @@ def test_sequence(seq: int, tp: int, cp: int, times: int) -> None:
             assert_kept(rule, {**job, "model.seq_length": legal})
 
 
-@given(tp=st.integers(1, 300), mode=st.sampled_from(["2d", "3d"]))
+@given(tp=st.integers(1, 300), mode=st.sampled_from(["2d", "2.5d", "3d"]))
 def test_tensor_mode(tp: int, mode: str) -> None:
     job = {"parallel.tensor_mode": mode}
-    for legal in numbers(way_out("tensor-mode", {**job, "parallel.tp": tp}, model=False) or ""):
+    hint = way_out("tensor-mode", {**job, "parallel.tp": tp}, model=False)
+    if hint is None:
+        return
+    sizes, modes = hint.split("; or tensor_mode ")
+    for legal in numbers(sizes):
         assert_kept("tensor-mode", {**job, "parallel.tp": legal}, model=False)
+    for other in re.findall(r"[\d.]+d", modes):
+        changed = {"parallel.tensor_mode": other, "parallel.tp": tp}
+        assert_kept("tensor-mode", changed, model=False)
 
 
 @given(pp=st.integers(2, 6), vpp=st.integers(2, 4), count=small, times=small)
@@ -220,7 +227,8 @@ JOBS = st.fixed_dictionaries(
         "parallel.pp": SIZES, "parallel.cp": SIZES, "parallel.dp": SIZES, "parallel.vpp": SIZES,
         "parallel.order": st.permutations(["tp", "cp", "dp", "pp"]).map("-".join),
         "parallel.sequence_parallel": st.booleans(), "parallel.embedding_is_layer": st.booleans(),
-        "parallel.tensor_mode": st.sampled_from(["1d", "2d", "3d"]), "model.kv_heads": SIZES,
+        "parallel.tensor_mode": st.sampled_from(["1d", "1d", "2d", "2.5d", "3d"]),
+        "parallel.tensor_depth": st.integers(1, 3), "model.kv_heads": SIZES,
         "model.ffn": st.integers(1, 600), "training.micro_batch_size": SIZES,
         "training.global_batch_size": st.integers(1, 60),
     },

@@ -9,6 +9,7 @@ from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.gpt.ops import operator_table
 from mpctl.families.gpt.special import least_tokens
 from mpctl.spec.prompt import PromptForm, PromptKind
+from mpctl.tensor_grid import MODES
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
@@ -27,6 +28,7 @@ FAMILY = ModelFamily(
     operator_table=operator_table,
     implementation="mpctl.families.gpt.implementation:IMPLEMENTATION",
     positions=("learned", "rotary", "none"),
+    tensor_modes=MODES,
     batch_arrays={
         "tokens": BatchArray(("batch", "seq"), is_tokens=True),
         "targets": BatchArray(("batch", "seq")),

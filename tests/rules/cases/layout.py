@@ -116,22 +116,6 @@ CASES = (
         status="warning",
     ),
     Case(
-        "tensor-mode",
-        {"parallel.tensor_mode": "2d", "parallel.tp": 4},
-        {"parallel.tensor_mode": "2d", "parallel.tp": 6},
-        "parallel.tp",
-        ("6 ranks", "a square", "2d"),
-        r"tp 1, 4, 9 or 16",
-    ),
-    Case(
-        "tensor-mode",
-        {"parallel.tensor_mode": "3d", "parallel.tp": 8, "model.heads": 16},
-        {"parallel.tensor_mode": "3d", "parallel.tp": 4},
-        "parallel.tp",
-        ("4 ranks", "a cube", "3d"),
-        r"tp 1, 8 or 27",
-    ),
-    Case(
         "zero-needs-dp",
         {"parallel.dp": 2, "parallel.zero": 1},
         {"parallel.dp": 1, "parallel.zero": 1},
