@@ -1,14 +1,16 @@
 """The settings of a job that make up its layout, as one value, and in words.
 
 A layout is what may differ between two ways to run one job: axis sizes, their order, how the
-pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO. A search compares
-layouts by these values; a plan that does not fit names changes of them.
+pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode. A
+search compares layouts by these values; a plan that does not fit names changes of them.
 
 >>> layout = LayoutSettings(8, 1, 32, 16, 6, "1f1b", "even", 1, "full", False, 0, "tp-cp-dp-pp")
 >>> layout_text(layout)
 'tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full'
 >>> changed_settings(layout, layout._replace(tp=4, dp=64, recompute="none"))
 {'parallel.tp': 4, 'training.recompute': 'none'}
+>>> layout_text(layout._replace(tensor_mode="2.5d", tensor_depth=2, recompute="none"))
+'tp 8 (2.5d, depth 2) dp 32 pp 16 vpp 6, micro batch 1'
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from typing import NamedTuple, TypedDict
 
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
+from mpctl.tensor_grid import grid_axes
 from mpctl.units import bytes_text, seconds_text
 
-SettingValue = int | str | bool
+SettingValue = int | str | bool | None
 TRAINING = ("micro_batch_size", "recompute")  # settings of [training]; the others: [parallel]
 
 
 class LayoutSettings(NamedTuple):
-    """The settings of a layout under their names in a job file; dp is what the other axes leave."""
+    """The settings of a layout under their names in a job file; dp is what the other axes leave.
+    tensor_depth: d of 2.5d, also where the job leaves it open; None in the other tensor modes."""
 
     tp: int
     cp: int
@@ -38,6 +42,8 @@ class LayoutSettings(NamedTuple):
     sequence_parallel: bool
     zero: int
     order: str
+    tensor_mode: str = "1d"
+    tensor_depth: int | None = None
 
     @property
     def replicas(self) -> int:
@@ -80,12 +86,22 @@ def layout_of(job: JobSpec) -> LayoutSettings:
     parallel = set(LayoutSettings._fields) - set(TRAINING)
     tables = {**job.parallel.model_dump(include=parallel), "dp": job.sizes["dp"]}
     tables |= {key: getattr(job.training, key) for key in TRAINING}
+    tables["tensor_depth"] = _depth(job)
     return LayoutSettings(**tables)
+
+
+def _depth(job: JobSpec) -> int | None:
+    """The depth of the job's grid; where its tp is none, the depth that was given."""
+    p = job.parallel
+    if p.tensor_mode != "2.5d":
+        return None
+    axes = grid_axes(p.tensor_mode, p.tp, p.tensor_depth)
+    return axes["depth"] if axes else p.tensor_depth
 
 
 def layout_text(layout: LayoutSettings) -> str:
     """`tp 8 dp 32 pp 16 vpp 6, micro batch 1, recompute full`: what is not 1, none or off."""
-    axes = ((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp"))
+    axes = [(axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp", "vpp")]
     settings = [
         (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
         (layout.stage_balance != "even", "stages by cost"),
@@ -95,20 +111,27 @@ def layout_text(layout: LayoutSettings) -> str:
         (layout.zero > 0, f"zero {layout.zero}"),
         (layout.order != "tp-cp-dp-pp", f"order {layout.order}"),
     ]
-    sizes = " ".join(f"{axis} {size}" for axis, size in axes if size > 1)
+    mode = "" if layout.tensor_mode == "1d" else f" ({_mode_text(layout)})"
+    texts = (f"{axis} {size}{mode * (axis == 'tp')}" for axis, size in axes if size > 1)
+    sizes = " ".join(texts)
     return ", ".join([sizes or "one rank", *(text for is_shown, text in settings if is_shown)])
+
+
+def _mode_text(layout: LayoutSettings) -> str:
+    return layout.tensor_mode + (f", depth {layout.tensor_depth}" if layout.tensor_depth else "")
 
 
 def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, SettingValue]:
     """The settings of a job that lead from one layout to another: `{"parallel.tp": 4}`.
 
-    dp is not among them: it follows from the other axes.
+    dp is not among them, as it follows from the other axes, nor is a depth of 2.5d where the other
+    layout has another tensor mode.
     """
     values = there._asdict()
     return {
         setting_name(name): value
         for name, value in values.items()
-        if name != "dp" and value != getattr(here, name)
+        if name != "dp" and value is not None and value != getattr(here, name)
     }
 
 

@@ -145,7 +145,7 @@ class StepTimeBound:
         order = self.space.fixed.get("order", DEFAULT_ORDER)
         return LayoutSettings(
             layer.tp, layer.cp, dp, 1, 1, "1f1b", "even", layer.micro_batch_size, layer.recompute,
-            layer.sequence_parallel, 0, order,
+            layer.sequence_parallel, 0, order, layer.tensor_mode, layer.tensor_depth,
         )  # fmt: skip
 
     def family_of(self, layout: LayoutSettings) -> LayoutFamily:

@@ -27,17 +27,17 @@ from mpctl.estimate.time import StepTime, StepTimeModel
 from mpctl.estimate.work import OperatorTimer, OpTimes
 from mpctl.families import get_table
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.topology import job_topology
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.keys import AXES, DEFAULT_ORDER, LayerKey
+from mpctl.search.keys import DEFAULT_ORDER, LayerKey
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
-from mpctl.topology import Topology
 
 Value = TypeVar("Value")
 Stages = list[list[Span]]
@@ -105,13 +105,12 @@ class LayoutEvaluator:
 
     def network(self, layout: LayoutSettings) -> Network:
         """The links of the cluster as the layout's groups use them."""
-        sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
-        return self.cached((*sizes, layout.order), lambda: self._network(sizes, layout.order))
+        key = (layout.tp, layout.cp, layout.dp, layout.pp, layout.order, *_mode(layout))
+        return self.cached(key, lambda: self._network(layout))
 
-    def _network(self, sizes: tuple[int, ...], order: str) -> Network:
-        cluster, axes = self.space.job.cluster, dict(zip(AXES, sizes, strict=True))
-        topology = Topology.of(axes, order=order, gpus_per_node=cluster.gpus_per_node)
-        return Network(cluster, topology)
+    def _network(self, layout: LayoutSettings) -> Network:
+        job = self.space.job_of(layout)
+        return Network(job.cluster, job_topology(job))
 
     def job_layout(self, layout: LayoutSettings) -> JobLayout:
         """The space's job under this layout, with the table and the stages that others share."""
@@ -139,7 +138,8 @@ class LayoutEvaluator:
         key = (layout.pp, layout.vpp, layout.stage_balance)
         if layout.stage_balance == "even":
             return key
-        costs = (layout.tp, layout.cp, layout.sequence_parallel, layout.recompute == "full")
+        is_full = layout.recompute == "full"
+        costs = (layout.tp, layout.cp, layout.sequence_parallel, is_full, *_mode(layout))
         return (*key, self.cached(("costs", *costs), lambda: self._relative_costs(layout)))
 
     def _relative_costs(self, layout: LayoutSettings) -> tuple[int, ...]:
@@ -221,5 +221,11 @@ def missing_link(evaluator: LayoutEvaluator) -> str | None:
 def layer_key(layout: LayoutSettings) -> LayerKey:
     """What the seconds of the layout's layers follow from."""
     return LayerKey(
-        layout.tp, layout.cp, layout.micro_batch_size, layout.sequence_parallel, layout.recompute
-    )
+        layout.tp, layout.cp, layout.micro_batch_size, layout.sequence_parallel, layout.recompute,
+        *_mode(layout),
+    )  # fmt: skip
+
+
+def _mode(layout: LayoutSettings) -> tuple[str, int | None]:
+    """The grid of the layout's tensor-parallel ranks, whatever their number."""
+    return layout.tensor_mode, layout.tensor_depth

@@ -284,5 +284,5 @@ class BranchAndBound:
 
 def _without_micro_batch(family: LayoutFamily) -> tuple[object, ...]:
     """What the memory of families that differ in their micro batch alone has in common."""
-    (tp, cp, _, splits, recompute), dp, pp, _ = family.axes
-    return tp, cp, splits, recompute, dp, pp, *family[1:]
+    layer, dp, pp, _ = family.axes
+    return layer._replace(micro_batch_size=0), dp, pp, *family[1:]

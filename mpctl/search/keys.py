@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.spec.parallel import ScheduleName
+from mpctl.tensor_grid import TensorGrid
 
 AXES = ("tp", "cp", "dp", "pp")
 DEFAULT_ORDER = "-".join(AXES)
@@ -19,6 +20,14 @@ class LayerKey(NamedTuple):
     micro_batch_size: int
     sequence_parallel: bool
     recompute: str
+    tensor_mode: str = "1d"
+    tensor_depth: int | None = None
+
+    @property
+    def grid(self) -> TensorGrid:
+        """The tensor-parallel ranks as a grid."""
+        splits = self.sequence_parallel
+        return TensorGrid.of(self.tensor_mode, self.tp, self.tensor_depth, sequence_parallel=splits)
 
 
 class AxesKey(NamedTuple):
@@ -41,10 +50,11 @@ class LayoutFamily(NamedTuple):
     @property
     def plain(self) -> LayoutSettings:
         """The family's layout without ZeRO; its order is left empty."""
-        (tp, cp, micro_batch_size, sequence_parallel, recompute), dp, pp, _ = self.axes
+        layer, dp, pp, _ = self.axes
         return LayoutSettings(
-            tp, cp, dp, pp, self.vpp, self.schedule, self.stage_balance, micro_batch_size,
-            recompute, sequence_parallel, 0, "",
+            layer.tp, layer.cp, dp, pp, self.vpp, self.schedule, self.stage_balance,
+            layer.micro_batch_size, layer.recompute, layer.sequence_parallel, 0, "",
+            layer.tensor_mode, layer.tensor_depth,
         )  # fmt: skip
 
     @property

@@ -71,7 +71,9 @@ def _changed_layouts(job: JobSpec, given: LayoutSettings, changes: int) -> Itera
     for free in combinations(settings, changes):
         fixed = {name: getattr(given, name) for name in SETTINGS if name not in free}
         for layout in SearchSpace(job, fixed).layouts():
-            if all(getattr(layout, name) != getattr(given, name) for name in free):
+            if all(getattr(layout, name) != getattr(given, name) for name in free) and (
+                len(changed_settings(given, layout)) == changes
+            ):
                 yield layout
 
 

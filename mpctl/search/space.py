@@ -1,10 +1,11 @@
 """Which layouts there are for a job on its cluster: generators of the values that divide.
 
 A layout is what may differ between two ways to run one job: axis sizes, their order, how the
-pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO. Everything else of
-the job stays. By default only what the job's runtime runs is searched ([runs] of its preset): of
-ours what `mpctl launch` accepts, of others what their papers and sources say. GPipe is left out
-unless it is fixed: it takes as long as 1F1B and needs more memory.
+pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode
+(tensor_grids.py). Everything else of the job stays. By default only what the job's runtime runs is
+searched ([runs] of its preset): of ours what `mpctl launch` accepts, of others what their papers
+and sources say. GPipe is left out unless it is fixed: it takes as long as 1F1B and needs more
+memory.
 
 The space is a tree (keys.py), so that a bound can rule out many layouts at once (bound.py):
 
@@ -32,12 +33,14 @@ from typing import Any, NamedTuple
 from mpctl.pipeline.schedule.legality import is_schedule
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
 from mpctl.search.keys import AXES, DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
+from mpctl.search.tensor_grids import SearchedGrids, combines
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec, ends_count_as_layers
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.runtime import get_profile
 from mpctl.spec.runtime_support import RuntimeSupport
+from mpctl.tensor_grid import TensorGrid
 
 
 class MemberSetting(NamedTuple):
@@ -85,6 +88,11 @@ class SearchSpace:
         """What the job's runtime runs."""
         return get_profile(self.job.training.runtime).runs
 
+    @cached_property
+    def grids(self) -> SearchedGrids:
+        """The grids of tensor-parallel ranks to try."""
+        return SearchedGrids(self.job, self.runs.tensor_modes, self.fixed)
+
     @property
     def member_settings(self) -> tuple[MemberSetting, ...]:
         """The settings in which a family's layouts differ."""
@@ -108,26 +116,31 @@ class SearchSpace:
     def axes(self) -> Iterator[AxesKey]:
         """Every way to fill the world, with the settings that a layer's seconds follow from."""
         for tp in self.tensor_sizes():
-            for cp in self.context_sizes(tp):
-                for pp in self.pipeline_sizes(tp * cp):
-                    dp = self.world // (tp * cp * pp)
-                    if self._admits("dp", dp):
-                        yield from self._layer_settings(tp, cp, dp, pp)
+            for grid in self.grids.of(tp):
+                for cp in self.context_sizes(tp):
+                    for pp in self.pipeline_sizes(tp * cp) if grid.mode == "1d" or cp == 1 else ():
+                        dp = self.world // (tp * cp * pp)
+                        if self._admits("dp", dp):
+                            yield from self._layer_settings(grid, cp, dp, pp)
 
-    def _layer_settings(self, tp: int, cp: int, dp: int, pp: int) -> Iterator[AxesKey]:
+    def _layer_settings(self, grid: TensorGrid, cp: int, dp: int, pp: int) -> Iterator[AxesKey]:
         recompute_modes = list(self._fixed_or("recompute", self.runs.recompute))
+        own = grid.mode, grid.axes.get("depth")
         for size in self.micro_batch_sizes(dp):
             microbatches = (self.job.training.global_batch_size or dp) // (size * dp)
-            for splits in self.sequence_parallel(tp, cp):
+            for splits in self.sequence_parallel(grid, cp) if size % grid.sample_parts == 0 else ():
                 for recompute in recompute_modes:
-                    yield AxesKey(LayerKey(tp, cp, size, splits, recompute), dp, pp, microbatches)
+                    layer = LayerKey(grid.size, cp, size, splits, recompute, *own)
+                    yield AxesKey(layer, dp, pp, microbatches)
 
     def families(self, axes: AxesKey) -> Iterator[LayoutFamily]:
         """Every pipeline over these axes."""
         key = axes.pp, axes.microbatches
         if key not in self._pipelines:
             self._pipelines[key] = list(self.pipelines(*key))
-        return (LayoutFamily(axes, *pipeline) for pipeline in self._pipelines[key])
+        for vpp, schedule, balance in self._pipelines[key]:
+            if combines(axes.layer.tensor_mode, schedule):
+                yield LayoutFamily(axes, vpp, schedule, balance)
 
     def members(self, family: LayoutFamily) -> Iterator[LayoutSettings]:
         """The layouts of a family: one for each choice of values of the member settings."""
@@ -137,16 +150,14 @@ class SearchSpace:
         return layouts
 
     def tensor_sizes(self) -> Iterator[int]:
-        """Sizes of tp that divide heads and ffn, and keep groups on their nodes unless the job
-        allows otherwise."""
-        model, per_node = self.model, self.job.cluster.gpus_per_node or 1
+        """Sizes of tp of which a grid divides the model, and which keep groups on their nodes
+        unless the job allows otherwise."""
+        per_node = self.job.cluster.gpus_per_node or 1
         leaves_nodes = self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
         for tp in divisors(self.world):
-            kv_fits = model.kv_heads % tp == 0 or tp % model.kv_heads == 0
-            divides = model.heads % tp == 0 and model.ffn % tp == 0 and kv_fits
             stays = per_node % tp == 0 or leaves_nodes
             runs = tp == 1 or self._runs("tp", self.runs.tensor)
-            if divides and stays and runs and self._admits("tp", tp):
+            if stays and runs and self._admits("tp", tp) and self.grids.of(tp):
                 yield tp
 
     def context_sizes(self, tp: int) -> Iterator[int]:
@@ -171,11 +182,13 @@ class SearchSpace:
             sizes = divisors(batch // dp)
             yield from (size for size in sizes if self._admits("micro_batch_size", size))
 
-    def sequence_parallel(self, tp: int, cp: int) -> Iterator[bool]:
-        """Off, and on where tp divides a rank's part of the sequence."""
+    def sequence_parallel(self, grid: TensorGrid, cp: int) -> Sequence[bool]:
+        """Off, and on where a row of ranks divides a rank's part of the sequence."""
+        tp, is_row = grid.size, grid.mode == "1d"
         divides = tp > 1 and all(length % (tp * cp) == 0 for length in self._sequence_lengths)
-        splits = divides and self.runs.sequence
-        yield from self._fixed_or("sequence_parallel", (False, True) if splits else (False,))
+        splits = divides and is_row and self.runs.sequence
+        values = self._fixed_or("sequence_parallel", (False, True) if splits else (False,))
+        return values if is_row else [value for value in values if not value]
 
     def pipelines(self, pp: int, microbatches: int) -> Iterator[tuple[int, ScheduleName, str]]:
         """(chunks a stage, schedule, stage balance) of so many stages. Several chunks are small,
@@ -214,6 +227,9 @@ class SearchSpace:
     def zero_stages(self, family: LayoutFamily) -> list[int]:
         """ZeRO stages; with a single replica all are the same, and one is tried."""
         stages = self.runs.zero if family.replicas > 1 else self.runs.zero[:1]
+        if family.axes.layer.tensor_mode != "1d":
+            grid = family.axes.layer.grid
+            stages = [stage for stage in stages if self.grids.shards(grid, stage)]
         return list(self._fixed_or("zero", stages))
 
     def orders(self, family: LayoutFamily) -> list[str]:
