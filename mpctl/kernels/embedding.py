@@ -23,9 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.linear import WEIGHTS
-from mpctl.kernels.parameters import Init, Shard, shard_parameter
+from mpctl.kernels.parameters import Init, shard_parameter
 from mpctl.kernels.product import column_product
 from mpctl.kernels.regions import reduce_from_region, scatter_sequence_sum
+from mpctl.shard import Shard
 from mpctl.sharding import local_range
 from mpctl.transport.group import Group
 

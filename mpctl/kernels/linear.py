@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.kernels.product import column_product
 from mpctl.kernels.regions import (
     gather_from_region,
@@ -36,6 +36,7 @@ from mpctl.kernels.regions import (
     scatter_sequence_sum,
     scatter_to_region,
 )
+from mpctl.shard import Shard
 from mpctl.sharding import local_range, local_size, split_parts
 from mpctl.transport.group import Group
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.parameters import ONES, ZEROS, Shard, shard_parameter
+from mpctl.kernels.parameters import ONES, ZEROS, shard_parameter
+from mpctl.shard import Shard
 
 
 class LayerNorm(nn.Module):

@@ -1,20 +1,19 @@
 """Parameters that know which part of the whole they are, and weights that do not depend on t.
 
-A shard keeps some blocks of each dimension of the full parameter, or all of it (replicated). The
-initial value of an element is a function of (seed, full parameter name, its global coordinates),
-so the shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master
-weight is drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
+A rank keeps a shard of the full parameter (mpctl/shard.py), or all of it (replicated). The initial
+value of an element is a function of (seed, full parameter name, its global coordinates), so the
+shard a rank draws equals, bit for bit, the slice of the unsharded parameter: no master weight is
+drawn and cut, no generator is forked (compare arXiv 1909.08053, appendix B).
 
-Rows 2 and 5 of a [6, 4] weight, a fused pair of parts split over t=3, rank 2:
->>> Shard((6, 4), {0: (range(2, 3), range(5, 6))}).local_shape
-(2, 4)
+By hand, a [6, 4] weight of which a rank keeps rows 2 and 5: it draws the elements (2, 0) to (2, 3)
+and (5, 0) to (5, 3), as any other rank does that keeps them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from mpctl.kernels import counter_rng as noise
 from mpctl.kernels.deferred_wgrad import DeferredWgrad
+from mpctl.shard import Box, Shard
 
 # Elements drawn at a time, some 20 bytes each in temporaries: 20 MiB.
 _CHUNK = 1 << 20
@@ -39,58 +39,32 @@ class Init:
 ZEROS, ONES = Init("zeros"), Init("ones")
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The part kept of a parameter of full size `shape`. cuts: of each dimension that is split, the
-    blocks that are kept; the other dimensions are whole."""
-
-    shape: tuple[int, ...]
-    cuts: Mapping[int, tuple[range, ...]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for dim, blocks in self.cuts.items():
-            if not 0 <= dim < len(self.shape):
-                raise ValueError(f"dim {dim} of {self.shape} (0 <= dim < {len(self.shape)})")
-            if any(block.stop > self.shape[dim] for block in blocks):
-                raise ValueError(f"blocks {blocks} leave dim {dim} of {self.shape}")
-
-    def blocks(self, dim: int) -> tuple[range, ...]:
-        """The blocks kept along `dim`: one of all where it is whole."""
-        return self.cuts.get(dim, (range(self.shape[dim]),))
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of this rank's part: along each dimension the lengths of its blocks added up."""
-        return tuple(sum(map(len, self.blocks(dim))) for dim in range(len(self.shape)))
-
-    def index(self, dim: int) -> Tensor:
-        """Global coordinates along `dim` of the local elements, in local order."""
-        return torch.cat([torch.arange(b.start, b.stop) for b in self.blocks(dim)])
-
-    def take(self, full: Tensor) -> Tensor:
-        """This shard's part of a full tensor (a copy where it is split)."""
-        for dim in self.cuts:
-            full = full.index_select(dim, self.index(dim).to(full.device))
-        return full
-
-
-def single_cut(shard: Shard) -> tuple[int | None, tuple[range, ...]]:
-    """The only dimension that is split and its blocks; (None, ()) of a whole parameter."""
-    return next(iter(shard.cuts.items()), (None, ()))
+def take(shard: Shard, full: Tensor) -> Tensor:
+    """A copy of the shard's part of a full tensor."""
+    part = full.new_empty(shard.local_shape)
+    for box in shard.boxes():
+        part[shard.slices(box)] = full[_slices(box)]
+    return part
 
 
 def assemble(shards: Sequence[Shard], pieces: Sequence[Tensor]) -> Tensor:
-    """The full tensor from every rank's piece: the inverse of `Shard.take`."""
+    """The full tensor from every rank's piece: the inverse of `take`."""
     if not any(shard.cuts for shard in shards):
         return pieces[0]
     full = pieces[0].new_empty(shards[0].shape)
     for shard, piece in zip(shards, pieces, strict=True):
-        last = len(shard.shape) - 1
-        places = [
-            shard.index(d).to(full.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
-        ]
-        full[tuple(places)] = piece
+        for box in shard.boxes():
+            full[_slices(box)] = piece[shard.slices(box)]
     return full
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(span.start, span.stop) for span in box)
+
+
+def global_index(shard: Shard, dim: int) -> Tensor:
+    """Global coordinates along `dim` of the local elements, in local order."""
+    return torch.cat([torch.arange(b.start, b.stop) for b in shard.blocks(dim)])
 
 
 def shard_parameter(
@@ -214,7 +188,7 @@ def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
     """N(0, std^2) at the shard's global coordinates, in chunks along the first dimension."""
     last = len(shard.shape) - 1
     coordinates = [
-        shard.index(d).to(local.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
+        global_index(shard, d).to(local.device).view(-1, *[1] * (last - d)) for d in range(last + 1)
     ]
     rows = max(1, _CHUNK // max(1, math.prod(shard.local_shape[1:])))
     for start in range(0, len(local), rows):

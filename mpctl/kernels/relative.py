@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.masks import Positions, numbers
-from mpctl.kernels.parameters import Init, Shard, shard_parameter
+from mpctl.kernels.parameters import Init, shard_parameter
 from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.shard import Shard
 
 
 def relative_buckets(

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.masks import Positions
-from mpctl.kernels.parameters import ZEROS, Init, Shard, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, shard_parameter
+from mpctl.shard import Shard
 
 
 class ReplicatedTable(nn.Module):

@@ -36,8 +36,9 @@ from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_log
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.norm import LayerNorm, RMSNorm
-from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.kernels.replicated import ReplicatedLinear, ReplicatedTable
+from mpctl.shard import Shard
 from mpctl.sharding import local_range
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group

@@ -64,7 +64,7 @@ def _print_parameters(rows: list[ParameterRow]) -> None:
     table = plain_table("", columns, left=("parameter", "shape", "split", "shards"))
     for row in rows:
         shape = " x ".join(map(str, row["shape"])) or "scalar"
-        split = "no" if row["dim"] is None else f"dim {row['dim']}"
+        split = f"dim {' and '.join(map(str, row['dims']))}" if row["dims"] else "no"
         updates = "frozen" if row["frozen"] else str(row["updates"] or "")
         table.add_row(Text(row["name"]), shape, split, _numbers(row["shards"]), updates)
     get_console().print(table)

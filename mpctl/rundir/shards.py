@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from pydantic import (
 
 from mpctl.errors import InputError, Issue
 from mpctl.rundir.checkpoints import STEP, list_checkpoints
+from mpctl.shard import Shard
 
-SCHEMA = "mpctl.checkpoint/1"
+SCHEMA = "mpctl.checkpoint/2"
+READ_SCHEMAS = ("mpctl.checkpoint/1", SCHEMA)  # 1: placements have dim and blocks
 MANIFEST = "manifest.json"
 HASHED_AT_ONCE = 4  # files; a disk reads faster than one thread hashes
 SHOWN_ISSUES = 20
@@ -53,31 +56,57 @@ class Manifest:
         return self.step - int(self.loss_scale.get("skipped", 0))
 
 
+Blocks = list[tuple[NonNegativeInt, NonNegativeInt]]
+
+
 class ParameterPlacement(BaseModel):
     """Which part of a parameter a shard holds.
 
-    shape: of the full parameter; dim: the dimension that is split, None for a full copy; blocks:
-    the row ranges [start, stop) of that dimension in this shard; updates: how many updates the
-    optimizer's moments have seen.
+    shape: of the full parameter; cuts: of each dimension that is split, the blocks [start, stop) in
+    this shard, in the order of the file; updates: how many updates the optimizer's moments have
+    seen. dim, blocks: what older versions wrote in place of cuts; they split one dimension at most.
+
+    >>> ParameterPlacement.of(Shard((8, 4), {0: (range(4, 8),), 1: (range(2),)})).as_record()
+    {'shape': [8, 4], 'cuts': {'0': [[4, 8]], '1': [[0, 2]]}}
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")
     shape: list[NonNegativeInt]
-    dim: NonNegativeInt | None
-    blocks: list[tuple[NonNegativeInt, NonNegativeInt]]
+    cuts: dict[NonNegativeInt, Blocks] | None = None
+    dim: NonNegativeInt | None = None
+    blocks: Blocks | None = None
     updates: NonNegativeInt | None = None
 
+    @classmethod
+    def of(cls, shard: Shard, *, updates: int | None = None) -> ParameterPlacement:
+        """The placement of a shard."""
+        cuts = {dim: [(b.start, b.stop) for b in blocks] for dim, blocks in shard.cuts.items()}
+        return cls(shape=list(shard.shape), cuts=cuts, updates=updates)
+
+    def as_record(self) -> dict[str, Any]:
+        """What is written of it, for JSON."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @cached_property
+    def shard(self) -> Shard:
+        """The part of the parameter. Raises ValueError where it leaves the shape or has an element
+        twice."""
+        cuts = self.cuts
+        if cuts is None:
+            cuts = {} if self.dim is None else {self.dim: self.blocks or []}
+        by_dim = {dim: tuple(range(*block) for block in blocks) for dim, blocks in cuts.items()}
+        return Shard(tuple(self.shape), by_dim)
+
     @model_validator(mode="after")
-    def _lies_inside(self) -> ParameterPlacement:
-        if self.dim is None:
-            if self.blocks:
-                raise ValueError("has blocks, but no dimension that is split")
-            return self
-        if self.dim >= len(self.shape):
-            raise ValueError(f"dimension {self.dim} of a shape of {len(self.shape)}")
-        for start, stop in self.blocks:
-            if not start <= stop <= self.shape[self.dim]:
-                raise ValueError(f"block [{start}, {stop}) of {self.shape[self.dim]} rows")
+    def _is_a_part(self) -> ParameterPlacement:
+        given = {name for name in ("dim", "blocks") if name in self.model_fields_set}
+        if self.cuts is None and given != {"dim", "blocks"}:
+            raise ValueError("has no cuts")
+        if self.cuts is not None and given:
+            raise ValueError(f"has cuts and {min(given)}")
+        if self.dim is None and self.blocks:
+            raise ValueError("has blocks, but no dimension that is split")
+        _ = self.shard
         return self
 
 
@@ -112,8 +141,9 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     document = _read_json(path)
     try:
-        if document["schema"] != SCHEMA:
-            raise damage_error(path, f"schema {document['schema']!r}, expected {SCHEMA!r}")
+        if document["schema"] not in READ_SCHEMAS:
+            known = " or ".join(map(repr, READ_SCHEMAS))
+            raise damage_error(path, f"schema {document['schema']!r}, expected {known}")
         shards = int(document["shards"])
         # Without tp there is a single stage: checkpoints of several stages always have it.
         scale = {str(k): float(v) for k, v in document.get("loss_scale", {}).items()}

@@ -72,13 +72,12 @@ class ShardRow(TypedDict):
 
 
 class ParameterRow(TypedDict):
-    """One parameter: its full shape, the dimension that is split over tp (None: no split), the
-    shards that have a part of it, whether it is frozen and how many updates its moments have seen.
-    """
+    """One parameter: its full shape, the dimensions that are split over tp, the shards that have a
+    part of it, whether it is frozen and how many updates its moments have seen."""
 
     name: str
     shape: list[int]
-    dim: int | None
+    dims: list[int]
     shards: list[int]
     frozen: bool
     updates: int | None
@@ -236,7 +235,7 @@ def _parameters(records: Sequence[ShardRecord]) -> list[ParameterRow]:
                 {
                     "name": name,
                     "shape": list(part.shape),
-                    "dim": part.dim,
+                    "dims": sorted(part.shard.cuts),
                     "shards": [],
                     "frozen": name in record.frozen,
                     "updates": part.updates,

@@ -24,13 +24,15 @@ from torch import Tensor
 
 from mpctl.errors import InputError
 from mpctl.families import get_table
-from mpctl.kernels.parameters import Shard
+from mpctl.kernels.parameters import take
+from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub
 from mpctl.weights.origin import VocabularyExtension, differences, is_extended
 from mpctl.weights.reader import Targets, not_equal
 from mpctl.weights.saved import SavedModel
+from mpctl.weights.saved_tensors import OpenCheckpoint
 
 ReadRows = Callable[[Sequence[int]], Tensor]
 """Rows of a table by ascending ids, [ids, ...], in the dtype that is stored."""
@@ -64,10 +66,10 @@ def fill_tables(
     for name in sorted(tables & targets.keys()):
         read_rows, (shard, tensor) = row_reader(origin, name), targets[name]
         for to, ids in rows_of_rank(shard, range(extension.vocab_size)):
-            tensor[to].copy_(extended_rows(read_rows, ids, extension))
+            tensor[to].copy_(_columns(shard, extended_rows(read_rows, ids, extension)))
         for to, ids in rows_of_rank(shard, top):
             then = [number - model.vocab + origin.model.vocab for number in ids]
-            tensor[to].copy_(read_rows(then))
+            tensor[to].copy_(_columns(shard, read_rows(then)))
     return {name: target for name, target in targets.items() if name not in tables}
 
 
@@ -83,7 +85,6 @@ def rows_of_rank(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
     >>> list(rows_of_rank(Shard((8, 2), {0: (range(4, 8),)}), range(6)))
     [(slice(0, 2, None), range(4, 6))]
     """
-    assert shard.cuts.keys() <= {0}, f"a vocabulary split along dims {set(shard.cuts)}"
     offset = 0
     for block in shard.blocks(0):
         end = min(block.stop, wanted.stop)
@@ -92,6 +93,12 @@ def rows_of_rank(shard: Shard, wanted: range) -> Iterator[tuple[slice, range]]:
             to = offset + start - block.start
             yield slice(to, to + len(ids)), ids
         offset += len(block)
+
+
+def _columns(shard: Shard, rows: Tensor) -> Tensor:
+    """The columns of a table that this rank holds, of whole rows [rows, ...]."""
+    columns = {dim: blocks for dim, blocks in shard.cuts.items() if dim > 0}
+    return take(Shard(tuple(rows.shape), columns), rows) if columns else rows
 
 
 def extended_rows(read_rows: ReadRows, wanted: range, extension: VocabularyExtension) -> Tensor:
@@ -120,7 +127,7 @@ def row_reader(origin: Hub | SavedModel, name: str) -> ReadRows:
     """Reads just the rows that it is asked for, from whichever files hold them."""
     if isinstance(origin, Hub):
         return partial(_hub_rows, origin, name)
-    return partial(_saved_rows, origin, name)
+    return partial(_saved_rows, OpenCheckpoint.of(origin.checkpoint), name)
 
 
 def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
@@ -133,27 +140,9 @@ def _hub_rows(hub: Hub, name: str, ids: Sequence[int]) -> Tensor:
     return rows
 
 
-def _saved_rows(saved: SavedModel, name: str, ids: Sequence[int]) -> Tensor:
-    parts: list[Tensor] = []
-    read: list[int] = []
-    for tensor, placement in saved.parts(name):
-        blocks = placement.blocks if placement.dim == 0 else [(0, placement.shape[0])]
-        local = dict(_local_rows(ids, blocks))
-        if local.keys() - read:
-            parts.append(_stored_rows(tensor.path, f"{name}/value", list(local.values())))
-            read += local
-    if lacking := sorted(set(ids) - set(read)):
-        raise unreadable(saved.checkpoint, f"{name}: row {lacking[0]} is in no shard")
-    order = sorted(range(len(read)), key=read.__getitem__)
-    return torch.cat(parts)[order]
-
-
-def _local_rows(ids: Sequence[int], blocks: Sequence[Sequence[int]]) -> Iterator[tuple[int, int]]:
-    """(id, row of the shard that keeps these blocks) of the ids that it holds."""
-    offset = 0
-    for start, stop in blocks:
-        yield from ((number, number - start + offset) for number in ids if start <= number < stop)
-        offset += stop - start
+def _saved_rows(checkpoint: OpenCheckpoint, name: str, ids: Sequence[int]) -> Tensor:
+    shape = checkpoint.shape_of(name)
+    return checkpoint.part(name, "value", Shard(shape, {0: tuple(spans(ids))}))
 
 
 def _stored_rows(path: Path, name: str, ids: Sequence[int]) -> Tensor:

@@ -1,9 +1,9 @@
 """The part of a Hugging Face directory that a rank keeps: slices of its shards, never the whole.
 
-A parameter of ours stacks tensors of theirs on dim 0. Each block of rows that a rank keeps is
-looked for in each of them; a dim-1 shard takes columns, and a transposed tensor swaps the two.
-By hand, q 8 rows, k 4, v 4, rank 1 of 2 (blocks 4..8, 10..12, 14..16): rows 4..8 of q, 2..4 of k,
-2..4 of v. Rows that only pad the vocabulary lie in no tensor and become zeros.
+A parameter of ours stacks tensors of theirs on dim 0. Each box that a rank keeps (mpctl/shard.py),
+which may be cut along rows and columns, is looked for in each of them; a transposed tensor swaps
+the two. By hand, q 8 rows, k 4, v 4, rank 1 of 2 (blocks 4..8, 10..12, 14..16): rows 4..8 of q,
+2..4 of k, 2..4 of v. Rows that only pad the vocabulary lie in no tensor and become zeros.
 
 Letters: r rows and c columns of ours.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpctl.errors import InputError, Issue
-from mpctl.kernels.parameters import Shard
+from mpctl.shard import Box, Shard, intersect
 from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub, differing
 from mpctl.weights.names import Piece, Row, get_scheme
@@ -89,49 +88,22 @@ def _fill(hub: Hub, row: Row, shard: Shard, tensor: Tensor) -> None:
         try:
             with safe_open(path, framework="pt") as file:
                 stored = file.get_slice(piece.name)
-                for to, rows in _rows_in(range(first, first + piece.rows), shard):
-                    for columns_to, columns in _columns_in(shard):
-                        part = _cut(stored, piece, rows, columns)
-                        tensor[(to, *columns_to)].copy_(part)
+                for box in _boxes_in(range(first, first + piece.rows), shard):
+                    tensor[shard.slices(box)].copy_(_cut(stored, piece, first, box))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise unreadable(path, f"{piece.name}: {error}") from None
         first += piece.rows
 
 
-def _rows_in(span: range, shard: Shard) -> Iterator[tuple[slice, slice]]:
-    """(slice of the rank's rows, slice of the stored tensor's rows) where they meet; span: which
-    rows of our whole parameter the stored tensor is."""
-    offset = 0
-    for block in shard.blocks(0):
-        start, stop = max(span.start, block.start), min(span.stop, block.stop)
-        if start < stop:
-            to = start - block.start + offset
-            yield slice(to, to + stop - start), slice(start - span.start, stop - span.start)
-        offset += len(block)
+def _boxes_in(rows: range, shard: Shard) -> Iterator[Box]:
+    """The boxes of a shard as far as they lie in these rows of the whole parameter."""
+    found = (intersect(box, (rows, *box[1:])) for box in shard.boxes())
+    return (box for box in found if box is not None)
 
 
-def _columns_in(shard: Shard) -> Iterator[tuple[tuple[slice, ...], slice]]:
-    """(local slices of ours beyond the rows, slice of the tensor's columns)."""
-    if 1 not in shard.cuts:
-        yield (), slice(None)
-        return
-    offset = 0
-    for block in shard.blocks(1):
-        yield (slice(offset, offset + len(block)),), slice(block.start, block.stop)
-        offset += len(block)
-
-
-def _cut(stored: Any, piece: Piece, rows: slice, columns: slice) -> Tensor:
-    if len(piece.shape) == 1:
-        return stored[rows]
+def _cut(stored: Any, piece: Piece, first: int, box: Box) -> Tensor:
+    """A box of our parameter from the stored tensor, whose first row is our row `first`."""
+    rows = slice(box[0].start - first, box[0].stop - first)
+    columns = tuple(slice(span.start, span.stop) for span in box[1:])
     # [c, r] -> [r, c]
-    return stored[columns, rows].T if piece.transposed else stored[rows, columns]
-
-
-def read_piece(path: Path, name: str) -> Tensor:
-    """One whole tensor of one file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.get_tensor(name)
-    except (SafetensorError, OSError, RuntimeError) as error:
-        raise unreadable(path, f"{name}: {error}") from None
+    return stored[(*columns, rows)].T if piece.transposed else stored[(rows, *columns)]

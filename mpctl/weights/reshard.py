@@ -1,4 +1,4 @@
-"""A checkpoint rewritten for another tp x pp, tensor by tensor, without process groups.
+"""A checkpoint rewritten for another tp x pp and mode, tensor by tensor, without process groups.
 
 Any layout reads any checkpoint, so training never needs this. It is for what reads shards by rank
 number, and for starting a large world: each rank of the new layout then reads one file, in order.
@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mpctl.durable import sync_folder, write_whole
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import Shard, shard_of, single_cut
+from mpctl.kernels.parameters import shard_of
+from mpctl.kernels.tensor_modes import planned_groups, tensor_parallel_of
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.layout.job_layout import JobLayout
-from mpctl.rundir.shards import MANIFEST, SCHEMA, shard_path
+from mpctl.rundir.shards import MANIFEST, SCHEMA, ParameterPlacement, shard_path
+from mpctl.shard import Shard
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 from mpctl.weights.files import DTYPES, Entry, write_file
@@ -65,10 +66,13 @@ def rank_shards(layout: JobLayout, stage: int, tp_rank: int) -> dict[str, Shard]
     several stages hold, the first one."""
     job, chunks = layout.job, len(layout.stages[stage])
     context = ShardContext(
-        Group(tp_rank, job.parallel.tp, name="tp"),
+        Group(tp_rank, layout.grid.size, name="tp"),
         Group(name="cp"),
         job.parallel.sequence_parallel,
         device=torch.device("meta"),
+        tensor_parallel=tensor_parallel_of(layout.grid.mode),
+        grid=layout.grid,
+        groups=planned_groups(layout.grid, tp_rank),
     )
     slices = [layout.chunk_slices(stage, chunk) for chunk in range(chunks)]
     modules = [build_module(layout.model, job.training, context, part) for part in slices]
@@ -83,8 +87,7 @@ def _entries(
     optional = padding_rows(layout.model)
     for name, shard in shards.items():
         for field, header in checkpoint.fields(name).items():
-            first = optional.get(name)
-            make = partial(_part, checkpoint, name, field, shard, header.dtype, first)
+            make = partial(checkpoint.part, name, field, shard, optional.get(name))
             yield Entry(f"{name}/{field}", header.dtype, shard.local_shape, make)
 
 
@@ -93,28 +96,12 @@ def _place_in_file(entry: Entry) -> tuple[int, str]:
     return -DTYPES[entry.dtype].itemsize, entry.name
 
 
-def _part(
-    checkpoint: OpenCheckpoint,
-    name: str,
-    field: str,
-    shard: Shard,
-    dtype: str,
-    first_optional: int | None,
-) -> Tensor:
-    tensor = torch.zeros(shard.local_shape, dtype=DTYPES[dtype])
-    checkpoint.fill(name, shard, {field: tensor}, first_optional)
-    return tensor
-
-
 def _contents(checkpoint: OpenCheckpoint, shards: dict[str, Shard]) -> dict[str, Any]:
     """The record of a shard, without its file."""
-    placements: dict[str, dict[str, Any]] = {}
+    placements = {}
     for name, shard in shards.items():
-        dim, cut = single_cut(shard)
-        blocks = [[block.start, block.stop] for block in cut]
-        placements[name] = {"shape": list(shard.shape), "dim": dim, "blocks": blocks}
-        if name not in checkpoint.frozen:
-            placements[name]["updates"] = checkpoint.updates_of(name)
+        updates = None if name in checkpoint.frozen else checkpoint.updates_of(name)
+        placements[name] = ParameterPlacement.of(shard, updates=updates).as_record()
     frozen = [name for name in shards if name in checkpoint.frozen]
     return {"parameters": placements, **({"frozen": frozen} if frozen else {})}
 

@@ -19,6 +19,7 @@ from mpctl.rundir.shards import (
     read_shard_record,
     shard_path,
 )
+from mpctl.shard import Shard, uncovered
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import FLOATS, TensorHeader, read_header
@@ -124,7 +125,8 @@ def _placement_issues(saved: SavedModel, tp: int) -> Iterator[Issue]:
             if (why := _misfit(saved, name, index, stage, wanted.get(name)))
         ]
         yield from misfits
-        if not misfits and not _is_whole([parts[name] for parts in saved.placements[first:][:tp]]):
+        held = (saved.placements[index][name].shard for index in stage)
+        if not misfits and uncovered(Shard(wanted[name]), held):
             gaps = f"{name}: the {tp} shards from {first} on do not hold all of it"
             yield from damage_error(saved.checkpoint, gaps).issues
 
@@ -139,19 +141,6 @@ def _misfit(
         return f"holds {full}, the model needs {wanted}"
     if index not in stage:
         return f"shard {stage.start} holds it too, as another stage"
-    rows = sum(stop - start for start, stop in placement.blocks)
-    local = tuple(rows if dim == placement.dim else size for dim, size in enumerate(full))
+    local = placement.shard.local_shape
     stored = saved.tensors[index][name].shape
     return None if stored == local else f"is {stored}, but its record says {local}"
-
-
-def _is_whole(parts: list[ParameterPlacement]) -> bool:
-    """Whether the blocks of all ranks leave no gap in the split dimension."""
-    dim, end = parts[0].dim, 0
-    if any(part.dim != dim for part in parts):
-        return False
-    for start, stop in sorted(block for part in parts for block in part.blocks):
-        if start > end:
-            return False
-        end = max(end, stop)
-    return dim is None or end == parts[0].shape[dim]

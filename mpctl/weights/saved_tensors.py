@@ -1,29 +1,34 @@
 """The tensors of a checkpoint of ours, for whatever part of a parameter is asked for.
 
-Each shard holds blocks of rows of some parameters (rundir/checkpoints.py). A part of a parameter is
-put together from every shard that has some of it, so that any layout reads any other's checkpoint.
-Shards are read and checked by shard_reader.py.
+Each file holds a part of some parameters, cut along any dimensions (mpctl/shard.py). A part of a
+parameter is put together box by box from the files that have some of it, so that any layout reads
+any other's checkpoint. What several files hold is read from the first of them. Files are read and
+checked by shard_reader.py.
+
+By hand, a [4, 4] weight saved by rows over tp 2, read by the rank of a 2 x 2 grid that keeps rows 2
+and 3 and columns 0 and 1: rows 0 and 1 of the second file, of which it copies two columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from mpctl.families import get_table
-from mpctl.kernels.parameters import Shard, single_cut
 from mpctl.rundir.shards import (
     Manifest,
-    ParameterPlacement,
     damage_error,
     read_manifest,
     read_shard_record,
     shard_path,
 )
+from mpctl.shard import Box, Shard, intersect, numel, subtract
 from mpctl.spec.model import ModelSpec
+from mpctl.weights.files import DTYPES
 from mpctl.weights.headers import TensorHeader
 from mpctl.weights.shard_reader import ShardReader
 
@@ -78,12 +83,8 @@ class OpenCheckpoint:
     def fields(self, name: str) -> dict[str, TensorHeader]:
         """What was saved of a parameter, `value` and the moments, with a header of one of its
         tensors. Raises InputError when nothing was."""
-        for source in self.sources:
-            if name in source.shards:
-                stored = source.reader.tensors.items()
-                prefix = f"{name}/"
-                return {k.removeprefix(prefix): h for k, h in stored if k.startswith(prefix)}
-        raise damage_error(self.folder, f"{name} is in no shard, the model has it")
+        stored, prefix = self._owners(name)[0].reader.tensors, f"{name}/"
+        return {k.removeprefix(prefix): h for k, h in stored.items() if k.startswith(prefix)}
 
     def fill(
         self, name: str, target: Shard, tensors: dict[str, Tensor], first_optional: int | None
@@ -91,7 +92,39 @@ class OpenCheckpoint:
         """Copy the target's part of a parameter from every shard that has some of it. tensors: by
         field, `value` and the moments; first_optional: the first row that need not have been saved.
         """
-        _fill(name, target, tensors, self.sources, first_optional)
+        missing = list(target.boxes())
+        for source in self._owners(name):
+            saved = source.shards[name]
+            if not _fits(saved, target, is_padded=first_optional is not None):
+                why = f"{name}: holds {saved.shape}, the model needs {target.shape}"
+                raise damage_error(source.path, why)
+            for held in saved.boxes():
+                found = [box for needed in missing if (box := intersect(needed, held)) is not None]
+                if found:
+                    _copy(source, name, target, found, tensors)
+                    missing = [left for needed in missing for left in subtract(needed, held)]
+        if lacking := sum(_required(box, first_optional) for box in missing):
+            raise damage_error(self.folder, f"{name}: {lacking:,} of its elements are in no shard")
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The full shape of a parameter, as saved."""
+        return self._owners(name)[0].shards[name].shape
+
+    def part(
+        self, name: str, field: str, target: Shard, first_optional: int | None = None
+    ) -> Tensor:
+        """The target's part of a parameter's value or of one of its moments, as it was saved; zeros
+        where nothing was saved and nothing need have been."""
+        header = self._owners(name)[0].reader.header(f"{name}/{field}")
+        tensor = torch.zeros(target.local_shape, dtype=DTYPES[header.dtype])
+        self.fill(name, target, {field: tensor}, first_optional)
+        return tensor
+
+    def _owners(self, name: str) -> list[ShardSource]:
+        """The files that have some of a parameter. Raises InputError when there is none."""
+        if owners := [source for source in self.sources if name in source.shards]:
+            return owners
+        raise damage_error(self.folder, f"{name} is in no shard, the model has it")
 
 
 def padding_rows(model: ModelSpec) -> dict[str, int]:
@@ -103,96 +136,41 @@ def padding_rows(model: ModelSpec) -> dict[str, int]:
 def _open_source(folder: Path, index: int) -> ShardSource:
     record = read_shard_record(folder, index, hashed=False)
     parameters = record.parameters
-    shards = {name: _shard_of(p) for name, p in parameters.items()}
+    shards = {name: p.shard for name, p in parameters.items()}
     updates = {name: p.updates for name, p in parameters.items() if p.updates is not None}
     reader = ShardReader(shard_path(folder, index), record)
     return ShardSource(reader, shards, frozenset(record.frozen), updates)
 
 
-def _shard_of(placement: ParameterPlacement) -> Shard:
-    blocks = tuple(range(*block) for block in placement.blocks)
-    return Shard(tuple(placement.shape), {} if placement.dim is None else {placement.dim: blocks})
-
-
-def _fill(
-    name: str,
-    target: Shard,
-    tensors: dict[str, Tensor],
-    sources: list[ShardSource],
-    first_optional: int | None,
-) -> None:
-    """Copy the target's part of a parameter from every source that holds some of it. tensors: by
-    field, `value` and the moments; first_optional: the first row that need not have been saved."""
-    covered, owners = 0, [source for source in sources if name in source.shards]
-    if not owners:
-        raise damage_error(sources[0].path.parent, f"{name} is in no shard, the model has it")
-    dim, blocks = single_cut(target)
-    for source in owners:
-        saved = source.shards[name]
-        if not _fits(saved, target, is_padded=first_optional is not None):
-            raise damage_error(
-                source.path, f"{name}: holds {saved.shape}, the model needs {target.shape}"
-            )
-        if dim is None:
-            _copy(source.reader, name, [(slice(None), slice(None))], dim, tensors)
-            return
-        covered += _copy(source.reader, name, list(overlaps(saved, target)), dim, tensors)
-    needed = sum(
-        max(0, min(b.stop, b.stop if first_optional is None else first_optional) - b.start)
-        for b in blocks
-    )
-    if covered < needed:
-        raise damage_error(sources[0].path.parent, f"{name}: {needed - covered} rows are missing")
+def _required(box: Box, first_optional: int | None) -> int:
+    """How many elements of a box must have been saved: those in rows before `first_optional`."""
+    if first_optional is None:
+        return numel(box)
+    return numel((range(box[0].start, min(box[0].stop, first_optional)), *box[1:]))
 
 
 def _fits(saved: Shard, target: Shard, *, is_padded: bool) -> bool:
-    """Whether both are parts of one parameter, whose height along `dim` padding may change."""
-    dim = single_cut(target)[0]
-    free = dim if is_padded else None
-    sizes = enumerate(zip(saved.shape, target.shape, strict=False))
-    same = all(a == b or d == free for d, (a, b) in sizes)
-    return same and single_cut(saved)[0] == dim and len(saved.shape) == len(target.shape)
-
-
-def overlaps(source: Shard, target: Shard) -> Iterator[tuple[slice, slice]]:
-    """Pairs of local slices (in `source`, in `target`) of the same elements along the split
-    dimension.
-
-    >>> a, b = Shard((8,), {0: (range(0, 4),)}), Shard((8,), {0: (range(2, 8),)})
-    >>> list(overlaps(a, b))
-    [(slice(2, 4, None), slice(0, 2, None))]
-    """
-    source_offset = 0
-    for theirs in single_cut(source)[1]:
-        target_offset = 0
-        for ours in single_cut(target)[1]:
-            start, stop = max(theirs.start, ours.start), min(theirs.stop, ours.stop)
-            if start < stop:
-                a, b = start - theirs.start + source_offset, start - ours.start + target_offset
-                yield slice(a, a + stop - start), slice(b, b + stop - start)
-            target_offset += len(ours)
-        source_offset += len(theirs)
+    """Whether both are parts of one parameter, which padding may give other rows."""
+    first = 1 if is_padded else 0
+    same_dims = len(saved.shape) == len(target.shape)
+    return same_dims and saved.shape[first:] == target.shape[first:]
 
 
 def _copy(
-    reader: ShardReader,
-    name: str,
-    copies: list[tuple[slice, slice]],
-    dim: int | None,
-    tensors: dict[str, Tensor],
-) -> int:
-    """Read pairs of slices (in the file, in the tensor); returns how many elements along `dim` were
-    filled. Rows are read alone, columns with the tensor that they are of."""
-    lead = (slice(None),) * (dim or 0)
+    source: ShardSource, name: str, target: Shard, boxes: list[Box], tensors: dict[str, Tensor]
+) -> None:
+    """Fill boxes of the target's tensors from a file that has them. Rows are read alone, columns
+    with the rows that they are of."""
+    reader, saved = source.reader, source.shards[name]
     try:
-        for field, tensor in tensors.items() if copies else ():
-            if dim == 0:
-                for saved, local in copies:
-                    tensor[local].copy_(reader.read(f"{name}/{field}", saved))
-                continue
-            stored = reader.read(f"{name}/{field}")
-            for saved, local in copies:
-                tensor[(*lead, local)].copy_(stored[(*lead, saved)])
+        for field, tensor in tensors.items():
+            stored = f"{name}/{field}"
+            if (shape := reader.header(stored).shape) != saved.local_shape:
+                raise ValueError(f"is {shape}, but its record says {saved.local_shape}")
+            for box in boxes:
+                at = saved.slices(box)
+                rows = reader.read(stored, at[0] if at else None)
+                lead = (slice(None),) if at else ()
+                tensor[target.slices(box)].copy_(rows[(*lead, *at[1:])])
     except (OSError, RuntimeError, IndexError, ValueError) as error:
         raise damage_error(reader.path, f"{name}: {error}") from None
-    return sum(local.stop - local.start for _, local in copies if local.stop is not None)

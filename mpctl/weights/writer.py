@@ -20,17 +20,24 @@ from torch import Tensor
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import get_table
-from mpctl.kernels.parameters import Shard, assemble
-from mpctl.rundir.shards import MANIFEST, SCHEMA, checkpoint_bytes, read_shard_record, shard_path
-from mpctl.sharding import AXIS_OF_DIM
+from mpctl.rundir.shards import (
+    MANIFEST,
+    SCHEMA,
+    ParameterPlacement,
+    checkpoint_bytes,
+    read_shard_record,
+    shard_path,
+)
+from mpctl.shard import Shard
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.files import DTYPES, Entry, WrittenFile, whole_folder, write_file
 from mpctl.weights.headers import INDEX, SINGLE
 from mpctl.weights.hub import Hub, open_hub
 from mpctl.weights.names import Row, get_scheme, rows_of
 from mpctl.weights.origin import FRAGMENT, longest_sequence, open_origin
-from mpctl.weights.reader import fill, read_piece
+from mpctl.weights.reader import fill
 from mpctl.weights.saved import SavedModel
+from mpctl.weights.saved_tensors import OpenCheckpoint, padding_rows
 from mpctl.weights.tokens import TOKENIZER, find_tokens, token_settings, write_tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -127,10 +134,7 @@ def _entries_of_ours(hub: Hub, issues: list[Issue]) -> tuple[list[Entry], dict[s
     entries, placements = [], {}
     for weight in table.weights():
         first = hub.tensors[hub.rows[weight.name].pieces[0].name]
-        # One rank's part of tp 1 is the whole; it is split where a rank of any tp may cut it.
-        dim = next((d for d, name in enumerate(weight.dims) if AXIS_OF_DIM.get(name) == "tp"), None)
-        blocks = [] if dim is None else [[0, weight.shape[dim]]]
-        placements[weight.name] = {"shape": list(weight.shape), "dim": dim, "blocks": blocks}
+        placements[weight.name] = ParameterPlacement.of(Shard(weight.shape)).as_record()
         make = partial(_whole, hub, weight.name, weight.shape, first.dtype, issues)
         entries.append(Entry(f"{weight.name}/value", first.dtype, weight.shape, make))
     return entries, placements
@@ -185,7 +189,12 @@ def export_weights(
         tokens = None if saved.tokenizer is None else find_tokens(model, saved.tokenizer)
         ids = token_settings(tokens, scheme)
         _verify(saved, on_progress)
-        entries = [entry for row in rows.values() for entry in _entries_of_theirs(saved, row)]
+        checkpoint, optional = OpenCheckpoint.of(saved.checkpoint), padding_rows(model)
+        entries = [
+            entry
+            for row in rows.values()
+            for entry in _entries_of_theirs(checkpoint, row, optional.get(row.name))
+        ]
         _write_sharded(
             work, entries, shard_bytes, _ByteCounter("export", _total(entries), on_progress)
         )
@@ -209,26 +218,21 @@ def _total(entries: Iterable[Entry]) -> int:
     return sum(entry.bytes for entry in entries)
 
 
-def _entries_of_theirs(saved: SavedModel, row: Row) -> list[Entry]:
-    dtype, entries, first = saved.parts(row.name)[0][0].dtype, [], 0
+def _entries_of_theirs(
+    checkpoint: OpenCheckpoint, row: Row, first_optional: int | None
+) -> list[Entry]:
+    dtype, entries, first = checkpoint.fields(row.name)["value"].dtype, [], 0
     for piece in row.pieces:
-        rows = slice(first, first + piece.rows)
-        make = partial(_piece, saved, row.name, rows, transposed=piece.transposed)
+        part = Shard(row.shape, {0: (range(first, first + piece.rows),)})
+        read = partial(checkpoint.part, row.name, "value", part, first_optional)
+        make = partial(_transposed, read) if piece.transposed else read
         entries.append(Entry(piece.name, dtype, piece.shape, make))
         first += piece.rows
     return entries
 
 
-def _piece(saved: SavedModel, name: str, rows: slice, *, transposed: bool) -> Tensor:
-    """Rows of a whole parameter, put together from the parts of its stage; padding is left out."""
-    shards, parts = [], []
-    for tensor, placement in saved.parts(name):
-        blocks = tuple(range(*block) for block in placement.blocks)
-        cuts = {} if placement.dim is None else {placement.dim: blocks}
-        shards.append(Shard(tuple(placement.shape), cuts))
-        parts.append(read_piece(tensor.path, f"{name}/value"))
-    part = assemble(shards, parts)[rows]
-    return part.T if transposed else part
+def _transposed(read: Callable[[], Tensor]) -> Tensor:
+    return read().T
 
 
 def _write_sharded(work: Path, entries: list[Entry], limit: int, counter: _ByteCounter) -> None:

@@ -69,7 +69,7 @@ def test_an_inspection_says_what_is_in_it(run: Path, capsys: Capture) -> None:
     assert inspected["checkpoint"]["step"] == 4
     assert [shard["tp"] for shard in inspected["shards"]] == [0, 1]
     word = next(p for p in inspected["parameters"] if p["name"] == "embedding.word.weight")
-    assert (word["dim"], word["shards"], word["updates"]) == (0, [0, 1], 2)
+    assert (word["dims"], word["shards"], word["updates"]) == ([0], [0, 1], 2)
     assert mpctl(["checkpoint", "inspect", str(run), "--parameters"]) == 0
     shown = capsys.readouterr().out
     assert "embedding.word.weight" in shown and "sha256 of each file" in shown

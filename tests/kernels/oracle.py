@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.context import context_split
-from mpctl.kernels.parameters import assemble, is_partial, shard_of
+from mpctl.kernels.parameters import assemble, is_partial, shard_of, take
 from mpctl.transport.group import Collective, Group
 from tests.shards import PlainShard, plain, shard_from
 
@@ -81,7 +81,7 @@ def fill(module: nn.Module, seed: int = 3) -> None:
     for number, (_, parameter) in enumerate(sorted(module.named_parameters())):
         shard = shard_of(parameter)
         with torch.no_grad():
-            parameter.copy_(shard.take(numbers(*shard.shape, seed=seed + number) * 0.3))
+            parameter.copy_(take(shard, numbers(*shard.shape, seed=seed + number) * 0.3))
 
 
 def gradients(module: nn.Module) -> dict[str, tuple[Tensor, PlainShard]]:

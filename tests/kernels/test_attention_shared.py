@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpctl.kernels.parameters import shard_of
+from mpctl.kernels.parameters import global_index, shard_of
 from mpctl.transport.group import Collective, Group
 from tests.kernels.build import make_attention
 from tests.kernels.oracle import fill, grouped, logged
@@ -44,7 +44,7 @@ def test_each_weight_of_shared_heads_is_held_once() -> None:
     held = []
     for rank in range(4):
         module = make_attention(H, A, head_dim=D, tp=Group(rank, 4), rng_site="x", kv_heads=1)
-        held += shard_of(module.qkv.weight).index(0).tolist()
+        held += global_index(shard_of(module.qkv.weight), 0).tolist()
         assert ", 1 of 1 kv, d=4" in repr(module)
     assert sorted(held) == list(range((A + 2) * D))
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
-from mpctl.kernels.parameters import is_partial, shard_of
+from mpctl.kernels.parameters import global_index, is_partial, shard_of
 from mpctl.transport.group import Collective, Group
 from tests.kernels.oracle import (
     EXACT,
@@ -61,7 +61,7 @@ def _columns(rank: int, size: int) -> dict:
         grad = numbers(B, S, O, seed=9)
         if not options.get("gather_output"):
             shard = shard_of(layer.weight)
-            grad = grad.index_select(-1, shard.index(0))
+            grad = grad.index_select(-1, global_index(shard, 0))
         results[name] = _run(layer, numbers(B, S, I, seed=8), grad)
     return results
 
@@ -72,7 +72,7 @@ def _rows(rank: int, size: int) -> dict:
         layer = RowParallelLinear(I, O, group=group, dtype=torch.float64, **options)
         x = numbers(B, S, I, seed=8)
         if options.get("input_is_parallel", True):
-            x = x.index_select(-1, shard_of(layer.weight).index(1))
+            x = x.index_select(-1, global_index(shard_of(layer.weight), 1))
         results[name] = _run(layer, x, numbers(B, S, O, seed=9))
     return results
 
@@ -98,7 +98,8 @@ def test_column_parallel(size: int) -> None:
         y, dx, dw, db = _expected(options.get("bias", True))
         for rank, result in enumerate(results):
             group = Group(rank, size)
-            kept = shard_of(ColumnParallelLinear(I, O, group=group, **options).weight).index(0)
+            layer = ColumnParallelLinear(I, O, group=group, **options)
+            kept = global_index(shard_of(layer.weight), 0)
             gathered = options.get("gather_output")
             close(result[name][0], y if gathered else y.index_select(-1, kept))
             close(result[name][1], dx)
@@ -204,7 +205,7 @@ def _unusual(rank: int, size: int) -> dict:
         if name == "view":
             layer.weight.grad = flat.view_as(layer.weight)
         y = layer(x) + (layer(x) if name == "tied" else 0)
-        y.backward(grad.index_select(-1, shard_of(layer.weight).index(0)))
+        y.backward(grad.index_select(-1, global_index(shard_of(layer.weight), 0)))
         weight = layer.weight.grad
         results[name] = [x.grad, weight, flat if name == "view" else None]
     with torch.no_grad():
@@ -221,7 +222,8 @@ def _unusual(rank: int, size: int) -> dict:
 @pytest.mark.parametrize("size", [1, 2])
 def test_frozen_tied_and_preset_gradients(size: int) -> None:
     for rank, got in enumerate(_sized(_unusual, size)):
-        rows = shard_of(ColumnParallelLinear(I, O, group=Group(rank, size)).weight).index(0)
+        layer = ColumnParallelLinear(I, O, group=Group(rank, size))
+        rows = global_index(shard_of(layer.weight), 0)
         _, dx, dw, _ = _expected(True)
         dw = dw[rows]
         assert got["bf16"]

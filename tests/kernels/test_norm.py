@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from mpctl.kernels.norm import RMSNorm
-from mpctl.kernels.parameters import ONES, Shard, parallel_attributes, shard_of
+from mpctl.kernels.parameters import ONES, parallel_attributes, shard_of
+from mpctl.shard import Shard
 from tests.kernels.oracle import close, fill, numbers
 
 

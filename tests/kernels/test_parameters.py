@@ -10,14 +10,15 @@ from mpctl.kernels import parameters
 from mpctl.kernels.counter_rng import site_key
 from mpctl.kernels.parameters import (
     Init,
-    Shard,
     assemble,
     full_numel,
     initialise,
     is_sharded,
     shard_of,
     shard_parameter,
+    take,
 )
+from mpctl.shard import Shard
 from mpctl.transport.group import Group
 from tests.kernels.build import make_layer
 from tests.kernels.oracle import numbers
@@ -38,7 +39,7 @@ def test_every_shard_is_the_slice_of_the_whole(size: int, dtype: torch.dtype) ->
         part = _layer(rank, size, dtype)
         initialise(part, seed=11)
         for (name, own), full in zip(part.named_parameters(), whole.parameters(), strict=True):
-            assert torch.equal(own, shard_of(own).take(full)), name
+            assert torch.equal(own, take(shard_of(own), full)), name
             assert own.shape == shard_of(own).local_shape
             assert full_numel(own) == full.numel()
             assert is_sharded(own) == (own.shape != full.shape)
@@ -107,12 +108,12 @@ def test_a_foreign_parameter_is_named() -> None:
 def test_assemble_undoes_take() -> None:
     full = numbers(6, 4)
     shards = [Shard((6, 4), {0: (range(r, r + 1), range(3 + r, 4 + r))}) for r in range(3)]
-    assert torch.equal(assemble(shards, [shard.take(full) for shard in shards]), full)
+    assert torch.equal(assemble(shards, [take(shard, full) for shard in shards]), full)
     assert shards[2].local_shape == (2, 4)
 
 
 def test_a_shard_outside_its_parameter_is_refused() -> None:
-    with pytest.raises(ValueError, match="leave dim 0"):
+    with pytest.raises(ValueError, match="leaves dimension 0"):
         Shard((6, 4), {0: (range(5, 7),)})
-    with pytest.raises(ValueError, match="dim 2 of"):
+    with pytest.raises(ValueError, match="dimension 2 of"):
         Shard((6, 4), {2: (range(1),)})

@@ -53,7 +53,7 @@ SCHEMAS = {
     "launcher knows them",
     "mpctl.bench.scaling/1": "`mpctl bench scaling --json`: a row a world size",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
-    "mpctl.checkpoint/1": "manifest.json of a checkpoint: its step, shards and layout",
+    "mpctl.checkpoint/2": "manifest.json of a checkpoint: its step, shards and layout",
     "mpctl.checkpoints/1": "`mpctl checkpoint list`, `verify` and `reshard --json`: what there is",
     "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",
     "mpctl.data/1": "`mpctl data prepare --json` and manifest.json of prepared data",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.parameters import Init, Shard, shard_parameter
+from mpctl.kernels.parameters import Init, shard_parameter
 from mpctl.launch.summary import planned_traffic
 from mpctl.layout.buckets import Bucket
 from mpctl.runtime.lr_schedule import learning_rate
@@ -18,6 +18,7 @@ from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.zero.bucket_shard import BucketShard
 from mpctl.runtime.zero.gradients import GradientBuffer, ReductionGroups, clip_factor
 from mpctl.runtime.zero.param_store import ParamStore
+from mpctl.shard import Shard
 from mpctl.spec.training import TrainingSpec
 from mpctl.transport.group import Group
 from tests.ranks import run_ranks

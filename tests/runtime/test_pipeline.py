@@ -289,7 +289,7 @@ def _each_is_saved_once(step: Path) -> None:
     seen: set[str] = set()
     for index in range(read_manifest(step).shards):
         places = read_shard_record(step, index).parameters.items()
-        own = {f"{name} {place.blocks}" for name, place in places if place.dim is not None}
+        own = {f"{name} {place.shard.cuts}" for name, place in places if place.shard.cuts}
         assert own and not own & seen
         seen |= own
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from mpctl.data.extension import TokenizerExtension
 from mpctl.errors import InputError
 from mpctl.families import get_table
-from mpctl.kernels.parameters import Shard, assemble
+from mpctl.kernels.parameters import assemble
 from mpctl.rundir.shards import MANIFEST, SCHEMA, sha256, shard_path
+from mpctl.shard import Shard
 from mpctl.sharding import local_range, padded_vocab
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
@@ -33,6 +34,7 @@ from mpctl.weights.hub import Hub
 from mpctl.weights.origin import is_extended, open_origin, origin_issues
 from mpctl.weights.reader import Targets
 from mpctl.weights.saved import SavedModel
+from mpctl.weights.shard_reader import ShardReader
 from mpctl.weights.writer import import_weights
 from tests.weights.hub import VOCAB, Truth, load
 
@@ -201,13 +203,14 @@ def test_a_rank_reads_its_own_part_of_the_files(
 ) -> None:
     origin = open_origin(origin_at("two shards", truths("llama"), tmp_path))
     model, read = model_of(origin, VOCAB + ADDED), list[int]()
-    original = extend._stored_rows
+    original = ShardReader.read
 
-    def counted(path: Path, name: str, ids: Sequence[int]) -> Tensor:
-        read.append(len(ids))
-        return original(path, name, ids)
+    def counted(reader: ShardReader, name: str, rows: slice | None = None) -> Tensor:
+        found = original(reader, name, rows)
+        read.append(len(found))
+        return found
 
-    monkeypatch.setattr(extend, "_stored_rows", counted)
+    monkeypatch.setattr(ShardReader, "read", counted)
     fill_tables(origin, model, targets_of(model, tp=4, rank=0), EXTENSION)
     assert sum(read) == 2 * 128  # rows 0 to 127 of 512, of both tables
     read.clear()
@@ -229,11 +232,12 @@ def test_rows_of_a_16_bit_checkpoint_come_as_they_are_stored(
 def test_a_shard_that_lacks_rows_is_named(truths: Truths, tmp_path: Path) -> None:
     origin = open_origin(origin_at("two shards", truths("llama"), tmp_path))
     assert isinstance(origin, SavedModel)
-    half = replace(origin, tensors=origin.tensors[:1], placements=origin.placements[:1])
-    with pytest.raises(InputError, match=r"head\.weight: row 256 is in no shard"):
-        row_reader(half, "head.weight")([1, 256])
+    manifest = {"schema": SCHEMA, "step": 0, "shards": 1}
+    (origin.checkpoint / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"head\.weight: 32 of its elements are in no shard"):
+        row_reader(origin, "head.weight")([1, 256])
     origin.tensors[0]["head.weight"].path.write_bytes(b"no")
-    with pytest.raises(InputError, match=r"shard-0\.safetensors: head\.weight/value"):
+    with pytest.raises(InputError, match=r"shard-0\.safetensors: has 2 bytes"):
         row_reader(origin, "head.weight")([1])
 
 

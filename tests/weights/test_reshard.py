@@ -13,6 +13,7 @@ from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
 from mpctl.rundir.shards import find_damage, read_manifest, read_shard_record
 from mpctl.spec.job import JobSpec
 from mpctl.weights import reshard as resharding
+from mpctl.weights.saved_tensors import OpenCheckpoint
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
 
 # 300 words are 300 rows at every tp: padding that was not saved would become zeros.
@@ -80,13 +81,13 @@ def test_one_tensor_is_in_memory_at_a_time(
     trainer.save()
     (tmp_path / "run/job.json").write_text(tiny_job(data, **SETTINGS).model_dump_json())
     order: list[str] = []
-    part = resharding._part
+    part = OpenCheckpoint.part
 
     def made(checkpoint: Any, name: str, field: str, *rest: Any) -> Any:
         order.append(f"{name}/{field}")
         return part(checkpoint, name, field, *rest)
 
-    monkeypatch.setattr(resharding, "_part", made)
+    monkeypatch.setattr(OpenCheckpoint, "part", made)
     source, counts = tmp_path / "run/checkpoints/step-2", list[int]()
     out = tmp_path / "out"
     out.mkdir()

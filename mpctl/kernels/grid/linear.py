@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.grid.place import GridPlace
-from mpctl.kernels.parameters import ZEROS, Init, Shard, mark_partial, shard_parameter
+from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.kernels.regions import scatter_samples_sum
+from mpctl.shard import Shard
 
 Product = Callable[[Tensor, Tensor], Tensor]
 """x [b, s, i], weight as the mode has it -> [b, s, o], each this rank's part."""

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mpctl.kernels.parameters import ONES, ZEROS, Shard, mark_partial, shard_parameter
+from mpctl.kernels.parameters import ONES, ZEROS, mark_partial, shard_parameter
+from mpctl.shard import Shard
 from mpctl.transport.group import Group
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpctl.kernels.parameters import Shard
+from mpctl.shard import Shard
 from mpctl.tensor_grid import Axes, TensorGrid
 from mpctl.transport.group import Group
 

@@ -3,9 +3,9 @@ they hold.
 
 RUN/checkpoints/step-N/ holds one `shard-K.safetensors` a tensor-parallel rank of a pipeline stage
 (value and AdamW's moments of its parameters; K = stage tp + rank), `shard-K.json` beside it (of
-each parameter its full shape, split dimension, blocks kept and updates; bytes and sha256 of the
-file), `manifest.json`, and copies of the run's job.json and plan.json. Only the first
-replica saves, and of a parameter that several stages hold only the first stage; ZeRO slices are
+each parameter its full shape, the blocks kept of each dimension, and updates; bytes and sha256 of
+the file), `manifest.json`, and copies of the run's job.json and plan.json. Only the first replica
+saves, and of a parameter that several stages hold only the first stage; ZeRO slices are
 gathered before they are written, so that a file does not depend on the ZeRO stage. This module
 reads checkpoints; saver.py writes them.
 
@@ -28,9 +28,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import Shard, shard_of
+from mpctl.kernels.parameters import shard_of
 from mpctl.rundir.shards import Manifest
 from mpctl.runtime.optimizer import Optimizer
+from mpctl.shard import Shard
 from mpctl.weights.saved_tensors import OpenCheckpoint
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import shard_of, single_cut
+from mpctl.kernels.parameters import shard_of
+from mpctl.rundir.shards import ParameterPlacement
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.weights.files import DTYPES, Entry
@@ -25,21 +26,11 @@ State = dict[str, Tensor]
 SAFETENSORS_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Placement(TypedDict, total=False):
-    """Where a parameter's part belongs: full shape, split dimension, [start, stop) of the blocks
-    saved and, where it has moments, the updates that they have seen."""
-
-    shape: list[int]
-    dim: int | None
-    blocks: list[list[int]]
-    updates: int
-
-
 class ShardContents(TypedDict, total=False):
-    """The record of a shard: where each parameter's part belongs, and names of those without
-    moments."""
+    """The record of a shard: where each parameter's part belongs (rundir/shards.py,
+    ParameterPlacement), and names of those without moments."""
 
-    parameters: dict[str, Placement]
+    parameters: dict[str, dict[str, Any]]
     frozen: list[str]
 
 
@@ -149,15 +140,12 @@ def shard_record(
     names: Mapping[Tensor, str], states: Mapping[Tensor, State], optimizer: Optimizer
 ) -> ShardContents:
     """What to record of a shard with these states; names: of the parameters."""
-    placements: dict[str, Placement] = {}
+    placements: dict[str, dict[str, Any]] = {}
     for parameter in states:
-        shard = shard_of(parameter)
-        dim, cut = single_cut(shard)
-        blocks = [[block.start, block.stop] for block in cut]
-        placement: Placement = {"shape": list(shard.shape), "dim": dim, "blocks": blocks}
-        if parameter in optimizer.trained:
-            placement["updates"] = optimizer.updates_of(parameter)
-        placements[names[parameter]] = placement
+        is_trained = parameter in optimizer.trained
+        updates = optimizer.updates_of(parameter) if is_trained else None
+        placement = ParameterPlacement.of(shard_of(parameter), updates=updates)
+        placements[names[parameter]] = placement.as_record()
     frozen = [names[parameter] for parameter, state in states.items() if state.keys() == {"value"}]
     record: ShardContents = {"parameters": placements}
     if frozen:

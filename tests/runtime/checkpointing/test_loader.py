@@ -148,16 +148,33 @@ def test_dying_while_saving_costs_nothing_saved_before(
     assert sorted(names) == ["step-2", "step-3"]
 
 
+LEFT_OUT: Any = object()
+
+
 def _bytes_gone(record: dict[str, Any]) -> None:
     del record["bytes"]
 
 
+def _split(record: dict[str, Any]) -> dict[str, Any]:
+    """The first parameter that is split."""
+    return next(p for p in record["parameters"].values() if p["cuts"])
+
+
 def _at(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     """Put a value into the record of the first parameter that is split."""
+    return lambda record: _split(record).update({key: value})
+
+
+def _older(**changes: object) -> Callable[[dict[str, Any]], None]:
+    """Write the record of the first parameter that is split as older versions did, with a mistake:
+    LEFT_OUT leaves something out."""
 
     def harm(record: dict[str, Any]) -> None:
-        split = next(p for p in record["parameters"].values() if p["dim"] is not None)
-        split[key] = value
+        place = _split(record)
+        ((dim, blocks),) = place.pop("cuts").items()
+        place |= {"dim": int(dim), "blocks": blocks, **changes}
+        for key in [key for key in changes if changes[key] is LEFT_OUT]:
+            del place[key]
 
     return harm
 
@@ -167,14 +184,31 @@ RECORDS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda record: record.update(bytes="many"), "bytes: Input should be a valid integer"),
     (lambda record: record.pop("sha256"), "sha256: Field required"),
     (lambda record: record.pop("parameters"), "parameters: Field required"),
-    (lambda record: next(iter(record["parameters"].values())).pop("blocks"), "Field required"),
+    (lambda record: _split(record).pop("cuts"), "has no cuts"),
+    (lambda record: _split(record).pop("shape"), "Field required"),
     (lambda record: record.update(parameters=[]), "parameters: Input should be"),
     (lambda record: record.update(frozen=3), "frozen: Input should be"),
-    (_at("blocks", [[-4, 2]]), "greater than or equal to 0"),
-    (_at("blocks", [[3, 1]]), "block [3, 1)"),
-    (_at("blocks", [[0, 10**9]]), "block [0, 1000000000)"),
-    (_at("dim", 7), "dimension 7 of a shape of"),
-    (_at("dim", None), "has blocks, but no dimension"),
+    (_at("cuts", {"0": [[-4, 2]]}), "greater than or equal to 0"),
+    (_at("cuts", {"0": [[3, 1]]}), "block [3, 1)"),
+    (_at("cuts", {"0": [[0, 10**9]]}), "block [0, 1000000000)"),
+    (_at("cuts", {"0": [[0, 3], [2, 5]]}), "blocks [0, 3) and [2, 5) of dimension 0 overlap"),
+    (_at("cuts", {"0": [[4, 8]], "1": [[0, 1], [0, 1]]}), "of dimension 1 overlap"),
+    (_at("cuts", {"0": [[1, 2, 3]]}), "cuts.0.0"),
+    (_at("cuts", {"0": 3}), "cuts.0: Input should be"),
+    (_at("cuts", {"7": [[0, 1]]}), "dimension 7 of a shape of"),
+    (_at("cuts", {"-1": [[0, 1]]}), "greater than or equal to 0"),
+    (_at("cuts", {"first": [[0, 1]]}), "Input should be a valid integer"),
+    (_at("cuts", [[0, 1]]), "cuts: Input should be"),
+    (_at("cuts", None), "has no cuts"),
+    (_at("dim", 0), "has cuts and dim"),
+    (_older(blocks=[[-4, 2]]), "greater than or equal to 0"),
+    (_older(blocks=[[3, 1]]), "block [3, 1)"),
+    (_older(blocks=[[0, 10**9]]), "block [0, 1000000000)"),
+    (_older(blocks=[[0, 3], [0, 3]]), "of dimension 0 overlap"),
+    (_older(dim=7), "dimension 7 of a shape of"),
+    (_older(dim=None), "has blocks, but no dimension"),
+    (_older(blocks=LEFT_OUT), "has no cuts"),
+    (_older(dim=LEFT_OUT), "has no cuts"),
     (_at("shape", "wide"), "shape: Input should be"),
     (_at("updates", -1), "updates: Input should be"),
 ]
