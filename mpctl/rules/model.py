@@ -43,7 +43,8 @@ def head_rules(job: JobSpec) -> Iterator[Check]:
     if heads % kv:
         yield divides("kv-heads-divide-heads", "model.kv_heads", heads, kv, "attention heads")
     if job.parallel.tensor_mode != "1d":
-        yield from grid_divides(job, "tp-divides-kv-heads", kv, "kv heads", feature_parts)
+        if kv != heads:
+            yield from grid_divides(job, "tp-divides-kv-heads", kv, "kv heads", feature_parts)
         return
     countable = model.head_dim is not None or model.hidden % heads == 0
     columns = model.head_size if countable else tp  # heads-divide-hidden says what is wrong

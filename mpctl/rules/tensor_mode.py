@@ -10,6 +10,7 @@ Sources: arXiv 2104.05343 (2d), 2105.14500 (2.5d), 2105.14450 (3d).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from mpctl.errors import Offer
 from mpctl.families import all_builtin, get_family
@@ -46,11 +47,11 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
     side = "l" if mode == "3d" else "q"
     layers = ", d layers of a square," if shape.startswith("d") else ""
     message = f"tensor_mode {mode} needs {shape} ranks{layers} with {side} at least 2, not {p.tp}"
-    offers = [Offer("parallel.tp", grid_sizes(mode, depth), "tp", near=p.tp)]
+    offers = _other_sizes(job)
     if mode == "2.5d" and depth:
         depths = tuple(d for d in range(1, p.tp // 4 + 1) if d <= 64 and grid_axes(mode, p.tp, d))
         offers.append(Offer("parallel.tensor_depth", depths, "tensor_depth", near=depth))
-    yield refusal("tensor-mode", "parallel.tp", message, *offers, _other_modes(job))
+    yield refusal("tensor-mode", "parallel.tp", message, *offers, *_other_modes(job))
 
 
 def _shape(grid: TensorGrid) -> str:
@@ -73,21 +74,57 @@ def grid_sizes(mode: str, depth: int | None) -> tuple[int, ...]:
     return tuple(sorted({d * side**2 for side in SIDES for d in depths[side]}))
 
 
-def _other_modes(job: JobSpec) -> Offer:
+def _other_sizes(job: JobSpec, suits: Callable[[TensorGrid], bool] = bool) -> list[Offer]:
+    """Numbers of ranks near tp that are a grid of the mode and suit: the nearest three, and the
+    largest two that the world can hold."""
+    p, inner = job.parallel, job.parallel.cp * job.parallel.pp
+    sizes = grid_sizes(p.tensor_mode, p.tensor_depth)
+    grids = {tp: TensorGrid.of(p.tensor_mode, tp, p.tensor_depth) for tp in sizes if tp != p.tp}
+    legal = [tp for tp, grid in grids.items() if suits(grid)]
+    nearest = sorted(legal, key=lambda tp: abs(tp - p.tp))[:3]
+    held = [tp for tp in legal if job.world_size % (tp * inner) == 0][-2:]
+    offered = {tp: grids[tp] for tp in sorted({*nearest, *held})}
+    return _offers(job, "parallel.tp", "tp", offered, near=p.tp)
+
+
+def _other_modes(job: JobSpec) -> list[Offer]:
     """The other modes of which these ranks are another grid; without a depth, which is 2.5d's."""
-    p, grid = job.parallel, find_grid(job)
-    own = _sides(grid.axes) if grid else None
+    p, own = job.parallel, find_grid(job)
     others = {mode: grid_axes(mode, p.tp) for mode in MODES if mode != p.tensor_mode}
-    modes = tuple(mode for mode, axes in others.items() if axes and _sides(axes) != own)
-    if not p.tensor_depth:
-        return Offer(MODE, modes, "tensor_mode")
-    also = (("parallel.tensor_depth", None),)
-    return Offer(MODE, modes, "tensor_mode", also=also, suffix=" without tensor_depth")
+    grids = {mode: TensorGrid(mode, axes) for mode, axes in others.items() if axes}
+    new = {mode: grid for mode, grid in grids.items() if not own or _sides(grid) != _sides(own)}
+    return _offers(job, MODE, "tensor_mode", new)
 
 
-def _sides(axes: Mapping[str, int]) -> dict[str, int]:
+def _offers(
+    job: JobSpec, setting: str, noun: str, grids: Mapping[Any, TensorGrid], near: int | None = None
+) -> list[Offer]:
+    """Values of a setting by the grids that they make; an offer for each size of micro batch that
+    has to come with them, because the grid cuts its samples into other parts."""
+    values: dict[int, list[int | str]] = {}
+    micro = job.training.micro_batch_size
+    for value, grid in grids.items():
+        needed = -(-micro // grid.sample_parts) * grid.sample_parts
+        values.setdefault(needed, []).append(value)
+    offers = []
+    for needed, found in values.items():
+        also: list[tuple[str, object]] = []
+        words: list[str] = []
+        if needed != micro:
+            also.append(("training.micro_batch_size", needed))
+            words.append(f" with micro batch {needed}")
+        if setting == MODE and job.parallel.tensor_depth:
+            also.append(("parallel.tensor_depth", None))
+            words.append(" without tensor_depth")
+        offers.append(
+            Offer(setting, tuple(found), noun, near, also=tuple(also), suffix="".join(words))
+        )
+    return offers
+
+
+def _sides(grid: TensorGrid) -> dict[str, int]:
     """The axes of more than one rank: 2.5d of depth 1 is 2d."""
-    return {axis: size for axis, size in axes.items() if size > 1}
+    return {axis: size for axis, size in grid.axes.items() if size > 1}
 
 
 def grid_divides(job: JobSpec, rule: str, size: int, noun: str, parts: Parts) -> Iterator[Check]:
@@ -101,12 +138,10 @@ def grid_divides(job: JobSpec, rule: str, size: int, noun: str, parts: Parts) ->
     elif size % parts(grid) == 0:
         yield Check(rule, "ok", where, f"{parts(grid)} divides {size} {noun}")
     else:
-        by, mode, depth = parts(grid), p.tensor_mode, p.tensor_depth
-        message = f"tp {p.tp} in {mode} cuts {noun} into {by}, and {by} does not divide {size}"
-        grids = ((tp, TensorGrid.of(mode, tp, depth)) for tp in grid_sizes(mode, depth))
-        legal = tuple(tp for tp, other in grids if size % parts(other) == 0)
-        offer = Offer(where, legal, "tp", near=p.tp)
-        yield refusal(rule, where, message, offer, _other_modes(job))
+        by = parts(grid)
+        message = f"tp {p.tp} in {grid.mode} cuts {noun} into {by}, and {by} does not divide {size}"
+        sizes = _other_sizes(job, lambda other: size % parts(other) == 0)
+        yield refusal(rule, where, message, *sizes, *_other_modes(job))
 
 
 def feature_parts(grid: TensorGrid) -> int:
@@ -163,7 +198,7 @@ def sample_rules(job: JobSpec) -> Iterator[Check]:
     more = f"micro batch {parts} with a global batch that is a multiple of {batch}"
     is_whole = (job.training.global_batch_size or batch) % batch == 0
     yield refusal(
-        rule, where, message, Offer(where, values, "micro batch", near=micro), _other_modes(job),
+        rule, where, message, Offer(where, values, "micro batch", near=micro), *_other_modes(job),
         more="" if is_whole else more,
     )  # fmt: skip
 

@@ -180,12 +180,15 @@ def test_tensor_mode(tp: int, mode: str) -> None:
     hint = way_out("tensor-mode", {**job, "parallel.tp": tp}, model=False)
     if hint is None:
         return
-    sizes, modes = hint.split("; or tensor_mode ")
-    for legal in numbers(sizes):
-        assert_kept("tensor-mode", {**job, "parallel.tp": legal}, model=False)
-    for other in re.findall(r"[\d.]+d", modes):
-        changed = {"parallel.tensor_mode": other, "parallel.tp": tp}
-        assert_kept("tensor-mode", changed, model=False)
+    for way in hint.removeprefix("use ").split("; or "):
+        values, _, micro = way.partition(" with micro batch ")
+        setting = values.split()[0]
+        more = {"training.micro_batch_size": int(micro or 1)}
+        for value in re.findall(r"[\d.]+d?", values.removeprefix(setting)):
+            changed = {**job, "parallel.tp": tp, **more, f"parallel.{setting}": value}
+            changed |= {"parallel.tp": int(value)} if setting == "tp" else {}
+            for rule in ("tensor-mode", "tensor-mode-samples"):
+                assert_kept(rule, changed, model=False)
 
 
 @given(pp=st.integers(2, 6), vpp=st.integers(2, 4), count=small, times=small)

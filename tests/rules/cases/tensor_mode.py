@@ -30,7 +30,8 @@ CASES = (
         {**DEEP, "parallel.tensor_depth": 3},
         "parallel.tp",
         ("2.5d needs 3 x q x q ranks", "not 8"),
-        r"use tp 12, 27 or 48; or tensor_depth 2; or tensor_mode 1d or 3d without tensor_depth$",
+        r"use tp 12 with micro batch 6; or tp 27 with micro batch 9; .*; "
+        r"or tensor_depth 2; or tensor_mode 1d or 3d without tensor_depth$",
     ),
     Case(
         "tensor-mode",
@@ -38,7 +39,7 @@ CASES = (
         {**CUBE, "parallel.tp": 4},
         "parallel.tp",
         ("3d needs l x l x l ranks", "not 4"),
-        r"use tp 8, 27 or 64; or tensor_mode 1d, 2d or 2.5d$",
+        r"use tp 8; or tp 27 with micro batch 9; .*; or tensor_mode 1d, 2d or 2.5d$",
     ),
     Case(
         "tensor-mode",
@@ -46,7 +47,7 @@ CASES = (
         {"parallel.tensor_mode": "2d"},
         "parallel.tp",
         ("not 1",),
-        r"use tp 4, 9 or 16; or tensor_mode 1d$",
+        r"use tp 4 with micro batch 2; or tp 9 with micro batch 3; .*; or tensor_mode 1d$",
     ),
     Case(
         "tensor-depth",
