@@ -5,8 +5,8 @@ that the tables, the JSON and the page of `mpctl plan` need to show it; `paralle
 its size (mpctl/spec/parallel.py). A *group kind* is a named set of axes: the ranks that differ only
 along them form one group.
 
-An axis may later be split into several without a new row here (`Topology.factored`: tp as the rows
-and columns of a grid), and the same ranks may be seen along other axes (`Topology.view`: experts).
+An axis may be split into several (`Topology.factored`): GRID_AXES has those of tp in 2d, 2.5d and
+3d (tensor_grid.py). The same ranks may be seen along other axes (`Topology.view`: experts).
 """
 
 from __future__ import annotations
@@ -31,6 +31,17 @@ AXES = (
     Axis("dp", "data", "the batch", "gradients, once a step"),
     Axis("pp", "pipeline", "the layers", "activations, between neighbours"),
 )
+# Axes into which tp is split in tensor_mode 2d (col, row), 2.5d (and depth) and 3d.
+GRID_AXES = (
+    Axis("col", "columns of tp", "hidden states, heads and MLP columns", "blocks of activations"),
+    Axis("row", "rows of tp", "samples, and the rows of matrices", "blocks of matrices"),
+    Axis("depth", "layers of tp", "samples", "gradients of matrices, once a step"),
+    Axis("weight", "weights of tp", "samples, and each rank's matrices", "parts of matrices"),
+    Axis("input", "inputs of tp", "heads and MLP columns; samples between layers",
+         "parts of what a layer reads"),
+    Axis("output", "outputs of tp", "hidden states; samples inside of layers",
+         "parts of what a layer writes"),
+)  # fmt: skip
 AXIS_NAMES = tuple(axis.name for axis in AXES)
 DEFAULT_ORDER = "tp-cp-dp-pp"
 

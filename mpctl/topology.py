@@ -41,7 +41,7 @@ class Topology:
     ranks on each node. split_stage: the pipeline stage at which an encoder ends and a decoder
     begins, where one pipeline holds both (its first stage needs the embedding too). unions: names
     for several axes together, such as mp = tp x pp; a name of one may be used wherever an axis is
-    asked for.
+    asked for. parts: of axes that were factored, the axes that they became.
     """
 
     sizes: Mapping[str, int]
@@ -49,6 +49,7 @@ class Topology:
     gpus_per_node: int
     split_stage: int | None = None
     unions: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: UNIONS)
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -102,7 +103,8 @@ class Topology:
                 for name, members in self.unions.items()
             }
         )
-        return replace(self, sizes=sizes, order=tuple(order), unions=named)
+        became = {**self.parts, axis: tuple(parts)}
+        return replace(self, sizes=sizes, order=tuple(order), unions=named, parts=became)
 
     def view(self, sizes: Mapping[str, int], *, order: str) -> Topology:
         """The same ranks along other axes, whose sizes multiply to the world size.
@@ -124,8 +126,24 @@ class Topology:
 
     @cached_property
     def kinds(self) -> dict[str, tuple[str, ...]]:
-        """Every group kind: each axis by itself, then the unions of several."""
-        return group_kinds(self.sizes, self.unions)
+        """Every group kind: each axis by itself, one that was factored before its parts, then the
+        unions of several."""
+        whole = {axis: self.unions[axis] for axis in self.parts}
+        return whole | group_kinds(self.sizes, self.unions)
+
+    @cached_property
+    def whole_sizes(self) -> dict[str, int]:
+        """Ranks along each axis as it was before it was factored: `tp` for a grid of tp ranks."""
+        return {axis: self.group_size(axis) for axis in self._wholes(self.sizes)}
+
+    @property
+    def whole_order(self) -> tuple[str, ...]:
+        """The order of these axes, fastest-varying first."""
+        return self._wholes(self.order)
+
+    def _wholes(self, axes: Iterable[str]) -> tuple[str, ...]:
+        whole = {part: axis for axis, parts in self.parts.items() for part in parts}
+        return tuple(dict.fromkeys(whole.get(axis, axis) for axis in axes))
 
     @cached_property
     def world_size(self) -> int:
@@ -149,6 +167,20 @@ class Topology:
     def coords(self, rank: int) -> dict[str, int]:
         """Coordinate of a rank along every axis, in the order of `sizes`."""
         return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
+
+    def whole_coords(self, rank: int) -> dict[str, int]:
+        """Coordinate of a rank along every axis, of one that was factored before its parts.
+
+        >>> grid = Topology.of({"tp": 4, "dp": 2}).factored("tp", {"col": 2, "row": 2})
+        >>> grid.whole_coords(6)
+        {'tp': 2, 'col': 0, 'row': 1, 'cp': 0, 'dp': 1, 'pp': 0}
+        """
+        coords, found = self.coords(rank), dict[str, int]()
+        for axis in self.whole_sizes:
+            if axis in self.parts:
+                found[axis] = self.group(rank, axis).index(rank)
+            found |= {part: coords[part] for part in self.parts.get(axis, (axis,))}
+        return found
 
     def rank(self, **coords: int) -> int:
         """The rank at these coordinates; axes left out are 0."""

@@ -40,6 +40,14 @@ FLAGS = (
     Flag("--cluster", "cluster", str, "Name of a cluster preset."),
     Flag("--model", "model", str, "Name of a model preset."),
     Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
+    Flag(
+        "--tensor-mode",
+        "parallel.tensor_mode",
+        str,
+        "How tp splits matrices: over a row of ranks (1d), a square (2d), layers of squares (2.5d) "
+        "or a cube (3d).",
+    ),
+    Flag("--tensor-depth", "parallel.tensor_depth", int, "Layers d of 2.5d: tp = d q^2."),
     Flag("--pp", "parallel.pp", int, "Pipeline-parallel size: number of stages."),
     Flag(
         "--dp",

@@ -109,7 +109,8 @@ def plan(
     from mpctl.planning.document import rank_document, wanted_kinds
 
     made = job.plan()
-    topology, kinds = made.require_legal(), wanted_kinds(groups)
+    topology = made.require_legal()
+    kinds = wanted_kinds(groups, topology.kinds)
     document = None if rank is None else rank_document(made, topology, rank)
     if any(pictures.values()):
         _draw(job, made, topology, pictures)

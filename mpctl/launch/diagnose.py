@@ -19,11 +19,11 @@ from mpctl.launch.nccl_log import WATCHDOG, judge_nccl_logs
 from mpctl.launch.other_failures import OtherFailure, other_failures
 from mpctl.launch.verdict import blocked_in, judge_ended
 from mpctl.launch.watch import HangReport, stopped_text
+from mpctl.layout.topology import job_topology
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.log_entries import STEP
 from mpctl.rundir.rank_files import FailureRecord
 from mpctl.spec.job import JobSpec
-from mpctl.topology import Topology
 
 LAST_LINES = 15
 TAIL_BYTES = 65536
@@ -152,7 +152,7 @@ def _recorded(run: RunDir, record: FailureRecord) -> Failure:
 
 
 def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
-    coords = Topology.of(job.sizes, order=job.parallel.order).coords(rank)
+    coords = job_topology(job).coords(rank)
     doing = run.doing(rank) or f"step {run.last_step() + 1}"
     return _failure(run, rank, coords, error, doing)
 

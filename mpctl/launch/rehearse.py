@@ -102,7 +102,7 @@ def chosen_ranks(topology: Topology, rank: int | None) -> list[int]:
     """[rank], or the first rank of each stage when it is None. Raises InputError for a rank that
     the world does not have."""
     if rank is None:
-        return [topology.rank(tp=0, cp=0, dp=0, pp=s) for s in range(topology.sizes["pp"])]
+        return [topology.rank(pp=s) for s in range(topology.sizes["pp"])]
     if not 0 <= rank < topology.world_size:
         size = topology.world_size
         message = f"there is no rank {rank} in a world of {size}"

@@ -6,15 +6,15 @@ beyond, groups are counted, with the first and the last as examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from mpctl.axes import GROUP_KINDS
 from mpctl.errors import InputError
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.estimate_document import communication_entry, memory_entry, time_entry
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import plan_summary, training_settings, verdict
+from mpctl.planning.tensor_blocks import blocks_entry, grid_entry
 from mpctl.topology import Topology
 from mpctl.units import plural
 
@@ -37,20 +37,23 @@ if TYPE_CHECKING:
 LISTED_RANKS = 4096
 
 
-def wanted_kinds(groups: str | None) -> tuple[str, ...] | None:
-    """`"tp,dp"`, `"all"` or `"none"` -> group kinds; None when nothing was asked."""
+def wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...] | None:
+    """`"tp,dp"`, `"all"` or `"none"` -> group kinds; None when nothing was asked.
+
+    known: the kinds of the topology. Raises InputError for a name that is none of them.
+    """
     if groups is None:
         return None
     if groups in ("all", "none"):
-        return tuple(GROUP_KINDS) if groups == "all" else ()
+        return tuple(known) if groups == "all" else ()
     kinds = tuple(dict.fromkeys(groups.split(",")))
-    unknown = [kind for kind in kinds if kind not in GROUP_KINDS]
+    unknown = [kind for kind in kinds if kind not in known]
     if unknown:
         raise InputError.of(
             "unknown-group",
             "--groups",
             f"no group is called {unknown[0]!r}",
-            f"use {', '.join(GROUP_KINDS)}, all or none",
+            f"use {', '.join(known)}, all or none",
         )
     return kinds
 
@@ -72,8 +75,9 @@ def plan_document(
         "world_size": topology.world_size,
         "nodes": topology.nodes,
         "gpus_per_node": topology.gpus_per_node,
-        "sizes": dict(topology.sizes),
-        "order": "-".join(topology.order),
+        "sizes": topology.whole_sizes,
+        "order": "-".join(topology.whole_order),
+        **grid_entry(plan.job),
         "groups": {
             kind: list_groups(topology, kind) if lists_groups else group_summary(topology, kind)
             for kind in (tuple(topology.kinds) if kinds is None else kinds)
@@ -114,7 +118,7 @@ def _ranks_part(plan: Plan, topology: Topology, *, is_listed: bool) -> RanksPart
 
 def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
     """One rank: node, number on its node, coordinate along each axis, and its layers."""
-    coords = topology.coords(rank)
+    coords = topology.whole_coords(rank)
     return {
         "rank": rank,
         "node": topology.node(rank),
@@ -170,6 +174,7 @@ def rank_document(plan: Plan, topology: Topology, rank: int) -> RankDocument:
         "world_size": topology.world_size,
         **rank_entry(plan, topology, rank),
         "groups": {kind: list(group) for kind, group in groups.items() if group is not None},
+        **blocks_entry(plan, topology, rank),
     }
 
 

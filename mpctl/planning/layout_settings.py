@@ -111,14 +111,18 @@ def layout_text(layout: LayoutSettings) -> str:
         (layout.zero > 0, f"zero {layout.zero}"),
         (layout.order != "tp-cp-dp-pp", f"order {layout.order}"),
     ]
-    mode = "" if layout.tensor_mode == "1d" else f" ({_mode_text(layout)})"
+    mode = tensor_mode_text(layout)
     texts = (f"{axis} {size}{mode * (axis == 'tp')}" for axis, size in axes if size > 1)
     sizes = " ".join(texts)
     return ", ".join([sizes or "one rank", *(text for is_shown, text in settings if is_shown)])
 
 
-def _mode_text(layout: LayoutSettings) -> str:
-    return layout.tensor_mode + (f", depth {layout.tensor_depth}" if layout.tensor_depth else "")
+def tensor_mode_text(layout: LayoutSettings) -> str:
+    """What stands behind the size of tp: ` (2d)`, ` (2.5d, depth 2)`; nothing for 1d."""
+    if layout.tensor_mode == "1d":
+        return ""
+    depth = f", depth {layout.tensor_depth}" if layout.tensor_depth else ""
+    return f" ({layout.tensor_mode}{depth})"
 
 
 def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, SettingValue]:

@@ -64,7 +64,14 @@ class RankEntry(HeldLayers):
     coords: dict[str, int]
 
 
-class RankDocument(RankEntry):
+class TensorBlocksPart(TypedDict, total=False):
+    """The blocks of a layer's product Y = X W that a rank of a tensor-parallel grid holds: by
+    tensor and dimension, half-open. Empty in 1d and without a model."""
+
+    tensor_blocks: dict[str, dict[str, list[int]]]
+
+
+class RankDocument(RankEntry, TensorBlocksPart):
     """Schema mpctl.rank/1: one rank with every group that it is in."""
 
     schema: Literal["mpctl.rank/1"]
@@ -191,7 +198,16 @@ class EstimatePart(TypedDict, total=False):
     time: TimeEntry | NoTimeEntry
 
 
-class PlanDocument(RanksPart, StagesPart, NearestPart, EstimatePart):
+class TensorGridPart(TypedDict):
+    """How tp splits matrices. tensor_grid: ranks along each axis of the grid of tp ranks, the
+    fastest-varying first; {"tp": t} in 1d. tensor_depth: that of 2.5d, else None."""
+
+    tensor_mode: str
+    tensor_depth: int | None
+    tensor_grid: dict[str, int]
+
+
+class PlanDocument(TensorGridPart, RanksPart, StagesPart, NearestPart, EstimatePart):
     """Schema mpctl.plan/1: what `mpctl plan --json` prints."""
 
     schema: Literal["mpctl.plan/1"]

@@ -11,11 +11,11 @@ By hand: 64 samples of 1,024 tokens in 0.25 s are 262,144 tokens/s.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
@@ -89,9 +89,12 @@ def model_name(job: JobSpec) -> str | None:
     return (job.model.name or job.model.family) if job.model else None
 
 
-def sizes_text(sizes: Mapping[str, int]) -> str:
-    """`tp 2 x dp 2 x pp 4`: the axes of more than one rank, or `one rank`."""
-    used = [f"{axis} {size}" for axis, size in sizes.items() if size > 1 and axis in AXIS_NAMES]
+def sizes_text(job: JobSpec) -> str:
+    """`tp 4 (2d) x dp 2 x pp 4`: the axes of more than one rank, or `one rank`."""
+    mode = tensor_mode_text(layout_of(job))
+    used = (
+        f"{axis} {size}" + mode * (axis == "tp") for axis, size in job.sizes.items() if size > 1
+    )
     return " x ".join(used) or "one rank"
 
 

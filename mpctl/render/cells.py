@@ -77,10 +77,11 @@ def extent(topology: Topology, axis: str, ranks: range) -> tuple[int, int]:
 
 
 def group_number(topology: Topology, rank: int, axes: Sequence[str]) -> int:
-    """The number of the rank's group over `axes`, counted along the other axes."""
+    """The number of the rank's group over these kinds of groups, counted along the other axes."""
     coords, number, width = topology.coords(rank), 0, 1
+    within = {part for axis in axes for part in topology.kinds[axis]}
     for axis in topology.order:
-        if axis not in axes:
+        if axis not in within:
             number += coords[axis] * width
             width *= topology.sizes[axis]
     return number

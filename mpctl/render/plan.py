@@ -70,7 +70,7 @@ def _paragraphs(
 
 def _headline(plan: Plan, topology: Topology) -> Text:
     """The model and its layout, and whether it fits."""
-    name, sizes = model_name(plan.job), sizes_text(topology.sizes)
+    name, sizes = model_name(plan.job), sizes_text(plan.job)
     mark, style = FITS[plan.fits]
     title = f"{name}: {sizes}" if name else sizes
     return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))

@@ -13,7 +13,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.axes import GROUP_KINDS
 from mpctl.planning.document import rank_entry
 from mpctl.planning.plan import Plan
 from mpctl.render.cells import group_number, letters, node_layers
@@ -74,8 +73,10 @@ def groups_part(
     if kinds == ():
         return
     lists_all = full or kinds is not None
-    shown = [kind for kind in kinds or GROUP_KINDS if lists_all or _group_size(topology, kind) > 1]
-    single = [kind for kind in kinds or GROUP_KINDS if kind not in shown]
+    shown = [
+        kind for kind in kinds or topology.kinds if lists_all or _group_size(topology, kind) > 1
+    ]
+    single = [kind for kind in kinds or topology.kinds if kind not in shown]
     if shown:
         yield _groups_table(topology, shown, whole=lists_all)
     if single:

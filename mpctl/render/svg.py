@@ -126,7 +126,7 @@ def _timeline(plan: Plan, step: StepLine | str) -> Iterator[Part]:
 
 def _headline(plan: Plan, topology: Topology) -> str:
     name = model_name(plan.job)
-    headline = f"{placement_text(plan)}, {sizes_text(topology.sizes)}"
+    headline = f"{placement_text(plan)}, {sizes_text(plan.job)}"
     return f"{name}: {headline}" if name else headline
 
 

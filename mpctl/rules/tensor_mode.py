@@ -33,10 +33,9 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
     p = job.parallel
     mode, depth = p.tensor_mode, p.tensor_depth
     if depth and mode != "2.5d":
-        message = f"{depth} is a number of layers of 2.5d, and tensor_mode is {mode}"
-        offer = Offer(MODE, ("2.5d",), "tensor_mode")
-        more = "leave tensor_depth out"
-        yield refusal("tensor-depth", "parallel.tensor_depth", message, offer, more=more)
+        message = f"{depth} has no effect: it is d of 2.5d, and tensor_mode is {mode}"
+        hint = "leave it out, or use tensor_mode 2.5d"
+        yield Check("tensor-depth", "warning", "parallel.tensor_depth", message, hint)
     if mode == "1d":
         return
     grid = find_grid(job)
@@ -88,9 +87,10 @@ def _other_sizes(job: JobSpec, suits: Callable[[TensorGrid], bool] = bool) -> li
 
 
 def _other_modes(job: JobSpec) -> list[Offer]:
-    """The other modes of which these ranks are another grid; without a depth, which is 2.5d's."""
+    """The other modes of which these ranks are another grid."""
     p, own = job.parallel, find_grid(job)
-    others = {mode: grid_axes(mode, p.tp) for mode in MODES if mode != p.tensor_mode}
+    depth = None if p.tensor_mode == "2.5d" else p.tensor_depth
+    others = {mode: grid_axes(mode, p.tp, depth) for mode in MODES if mode != p.tensor_mode}
     grids = {mode: TensorGrid(mode, axes) for mode, axes in others.items() if axes}
     new = {mode: grid for mode, grid in grids.items() if not own or _sides(grid) != _sides(own)}
     return _offers(job, MODE, "tensor_mode", new)
@@ -108,17 +108,9 @@ def _offers(
         values.setdefault(needed, []).append(value)
     offers = []
     for needed, found in values.items():
-        also: list[tuple[str, object]] = []
-        words: list[str] = []
-        if needed != micro:
-            also.append(("training.micro_batch_size", needed))
-            words.append(f" with micro batch {needed}")
-        if setting == MODE and job.parallel.tensor_depth:
-            also.append(("parallel.tensor_depth", None))
-            words.append(" without tensor_depth")
-        offers.append(
-            Offer(setting, tuple(found), noun, near, also=tuple(also), suffix="".join(words))
-        )
+        also = (("training.micro_batch_size", needed),) if needed != micro else ()
+        suffix = f" with micro batch {needed}" if also else ""
+        offers.append(Offer(setting, tuple(found), noun, near, also=also, suffix=suffix))
     return offers
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from mpctl.launch.attempt import RankState
 from mpctl.launch.status_file import read_status
+from mpctl.layout.topology import job_topology
 from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.runs.documents import SavedLauncher
 from mpctl.runs.saved import SavedRun
-from mpctl.topology import Topology
 
 MOST_RANKS = 1 << 16
 
@@ -31,7 +31,7 @@ def ranks_now(run: SavedRun, launcher: SavedLauncher | None) -> list[RankNow]:
     """All ranks, in order; none when the job cannot be read."""
     if run.job is None or run.job.world_size > MOST_RANKS:
         return []
-    topology = Topology.of(run.job.sizes, order=run.job.parallel.order)
+    topology = job_topology(run.job)
     hosts = [] if launcher is None else launcher.hosts or [launcher.host]
     ranks_of_host = max(1, run.job.world_size // max(1, len(hosts)))
     directory, states = RunDir(run.path), _reported(run)

@@ -93,7 +93,7 @@ class SavedRun:
     @property
     def layout(self) -> str | None:
         """The sizes of the axes, `tp 2 x dp 2`."""
-        return sizes_text(self.job.sizes) if self.job else None
+        return sizes_text(self.job) if self.job else None
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpctl.axes import AXES, GROUP_KINDS
+from mpctl.axes import AXES, GRID_AXES
 from mpctl.planning.plan import Plan
 from mpctl.render.cells import (
     Box,
@@ -69,17 +69,18 @@ def layout_data(plan: Plan, topology: Topology) -> dict[str, Any]:
         "order": list(topology.order),
         "sizes": dict(topology.sizes),
         "strides": topology.strides,
-        "kinds": {kind: list(GROUP_KINDS[kind]) for kind in CHOICES},
+        "kinds": {kind: list(topology.kinds[kind]) for kind in _choosable(topology)},
         "layers": [layers_text(spans) for spans in stages],
         "colours": COLOURS,
     }
 
 
 def _choices(topology: Topology, chosen: str) -> Raw:
-    titles = {axis.name: axis.title for axis in AXES} | {"mp": "model (tp and pp)"}
+    titles = {axis.name: axis.title for axis in (*AXES, *GRID_AXES)} | {"mp": "model (tp and pp)"}
     shown = [
-        kind for kind in CHOICES if topology.group_size(*GROUP_KINDS[kind]) > 1 or kind == chosen
-    ]
+        kind for kind in _choosable(topology)
+        if topology.group_size(*topology.kinds[kind]) > 1 or kind == chosen
+    ]  # fmt: skip
     items = [
         el("label", el("input", type="radio", name="kind", value=kind, checked=kind == chosen),
            f"{kind} ", el("small", titles[kind]))
@@ -88,11 +89,17 @@ def _choices(topology: Topology, chosen: str) -> Raw:
     return el("fieldset", el("legend", "Colour by group"), *items, id="kinds", hidden=True)
 
 
+def _choosable(topology: Topology) -> tuple[str, ...]:
+    """The kinds of groups by which cells can be coloured, those of a grid of tp ranks behind tp."""
+    first, *others = CHOICES
+    return (first, *topology.parts.get(first, ()), *others)
+
+
 def _groups_met(topology: Topology, drawn: list[Box], kind: str) -> dict[int, int]:
     """First rank of a cell -> its group, numbered as they are met: tiles of 8 meet each eighth."""
     met: dict[int, int] = {}
     return {
-        ranks[0]: met.setdefault(group_number(topology, ranks[0], GROUP_KINDS[kind]), len(met))
+        ranks[0]: met.setdefault(group_number(topology, ranks[0], topology.kinds[kind]), len(met))
         for box in drawn for ranks in box.cells
     }  # fmt: skip
 
@@ -118,10 +125,10 @@ def _cell(topology: Topology, ranks: range, group: int) -> Raw:
 def groups_table(topology: Topology) -> Raw:
     """The first groups of each kind, and how many more there are."""
     rows = []
-    for kind in GROUP_KINDS:
+    for kind in topology.kinds:
         groups = _first_groups(topology, kind)
         members = " ".join(_members(group) for group in groups)
-        count = topology.world_size // topology.group_size(*GROUP_KINDS[kind])
+        count = topology.world_size // topology.group_size(*topology.kinds[kind])
         more = f" … {count - len(groups):,} more" if count > len(groups) else ""
         rows.append((kind, members + more, f"{count:,}", str(len(groups[0]))))
     return table("Rank groups, the first of each kind", ("group", "members", "count", "size"),

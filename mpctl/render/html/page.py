@@ -90,7 +90,7 @@ def _head(plan: Plan, topology: Topology) -> Raw:
         Raw(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
         el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{_name(plan)}: {sizes_text(topology.sizes)}"),
+        el("title", f"{_name(plan)}: {sizes_text(plan.job)}"),
         el("style", Raw(picture_css() + _read("page.css"))),
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ def _header(plan: Plan, topology: Topology) -> Raw:
     tiles = [el("div", el("dt", name), el("dd", value)) for name, value in headline_figures(plan)]
     mark, style = FITS[plan.fits]
     return el(
-        "header", el("h1", el("bdi", _name(plan)), ": ", sizes_text(topology.sizes)),
+        "header", el("h1", el("bdi", _name(plan)), ": ", sizes_text(plan.job)),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
         *(el("p", f"→ {near}.") for near in _ways_out(plan)),
         el("p", f"{placement_text(plan)}; {order_text(plan)}."),

@@ -31,7 +31,7 @@ CASES = (
         "parallel.tp",
         ("2.5d needs 3 x q x q ranks", "not 8"),
         r"use tp 12 with micro batch 6; or tp 27 with micro batch 9; .*; "
-        r"or tensor_depth 2; or tensor_mode 1d or 3d without tensor_depth$",
+        r"or tensor_depth 2; or tensor_mode 1d or 3d$",
     ),
     Case(
         "tensor-mode",
@@ -54,8 +54,9 @@ CASES = (
         {**DEEP, "parallel.tensor_depth": 2},
         {**TWO, "parallel.tensor_depth": 1},
         "parallel.tensor_depth",
-        ("1 is a number of layers of 2.5d", "2d"),
-        r"use tensor_mode 2.5d; or leave tensor_depth out$",
+        ("1 has no effect", "d of 2.5d", "is 2d"),
+        r"leave it out, or use tensor_mode 2.5d$",
+        status="warning",
     ),
     Case(
         "tensor-mode-samples",
