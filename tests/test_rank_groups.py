@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS
+from mpctl.layout.topology import job_topology
+from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.parallel import ParallelSpec
+from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "rank_groups.json").read_text("utf-8"))
@@ -141,3 +145,95 @@ def test_a_view_holds_every_rank_once() -> None:
         dense.view({"ep": 3, "edp": 2}, order="ep-edp")
     with pytest.raises(ValueError, match="unknown dp"):
         dense.view({"ep": 4, "edp": 2}, order="ep-dp")
+
+
+# The grids of tp ranks by hand: a rank's coordinates count up, the first axis fastest.
+GRIDS: dict[tuple[str, int], dict[str, list[list[int]]]] = {
+    ("2d", 4): {"tp": [[0, 1, 2, 3]], "col": [[0, 1], [2, 3]], "row": [[0, 2], [1, 3]]},
+    ("2d", 9): {
+        "tp": [list(range(9))],
+        "col": [[0, 1, 2], [3, 4, 5], [6, 7, 8]],
+        "row": [[0, 3, 6], [1, 4, 7], [2, 5, 8]],
+    },
+    ("2.5d", 4): {
+        "tp": [[0, 1, 2, 3]], "col": [[0, 1], [2, 3]], "row": [[0, 2], [1, 3]],
+        "depth": [[0], [1], [2], [3]],
+    },
+    ("2.5d", 8): {
+        "tp": [list(range(8))],
+        "col": [[0, 1], [2, 3], [4, 5], [6, 7]],
+        "row": [[0, 2], [1, 3], [4, 6], [5, 7]],
+        "depth": [[0, 4], [1, 5], [2, 6], [3, 7]],
+        "row-depth": [[0, 2, 4, 6], [1, 3, 5, 7]],
+    },
+    ("3d", 8): {
+        "tp": [list(range(8))],
+        "weight": [[0, 1], [2, 3], [4, 5], [6, 7]],
+        "input": [[0, 2], [1, 3], [4, 6], [5, 7]],
+        "output": [[0, 4], [1, 5], [2, 6], [3, 7]],
+        "weight-input": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "weight-output": [[0, 1, 4, 5], [2, 3, 6, 7]],
+    },
+}  # fmt: skip
+
+
+def grid_topology(mode: str, tp: int, *, dp: int = 1, pp: int = 1, order: str = "") -> Topology:
+    parallel = ParallelSpec(tp=tp, dp=dp, pp=pp, tensor_mode=mode, order=order or DEFAULT_ORDER)
+    return job_topology(complete(JobSpec(parallel=parallel)))
+
+
+@pytest.mark.parametrize(("mode", "tp"), GRIDS)
+def test_groups_of_a_grid_by_hand(mode: str, tp: int) -> None:
+    topology = grid_topology(mode, tp)
+    kinds = [kind for kind in topology.kinds if kind not in GROUP_KINDS or kind == "tp"]
+    found = {kind: [list(g) for g in topology.kind_groups(kind)] for kind in kinds}
+    assert found == GRIDS[mode, tp]
+
+
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "dp-tp-pp-cp", "pp-dp-tp-cp"])
+@pytest.mark.parametrize(("mode", "tp"), [("2d", 4), ("2.5d", 18), ("3d", 8)])
+def test_a_grid_lies_inside_the_tp_groups_whatever_the_order(
+    mode: str, tp: int, order: str
+) -> None:
+    whole = Topology.of({"tp": tp, "dp": 2, "pp": 3}, order=order)
+    topology = grid_topology(mode, tp, dp=2, pp=3, order=order)
+    grid = TensorGrid.of(mode, tp)
+    for kind in GROUP_KINDS:
+        assert lists(topology, *topology.kinds[kind]) == lists(whole, *whole.kinds[kind])
+    assert (topology.whole_sizes, topology.whole_order) == (whole.sizes, whole.order)
+    for rank in range(topology.world_size):
+        place, own = topology.whole_coords(rank), list(topology.group(rank, "tp"))
+        assert {axis: place[axis] for axis in AXIS_NAMES} == whole.coords(rank)
+        assert own[place["tp"]] == rank
+        assert grid.coords(place["tp"]) == {axis: place[axis] for axis in grid.axes}
+        for axes in grid.groups.values():
+            fixed = [axis for axis in grid.axes if axis not in axes]
+            places = [grid.coords(at) for at in range(tp)]
+            same = [own[at] for at in range(tp) if all(places[at][a] == place[a] for a in fixed)]
+            assert list(topology.group(rank, *axes)) == same
+
+
+@pytest.mark.parametrize(("mode", "tp"), [("2d", 4), ("2d", 9), ("2.5d", 8), ("3d", 8)])
+def test_device_mesh_has_the_same_grid(mode: str, tp: int) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    topology, axes = grid_topology(mode, tp, dp=2), TensorGrid.of(mode, tp).axes
+    slowest_first = ("dp", *reversed(axes))
+    shape = tuple(topology.sizes[axis] for axis in slowest_first)
+    for rank in range(topology.world_size):
+        dist.init_process_group(
+            "fake", rank=rank, world_size=topology.world_size, store=FakeStore()
+        )
+        try:
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=slowest_first)
+            for axis in slowest_first:
+                members = dist.get_process_group_ranks(mesh.get_group(axis))
+                assert list(topology.group(rank, axis)) == members
+            both = mesh[slowest_first[1:]]._flatten("tp").get_group()
+            assert list(topology.group(rank, "tp")) == dist.get_process_group_ranks(both)
+            at = dict(zip(slowest_first, mesh.get_coordinate(), strict=True))
+            assert {axis: topology.coords(rank)[axis] for axis in slowest_first} == at
+        finally:
+            dist.destroy_process_group()
