@@ -90,19 +90,31 @@ def validation_batches(samples: int, *, micro_batch: int, parts: int, index: int
     return [own[j * micro_batch : (j + 1) * micro_batch] for j in range(rounds)]
 
 
-def validation_sizes(samples: int, *, micro_batch: int, parts: int, index: int) -> dict[int, int]:
+def validation_sizes(
+    samples: int, *, micro_batch: int, parts: int, index: int, sample_parts: int = 1
+) -> dict[int, int]:
     """How many of those micro batches have how many samples, without making a list of them; one
     that is not counted is computed on a single sample.
 
+    sample_parts: into how many parts tensor-parallel ranks cut a micro batch; one that does not
+    divide is filled up with samples that do not count (`filled_up`).
+
     >>> [validation_sizes(5, micro_batch=2, parts=2, index=i) for i in range(2)]
     [{2: 1, 1: 1}, {2: 1, 1: 1}]
+    >>> validation_sizes(5, micro_batch=2, parts=1, index=0, sample_parts=2)
+    {2: 3}
     """
     full, rest = divmod(len(range(index, samples, parts)), micro_batch)
     single = -(-samples // (parts * micro_batch)) - full - (rest > 0)
     sizes = Counter({micro_batch: full})
-    sizes.update({rest: int(rest > 0)})
-    sizes.update({1: single})
+    sizes.update({filled_up(rest, parts=sample_parts): int(rest > 0)})
+    sizes.update({filled_up(1, parts=sample_parts): single})
     return {size: count for size, count in sizes.items() if count}
+
+
+def filled_up(size: int, *, parts: int) -> int:
+    """The least multiple of `parts` that holds `size`."""
+    return -(-size // parts) * parts
 
 
 def padded_vocab(vocab: int, *, tp: int, divisor: int = 128) -> int:

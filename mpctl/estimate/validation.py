@@ -3,7 +3,7 @@
 A validation is forward passes only: the messages of a step's forward (messages.py), one gathering
 of each bucket of parameters at ZeRO 3, and one status a corpus. Which samples a replica computes,
 and in how many micro batches, is `sharding.validation_batches`; a micro batch that counts for
-nothing is one sample.
+nothing is one sample, filled up where tensor-parallel ranks cut the samples.
 
 By hand, 5 samples, dp 2, micro batches of 2: replica 0 computes 2 and 1 samples, replica 1 computes
 2 and one that does not count; at ZeRO 3 both gather each bucket twice.
@@ -46,5 +46,9 @@ def _batch_sizes(layout: JobLayout, replica: int, samples: int) -> dict[int, int
     """How many micro batches of each size a replica computes, by the size in samples."""
     job = layout.job
     return validation_sizes(
-        samples, micro_batch=job.training.micro_batch_size, parts=job.sizes["dp"], index=replica
+        samples,
+        micro_batch=job.training.micro_batch_size,
+        parts=job.sizes["dp"],
+        index=replica,
+        sample_parts=layout.grid.sample_parts,
     )

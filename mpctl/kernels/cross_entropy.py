@@ -32,6 +32,8 @@ from torch import Tensor
 from mpctl.kernels.counter_rng import block_elements
 from mpctl.transport.group import Group
 
+IGNORED = -100  # as torch's cross entropy has it
+
 
 @dataclass(frozen=True)
 class _Law:
@@ -52,7 +54,7 @@ class _Law:
 
 
 def vocab_parallel_cross_entropy(
-    logits: Tensor, targets: Tensor, *, group: Group, first: int, ignore_index: int = -100,
+    logits: Tensor, targets: Tensor, *, group: Group, first: int, ignore_index: int = IGNORED,
     label_smoothing: float = 0.0, vocab: int | None = None, z_loss: float = 0.0,
     overwrite: bool = False,
 ) -> Tensor:  # fmt: skip

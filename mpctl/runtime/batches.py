@@ -26,8 +26,10 @@ from mpctl.families import get_family, special_tokens
 from mpctl.families.batch import Batch, Objective
 from mpctl.families.modules import get_implementation
 from mpctl.kernels.context import context_split
+from mpctl.kernels.cross_entropy import IGNORED
+from mpctl.layout.topology import job_grid
 from mpctl.runtime.mesh import AxisPosition
-from mpctl.sharding import validation_batches
+from mpctl.sharding import filled_up, validation_batches
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.transport.group import Group
@@ -111,19 +113,32 @@ class Batches:
     def evaluation(self, objective: Objective) -> tuple[list[Batch], int]:
         """This replica's share of the same validation samples every time: its micro batches, and
         how many of them count. One that does not count is of sample 0: it lets a replica without
-        samples of its own take part in what all replicas do."""
+        samples of its own take part in what all replicas do. One whose samples tensor-parallel
+        ranks cannot cut equally is filled up with copies of its first, whose losses are 0."""
         numbers = validation_batches(
             self.eval_samples(objective),
             micro_batch=self.job.training.micro_batch_size,
             parts=self.dp.size,
             index=self.dp.rank,
         )
-        batches = [self._batch(objective, list(rank_numbers) or [0]) for rank_numbers in numbers]
+        parts = job_grid(self.job).sample_parts
+        batches = []
+        for own in (list(rank_numbers) or [0] for rank_numbers in numbers):
+            copies = own[:1] * (filled_up(len(own), parts=parts) - len(own))
+            batch = self._batch(objective, own + copies)
+            batches.append(_without_targets(batch, len(copies)) if copies else batch)
         return batches, sum(len(rank_numbers) > 0 for rank_numbers in numbers)
 
     def _batch(self, objective: Objective, numbers: list[int]) -> Batch:
         model = model_of(self.job)
         return read_batch(objective, numbers, model=model, cp=self.cp, device=self.device)
+
+
+def _without_targets(batch: Batch, count: int) -> Batch:
+    """The batch, of whose last `count` samples every target is ignored."""
+    targets = batch["targets"].clone()  # tokens may be the same memory
+    targets[-count:] = IGNORED
+    return Batch(batch.samples, {**batch.fields, "targets": targets})
 
 
 def model_of(job: JobSpec) -> ModelSpec:

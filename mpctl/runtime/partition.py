@@ -28,8 +28,8 @@ from mpctl.spec.model import ModelSpec
 
 @dataclass(frozen=True)
 class StageBoundary:
-    """The tensors that one chunk hands to the next: this rank's shape of each, the batch left out,
-    and whether its gradient comes back. Outside the pipeline there are none."""
+    """The tensors that one chunk hands to the next: this rank's shape of each, its samples left
+    out, and whether its gradient comes back. Outside the pipeline there are none."""
 
     shapes: tuple[tuple[int, ...], ...] = ()
     needs: tuple[bool, ...] = ()
@@ -95,6 +95,11 @@ class PipelinePartition:
         """The stages of each parameter that several stages hold, by name."""
         return self.layout.shared_parameters
 
+    def own_samples(self, count: int) -> int:
+        """How many of the samples of a micro batch a tensor at a border has of this rank: all, or
+        its part where a grid of tensor-parallel ranks cuts them."""
+        return local_size(count, parts=self.layout.grid.sample_parts)
+
     def owns(self, name: str) -> bool:
         """Whether no earlier stage holds this parameter of the stage too."""
         return self.holders.get(name, (self.stage,))[0] == self.stage
@@ -109,8 +114,9 @@ class PipelinePartition:
         parts = p.cp * (p.tp if p.sequence_parallel else 1)
         whole = {"seq": model.seq_length, "decoder_seq": model.decoder_seq_length or 0}
         local = {dim: local_size(size, parts=parts) for dim, size in whole.items()}
-        sizes = {**local, "hidden": model.hidden}
-        # [b, s, h] -> [s/c, h], or [s/(ct), h] under sequence parallelism
+        hidden = local_size(model.hidden, parts=self.layout.grid.hidden_parts)
+        sizes = {**local, "hidden": hidden}
+        # [b, s, h] -> [s/c, h], or [s/(ct), h] under sequence parallelism; h/q or h/l on a grid
         table = self.layout.table
         shapes = (tuple(sizes[dim] for dim in dims[1:]) for dims in table.boundary(layer))
         return StageBoundary(tuple(shapes), table.boundary_needs(layer))

@@ -255,7 +255,7 @@ class _ProgramRun:
         before, behind = runner.partition.borders[action.chunk]
         is_forward = action.kind == "forward"
         border = before if is_forward else behind
-        b = len(self._batch(action.microbatch).samples)
+        b = runner.partition.own_samples(len(self._batch(action.microbatch).samples))
         self.received[action] = []
         for shape, need in zip(border.shapes, border.needs, strict=True):
             if is_forward or need:

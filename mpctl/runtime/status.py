@@ -1,8 +1,9 @@
 """What all ranks tell each other once a step, in one small all-reduce over the world.
 
-A vector of float64: the loss (each replica's share, from tp rank 0 of its last stage, which alone
-knows it), whether a stop was requested, and every rank's peak memory in its own slot. It is how a
-stop reaches all ranks at the same step.
+A vector of float64: the loss (the sum over its samples from each rank of a last stage that
+`reports_loss`: tp rank 0, or of a grid one rank for each of its parts of the samples), whether a
+stop was requested, and every rank's peak memory in its own slot. It is how a stop reaches all ranks
+at the same step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class StepStatus:
 
 
 def reduce_status(local: StepStatus, mesh: Mesh) -> StepStatus:
-    """The sum of the losses over all replicas, equal on every rank; every rank calls it."""
+    """The sum of the losses of all samples, equal on every rank; every rank calls it."""
     vector = torch.zeros(STATUS_FIELDS + mesh.world.size, dtype=torch.float64)
     vector[0] = local.loss if mesh.reports_loss else 0.0
     vector[1] = float(local.stop)

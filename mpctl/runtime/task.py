@@ -71,7 +71,7 @@ def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> 
 def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     import torch
 
-    from mpctl.layout.topology import job_topology
+    from mpctl.layout.topology import job_grid, job_topology
     from mpctl.runtime.environment import select_device
     from mpctl.runtime.mesh import build_mesh
     from mpctl.runtime.process_group import init_process_group
@@ -81,7 +81,8 @@ def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
         job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size
     )
     device = select_device(job.launch.device, rank_env.local_rank)
-    return build_mesh(job_topology(job), rank_env.rank, device, launch=job.launch)
+    topology, grid = job_topology(job), job_grid(job)
+    return build_mesh(topology, rank_env.rank, device, launch=job.launch, grid=grid)
 
 
 if __name__ == "__main__":

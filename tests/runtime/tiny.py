@@ -14,6 +14,7 @@ import torch
 
 from mpctl.data.prepare import prepare
 from mpctl.kernels.parameters import assemble, shard_of
+from mpctl.layout.topology import job_topology
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
@@ -21,7 +22,6 @@ from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.param_store import Zero3ParamStore
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job, parse
-from mpctl.topology import Topology
 from tests.ranks import run_ranks
 from tests.shards import plain, shard_from
 
@@ -68,7 +68,7 @@ def tiny_plan(job: JobSpec) -> Plan:
 
 
 def make_trainer(job: JobSpec, run_dir: Path, rank: int = 0) -> Trainer:
-    topology = Topology.of(job.sizes, order=job.parallel.order)
+    topology = job_topology(job)
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
     return build_trainer(run_dir, job, topology, rank, environment)
 

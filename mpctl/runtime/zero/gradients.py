@@ -8,11 +8,13 @@ section 5); n replicas (dp x cp), losses divided by the global batch, so that no
           reduce-scattered and added to the slice, so that a step of m micro batches sends m times
           as much
 
-Last come the sums over tp of gradients of which each of its ranks has a part, and over the stages
-that hold copies of a parameter: a ring adds in an order that depends on the rank, and the last sum
-gives all ranks the same bits.
+Last come the sums of gradients of which each tensor-parallel rank of a group has a part, and those
+over the stages that hold copies of a parameter: a ring adds in an order that depends on the rank,
+and the last sum gives all ranks the same bits.
 
 By hand, 5 elements over 2 replicas: stage 1 keeps 6 (one is padding) and steps 3, stage 2 keeps 3.
+By hand, the norm over a square of 2 x 2 ranks: a matrix is on one rank each, so its squares count
+whole; a vector of 8 elements has 4 on each rank and so 2 copies, whose squares count half each.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from mpctl.kernels.parameters import is_sharded
+from mpctl.kernels.parameters import full_numel
 from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
 from mpctl.transport.group import Group, Pending
 
@@ -208,25 +210,32 @@ class GradientBuffer:
                 store.shard.stages.all_reduce(store.local)
 
     def norm(self) -> float:
-        """L2 norm of the whole model's gradient, each parameter once: shards are summed over tp,
-        slices over the replicas, and copies count on the first of their stages."""
-        sharded, replicated = (self._squared_norm(is_split) for is_split in (True, False))
-        total = self.groups.tp.all_reduce(sharded) + replicated
+        """L2 norm of the whole model's gradient, each element once: shards are summed over tp,
+        where each of the ranks that hold the same one counts its share, slices over the replicas,
+        and copies count on the first of their stages."""
+        squares, tp = self._squared_norms(), self.groups.tp
+        replicated = squares.pop(tp.size, self._zeros())
+        sharded = sum((square / copies for copies, square in squares.items()), self._zeros())
+        total = tp.all_reduce(sharded) + replicated
         if self.zero_stage:
             total = self.groups.dp_cp.all_reduce(total)
         return float(self.groups.pp.all_reduce(total).sqrt())
 
-    def _squared_norm(self, is_split: bool) -> Tensor:
-        """Sum of squares of the gradients of the parameters that are split over tp, or of the
-        others."""
-        gradients = [
-            values
-            for store in self.stores
-            if store.shard.stages is None or store.shard.stages.rank == 0
-            for parameter, _, values in store.slices
-            if parameter is not None and is_sharded(parameter) is is_split
-        ]
-        return squared_norm(gradients, self.device, block=self.norm_block)
+    def _squared_norms(self) -> dict[int, Tensor]:
+        """Sums of squares of the gradients on this rank, by the number of tp ranks that hold the
+        same elements of a parameter."""
+        gradients: dict[int, list[Tensor]] = {}
+        for store in self.stores:
+            if store.shard.stages is None or store.shard.stages.rank == 0:
+                for parameter, _, values in store.slices:
+                    if parameter is not None:
+                        copies = self.groups.tp.size * parameter.numel() // full_numel(parameter)
+                        gradients.setdefault(copies, []).append(values)
+        block = self.norm_block
+        return {n: squared_norm(g, self.device, block=block) for n, g in gradients.items()}
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
 
     def scale(self, factor: float) -> None:
         """Multiply what the optimizer uses."""
