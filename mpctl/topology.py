@@ -229,20 +229,24 @@ class Topology:
         return groups if kind not in self._stages else [self._narrow(kind, g) for g in groups]
 
     def straddling(self, axis: str) -> tuple[list[Group], int]:
-        """The first few groups of an axis that leave their node, and how many there are in all.
+        """The first few groups of an axis or a union that leave their node, and how many there are
+        in all.
 
         Blocks and nodes repeat after lcm(block, node) ranks, so that one period is looked at.
         """
-        axes, size = self._single((axis,)), self.group_size(axis)
-        stride = min(self.strides[name] for name in axes)
-        reach, block = stride * (size - 1), stride * size
+        axes = self._single((axis,))
+        used = [name for name in self.order if name in axes and self.sizes[name] > 1]
+        reach = sum(self.strides[name] * (self.sizes[name] - 1) for name in used)
+        block = self.strides[used[-1]] * self.sizes[used[-1]] if used else 1
         if self.gpus_per_node % block == 0 or reach == 0:
             return [], 0
+        inside = [name for name in self.order if name not in axes and self.strides[name] < block]
+        starts_inside = self._offsets(inside)
         period = min(lcm(block, self.gpus_per_node), self.world_size)
         bases = [
             start + inner
             for start in range(0, period, block)
-            for inner in range(stride)
+            for inner in starts_inside
             if self.node(start + inner) != self.node(start + inner + reach)
         ]
         periods, rest = divmod(self.world_size, period)  # a last node may be partly used

@@ -121,6 +121,22 @@ def test_straddling_groups_are_those_with_ranks_on_two_nodes(case: Case, axis: s
     assert [list(group) for group in shown] == leaving[:4]
 
 
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 6, 8, 16])
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "dp-tp-cp-pp"])
+def test_straddling_groups_of_unions_whose_members_are_unevenly_spaced(
+    gpus: int, order: str
+) -> None:
+    """A union of the first and last axis of a cube: ranks 0, 1, 4 and 5."""
+    whole = Topology.of({"tp": 8, "dp": 3, "pp": 2}, order=order, gpus_per_node=gpus)
+    ends = {"ends": ("a", "c")}
+    topology = whole.factored("tp", {"a": 2, "b": 2, "c": 2}, ends)
+    for kind in ("ends", "a", "b", "c", "tp", "dp", "mp"):
+        groups = [list(group) for group in topology.kind_groups(kind)]
+        leaving = [group for group in groups if len({rank // gpus for rank in group}) > 1]
+        shown, count = topology.straddling(kind)
+        assert (count, [list(group) for group in shown]) == (len(leaving), leaving[:4])
+
+
 @given(cases())
 def test_nodes_hold_consecutive_ranks(case: Case) -> None:
     topology = case.topology

@@ -1,7 +1,8 @@
 """The sizes that decide how many bytes a rank saves of one micro batch.
 
 By hand, one tensor [b, s, h] of b 1, s 2, h 4 in fp32: 1 x 2 x 4 x 4 = 32 bytes; outside the
-tensor-parallel regions under sequence parallelism with tp 2, 16.
+tensor-parallel regions under sequence parallelism with tp 2, 16; of 2 samples on a square of 2 x 2
+ranks, 1 x 2 x 2 x 4 = 16 as well.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
+from mpctl.estimate.communication import local_sizes
 from mpctl.estimate.kernel_sets import KernelSet, kernel_set
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.saved import SavedTensor
@@ -22,16 +24,20 @@ class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
     kernels: whose kernels run (estimate/saved_activations.py). value: bytes of an element of the
-    training dtype. batch: samples of a micro batch. seq, decoder_seq: positions of this rank of cp.
-    inner: columns of the queries on this rank of tp; kv: of keys and values together; heads, ffn,
-    vocab: likewise; table_rows: vocab with padding. kv_heads: of the whole model. splits: whether
-    sequence parallelism is on. input_parts: into how many parts the saved input of a recomputed
+    training dtype. micro_batch: samples of a micro batch; batch: those of them that this rank of tp
+    computes. seq, decoder_seq: positions of this rank of cp. hidden: of this rank, between the
+    layers. inner: columns of the queries on this rank of tp; kv: of keys and values together;
+    heads, ffn, vocab: likewise; table_rows: rows of the word table, with padding. kv_heads: of the
+    whole model. mode: of tensor parallelism; side: ranks along an axis of its grid, q or l, 1 in
+    1d. feature_parts: into how many parts heads are cut. splits: whether sequence parallelism is
+    on. input_parts: into how many parts the saved input of a recomputed
     layer is cut among the ranks of tp; 0 where it is offloaded from the device.
     """
 
     kernels: KernelSet
     is_cuda: bool
     value: int
+    micro_batch: int
     batch: int
     seq: int
     decoder_seq: int
@@ -44,6 +50,9 @@ class ActivationShapes(NamedTuple):
     table_rows: int
     head_size: int
     kv_heads: int
+    mode: str
+    side: int
+    feature_parts: int
     tp: int
     cp: int
     splits: bool
@@ -83,25 +92,30 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     """The sizes of a rank of the layout; of the ranks of tp the first, which has most words."""
     job, model = layout.job, layout.model
     t, p, memory = job.training, job.parallel, layout.profile.memory
-    tp, cp = p.tp, p.cp
-    rows = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor) // tp
+    tp, cp, grid = p.tp, p.cp, layout.grid
+    vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
+    features, sizes = grid.feature_parts, local_sizes(layout)
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
         kernels=kernel_set(memory.kernels, t.runtime),
         is_cuda=is_cuda(job),
         value=max(2, DTYPE_BYTES[t.dtype]),
-        batch=t.micro_batch_size,
-        seq=model.seq_length // cp,
-        decoder_seq=(model.decoder_seq_length or 0) // cp,
-        hidden=model.hidden,
-        inner=model.heads * model.head_size // tp,
-        kv=2 * model.kv_heads * model.head_size // tp,
-        heads=model.heads // tp,
-        ffn=model.ffn // tp,
-        vocab=min(rows, model.vocab),
-        table_rows=rows,
+        micro_batch=t.micro_batch_size,
+        batch=sizes["batch"],
+        seq=sizes["seq"],
+        decoder_seq=sizes["decoder_seq"],
+        hidden=sizes["hidden"],
+        inner=model.heads * model.head_size // features,
+        kv=2 * model.kv_heads * model.head_size // features,
+        heads=model.heads // features,
+        ffn=model.ffn // features,
+        vocab=min(vocab // features, model.vocab),
+        table_rows=vocab // grid.parts(grid.weight_axes(("vocab", "hidden"))[0]),
         head_size=model.head_size,
         kv_heads=model.kv_heads,
+        mode=grid.mode,
+        side=grid.hidden_parts,
+        feature_parts=features,
         tp=tp,
         cp=cp,
         splits=p.sequence_parallel,

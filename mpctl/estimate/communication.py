@@ -1,26 +1,22 @@
-"""What the ranks send, derived from the operator table by the contraction law.
+"""Sizes and bytes that messages, memory and time are counted from.
 
-Φ is the volume of one phase (reduce-scatter or all-gather) of an all-reduce of the hidden states,
-micro batch x seq x hidden x bytes. An all-reduce is 2Φ. A parallel layer (attention, or MLP)
-all-reduces once forward and once backward, 4Φ; a block holds two: 8Φ (arXiv 1909.08053, fig. 4).
-Cross attention reduces twice backward, for both of its inputs. A ring sends 2(t-1)/t of each
-message from every rank.
+Sizes are of one micro batch. `batch_sizes` are those of its tensors whole over tp; `local_sizes`
+are this rank's part of them between the layers, which a grid of tensor-parallel ranks cuts along
+samples and hidden states (tensor_grid.py); in 1d both are equal. Phi is the volume of one phase (a
+reduce-scatter or an all-gather) of an all-reduce of the whole hidden states, micro batch x seq x
+hidden x bytes, the unit in which plans count volumes.
 
-With sequence parallelism each is split into its two phases, and the inputs of the column products
-are gathered once more in backward: 5Φ and 10Φ. Frozen parameters take some of it away
-(operators/grad_flow.py). All messages of a step: messages.py.
+By hand, 8 samples of 1024 positions, hidden 512, fp32: phi is 16 MiB, and on a square of 2 x 2 a
+rank has 4 samples of hidden 256, 4 MiB of it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 
 from mpctl.layout.job_layout import JobLayout
-from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import Dims, GradNeeds, LayerStack, ParameterSpec
+from mpctl.operators.matmul import Dims, LayerStack, ParameterSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.training import TrainingSpec
 from mpctl.units import DTYPE_BYTES
@@ -28,72 +24,15 @@ from mpctl.units import DTYPE_BYTES
 Sizes = Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class PartTraffic:
-    """Collectives of one parallel layer over tp, forward and backward, for one micro batch.
-
-    An all-reduce is two phases; an all-gather or a reduce-scatter is one.
-    """
-
-    kinds: Counter[str]
-    volume_bytes: int
-    phi_bytes: int
-
-    @property
-    def all_reduces(self) -> int:
-        """All-reduces of one micro batch, forward and backward."""
-        return self.kinds["all_reduce"]
-
-    @property
-    def volume_phi(self) -> int | float:
-        """Volume in units of phi, one phase of an all-reduce of the hidden states."""
-        return _whole(self.volume_bytes, self.phi_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockTraffic:
-    """Collectives over tp of one block of a stack, for one micro batch, by parallel layer."""
-
-    stack: LayerStack
-    phi_bytes: int
-    tp: int
-    parts: dict[str, PartTraffic]
-
-    @property
-    def all_reduces(self) -> int:
-        """All-reduces of one micro batch, forward and backward."""
-        return sum(part.all_reduces for part in self.parts.values())
-
-    @property
-    def volume_phi(self) -> int | float:
-        """Volume in units of phi: phases of an all-reduce of the hidden states."""
-        return _whole(self.volume_bytes, self.phi_bytes)
-
-    @property
-    def volume_bytes(self) -> int:
-        """Bytes of all phases of all collectives of one micro batch."""
-        return sum(part.volume_bytes for part in self.parts.values())
-
-    @property
-    def ring_bytes_per_rank(self) -> int | float:
-        """Bytes that each rank sends where every collective is a ring."""
-        return ring_bytes(self.volume_bytes, self.tp, phases=1)
-
-
-def _whole(amount: int, unit: int) -> int | float:
-    return amount // unit if amount % unit == 0 else amount / unit
-
-
 def ring_bytes(message: int, ranks: int, *, phases: int = 2) -> int | float:
     """Bytes that each rank of a ring sends: (t-1)/t of the message in each phase; an all-reduce has
-    two, a reduce-scatter or an all-gather one."""
+    two, other collectives one. Of a broadcast or a reduction it is the average over the ranks."""
     exact = phases * (ranks - 1) * message
     return exact // ranks if exact % ranks == 0 else exact / ranks
 
 
-def local_sizes(layout: JobLayout) -> Sizes:
-    """Elements of one micro batch on one rank of cp, by dimension; hidden states are whole over
-    tp."""
+def batch_sizes(layout: JobLayout) -> Sizes:
+    """Elements of one micro batch on one rank of cp, by dimension, whole over tp."""
     model, cp = layout.model, layout.job.parallel.cp
     return {
         "batch": layout.job.training.micro_batch_size,
@@ -101,6 +40,15 @@ def local_sizes(layout: JobLayout) -> Sizes:
         "decoder_seq": (model.decoder_seq_length or 0) // cp,
         "hidden": model.hidden,
     }
+
+
+def local_sizes(layout: JobLayout) -> Sizes:
+    """Elements of one micro batch on one rank between the layers, by dimension: `batch_sizes` with
+    samples and hidden states cut by the grid of tp. Sequence parallelism is the caller's."""
+    sizes, grid = dict(batch_sizes(layout)), layout.grid
+    sizes["batch"] //= grid.sample_parts
+    sizes["hidden"] //= grid.hidden_parts
+    return sizes
 
 
 def value_bytes(training: TrainingSpec) -> int:
@@ -117,35 +65,17 @@ def gradient_bytes(training: TrainingSpec, profile: RuntimeProfile) -> int:
 
 
 def message_bytes(layout: JobLayout, dims: Dims) -> int:
-    """Bytes of a tensor of these dimensions in the training dtype, whole over tp."""
+    """Bytes of a tensor of these dimensions between the layers, in the training dtype, on one rank
+    of tp."""
     sizes = local_sizes(layout)
     return prod(sizes[dim] for dim in dims) * value_bytes(layout.job.training)
 
 
 def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
-    """Bytes of one phase of one all-reduce of the stack's hidden states."""
-    return message_bytes(layout, ("batch", stack.seq, "hidden"))
-
-
-def block_traffic(
-    layout: JobLayout, stack: LayerStack, flow: GradFlow | None = None
-) -> BlockTraffic:
-    """Collectives over tp of one block and micro batch, product by product, without recomputation.
-
-    flow: which gradients the block computes; None is all.
-    """
-    parallel, phi = layout.job.parallel, phi_bytes(layout, stack)
-    kinds: dict[str, Counter[str]] = {}
-    volumes: Counter[str] = Counter()
-    for product in stack.block.products:
-        needs = flow.needs[product.name] if flow else GradNeeds()
-        phases = product.collectives(sequence_parallel=parallel.sequence_parallel, needs=needs)
-        sent = Counter((*phases.forward, *phases.backward) if parallel.tp > 1 else ())
-        kinds.setdefault(product.part, Counter()).update(sent)
-        message = message_bytes(layout, product.message)
-        volumes[product.part] += message * (sent.total() + sent["all_reduce"])
-    parts = {part: PartTraffic(found, volumes[part], phi) for part, found in kinds.items()}
-    return BlockTraffic(stack, phi, parallel.tp, parts)
+    """Bytes of one phase of one all-reduce of the stack's hidden states, whole over tp."""
+    sizes = batch_sizes(layout)
+    elements = sizes["batch"] * sizes[stack.seq] * sizes["hidden"]
+    return elements * value_bytes(layout.job.training)
 
 
 def local_parameters(

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from mpctl.estimate.figure import Figure, Unit
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
+from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.step import PARTS, StepTime
 from mpctl.estimate.time import StepTimeModel, get_clock
-from mpctl.estimate.work import OpTimes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.units import seconds_text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from mpctl.estimate.communication import local_sizes
+from mpctl.estimate.communication import batch_sizes
 from mpctl.estimate.recompute import is_repeated
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.flops import FlopCounter
@@ -113,4 +113,4 @@ def _part_flops(layout: JobLayout, flow: GradFlow, again: int, kinds: Collection
 def _counter(layout: JobLayout) -> FlopCounter:
     p, model = layout.job.parallel, layout.model
     width = model.heads * model.head_size
-    return FlopCounter(local_sizes(layout), p.tp, p.cp, p.sequence_parallel, width)
+    return FlopCounter(batch_sizes(layout), p.tp, p.cp, p.sequence_parallel, width)

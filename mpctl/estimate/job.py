@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mpctl.estimate.block_traffic import BlockTraffic, block_traffic
 from mpctl.estimate.checkpoint import checkpoint_bytes
-from mpctl.estimate.communication import BlockTraffic, block_traffic
 from mpctl.estimate.memory import StageMemory, fullest_stage, layout_memory
 from mpctl.estimate.message import MessageCount
 from mpctl.estimate.messages import step_messages

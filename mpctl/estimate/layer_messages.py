@@ -1,11 +1,10 @@
 """What one micro batch sends over tp and cp in a layer, and before and after the layers.
 
-Which collectives a matrix product needs follows from the contraction law (operators/matmul.py).
-Full recomputation sends those of the repeated forward again (recompute.py). Besides the products:
-the loss (three all-reduces of one float32 a token), keys and values of heads that several tp ranks
-share, keys and values over cp (arXiv 2205.05198; kernels/context.py), and the saved input of a
-recomputed layer where it is partitioned over tp. What is frozen sends no gradient
-(operators/grad_flow.py).
+What a matrix product, a norm and the loss send between the tensor-parallel ranks is listed in
+operators/tensor_messages.py for every tensor mode. Full recomputation sends those of the repeated
+forward again (recompute.py). Besides them: keys and values of heads that several tp ranks share,
+keys and values over cp (arXiv 2205.05198; kernels/context.py), and the saved input of a recomputed
+layer where it is partitioned over tp. What is frozen sends no gradient (operators/grad_flow.py).
 
 By hand, a GPT layer over tp 2, b 1, s 1024, h 768, float32: two all-reduces of 3 MiB forward and
 two backward. Full recomputation without dropout repeats one of the two, that of attention.output.
@@ -13,20 +12,26 @@ two backward. Full recomputation without dropout repeats one of the two, that of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from mpctl.estimate.communication import Sizes, local_sizes, message_bytes, value_bytes
+from mpctl.estimate.communication import Sizes, batch_sizes, message_bytes, value_bytes
 from mpctl.estimate.message import Cover, Message
 from mpctl.estimate.recompute import is_repeated, repeated_products
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp, GradNeeds, LayerStack, MatMul
+from mpctl.operators.matmul import AttentionOp, Dims, GradNeeds, LayerStack, MatMul
+from mpctl.operators.tensor_messages import (
+    ProductSize,
+    TensorMessage,
+    loss_messages,
+    norm_messages,
+    product_messages,
+)
 from mpctl.spec.runtime import RuntimeProfile
 
-LOSS_ALL_REDUCES = 3  # maximum, target logit, sum of exponentials
 NO_GRADIENTS = GradNeeds(False, False, False)
 
 
@@ -39,19 +44,26 @@ class LayerMessages:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Elements of one micro batch on one rank, by dimension."""
-        return local_sizes(self.layout)
+        """Elements of one micro batch on one rank of cp, by dimension, whole over tp."""
+        return batch_sizes(self.layout)
 
     @cached_property
     def tp(self) -> int:
         """Tensor-parallel ranks."""
         return self.layout.job.parallel.tp
 
+    @cached_property
+    def _widths(self) -> tuple[int, int]:
+        """Bytes of an element in the training dtype, and of one in float32 at least."""
+        value = value_bytes(self.layout.job.training)
+        return value, max(4, value)
+
     def block(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
-        """Messages of one layer and micro batch: over tp by kind and size, then of each
+        """Messages of one layer and micro batch: over tp by group, kind and size, then of each
         attention."""
-        over_tp = [*self._products(flow, stack.title), *self._repeated(stack, flow)]
-        over_tp.sort(key=lambda message: (message.kind, message.bytes))
+        over_tp = [*self._products(flow, stack.title), *self.of_norms(flow, stack.title)]
+        over_tp += list(self._repeated(stack, flow, over_tp))
+        over_tp.sort(key=lambda message: (message.axis, message.kind, message.bytes))
         is_again = is_repeated(self.layout, self.profile, flow)
         attention = (
             message
@@ -63,43 +75,73 @@ class LayerMessages:
     def end(self, flow: GradFlow) -> list[Message]:
         """Messages of one micro batch before the first or after the last layer of a stack; logits
         bring their loss."""
-        messages: list[Message] = []
+        messages: list[Message] = list(self.of_norms(flow, "norms"))
         for product in flow.part.products:
-            own = list(self._product(product, flow, product.name))
-            own.sort(key=lambda message: (message.kind, message.bytes))
+            own = list(self.of_product(product, flow, product.name))
+            own.sort(key=lambda message: (message.axis, message.kind, message.bytes))
             messages += own
             if "vocab" in product.writes and self.tp > 1:
-                messages.append(self._loss(product))
+                sent = loss_messages(self.layout.grid, self._rows(product.rows))
+                messages += [self._message(message, "loss") for message in sent]
         return messages
 
     def _products(self, flow: GradFlow, what: str) -> Iterator[Message]:
         for product in flow.part.products:
-            yield from self._product(product, flow, what)
+            yield from self.of_product(product, flow, what)
 
-    def _product(self, product: MatMul, flow: GradFlow, what: str) -> Iterator[Message]:
-        """Over tp, forward and backward; a column product sends backward beside its own dW."""
+    def of_product(self, product: MatMul, flow: GradFlow, what: str) -> Iterator[Message]:
+        """Messages of one product, forward and backward, between the ranks of tp."""
         if self.tp == 1:
             return
-        needs, split = flow.needs[product.name], self.layout.job.parallel.sequence_parallel
-        phases = product.collectives(sequence_parallel=split, needs=needs)
-        if not (phases.forward or phases.backward):
-            return
-        size = message_bytes(self.layout, product.message)
-        for kind in phases.forward:
-            yield Message("tp", kind, what, size, phase="forward", product=product.name)
-        hides = "tp" in product.backward_axes and needs.w
-        cover: Cover | None = "weight_gradient" if hides else None
-        for kind in phases.backward:
-            yield Message("tp", kind, what, size, 1, "backward", cover, product.name)
+        needs = flow.needs[product.name]
+        size = self._product_size(product, flow)
+        for message in product_messages(self.layout.grid, product, size, needs):
+            cover = _cover(message, product, needs)
+            yield self._message(message, what, cover=cover, product=product.name)
 
-    def _repeated(self, stack: LayerStack, flow: GradFlow) -> Iterator[Message]:
-        """Over tp, in the repeated forward: its products' messages and its partitioned input."""
+    def of_norms(self, flow: GradFlow, what: str) -> Iterator[Message]:
+        """Messages of the norms of a layer or an end, forward and backward, between the ranks that
+        share the hidden states."""
+        grid = self.layout.grid
+        if grid.hidden_parts == 1 or not flow.part.norms:
+            return
+        rows = self._rows(flow.part.products[0].rows)
+        sent = norm_messages(grid, self.layout.model.norm, rows, goes_back=flow.after)
+        for norm in flow.part.norms:
+            for message in sent:
+                yield self._message(message, what, product=norm)
+
+    def _message(
+        self, sent: TensorMessage, what: str, *, cover: Cover | None = None, product: str = ""
+    ) -> Message:
+        size = sent.elements * self._widths[sent.is_float]
+        return Message(sent.axis, sent.kind, what, size, sent.count, sent.phase, cover, product)
+
+    def _rows(self, dims: Dims) -> int:
+        return prod(self.sizes[dim] for dim in dims)
+
+    def _product_size(self, product: MatMul, flow: GradFlow) -> ProductSize:
+        weight = next(w for w in flow.part.weights if w.name == product.parameter)
+        inputs = outputs = 1
+        for dim, size in zip(weight.dims, weight.shape, strict=True):
+            if dim in product.reads:
+                inputs *= size
+            else:
+                outputs *= size
+        return ProductSize(self._rows(product.rows), inputs, outputs)
+
+    def _repeated(
+        self, stack: LayerStack, flow: GradFlow, messages: Sequence[Message]
+    ) -> Iterator[Message]:
+        """Over tp, in the repeated forward: those of `messages` that its products and norms send
+        again, and its partitioned input."""
         if self.tp == 1 or not is_repeated(self.layout, self.profile, flow):
             return
-        for product in repeated_products(self.layout, self.profile, flow):
-            for message in self._product(product, flow, stack.title):
-                if message.phase == "forward":
-                    yield replace(message, phase="recompute")
+        again = {product.name for product in repeated_products(self.layout, self.profile, flow)}
+        again.update(flow.part.norms)
+        for message in messages:
+            if message.phase == "forward" and message.product in again:
+                yield replace(message, phase="recompute")
         if self.layout.job.training.partition_activations:
             size = message_bytes(self.layout, ("batch", stack.seq, "hidden"))
             yield Message("tp", "all_gather", stack.title, size, phase="recompute")
@@ -113,7 +155,7 @@ class LayerMessages:
         head = 2 * self.sizes["batch"] * self.sizes[core.keys] * cp * model.head_size
         head *= value_bytes(self.layout.job.training)
         is_trained = flow.needs[core.key_product].y
-        if self.tp > model.kv_heads:
+        if self.layout.grid.feature_parts > model.kv_heads:
             size = head * model.kv_heads // cp
             yield from _gathered("tp", "kv heads", size, is_again, is_trained)
         if cp > 1:
@@ -129,11 +171,14 @@ class LayerMessages:
         repeats_core = self.profile.operators.recompute == "core"
         return is_selective and repeats_core and self.profile.memory.kernels != "mpctl"
 
-    def _loss(self, product: MatMul) -> Message:
-        """Sums over the parts of the vocabulary: float32 a token even for 16-bit logits."""
-        width = max(4, value_bytes(self.layout.job.training))
-        rows = prod(self.sizes[dim] for dim in product.rows)
-        return Message("tp", "all_reduce", "loss", rows * width, LOSS_ALL_REDUCES, "forward")
+
+def _cover(message: TensorMessage, product: MatMul, needs: GradNeeds) -> Cover | None:
+    """A column product of 1d sends backward beside its own dW; SUMMA's steps hide each other's
+    messages."""
+    if message.kind in ("broadcast", "reduce"):
+        return "product"
+    is_summed = message.axis == "tp" and message.phase == "backward"
+    return "weight_gradient" if is_summed and "tp" in product.backward_axes and needs.w else None
 
 
 def _gathered(axis: str, what: str, size: int, again: bool, trained: bool) -> Iterator[Message]:

@@ -15,21 +15,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
-Cover = Literal["weight_gradient", "layer", "last_backward", "stage"]
+Cover = Literal["weight_gradient", "product", "layer", "last_backward", "stage"]
+
+_PHASES = {"all_reduce": 2, "send": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """`count` equal messages that one rank takes part in.
 
-    axis: the group, by its name in plans: tp, cp, pp, dp (the replicas, dp x cp) or world. kind:
-    all_reduce, all_gather, reduce_scatter or send. what: what is sent, in words. bytes: of the
-    whole message, before a collective divides it over its ranks. phase: when it is sent: in every
-    micro batch's forward, backward or repeated forward (recompute), between two stages (transfer),
-    or once a step. cover: the computation that may hide it: the weight gradient of the product that
-    sends it, the layer's own pass, the last backward of the stage, or the work of the stages that
-    exchange it; None where nothing does. product: the matrix product that sends it, else empty.
-    stages: the pipeline stages that take part, where these are not all of them.
+    axis: the group, by its name in plans: tp, cp, pp, dp (the replicas, dp x cp), world, or a group
+    of the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: all_reduce,
+    all_gather, reduce_scatter, broadcast, reduce or send. what: what is sent, in words. bytes: of
+    the whole message, before a collective divides it over its ranks. phase: when it is sent: in
+    every micro batch's forward, backward or repeated forward (recompute), between two stages
+    (transfer), or once a step. cover: the computation that may hide it: the weight gradient of the
+    product that sends it, the product itself, which is computed in `count` steps and sends beside
+    each of them what the next one needs, or what the one before left; the layer's own pass, the
+    last backward of the stage, or the work of the stages that exchange it; None where nothing does.
+    product: the matrix product that sends it, else empty. stages: the pipeline stages that take
+    part, where these are not all of them.
     """
 
     axis: str
@@ -50,6 +55,12 @@ class Message:
             self.axis, self.kind, self.what, self.bytes, self.count * count, self.phase,
             self.cover, self.product, self.stages,
         )  # fmt: skip
+
+
+def ring_phases(kind: str) -> int:
+    """How often (t-1)/t of a message of this kind leaves each of the t ranks of a ring, of a
+    broadcast or a reduction on the average; 0 for a message from one rank to another."""
+    return _PHASES.get(kind, 1)
 
 
 @dataclass(frozen=True, slots=True)

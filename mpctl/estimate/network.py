@@ -1,13 +1,14 @@
 """How long a message takes over the links that its group spans.
 
 A ring sends (t-1)/t of a message from every rank in each phase; an all-reduce has two phases, a
-gather or a scatter one. Of a group that leaves its node, g ranks lie in each: rings enter and leave
-a node once, through as much of its network as the groups that share the node leave to this one,
-the part of g of its ranks. The slower of the two links sets the pace; where any group of an axis
-leaves its node, all count as such. Latency: `start`, and a step of the ring inside a node for each
-rank and between nodes for each node; an all-reduce over many nodes goes up and down a tree (NCCL's
-double binary one) where that is shorter. From stage to stage a message crosses one
-link, which the ranks of a stage on one node share.
+gather or a scatter one. A broadcast or a reduction passes a whole message along the ring in pieces,
+so that its bytes cross every link once, one behind the other. Of a group that leaves its node, g
+ranks lie in each: rings enter and leave a node once, through as much of its network as the groups
+that share the node leave to this one, the part of g of its ranks. The slower of the two links sets
+the pace; where any group of an axis leaves its node, all count as such. Latency: `start`, and a
+step of the ring inside a node for each rank and between nodes for each node; an all-reduce over
+many nodes goes up and down a tree (NCCL's double binary one) where that is shorter. From stage to
+stage a message crosses one link, which the ranks of a stage on one node share.
 
 By hand, 1 MB over 10 GB/s and 5 us from a stage to the next: 105 us in a node, 4 x 100 + 5 us from
 a node of 4 ranks of that stage. An all-reduce of 8 MB by 8 ranks in a node at 100 GB/s and 1 us:
@@ -22,12 +23,14 @@ from functools import cached_property
 from math import log2
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.estimate.message import Message
+from mpctl.estimate.message import Message, ring_phases
 from mpctl.spec.cluster import ClusterSpec, LinkSpec
 from mpctl.topology import Group, Topology
 
 # The axes of a group whose name in plans is not an axis: `dp` is over the replicas, dp x cp.
 GROUP_AXES: dict[str, tuple[str, ...]] = {"dp": ("dp", "cp"), "world": AXIS_NAMES}
+
+PIPELINED = frozenset({"broadcast", "reduce"})  # all of a message crosses each link
 
 
 class MissingLink(LookupError):
@@ -54,8 +57,9 @@ class Route:
         """Seconds of one collective of `size` bytes over this route."""
         if self.ranks == 1:
             return 0.0
-        phases = 2 if kind == "all_reduce" else 1
-        sent = phases * (self.ranks - 1) / self.ranks * size * self.seconds_per_byte
+        phases = ring_phases(kind)
+        share = 1.0 if kind in PIPELINED else phases * (self.ranks - 1) / self.ranks
+        sent = share * size * self.seconds_per_byte
         hops = self.nodes if self.nodes > 1 else 0  # a ring of t ranks in one node has t - 1 steps
         ring = phases * ((self.ranks - self.nodes) * self.inside + hops * self.between)
         return sent + self.start + (min(ring, self._tree) if phases == 2 else ring)
@@ -86,8 +90,8 @@ class Network:
         return self.route(message.axis).collective(message.kind, message.bytes)
 
     def route(self, axis: str) -> Route:
-        """The route of a group, by its name in plans: an axis, dp for the replicas, world. Raises
-        MissingLink where a link that it crosses has no bandwidth."""
+        """The route of a group, by its name in plans: an axis or a union of several, dp for the
+        replicas, world. Raises MissingLink where a link that it crosses has no bandwidth."""
         routes = self._routes
         if axis not in routes:
             routes[axis] = self._find(axis)
@@ -105,7 +109,7 @@ class Network:
             return Route(1, 1, 0.0, 0.0, 0.0, 0.0)
         if ranks == topology.world_size:
             return self._route(axis, ranks, topology.nodes, -(-ranks // topology.nodes))
-        straddling = [topology.straddling(a) for a in axes if topology.sizes[a] > 1]
+        straddling = [topology.straddling(a) for a in axes if topology.group_size(a) > 1]
         group = topology.group(straddling[0][0][0][0] if straddling[0][1] else 0, *axes)
         nodes = len({topology.node(rank) for rank in group})
         if nodes == 1 and any(count for _, count in straddling):

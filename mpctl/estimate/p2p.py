@@ -3,8 +3,9 @@
 Virtual stages stand in a row (stages.py). Between neighbours each micro batch sends the tensors
 that `OperatorTable.boundary` names, forward, and their gradients, backward; of a tensor before
 which nothing is trained there is no gradient, and none is sent. Under sequence parallelism a tensor
-is the rank's part of the sequence. A parameter that several stages hold (a tied word table, a bias
-that all layers of a stack add) has a gradient on each, and their sum is taken once a step.
+is the rank's part of the sequence, in 2d, 2.5d and 3d its part of samples and hidden states. A
+parameter that several stages hold (a tied word table, a bias that all layers of a stack add) has a
+gradient on each, and their sum is taken once a step.
 
 By hand, GPT on 2 stages, m micro batches: stage 0 sends m hidden states, stage 1 m gradients; both
 sum the word table. On 2 stages of 2 chunks there are 3 boundaries: stage 0 sends 2m hidden states
@@ -58,7 +59,8 @@ def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTrans
         for stage, span in enumerate(row)
     ]
     split = parallel.tp if parallel.sequence_parallel else 1
-    parts = parallel.tp if scatters and split == 1 else 1
+    is_whole = split == 1 and parallel.tensor_mode == "1d"
+    parts = parallel.tp if scatters and is_whole else 1
     for (before, (_, layer)), (behind, _) in pairwise(virtual):
         sizes = [message_bytes(layout, dims) // split for dims in table.boundary(layer)]
         trained = zip(sizes, table.boundary_needs(layer), strict=True)

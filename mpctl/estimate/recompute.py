@@ -4,7 +4,8 @@ Backward asks for every tensor of the forward up to a last one. With dropout, or
 the layer's last product, that is the last tensor of the layer, and all of it is run again. Without
 either, a runtime may stop early, before the last product (`operators.stops_early` of its profile):
 backward then needs a second forward only where the last product's input has a gradient or its
-weight is trained.
+weight is trained. On a grid of tensor-parallel ranks (2d, 2.5d, 3d) a product and its messages are
+one operation, which is repeated whole, so that the last one is too.
 
 By hand, a GPT layer without dropout under a runtime that stops early: attention.qkv,
 attention.output and mlp.up run again, mlp.down does not.
@@ -21,6 +22,7 @@ from mpctl.spec.runtime import RuntimeProfile
 def repeats_last_product(layout: JobLayout, profile: RuntimeProfile) -> bool:
     """Whether full recomputation runs a layer's last product again."""
     needs_result = layout.job.training.dropout > 0 or layout.model.norm_order == "post"
+    needs_result |= layout.grid.mode != "1d"
     return needs_result or not profile.operators.stops_early
 
 

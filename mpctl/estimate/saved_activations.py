@@ -116,7 +116,7 @@ def entry_activations(
     """An embedding's activations: the ids that were looked up, the dropout mask, and what the
     family adds (`saved`)."""
     rows = ("batch", seq)
-    words = SavedTensor("words", rows, "index", 1 if shapes.tp > 1 else 0)
+    words = SavedTensor("words", ("micro_batch", seq), "index", 1 if shapes.tp > 1 else 0)
     mask = SavedTensor("embedding mask", (*rows, "hidden"), "mask", is_outer=True)
     return (words, *(mask,) * shapes.dropout, *saved)
 
@@ -134,6 +134,10 @@ def exit_activations(
 
 
 def batch_activations(arrays: Iterable[Dims]) -> tuple[SavedTensor, ...]:
-    """The arrays of a batch with these dimensions, 8 bytes an element. Those of one number a sample
-    take nothing to speak of and are left out."""
-    return tuple(SavedTensor("batch", dims, "index") for dims in arrays if len(dims) > 1)
+    """The arrays of a batch with these dimensions, 8 bytes an element; every rank of tp is given
+    those of all samples. Those of one number a sample take nothing to speak of and are left out."""
+    return tuple(
+        SavedTensor("batch", tuple("micro_batch" if d == "batch" else d for d in dims), "index")
+        for dims in arrays
+        if len(dims) > 1
+    )

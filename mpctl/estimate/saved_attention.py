@@ -78,7 +78,7 @@ class _AttentionTensors:
         """Keys and values of other ranks: of a kv head that several ranks of tp share, and under cp
         of the whole sequence, which other runtimes pass round a ring instead."""
         shapes, tensors = self.shapes, []
-        if shapes.kv_heads < shapes.tp:
+        if shapes.kv_heads < shapes.feature_parts:
             tensors.append(SavedTensor("shared keys", (*self.keys, "head_size"), times=2))
         if shapes.cp > 1 and shapes.kernels == "mpctl":
             tensors.append(SavedTensor("gathered keys", (*self.keys, "kv", "cp")))

@@ -29,10 +29,11 @@ from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.estimate.message import Message
 from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import MissingLink, Network
+from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.p2p import transfers
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
-from mpctl.estimate.work import OperatorTimer, OpTimes
-from mpctl.layout.job_layout import JobLayout, Stages
+from mpctl.estimate.work import OperatorTimer
+from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import LayerStack
 from mpctl.spec.job import JobSpec
@@ -76,7 +77,8 @@ class _ChunkPass:
 
 
 class _ClosingTimes(NamedTuple):
-    """Seconds of a stage in messages once a step, by group, as far as nothing hides them."""
+    """Seconds of a stage in messages once a step, by group, as far as nothing hides them; tp: over
+    any group of its grid."""
 
     dp: float
     tp: float
@@ -100,11 +102,6 @@ class StepTimeModel:
     def messages(self) -> StepMessages:
         """All messages of the step: what is timed here is one of them."""
         return StepMessages(self.layout, self.operators.profile)
-
-    @property
-    def stages(self) -> Stages:
-        """Spans of layers by [stage][chunk]."""
-        return self.layout.stages
 
     def step(self) -> StepTime:
         """The time of the step. Raises MissingLink where a link has no bandwidth."""
@@ -164,7 +161,9 @@ class StepTimeModel:
         rows = []
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
-                known[key] = [self._pass(stage, chunk) for chunk in range(len(self.stages[stage]))]
+                known[key] = [
+                    self._pass(stage, chunk) for chunk in range(len(self.layout.stages[stage]))
+                ]
             rows.append(known[key])
         return rows
 
@@ -173,7 +172,7 @@ class StepTimeModel:
         """What the seconds of a stage follow from, whatever its number: equal ones take as long."""
         keys: list[Hashable] = []
         shared = self.layout.shared_parameters
-        for stage in range(len(self.stages)):
+        for stage in range(len(self.layout.stages)):
             slices = self.layout.stage_slices(stage)
             ends = [id(end) for part in slices for end in part.ends]
             layers = [
@@ -282,7 +281,7 @@ class StepTimeModel:
             if message.cover == "last_backward":
                 covered += seconds
             else:
-                rest[message.axis] += seconds
+                rest[message.axis if message.axis in rest else "tp"] += seconds
         overlap = self.operators.profile.overlap
         backward = sum(p.chunk.backward for p in self.passes[stage])
         hidden = min(self._beside_share(overlap.dp) * covered, backward)

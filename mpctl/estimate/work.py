@@ -1,11 +1,11 @@
 """What one micro batch takes on one rank: of a layer and of a model's ends, operator by operator.
 
 Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
-passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp by
-the contraction law (operators/matmul.py) over the network's routes. Backward of a column product
-may send while the product's own dW runs. Recomputation repeats the forward, or the part of it that
-the profile says. A kernel is launched by a host thread, which needs its time too: the slower of the
-two sets the pace (`OpTimes.pace`).
+passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp
+(layer_messages.py) over the network's routes. Backward of a column product may send while the
+product's own dW runs; in 2d and 2.5d a product is one of q steps, each of which may hide messages
+of another. 3d computes one product of gathered parts, 1/l of each side. Recomputation repeats the
+forward, or the part of it that the profile says.
 
 By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
 """
@@ -13,15 +13,16 @@ By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.layer_messages import LayerMessages
-from mpctl.estimate.message import Message
+from mpctl.estimate.message import Message, Phase
 from mpctl.estimate.network import Network
+from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.recompute import is_repeated, repeats_last_product
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
@@ -33,36 +34,6 @@ from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
 
 SYNCED = 8  # ranks of tp for which host.sync is stated
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
-
-
-@dataclass(slots=True)
-class OpTimes:
-    """Seconds of a micro batch by pass: kernels (forward, gradients of inputs and of weights),
-    messages over tp and cp that nothing hides, and the host's launches. dgrad, wgrad: gradients of
-    inputs, with what is computed again, and of weights."""
-
-    forward: float = 0.0
-    dgrad: float = 0.0
-    wgrad: float = 0.0
-    tp_forward: float = 0.0
-    tp_backward: float = 0.0
-    cp_forward: float = 0.0
-    cp_backward: float = 0.0
-    host_forward: float = 0.0
-    host_backward: float = 0.0
-
-    def add(self, other: OpTimes, times: int = 1) -> None:
-        """Add the seconds of `times` equal layers or ends."""
-        for name in NAMES:
-            setattr(self, name, getattr(self, name) + times * getattr(other, name))
-
-    def again(self, forward: OpTimes) -> None:
-        """Kernels and launches of this forward once more in backward; its messages are listed."""
-        self.dgrad += forward.forward
-        self.host_backward += forward.host_forward
-
-
-NAMES = tuple(field.name for field in fields(OpTimes))
 
 
 @dataclass(frozen=True)
@@ -86,7 +57,7 @@ class OperatorTimer:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Elements of one micro batch on one rank, by dimension."""
+        """Elements of one micro batch on one rank between the layers, by dimension."""
         return local_sizes(self.layout)
 
     @cached_property
@@ -195,43 +166,64 @@ class OperatorTimer:
         """Forward, dX and dW; fp8 casts the operands of linear layers first."""
         operators, needs = self.profile.operators, flow.needs[product.name]
         m, k, n = self._shape(product, flow.part.weights)
+        steps = self.steps
         is_fp8 = self.job.training.dtype == "fp8" and not product.is_head
         rates, width = (self.speed.linear, 1) if is_fp8 else (self.speed.other, self.width)
         casts = operators.cast_bytes * is_fp8 / self.speed.bandwidth
-        work.forward += product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + n)
+        forward = product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + n)
+        back = 0.0
+        work.forward += steps * forward
         if needs.x:
-            work.dgrad += product_seconds(rates, m, n, k, width, self.width) + casts * m * n
+            back = product_seconds(rates, m, n, k, width, self.width) + casts * m * n
+            work.dgrad += steps * back
         if needs.w:
             seconds = product_seconds(rates, k, m, n, width, self.gradient)
-            work.wgrad += seconds
+            back += seconds
+            work.wgrad += steps * seconds
             self._hide(work, product, seconds, messages)
+        if steps > 1:
+            self._hide_steps(work, product, messages, steps * forward, steps * back)
+        self._elementwise(work, product, flow, n if "tp" in product.backward_axes else k)
+
+    def _elementwise(self, work: OpTimes, product: MatMul, flow: GradFlow, features: int) -> None:
+        """Passes over the features that a product writes or reads, so many on this rank."""
+        operators = self.profile.operators
         is_inner = "ffn" in (*product.reads, *product.writes)
         passes = operators.inner if is_inner else operators.width
         if is_inner or "heads" in (*product.reads, *product.writes):
-            moved = m * (n if "tp" in product.backward_axes else k) * self.width
-            self._passes(work, passes, moved, flow)
+            rows = prod(self.sizes[dim] for dim in product.rows)
+            self._passes(work, passes, rows * features * self.width, flow)
+
+    @cached_property
+    def steps(self) -> int:
+        """Products that one matrix product is computed in: q of SUMMA, one elsewhere."""
+        return self.layout.grid.axes.get("col", 1)
 
     def _shape(self, product: MatMul, weights: Sequence[ParameterSpec]) -> tuple[int, int, int]:
-        """Local rows, contraction and columns; rows are split where nothing else is."""
-        weight = next(w for w in weights if w.name == product.parameter)
+        """Local rows, contraction and columns of each of the `steps`; in 1d rows are split where
+        nothing else is."""
+        weight, grid = next(w for w in weights if w.name == product.parameter), self.layout.grid
         m, k, n = prod(self.sizes[dim] for dim in product.rows), 1, 1
         for dim, size in zip(weight.dims, weight.shape, strict=True):
-            local = size // self.tp if AXIS_OF_DIM.get(dim) == "tp" else size
+            is_feature = AXIS_OF_DIM.get(dim) == "tp"
+            local = size // (grid.feature_parts if is_feature else grid.hidden_parts)
             k, n = (k * local, n) if dim in product.reads else (k, n * local)
+        if grid.mode == "3d":
+            m *= grid.axes["weight"]  # samples are gathered along one of the two axes that cut them
         return (m if weight.is_split else m // self.split), k, n
 
     def _send(self, work: OpTimes, messages: Sequence[Message]) -> None:
         """The price of messages over tp and cp, by pass; a repeated forward is part of backward."""
         for message in messages:
             seconds = self.network.seconds(message)
-            if message.axis == "tp" and message.phase == "forward":
-                work.tp_forward += seconds
-            elif message.axis == "tp":
-                work.tp_backward += seconds
-            elif message.phase == "forward":
+            if message.axis == "cp" and message.phase == "forward":
                 work.cp_forward += seconds
-            else:
+            elif message.axis == "cp":
                 work.cp_backward += seconds
+            elif message.phase == "forward":
+                work.tp_forward += seconds
+            else:
+                work.tp_backward += seconds
 
     def _hide(
         self, work: OpTimes, product: MatMul, seconds: float, messages: Sequence[Message]
@@ -249,12 +241,38 @@ class OperatorTimer:
         work.tp_backward -= hidden
         work.wgrad += self.profile.overlap.drag * hidden
 
+    def _hide_steps(
+        self, work: OpTimes, product: MatMul, messages: Sequence[Message], ahead: float, back: float
+    ) -> None:
+        """What a product in steps sends beside them: all but one of its messages of a kind, which
+        go before the first step or behind the last. ahead, back: seconds of all steps of a
+        forward, and of both gradients."""
+        share, drag = self.profile.overlap.tp, self.profile.overlap.drag
+        if not share:
+            return
+
+        def hidden(phase: Phase, seconds: float) -> float:
+            sent = sum(
+                self.network.seconds(message) * (message.count - 1) / message.count
+                for message in messages
+                if (message.product, message.cover, message.phase)
+                == (product.name, "product", phase)
+            )
+            return share * min(sent, seconds * (self.steps - 1) / self.steps)
+
+        forward, backward = hidden("forward", ahead), hidden("backward", back)
+        again = hidden("recompute", ahead)
+        work.tp_forward -= forward
+        work.tp_backward -= backward + again
+        work.forward += drag * forward
+        work.dgrad += drag * (backward + again)
+
     def _core(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
         """softmax(Q K^T) V, forward and backward."""
         model, p = self.model, self.job.parallel
         gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
         queries, keys = self.sizes[core.queries], self.sizes[core.keys] * p.cp
-        batch, heads = self.sizes["batch"], model.heads / p.tp
+        batch, heads = self.sizes["batch"], model.heads / self.layout.grid.feature_parts
         if model.attention == "flash" and not self.job.training.attention_dropout:
             pairs = batch * queries * keys * (0.5 if core.is_causal else 1.0)
             columns = int(heads * model.head_size)
@@ -281,7 +299,8 @@ class OperatorTimer:
         """Casts, softmax and its gradient over the logits."""
         rows = prod(self.sizes[dim] for dim in product.rows)
         weight = next(w for w in flow.part.weights if w.name == product.parameter)
-        logits = rows * weight.shape[weight.dims.index("vocab")] // self.tp
+        words = weight.shape[weight.dims.index("vocab")] // self.layout.grid.feature_parts
+        logits = rows * words
         passes = self.profile.operators.logits
         work.forward += passes.forward * logits / self.speed.bandwidth
         work.dgrad += passes.backward * logits / self.speed.bandwidth * flow.needs[product.name].y

@@ -5,7 +5,8 @@ al., arXiv 2104.04473, appendix). Attention multiplies queries with keys and sco
 times their pairs times the width of the heads; causal scores count whole. How often each is done in
 a step is the caller's: the estimate counts passes of actions, the balance of stages those of a
 whole micro batch. Counts are of one rank times tp, so that they stay whole numbers: what every tp
-rank computes alike counts tp times.
+rank computes alike counts tp times. In every tensor mode a rank computes 1/tp of a product whose
+matrix is split: in 2.5d, whose depths hold equal matrices, each for samples of its own.
 
 By hand, a product of 8 rows with a 4 x 16 matrix, three passes: 3 x 2 x 8 x 64 = 3072 FLOP.
 """
@@ -22,9 +23,9 @@ from mpctl.operators.matmul import AttentionOp, GradNeeds
 
 @dataclass(frozen=True, slots=True)
 class FlopCounter:
-    """Counts one micro batch. sizes: elements on one rank of cp by dimension; splits: whether tp
-    ranks share the rows of products that they do not split (sequence parallelism); width: of all
-    attention heads together."""
+    """Counts one micro batch. sizes: elements on one rank of cp by dimension, whole over tp;
+    splits: whether tp ranks share the rows of products that they do not split (sequence
+    parallelism); width: of all attention heads together."""
 
     sizes: Mapping[str, int]
     tp: int

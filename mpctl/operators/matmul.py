@@ -189,6 +189,13 @@ class OperatorGroup:
     weights: tuple[ParameterSpec, ...] = ()
     saved: tuple[SavedTensor, ...] = ()
 
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """The names of its norms: `attention_norm`, `mlp_norm`."""
+        ending = ".weight"
+        names = (w.name.removesuffix(ending) for w in self.weights if w.name.endswith(ending))
+        return tuple(name for name in names if name.endswith("norm"))
+
 
 @dataclass(frozen=True, slots=True)
 class LayerStack:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.planning.summary import training_settings
@@ -93,7 +94,10 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
         figures["tokens_per_second"] = estimate.layout.tokens_per_step / time.total
         figures["mfu"] = time.mfu
         figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
-    for axis in ("tp", "cp", "dp", "pp"):
-        messages = (m for stage in estimate.messages for m in stage if m.axis == axis)
+    grid = dict.fromkeys(estimate.layout.grid.groups, "tp")
+    for axis in AXIS_NAMES:
+        messages = (
+            m for stage in estimate.messages for m in stage if grid.get(m.axis, m.axis) == axis
+        )
         figures[f"bytes.{axis}"] = sum(m.bytes * m.count for m in messages)
     return figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpctl.estimate.communication import BlockTraffic
+    from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.memory import StageMemory
     from mpctl.estimate.message import MessageCount
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
         MemoryEntry,
         MessageEntry,
         NoTimeEntry,
+        PartTrafficEntry,
+        SentEntry,
         StageMemoryEntry,
         TimeEntry,
     )
@@ -28,7 +30,7 @@ def communication_entry(estimate: Estimate) -> CommunicationEntry:
     decoder: DecoderTraffic = {"decoder_layer": _block_entry(others[0])} if others else {}
     samples = estimate.layout.job.training.eval_samples
     return {
-        "phi_bytes": first.phi_bytes,
+        "phi_bytes": first.whole.phi_bytes,
         "layer": _block_entry(first),
         **decoder,
         "step_by_stage": [[_message_entry(m) for m in stage] for stage in estimate.messages],
@@ -40,20 +42,38 @@ def communication_entry(estimate: Estimate) -> CommunicationEntry:
 
 
 def _block_entry(block: BlockTraffic) -> BlockTrafficEntry:
+    whole = block.whole
     parts: BlockTrafficEntry = {
-        name: {
-            "all_reduces": part.all_reduces,
-            "volume_phi": part.volume_phi,
-            "volume_bytes": part.volume_bytes,
-        }
-        for name, part in block.parts.items()
+        name: _part_entry(part, block.mode) for name, part in block.parts.items()
     }
     return {
         **parts,
-        "all_reduces": block.all_reduces,
-        "volume_phi": block.volume_phi,
-        "volume_bytes": block.volume_bytes,
-        "ring_bytes_per_rank": block.ring_bytes_per_rank,
+        "all_reduces": whole.all_reduces,
+        "volume_phi": whole.volume_phi,
+        "volume_bytes": whole.volume_bytes,
+        "ring_bytes_per_rank": whole.ring_bytes_per_rank,
+    }
+
+
+def _part_entry(part: PartTraffic, mode: str) -> PartTrafficEntry:
+    entry: PartTrafficEntry = {
+        "all_reduces": part.all_reduces,
+        "volume_phi": part.volume_phi,
+        "volume_bytes": part.volume_bytes,
+    }
+    if mode != "1d":
+        entry["sent"] = list(map(_sent_entry, part.by_kind()))
+    return entry
+
+
+def _sent_entry(sent: PartTraffic) -> SentEntry:
+    first = sent.messages[0]
+    return {
+        "axis": first.axis,
+        "kind": first.kind,
+        "count": sum(message.count for message in sent.messages),
+        "volume_bytes": sent.volume_bytes,
+        "ring_bytes_per_rank": sent.ring_bytes_per_rank,
     }
 
 

@@ -15,12 +15,13 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.estimate.communication import BlockTraffic, local_sizes, ring_bytes
+from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
+from mpctl.estimate.communication import batch_sizes, ring_bytes
 from mpctl.estimate.explain import explain_time
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.message import MessageCount
+from mpctl.estimate.message import MessageCount, ring_phases
 from mpctl.planning.plan import Plan
 from mpctl.units import DTYPE_BYTES, bytes_text
 
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from mpctl.planning.schemas import ExplainDocument
 
 HINTED_NAMES = 8  # at most
+SOURCES = {
+    "2d": "arXiv 2104.05343, section 3",
+    "2.5d": "arXiv 2105.14500, section 3",
+    "3d": "arXiv 2105.14450, section 3",
+}
 
 
 def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
@@ -85,25 +91,59 @@ def communication_figures(estimate: Estimate) -> Iterator[Figure]:
 
 
 def _phi(estimate: Estimate, block: BlockTraffic, prefix: str) -> Figure:
-    sizes, dtype = local_sizes(estimate.layout), estimate.layout.job.training.dtype
+    sizes, dtype = batch_sizes(estimate.layout), estimate.layout.job.training.dtype
     parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], DTYPE_BYTES[dtype])
     return Figure(
-        f"{prefix}.phi", block.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
+        f"{prefix}.phi", block.whole.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
         " x ".join(map(str, parts)), "one phase of an all-reduce of the hidden states",
     )  # fmt: skip
 
 
 def _block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
+    if block.mode != "1d":
+        yield from _grid_block(block, prefix)
+        return
+    whole = block.whole
     yield Figure(
-        f"{prefix}.block.volume", block.volume_bytes, "B", "phases of collectives over tp x phi",
-        f"{block.volume_phi:g} x {bytes_text(block.phi_bytes)}",
+        f"{prefix}.block.volume", whole.volume_bytes, "B", "phases of collectives over tp x phi",
+        f"{whole.volume_phi:g} x {bytes_text(whole.phi_bytes)}",
         "arXiv 1909.08053, section 3; with sequence parallelism 2205.05198, section 4.2",
     )  # fmt: skip
     yield Figure(
-        f"{prefix}.block.ring", block.ring_bytes_per_rank, "B", "(t - 1) / t x volume",
-        f"{block.tp - 1} / {block.tp} x {bytes_text(block.volume_bytes)}",
+        f"{prefix}.block.ring", whole.ring_bytes_per_rank, "B", "(t - 1) / t x volume",
+        f"{block.tp - 1} / {block.tp} x {bytes_text(whole.volume_bytes)}",
         "a ring sends that part of each phase from every rank",
     )  # fmt: skip
+
+
+def _grid_block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
+    """Volume by layer, axis and kind, then the sums over them."""
+    source, sums = SOURCES[block.mode], {"volume": "phases x bytes", "ring": "(n - 1) / n x volume"}
+    for name, part in block.parts.items():
+        for sent in part.by_kind():
+            first = sent.messages[0]
+            at = f"{prefix}.block.{name}.{first.axis}.{first.kind}"
+            terms = " + ".join(f"{m.count} x {bytes_text(m.bytes)}" for m in sent.messages)
+            phases = ring_phases(first.kind)
+            told = terms if phases == 1 else f"{phases} x ({terms})"
+            yield Figure(f"{at}.volume", sent.volume_bytes, "B", sums["volume"], told, source)
+            ranks = sent.ranks[first.axis]
+            yield Figure(
+                f"{at}.ring", sent.ring_bytes_per_rank, "B", sums["ring"],
+                f"{ranks - 1} / {ranks} x {bytes_text(sent.volume_bytes)}",
+                f"sent by each of the {ranks} ranks of a group of {first.axis}, on the average",
+            )  # fmt: skip
+    for name, formula in sums.items():
+        values = [_amount(part, name) for part in block.parts.values()]
+        yield Figure(
+            f"{prefix}.block.{name}", _amount(block.whole, name), "B",
+            f"{formula}, over {', '.join(block.parts)}", " + ".join(map(bytes_text, values)),
+            source,
+        )  # fmt: skip
+
+
+def _amount(part: PartTraffic, name: str) -> int | float:
+    return part.volume_bytes if name == "volume" else part.ring_bytes_per_rank
 
 
 def _stage(estimate: Estimate, prefix: str, messages: Sequence[MessageCount]) -> Iterator[Figure]:
@@ -118,7 +158,7 @@ def _stage(estimate: Estimate, prefix: str, messages: Sequence[MessageCount]) ->
 
 
 def _message(prefix: str, message: MessageCount, ranks: int) -> Figure:
-    phases = {"all_reduce": 2, "send": 0}.get(message.kind, 1)
+    phases = ring_phases(message.kind)
     sent = message.bytes if not phases else ring_bytes(message.bytes, ranks, phases=phases)
     what = message.what.replace(" ", "-")
     share = f" x {phases} x {ranks - 1} / {ranks}" if phases else ""

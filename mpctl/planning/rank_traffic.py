@@ -1,7 +1,8 @@
 """Bytes that each rank sends to each other rank in a step, by axis.
 
 Every collective counts as a ring of its t ranks: each sends the next 2 (t-1)/t of an all-reduce and
-(t-1)/t of a gather or a scatter; a library may choose a tree for small messages.
+(t-1)/t of any other, of a broadcast or a reduction on the average; a library may choose a tree for
+small messages.
 
 By hand, an all-reduce of 8 MiB by 2 ranks: each sends the other 8 MiB.
 """
@@ -12,11 +13,11 @@ from collections import defaultdict
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.message import MessageCount
+from mpctl.estimate.message import MessageCount, ring_phases
 from mpctl.estimate.timeline import handed_over
 from mpctl.topology import Topology
 
-AXES = (*AXIS_NAMES, "world")
+AXES = (*AXIS_NAMES, "world")  # messages over a group of tp's grid count as tp's
 RankTraffic = dict[tuple[int, int], dict[str, float]]  # (sender, receiver) -> bytes by axis
 
 
@@ -28,7 +29,8 @@ def rank_traffic(estimate: Estimate, topology: Topology) -> RankTraffic:
         for message in estimate.messages[stage]:
             if message.kind != "send":
                 receiver, sent = _ring(estimate, topology, rank, message)
-                traffic[rank, receiver][message.axis] += sent
+                axis = message.axis if message.axis in AXES else "tp"
+                traffic[rank, receiver][axis] += sent
     _add_pipeline(traffic, estimate, topology)
     return traffic
 
@@ -42,8 +44,7 @@ def _ring(
     if message.what == "shared parameters":
         holders = [s for s, messages in enumerate(estimate.messages) if message in messages]
         group = [group[stage] for stage in holders]
-    phases = 2 if message.kind == "all_reduce" else 1
-    share = phases * (len(group) - 1) / len(group)
+    share = ring_phases(message.kind) * (len(group) - 1) / len(group)
     receiver = group[(group.index(rank) + 1) % len(group)]
     return receiver, share * message.bytes * message.count
 

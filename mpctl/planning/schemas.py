@@ -79,7 +79,24 @@ class RankDocument(RankEntry, TensorBlocksPart):
     groups: dict[str, list[int]]
 
 
-class PartTrafficEntry(TypedDict):
+class SentEntry(TypedDict):
+    """Collectives of one kind over the groups of one axis of tp's grid; ring_bytes_per_rank: what a
+    rank sends on the average where every collective is a ring."""
+
+    axis: str
+    kind: str
+    count: int
+    volume_bytes: int
+    ring_bytes_per_rank: int | float
+
+
+class SentByKind(TypedDict, total=False):
+    """In 2d, 2.5d and 3d, collectives by axis and kind."""
+
+    sent: list[SentEntry]
+
+
+class PartTrafficEntry(SentByKind):
     """Collectives over tp of one parallel layer; volume_phi: in all-gathers of hidden states."""
 
     all_reduces: int
@@ -87,7 +104,8 @@ class PartTrafficEntry(TypedDict):
     volume_bytes: int
 
 
-# Collectives over tp of one block: an entry a parallel layer, `attention`, then the totals
+# Collectives over tp of one block: an entry a parallel layer, `attention`, one of `norms` where
+# these send anything (2d, 2.5d, 3d), then the totals
 # all_reduces, volume_phi, volume_bytes and ring_bytes_per_rank.
 BlockTrafficEntry = dict[str, PartTrafficEntry | int | float]
 

@@ -16,7 +16,7 @@ from mpctl.topology import Topology
 from mpctl.units import bytes_span_text, bytes_text, count_text
 
 if TYPE_CHECKING:
-    from mpctl.estimate.communication import BlockTraffic
+    from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.memory import StageMemory
     from mpctl.layout.job_layout import JobLayout
@@ -31,24 +31,47 @@ def stages_part(
 ) -> Iterator[RenderableType]:  # fmt: skip
     """Traffic of a block and between stages, and the memory of one rank of each stage."""
     for block in estimate.blocks:
-        yield _block_table(block, topology)
+        yield _block_table(block) if block.mode == "1d" else _grid_table(block)
     yield from _pipeline(estimate, topology)
     yield _memory(estimate, full=full)
 
 
-def _block_table(block: BlockTraffic, topology: Topology) -> RenderableType:
-    one_block = f"{block.stack.name} block".lstrip()
-    title = f"\nTensor-parallel traffic of one {one_block}"
-    columns = ("parallel layer", "all-reduces", "volume", "bytes")
-    table = plain_table(title, columns, left=columns[:1])
+def _block_table(block: BlockTraffic) -> RenderableType:
+    columns, whole = ("parallel layer", "all-reduces", "volume", "bytes"), block.whole
+    table = plain_table(_title(block), columns, left=columns[:1])
     for name, part in block.parts.items():
         volume, size = f"{part.volume_phi:g} Φ", bytes_text(part.volume_bytes)
         table.add_row(name, str(part.all_reduces), volume, size)
-    whole = (f"{block.volume_phi:g} Φ", bytes_text(block.volume_bytes))
-    table.add_row("block", str(block.all_reduces), *whole, style="bold")
-    ring = f"a ring of {topology.sizes['tp']} sends {bytes_text(block.ring_bytes_per_rank)} a rank"
-    note = f"Φ = {bytes_text(block.phi_bytes)}, one micro batch's hidden states; {ring}"
+    sums = (f"{whole.volume_phi:g} Φ", bytes_text(whole.volume_bytes))
+    table.add_row("block", str(whole.all_reduces), *sums, style="bold")
+    ring = f"a ring of {block.tp} sends {bytes_text(whole.ring_bytes_per_rank)} a rank"
+    note = f"Φ = {bytes_text(whole.phi_bytes)}, one micro batch's hidden states; {ring}"
     return Group(table, Text(note, style="dim"))
+
+
+def _title(block: BlockTraffic) -> str:
+    one_block = f"{block.stack.name} block".lstrip()
+    return f"\nTensor-parallel traffic of one {one_block}"
+
+
+def _grid_table(block: BlockTraffic) -> RenderableType:
+    """A row for each axis of the grid and kind of collective of each part of a block."""
+    columns = ("part", "axis", "collective", "count", "volume", "a rank sends")
+    table = plain_table(_title(block), columns, left=columns[:3])
+    for name, part in block.parts.items():
+        for row, sent in enumerate(part.by_kind()):
+            first = sent.messages[0]
+            what = ("" if row else name, first.axis, first.kind.replace("_", "-"))
+            table.add_row(*what, *_amounts(sent))
+    table.add_row("block", "", "", *_amounts(block.whole), style="bold")
+    note = "one micro batch; of a broadcast or a reduce what a rank sends on the average"
+    return Group(table, Text(note, style="dim"))
+
+
+def _amounts(sent: PartTraffic) -> tuple[str, str, str]:
+    """How many collectives, their volume, and what a rank of a ring sends of it."""
+    count = sum(message.count for message in sent.messages)
+    return str(count), bytes_text(sent.volume_bytes), bytes_text(sent.ring_bytes_per_rank)
 
 
 def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.work import OpTimes
+from mpctl.estimate.op_times import OpTimes
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator, layer_key
 from mpctl.search.keys import DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily

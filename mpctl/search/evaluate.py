@@ -23,8 +23,9 @@ from mpctl.estimate.memory import (
     peak_bytes,
 )
 from mpctl.estimate.network import MissingLink, Network
+from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.time import StepTime, StepTimeModel
-from mpctl.estimate.work import OperatorTimer, OpTimes
+from mpctl.estimate.work import OperatorTimer
 from mpctl.families import get_table
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_topology

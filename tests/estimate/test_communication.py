@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.estimate.communication import block_traffic, local_parameters, phi_bytes
+from mpctl.estimate.block_traffic import block_traffic
+from mpctl.estimate.communication import local_parameters, phi_bytes
 from mpctl.estimate.message import MessageCount
 from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.p2p import shared_parameters
@@ -52,21 +53,23 @@ def test_a_block_all_reduces_four_times(
     phi = micro * (1024 // cp) * 768 * dtype[1]
     layout = JobLayout.of(job)
     block = block_traffic(layout, layout.table.stacks[0])
-    assert block.phi_bytes == phi_bytes(layout, layout.table.stacks[0]) == phi
+    assert block.whole.phi_bytes == phi_bytes(layout, layout.table.stacks[0]) == phi
     assert set(block.parts) == {"attention", "mlp"}
     for part in block.parts.values():
         assert (part.all_reduces, part.volume_phi, part.volume_bytes) == (2, 4, 4 * phi)
-    assert (block.all_reduces, block.volume_phi, block.volume_bytes) == (4, 8, 8 * phi)
-    assert block.ring_bytes_per_rank * tp == 4 * 2 * (tp - 1) * phi
+    whole = block.whole
+    assert (whole.all_reduces, whole.volume_phi, whole.volume_bytes) == (4, 8, 8 * phi)
+    assert whole.ring_bytes_per_rank * tp == 4 * 2 * (tp - 1) * phi
 
 
 def test_one_rank_of_tp_sends_nothing() -> None:
     job = job_of({"parallel.dp": 4})
     layout = JobLayout.of(job)
     block = block_traffic(layout, layout.table.stacks[0])
-    totals = (block.all_reduces, block.volume_phi, block.volume_bytes, block.ring_bytes_per_rank)
+    whole = block.whole
+    totals = (whole.all_reduces, whole.volume_phi, whole.volume_bytes, whole.ring_bytes_per_rank)
     assert totals == (0, 0, 0, 0)
-    assert block.phi_bytes == 1024 * 768 * 4
+    assert whole.phi_bytes == 1024 * 768 * 4
 
 
 def test_f_and_g_of_each_product() -> None:

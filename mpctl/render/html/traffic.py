@@ -95,7 +95,8 @@ def _by_stage(estimate: Estimate) -> Raw:
     for messages in estimate.messages:
         sums = dict.fromkeys(AXES, 0)
         for message in messages:
-            sums[message.axis] += message.bytes * message.count
+            axis = message.axis if message.axis in sums else "tp"
+            sums[axis] += message.bytes * message.count
         sent.append((tuple(sums.values()), sum(m.count for m in messages)))
     most = max((size for sums, _ in sent for size in sums), default=0) or 1
     rows = [
