@@ -120,6 +120,14 @@ def reshard(
     pp: Annotated[
         int | None, typer.Option(min=1, help="Pipeline-parallel size; as saved by default.")
     ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any other setting of OUT's job, such as tensor_mode=2d; repeatable.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rewrite CHECKPOINT for another layout: OUT/checkpoints/step-N, with OUT/job.json for it.
@@ -134,7 +142,9 @@ def reshard(
 
     found = find_checkpoints(path)
     with ended_by_signals("nothing was written"), TaskBar(after=PATIENCE, lines=True) as bar:
-        reshard_checkpoint(found.newest, out, tp=tp, pp=pp, on_progress=bar.update)
+        reshard_checkpoint(
+            found.newest, out, tp=tp, pp=pp, settings=set_ or (), on_progress=bar.update
+        )
     _print_list(list_document(find_checkpoints(out)), as_json=as_json)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mpctl.errors import InputError
@@ -11,25 +11,31 @@ from mpctl.planning.document import plan_document
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.marker import write_marker
 from mpctl.rundir.shards import checkpoint_bytes, read_manifest
-from mpctl.spec.load import load_job
+from mpctl.spec.load import load_job, parse_settings
 
 OnProgress = Callable[[str, int, int], None]
 
 
 def reshard_checkpoint(
-    source: Path, out: Path, *, tp: int | None, pp: int | None, on_progress: OnProgress
+    source: Path,
+    out: Path,
+    *,
+    tp: int | None,
+    pp: int | None,
+    on_progress: OnProgress,
+    settings: Sequence[str] = (),
 ) -> None:
     """Write the run directory `out` with the checkpoint `source` for another layout, and with the
     job and the plan of that layout.
 
-    tp, pp: as saved where they are None. on_progress: called with ("reshard", bytes done, bytes in
-    all). Raises InputError when the layout is not legal for the model, `source` is damaged or `out`
-    is occupied.
+    tp, pp: as saved where they are None. settings: others of the job, such as `tensor_mode=2d`.
+    on_progress: called with ("reshard", bytes done, bytes in all). Raises
+    InputError when the layout is not legal for the model, `source` is damaged or `out` is occupied.
     """
     from mpctl.weights.files import whole_folder
     from mpctl.weights.reshard import reshard
 
-    plan, step = plan_of_layout(source, tp, pp), read_manifest(source).step
+    plan, step = plan_of_layout(source, tp, pp, settings), read_manifest(source).step
     document = plan_document(plan, plan.require_legal(), kinds=None, ranks=False)
     texts = {
         "job.json": plan.job.model_dump_json(indent=1) + "\n",
@@ -52,9 +58,11 @@ def reshard_checkpoint(
         reshard(source, plan.job, folder, on_bytes)
 
 
-def plan_of_layout(source: Path, tp: int | None, pp: int | None) -> Plan:
-    """The plan of the checkpoint's job with other sizes of tp and pp, one replica, whole sequences.
-    Raises InputError when it is not legal."""
+def plan_of_layout(
+    source: Path, tp: int | None, pp: int | None, settings: Sequence[str] = ()
+) -> Plan:
+    """The plan of the checkpoint's job with other sizes of tp and pp and other settings, one
+    replica, whole sequences. Raises InputError when it is not legal."""
     own = source / "job.json"
     job_file = own if own.is_file() else source.parent.parent / "job.json"
     if not job_file.is_file():
@@ -64,17 +72,22 @@ def plan_of_layout(source: Path, tp: int | None, pp: int | None) -> Plan:
             "has no job.json, so its model is not known",
             "name a checkpoint of a run",
         )
-    saved = load_job(str(job_file)).parallel
-    stages = pp or saved.pp
+    saved, changed = load_job(str(job_file)).parallel, parse_settings(settings)
+    ranks, stages = tp or saved.tp, pp or saved.pp
+    mode = changed.get("parallel.tensor_mode", saved.tensor_mode)
+    is_same_grid = (mode, ranks) == (saved.tensor_mode, saved.tp)
     layout = {
-        "parallel.tp": tp or saved.tp,
+        "parallel.tp": ranks,
         "parallel.pp": stages,
+        "parallel.tensor_depth": saved.tensor_depth if is_same_grid else None,
+        "parallel.sequence_parallel": saved.sequence_parallel and mode == "1d" and ranks > 1,
         "parallel.cp": 1,
         "parallel.dp": 1,
         "parallel.vpp": saved.vpp if stages > 1 else 1,
         "cluster.nodes": 1,
         "cluster.gpus_per_node": None,
         "launch.threads_per_rank": None,
+        **changed,
     }
     plan = make_plan(load_job(str(job_file), layout))
     plan.require_legal()

@@ -38,7 +38,7 @@ def shared_options_text() -> str:
 
 
 def _command_text(typed: str, command: Any) -> str:
-    takes_job = any("--set" in p.opts for p in command.params)
+    takes_job = any(p.name == "job" for p in command.params)
     shared = COMMON | SHARED if takes_job else COMMON
     own = [p for p in command.params if not shared & set(p.opts)]
     arguments = [_argument_name(p) for p in own if p.param_type_name == "argument"]

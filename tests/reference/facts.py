@@ -53,6 +53,8 @@ SCHEMAS = {
     "launcher knows them",
     "mpctl.bench.scaling/1": "`mpctl bench scaling --json`: a row a world size",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
+    "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
+    "split along one dimension at most",
     "mpctl.checkpoint/2": "manifest.json of a checkpoint: its step, shards and layout",
     "mpctl.checkpoints/1": "`mpctl checkpoint list`, `verify` and `reshard --json`: what there is",
     "mpctl.compare/1": "`mpctl plan --compare --json`: settings that differ, figures of each job",
