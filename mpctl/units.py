@@ -4,11 +4,16 @@ Everywhere else bytes are ints, seconds floats, rates per second in base units.
 
 >>> bytes_text(16_777_216), seconds_text(0.0421)
 ('16.0 MiB', '42.1 ms')
+>>> parse_measure("448 GB/s", BANDWIDTH), parse_measure("80 GiB", MEMORY)
+(Decimal('448000000000'), Decimal('85899345920'))
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -84,3 +89,69 @@ def bytes_span_text(low: float, high: float) -> str:
     amount, prefix = bytes_text(high).split()
     scale = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(prefix)
     return f"{low / scale:,.{0 if prefix == 'B' else 1}f}-{amount} {prefix}"
+
+
+@dataclass(frozen=True, eq=False)  # each is one of a kind
+class Measure:
+    """What a number measures. units: each unit's size in the base unit, which is `base`; example:
+    a text as a file may hold it."""
+
+    name: str
+    base: str
+    example: str
+    units: Mapping[str, Decimal]
+
+    @property
+    def pattern(self) -> str:
+        """The regular expression of a number with a unit of this measure."""
+        return rf"^{NUMBER} *({'|'.join(map(re.escape, self.units))})$"
+
+
+NUMBER = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
+TEXT = re.compile(rf"({NUMBER}) *(\D.*)?", re.ASCII)
+DECIMAL = {p: Decimal(1000) ** n for n, p in enumerate(("", "k", "M", "G", "T", "P", "E"))}
+BINARY = {p: Decimal(1024) ** n for n, p in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)}
+BYTES = {f"{prefix}B": size for prefix, size in (DECIMAL | BINARY).items()}
+BITS = {f"{prefix}{unit}": size / 8 for unit in ("b/s", "bit/s", "bps")
+        for prefix, size in DECIMAL.items()}  # fmt: skip
+SECONDS = {"s": "1", "ms": "1e-3", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ns": "1e-9",
+           "min": "60", "h": "3600"}  # fmt: skip
+
+MEMORY = Measure("memory", "bytes", "80 GiB", BYTES)
+BANDWIDTH = Measure(
+    "a bandwidth", "bytes/s", "448 GB/s", {f"{unit}/s": n for unit, n in BYTES.items()} | BITS
+)
+COMPUTE = Measure(
+    "a rate of computing", "FLOP/s", "989 TFLOP/s",
+    {f"{prefix}{unit}": n for unit in ("FLOP/s", "FLOPS") for prefix, n in DECIMAL.items()},
+)  # fmt: skip
+TIME = Measure("a time", "seconds", "5 us", {unit: Decimal(n) for unit, n in SECONDS.items()})
+
+
+class UnitError(ValueError):
+    """A text that is no number with a unit of the measure that is wanted. hint: the way out."""
+
+    def __init__(self, message: str, wanted: Measure, near: str = "") -> None:
+        super().__init__(message)
+        self.hint = f'{near}use text such as "{wanted.example}", or a number of {wanted.base}'
+
+
+def parse_measure(text: str, wanted: Measure) -> Decimal:
+    """`"448 GB/s"` -> 448e9, exactly, in the base unit of the measure that is wanted.
+
+    Raises UnitError for other text, and for a unit of another measure.
+    """
+    found = TEXT.fullmatch(text)
+    if found is None:
+        raise UnitError("it is not a number with a unit", wanted)
+    number, unit = Decimal(found[1]), found[4] or ""
+    if unit in wanted.units:
+        return number * wanted.units[unit]
+    if not unit:
+        raise UnitError("it has no unit", wanted)
+    for other in (MEMORY, BANDWIDTH, COMPUTE, TIME):
+        if unit in other.units:
+            raise UnitError(f"it is {other.name}, and {wanted.name} is wanted", wanted)
+    near = [known for known in wanted.units if known.lower() == unit.lower()]
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UnitError(f"{unit[:20]!r} is no unit of {wanted.name.removeprefix('a ')}", wanted, hint)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from pathlib import Path
 from typing import TypedDict
 
 from mpctl.batch.lines import Raw, parse_line
@@ -20,6 +21,7 @@ from mpctl.planning.plan import Plan, make_plan
 from mpctl.planning.schemas import NearestPart
 from mpctl.rules.validate import with_tried_hints
 from mpctl.search.nearest import with_nearest
+from mpctl.spec.load import LoadedJob
 
 Finding = tuple[Status, Issue]
 RowId = str | int | None
@@ -85,9 +87,12 @@ FIGURES = tuple(NO_FIGURES)
 NO_NEAREST: NearestPart = {}
 
 
-def answers(lines: Iterable[bytes | None]) -> Iterator[Answer]:
-    """An answer for each line, in order; None stands for a line that was too long to be read."""
-    reader = Reader()
+def answers(lines: Iterable[bytes | None], folder: Path = Path()) -> Iterator[Answer]:
+    """An answer for each line, in order; None stands for a line that was too long to be read.
+
+    folder: where the lines' file is; the files of presets that they name are relative to it.
+    """
+    reader = Reader(folder)
     return (reader.answer(line, number) for number, line in enumerate(lines, start=1))
 
 
@@ -95,6 +100,7 @@ def answers(lines: Iterable[bytes | None]) -> Iterator[Answer]:
 class Reader:
     """Answers lines; remembers the ids that it has seen, up to a bound."""
 
+    folder: Path = Path()
     seen: set[str] = field(default_factory=set)
 
     def answer(self, line: bytes | None, number: int) -> Answer:
@@ -106,7 +112,7 @@ class Reader:
             findings += self._repeated(row_id)
             if any(status == "error" for status, _ in findings):
                 return _answer(row_id, findings)
-            return _estimated(row_id, raw, findings)
+            return _estimated(row_id, load_row(raw, self.folder), findings)
         except InputError as error:
             return _answer(row_id, [("error", issue) for issue in error.issues])
         except Exception as error:  # of this line alone: the others are still answered
@@ -142,8 +148,7 @@ def _split(row: Raw) -> tuple[Raw, RowId, list[Finding]]:
     return raw, row_id, findings
 
 
-def _estimated(row_id: RowId, raw: Raw, findings: list[Finding]) -> Answer:
-    loaded = load_row(raw)
+def _estimated(row_id: RowId, loaded: LoadedJob, findings: list[Finding]) -> Answer:
     findings += [("warning", issue) for issue in loaded.warnings]
     if loaded.job is None or loaded.issues:
         return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])

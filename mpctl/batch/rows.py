@@ -26,6 +26,7 @@ from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.load import LoadedJob, partial_from_raw
 from mpctl.spec.merge import Notes, lay
 from mpctl.spec.names import TABLES, with_full_names
+from mpctl.spec.paths import with_preset_files_of
 from mpctl.spec.runtime import is_launched
 from mpctl.units import plural
 
@@ -39,12 +40,13 @@ MOST_ROUNDS = 2**20  # of micro batches, over all stages
 MOST_PASSES = 2**19  # of micro batches through chunks, over all stages, that may be played
 
 
-def load_row(raw: Raw) -> LoadedJob:
+def load_row(raw: Raw, folder: Path = Path()) -> LoadedJob:
     """As partial_from_raw, but a table that was met before is not validated again.
 
+    folder: what the paths of presets' files are relative to.
     The memory serves legal tables only: a row with anything to tell is read as a whole.
     """
-    raw = with_full_names(raw)
+    raw = with_preset_files_of(with_full_names(raw), folder)
     _require_small_config(raw)
     tables = {key: _table(key, json.dumps(value)) for key, value in raw.items()}
     if any(table is None for table in tables.values()):

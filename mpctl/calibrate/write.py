@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mpctl.calibrate.cross import Residuals, spread
 from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
+from mpctl.errors import InputError
 from mpctl.spec.presets import get_file
 
 DIGITS = 4
@@ -45,7 +46,7 @@ def written(text: str, changes: Mapping[str, str | float]) -> str:
 
 def _replaced(line: str, value: str | float) -> str:
     shown = value if isinstance(value, str) else number(value)
-    return re.sub(r"= (\[.*\]|\S+)", lambda _: f"= {shown}", line, count=1)
+    return re.sub(r"= (\[.*\]|\"[^\"]*\"|\S+)", lambda _: f"= {shown}", line, count=1)
 
 
 def _scaled(line: str, factor: float) -> str:
@@ -70,6 +71,7 @@ def write_presets(
     for constant, value in values.items():
         for name in constant.names:
             changes.setdefault((constant.kind, name), {})[constant.path] = value
+    _require_apart(changes)
     for (kind, name), own in changes.items():
         if kind == "runtimes":
             own |= _profile([run for run in runs if run.parts[kind] == name], near, apart)
@@ -77,6 +79,16 @@ def write_presets(
         _write(directory, kind, name, own, [run for run in runs if run.parts[kind] == name])
         for (kind, name), own in sorted(changes.items())
     ]
+
+
+def _require_apart(presets: Iterable[tuple[Kind, str]]) -> None:
+    """Raises InputError where two presets, named by their files, would be written to one file."""
+    written_as: dict[tuple[Kind, str], str] = {}
+    for kind, name in presets:
+        first = written_as.setdefault((kind, get_file(kind, name, where=kind).name), name)
+        if first != name:
+            message = f"{first} and {name} would be written to one file"
+            raise InputError.of("same-name", kind, message, "rename one of them")
 
 
 def _profile(runs: Sequence[Run], near: Residuals, apart: Residuals) -> Changes:
@@ -108,11 +120,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Sequence[Run]) -> Path:
-    text = get_file(kind, name, where=kind).path.read_text("utf-8")
+    file = get_file(kind, name, where=kind)
+    text = file.content().decode("utf-8")
     text = "\n".join(line for line in text.split("\n") if not line.startswith(FITTED))
     groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
     told = f"{len(runs)} runs" + (f" ({groups})" if groups else "")
-    path = directory / kind / f"{name}.toml"
+    path = directory / kind / f"{file.name}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     line = f"{FITTED}{told}\n" if runs else f"{FITTED}runs of its sibling\n"
     path.write_text(line + written(text, changes), "utf-8")

@@ -24,10 +24,11 @@ def run_batch(name: str) -> None:
     from mpctl.batch.lines import read_lines
     from mpctl.render.tasks import TaskBar
 
+    folder = Path() if name == STDIN else Path(name).parent
     with _opened(name) as (stream, size), TaskBar(after=1.0) as bar:
         on_bytes = _bytes_counter(bar, size) if size and not sys.stdout.isatty() else None
         try:
-            for answer in answers(read_lines(stream, on_bytes)):
+            for answer in answers(read_lines(stream, on_bytes), folder):
                 sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
                 sys.stdout.flush()
         except OSError as error:

@@ -45,7 +45,7 @@ def calibrate(
     """Fit the constants of devices, clusters and runtime profiles to measured steps.
 
     Constants start from the values in their presets: a few runs move them a little, many runs
-    determine them. The fitted presets are copies; put them into a presets folder to plan with them.
+    determine them. The fitted presets are copies: with --out presets they are found by name here.
     """
     from mpctl.calibrate.cross import folds, residuals, tables
     from mpctl.calibrate.fit import Fit
@@ -83,7 +83,16 @@ def _rows(path: Path) -> list[dict[str, object]]:
     rows = document.get("rows") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not rows:
         raise InputError.of("bad-runs", str(path), "no rows", "a list, or a table with `rows`")
-    return rows
+    return [_with_paths(row, path.parent) for row in rows]
+
+
+def _with_paths(row: Any, folder: Path) -> Any:
+    """The row; paths of presets in its job are relative to the file of runs, in `folder`."""
+    from mpctl.spec.paths import with_preset_files_of
+
+    if not isinstance(row, dict) or not isinstance(row.get("job"), dict):
+        return row
+    return {**row, "job": with_preset_files_of(row["job"], folder)}
 
 
 def _read(path: Path) -> Any:

@@ -37,8 +37,8 @@ class Flag:
 FLAGS = (
     Flag("--nodes", "cluster.nodes", int, "Number of nodes (hosts)."),
     Flag("--gpus-per-node", "cluster.gpus_per_node", int, "GPUs, and so ranks, on each node."),
-    Flag("--cluster", "cluster", str, "Name of a cluster preset."),
-    Flag("--model", "model", str, "Name of a model preset."),
+    Flag("--cluster", "cluster", str, "A cluster preset: its name or its file."),
+    Flag("--model", "model", str, "A model preset: its name or its file."),
     Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
     Flag(
         "--tensor-mode",
@@ -196,7 +196,7 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _job_argument() -> inspect.Parameter:
-    text = "A job file (TOML) or a job preset's name; `mpctl presets` lists them."
+    text = "A job file (TOML) or a job preset's name; `mpctl presets jobs` lists them."
     return _keyword("job", Annotated[str | None, typer.Argument(metavar="JOB", help=text)])
 
 

@@ -8,70 +8,126 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mpctl.errors import InputError
     from mpctl.spec.presets import Kind, PresetFile
 
+    Listing = Mapping[Kind, Mapping[str, PresetFile]]
+
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+KindArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[KIND]",
+        help="devices, clusters, models, jobs or runtimes: list these alone. May be left out "
+        "before a NAME that one kind alone has.",
+        show_default=False,
+    ),
+]
+NameArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Print this preset's own TOML file; after KIND a file's path will do.",
+        show_default=False,
+    ),
+]
 
 
 @app.command()
 def presets(
-    name: Annotated[
-        str | None, typer.Argument(help="Show this preset with all its values.")
-    ] = None,
+    kind: KindArgument = None,
+    name: NameArgument = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document on stdout.")
     ] = False,
 ) -> None:
-    """List the presets, or show one with the source of its numbers.
+    """List the presets and where each lies, or print one byte for byte.
 
-    Folders named by the environment variable MPCTL_PRESETS add presets of your own.
+    Presets of your own are TOML files in ./presets/KIND, ~/.config/mpctl/presets/KIND
+    (XDG_CONFIG_HOME) and KIND of the folders in MPCTL_PRESETS; the last named are looked at first.
     """
     from mpctl.render.json import print_json
     from mpctl.render.presets import print_preset, print_presets
-    from mpctl.spec.presets import KINDS, find_file, preset_files
+    from mpctl.spec.presets import KINDS, preset_files
 
-    if name is None:
-        files = {kind: preset_files(kind) for kind in KINDS}
+    wanted: dict[str, Kind] = {known: known for known in KINDS}
+    if name is None and kind is not None and kind not in wanted:
+        kind, name = None, kind
+    if kind is not None and kind not in wanted:
+        raise _unknown_kind(kind)
+    kinds = (wanted[kind],) if kind else KINDS
+    if name is not None:
+        files = _find(kinds, name)
         if as_json:
-            print_json(_listing(files))
+            tables = {file.kind: file.read() for file in files}
+            print_json({"schema": "mpctl.preset/1", "name": name, **tables})
         else:
-            print_presets(files)
+            print_preset(_only(files))
         return
-    named = [file for kind in KINDS if (file := find_file(kind, name)) is not None]
-    if not named:
-        raise _unknown(name)
+    listing = {known: preset_files(known) for known in kinds}
     if as_json:
-        tables = {file.kind: file.read() for file in named}
-        print_json({"schema": "mpctl.preset/1", "name": name, **tables})
+        print_json(_document(listing))
     else:
-        print_preset([file.path for file in named])
+        print_presets(listing)
 
 
-def _listing(files: Mapping[Kind, Mapping[str, PresetFile]]) -> dict[str, object]:
-    """The names of each kind; `user`, where MPCTL_PRESETS brings any, names the files of those."""
+def _document(listing: Listing) -> dict[str, object]:
+    """Names by kind; `files`: where each lies, null for a bundled one; `user`, where there are
+    presets of one's own: theirs, and whether they hide others."""
     user = {
         kind: {
             name: {"file": str(file.path), "hides_another": file.hides}
             for name, file in named.items()
             if not file.is_bundled
         }
-        for kind, named in files.items()
+        for kind, named in listing.items()
     }
     user = {kind: named for kind, named in user.items() if named}
-    listing: dict[str, object] = {"schema": "mpctl.presets/1"}
-    listing |= {kind: list(named) for kind, named in files.items()}
-    return {**listing, "user": user} if user else listing
+    document: dict[str, object] = {"schema": "mpctl.presets/1"}
+    document |= {kind: list(named) for kind, named in listing.items()}
+    document["files"] = {
+        kind: {name: None if file.is_bundled else str(file.path) for name, file in named.items()}
+        for kind, named in listing.items()
+    }
+    return {**document, "user": user} if user else document
 
 
-def _unknown(name: str) -> InputError:
-    """No preset has this name: the nearest ones of any kind."""
-    import difflib
-
+def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
+    """The presets of this name; of several kinds there may be several. Raises InputError."""
     from mpctl.errors import InputError
-    from mpctl.spec.presets import KINDS, preset_names
+    from mpctl.spec.paths import is_path
+    from mpctl.spec.presets import KINDS, find_file, get_file, preset_names
+
+    if len(kinds) == 1:
+        return [get_file(kinds[0], name, where="NAME")]
+    if is_path(name):
+        message = f"{name!r} is a file, whose kind of preset is not known"
+        raise InputError.of("unknown-preset", "NAME", message, f"mpctl presets KIND {name}")
+    if files := [file for kind in KINDS if (file := find_file(kind, name)) is not None]:
+        return files
+    import difflib
 
     every = [known for kind in KINDS for known in preset_names(kind)]
     near = difflib.get_close_matches(name, every, n=4)
     hint = f"did you mean {', '.join(near)}?" if near else "`mpctl presets` lists all"
-    return InputError.of("unknown-preset", "NAME", f"no preset is called {name!r}", hint)
+    raise InputError.of("unknown-preset", "NAME", f"no preset is called {name!r}", hint)
+
+
+def _only(files: list[PresetFile]) -> PresetFile:
+    """The one file: two, one after the other, would be no TOML."""
+    from mpctl.errors import InputError
+
+    if len(files) == 1:
+        return files[0]
+    name, kinds = files[0].name, [file.kind for file in files]
+    message = f"there are presets {name!r} of {' and of '.join(kinds)}"
+    hint = f"use {' or '.join(f'mpctl presets {kind} {name}' for kind in kinds)}"
+    raise InputError.of("several-kinds", "NAME", message, hint)
+
+
+def _unknown_kind(kind: str) -> Exception:
+    from mpctl.errors import InputError
+    from mpctl.spec.presets import KINDS
+
+    message = f"{kind!r} is not a kind of preset"
+    return InputError.of("unknown-kind", "KIND", message, f"use {', '.join(KINDS)}")

@@ -28,6 +28,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord, this_launcher
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
+from mpctl.spec.presets import lasting_name
 
 TRACE_ENTRIES = "2000"
 """Collectives that NCCL's flight recorder keeps for the record of a time-out."""
@@ -173,7 +174,8 @@ def resolved_job(plan: Plan, machine: Machine, *, hosts: int = 1) -> JobSpec:
         }
     )
     initial = _pinned(job.training.init_from)
-    training = job.training.model_copy(update={"init_from": initial})
+    runtime = lasting_name("runtimes", job.training.runtime)
+    training = job.training.model_copy(update={"init_from": initial, "runtime": runtime})
     return job.model_copy(update={"launch": launch, "data": data, "training": training})
 
 

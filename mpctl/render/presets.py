@@ -1,59 +1,82 @@
-"""Presets as tables, and one preset as the TOML that it is."""
+"""Presets as tables, and one preset as the TOML file that it is."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from math import nan
 from pathlib import Path
 from typing import Any
 
-from rich.syntax import Syntax
-from rich.table import Table
-
-from mpctl.render.console import Console
+from mpctl.errors import InputError
+from mpctl.render.console import get_console, plain_table, visible
 from mpctl.spec.presets import Kind, PresetFile
+from mpctl.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
 
 
 def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
-    """A table for each kind; what comes from a folder of MPCTL_PRESETS is shown with its file."""
-    console = Console()
+    """A table for each kind: names, the folder where each was found, and what it is in short."""
+    console = get_console()
     for kind, files in kinds.items():
-        grid = Table(title=kind, title_justify="left", box=None, pad_edge=False)
-        grid.add_column("name", style="bold", no_wrap=True)
-        grid.add_column("what", overflow="fold")
+        columns = ("name", "from", "what")
+        table = plain_table(kind, columns, left=columns)
+        table.columns[0].no_wrap = True
         for name, file in files.items():
-            grid.add_row(name, _summary(kind, file.read()) + _origin(file))
-        console.print(grid, "")
+            table.add_row(name, _origin(file), _summary(file))
+        console.print(table, "")
 
 
 def _origin(file: PresetFile) -> str:
-    """Where a user's preset comes from: nothing for a bundled one."""
+    """`./presets`, and whether another of the same name is hidden by it."""
     if file.is_bundled:
-        return ""
-    return f" (from {file.path}{', hides another of this name' if file.hides else ''})"
+        return "bundled"
+    folder = str(file.path.parent.parent)
+    home = str(Path("~").expanduser())
+    folder = f"~{folder[len(home) :]}" if folder.startswith(f"{home}/") else folder
+    folder = folder if file.path.is_absolute() or folder.startswith("~") else f"./{folder}"
+    return f"{folder}, hides another" if file.hides else folder
 
 
-def print_preset(paths: Sequence[Path]) -> None:
-    """The files themselves: their comments carry sources that the keys cannot.
+def print_preset(file: PresetFile) -> None:
+    """The file byte for byte, in a terminal too: `mpctl presets NAME > x.toml` is a copy.
 
-    Coloured on a terminal; elsewhere byte for byte: `mpctl presets NAME > x.toml` is a copy.
+    A terminal gets none of the control characters that it would obey.
     """
-    if not sys.stdout.isatty():
-        sys.stdout.buffer.write(b"\n".join(path.read_bytes() for path in paths))
-        return
-    for path in paths:
-        text = path.read_text("utf-8").rstrip()
-        Console().print(Syntax(text, "toml", word_wrap=True, background_color="default"))
+    content = file.content()
+    if sys.stdout.isatty():
+        text = content.decode("utf-8", errors="replace").replace("\r\n", "\n")
+        content = visible(text).encode("utf-8")
+    sys.stdout.buffer.write(content)
+    sys.stdout.buffer.flush()
 
 
-def _summary(kind: Kind, table: dict[str, Any]) -> str:
+def _summary(file: PresetFile) -> str:
+    """A preset in a few words; of one that cannot be read why."""
+    try:
+        return _words(file.kind, file.read())
+    except InputError as error:
+        return f"✗ {error.issues[0].message}"
+
+
+def _words(kind: Kind, table: dict[str, Any]) -> str:
     if kind == "devices":
-        rates = table.get("peak_flops", {})
-        peak = ", ".join(f"{dtype} {rate / 1e12:g}" for dtype, rate in rates.items())
-        return f"{table.get('memory_bytes', 0) / 2**30:g} GiB; TFLOP/s: {peak}"
+        rates = table.get("peak_flops")
+        rates = rates.items() if isinstance(rates, dict) else ()
+        peak = ", ".join(f"{dtype} {_number(rate, COMPUTE) / 1e12:g}" for dtype, rate in rates)
+        return f"{_number(table.get('memory_bytes'), MEMORY) / 2**30:g} GiB; TFLOP/s: {peak}"
     if kind == "clusters":
         return f"{table.get('nodes')} x {table.get('gpus_per_node')} {table.get('device')}"
     if kind == "models":
         keys = ("layers", "hidden", "heads", "vocab", "seq_length")
         return f"{table.get('family')}: " + ", ".join(f"{k} {table[k]}" for k in keys if k in table)
     return str(table.get("description", table.get("name", "")))
+
+
+def _number(value: Any, measure: Measure) -> float:
+    """A number of a preset that may be written with its unit; nan for what is none."""
+    if isinstance(value, int | float):
+        return value
+    try:
+        return float(parse_measure(str(value), measure))
+    except UnitError:
+        return nan

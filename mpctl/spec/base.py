@@ -10,6 +10,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from mpctl.spec.measures import AS_BANDWIDTH, AS_COMPUTE, AS_MEMORY, AS_TIME
+
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 CountOrZero = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Layers = Annotated[int, Field(ge=1, le=10_000)]
@@ -19,13 +21,13 @@ Width = Annotated[int, Field(ge=1, le=2**24)]
 Rows = Annotated[int, Field(ge=1, le=2**30)]
 """Rows of a table of embeddings, or tokens of a sequence."""
 
-Bytes = Annotated[int, Field(ge=1, le=2**60)]
-BytesPerSecond = Annotated[float, Field(ge=1e3, le=1e18)]
-FlopPerSecond = Annotated[float, Field(ge=1e6, le=1e21)]
-Seconds = Annotated[float, Field(ge=0, le=1e3)]
+Bytes = Annotated[int, Field(ge=1, le=2**60), AS_MEMORY]
+BytesPerSecond = Annotated[float, Field(ge=1e3, le=1e18), AS_BANDWIDTH]
+FlopPerSecond = Annotated[float, Field(ge=1e6, le=1e21), AS_COMPUTE]
+Seconds = Annotated[float, Field(ge=0, le=1e3), AS_TIME]
 """What a kernel, a message or a step costs besides its work."""
 
-Timeout = Annotated[float, Field(ge=1e-3, le=1e7)]
+Timeout = Annotated[float, Field(ge=1e-3, le=1e7), AS_TIME]
 """Seconds to wait before giving up; the upper bound is some four months."""
 
 Share = Annotated[float, Field(ge=0, le=1)]

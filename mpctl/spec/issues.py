@@ -48,7 +48,9 @@ def _issue_of(detail: dict[str, Any]) -> Issue:
     message = detail["msg"][0].lower() + detail["msg"][1:]
     shown = _shown(detail.get("input"))
     legal = detail.get("ctx", {}).get("expected", "") if detail["type"] == "literal_error" else ""
-    hint = value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal)) if legal else ""
+    hint = str(detail.get("ctx", {}).get("hint", ""))
+    if legal:
+        hint = value_hint(where, detail.get("input"), re.findall(r"'([^']*)'", legal))
     return Issue("bad-value", where, f"{shown} is not allowed{as_key}: {message}", hint)
 
 

@@ -3,8 +3,8 @@
 Order, later wins: the job preset that a file starts from (`preset = "demo"`), the file, flags and
 `--set`. In each layer a table may be a preset's name (`model = "gpt2"`) or start from one
 (`[model] preset = "gpt2"`, `layers = 4`); the name counts first, single keys win over it, in
-whatever order they were typed. merge.py lays one layer upon the other. Paths in a file are relative
-to the file (paths.py).
+whatever order they were typed. A file's path stands for a name anywhere (presets.py). merge.py lays
+one layer upon the other. Paths in a file are relative to the file (paths.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpctl.spec.issues import SchemaError
 from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.merge import Notes, Raw, lay, without
 from mpctl.spec.names import full_name
-from mpctl.spec.paths import anchored
-from mpctl.spec.presets import Kind, find_preset, preset_names
+from mpctl.spec.paths import anchored, is_path
+from mpctl.spec.presets import Kind, find_file, find_preset, nearest_presets, places_text
 from mpctl.spec.renamed import with_all_new_names
 
 RUN_JOB = "job.json"
@@ -153,15 +153,13 @@ def read_source(source: str) -> Raw:
 
 
 def _job_hint(source: str) -> str:
-    """A model's or a cluster's preset goes by its flag; else the nearest job presets."""
+    """A model's or a cluster's preset goes by its flag; else the nearest job presets, and where
+    they were looked for."""
     flags: dict[Kind, str] = {"models": "--model", "clusters": "--cluster"}
     for kind, flag in flags.items():
-        if find_preset(kind, source) is not None:
+        if not is_path(source) and find_file(kind, source) is not None:
             return f"it is a preset of {kind}: use {flag} {source}"
-    import difflib  # only where something is wrong
-
-    names = preset_names("jobs")
-    return f"presets: {', '.join(difflib.get_close_matches(source, names, n=3) or names)}"
+    return f"presets: {nearest_presets('jobs', source)}; {places_text('jobs')}"
 
 
 def _is_file(path: Path) -> bool:

@@ -24,6 +24,7 @@ from mpctl.spec.renamed import with_new_names
 Raw = dict[str, Any]
 Where = tuple[str, ...]
 MODEL = ("model",)
+LONGEST_TRAIL = 16  # presets that start from each other
 DEEPEST = 3  # tables of a job within each other: cluster.device.kernels
 MODELS: dict[Where, type[StrictModel]] = {
     (): JobSpec,
@@ -47,10 +48,12 @@ class Notes(NamedTuple):
     warnings: list[Issue]
 
 
-def lay(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[str, ...] = ()) -> Any:
+def lay(
+    under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[PresetFile, ...] = ()
+) -> Any:
     """The table `over` upon `under`, both at the path `where` of a job; neither is edited.
 
-    trail: names of the presets that led to `over`, each starting from the next. What names
+    trail: the presets that led to `over`, each starting from the next. What names
     something that cannot be found is left out and added to the notes' issues, so that the rest is
     still checked; InputError when that is `over` itself.
     """
@@ -75,15 +78,20 @@ def lay(under: Any, over: Any, notes: Notes, where: Where = (), trail: tuple[str
     return table
 
 
-def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[str, ...]) -> Any:
+def _expanded(base: Base, notes: Notes, where: Where, trail: tuple[PresetFile, ...]) -> Any:
     """The table that a base stands for, with what it starts from itself. Raises InputError where
-    presets start from each other in a circle, or a user's preset holds what no job may."""
+    presets start from each other in a circle or too often, or one's own holds what no job may."""
     if base.file is None:
         return lay({}, base.table, notes, where)
-    if base.file.name in trail:
-        message = f"presets start from each other: {' -> '.join([*trail, base.file.name])}"
-        raise InputError.of("preset-circle", str(base.file.path), message, "rename one of them")
-    table = lay({}, base.table, notes, where, (*trail, base.file.name))
+    trail = (*trail, base.file)
+    names, path = " -> ".join(file.name for file in trail), str(base.file.path)
+    if base.file.path.resolve() in {file.path.resolve() for file in trail[:-1]}:
+        message = f"presets start from each other: {names}"
+        raise InputError.of("preset-circle", path, message, "rename one of them")
+    if len(trail) > LONGEST_TRAIL:
+        message = f"more than {LONGEST_TRAIL} presets start from each other: {names}"
+        raise InputError.of("preset-circle", path, message, "put some of them into one file")
+    table = lay({}, base.table, notes, where, trail)
     if not base.file.is_bundled:
         require_valid(base.file, table, MODELS[where])
     return table
@@ -114,4 +122,4 @@ def _base(where: Where, key: str, name: Any) -> Base:
     if key == "hf_config":
         return Base(shape_from_hf(name))
     file = get_file(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
-    return Base({"name": name, **file.read()} if where else file.read(), file)
+    return Base({"name": file.name, **file.read()} if where else file.read(), file)

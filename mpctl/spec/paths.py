@@ -1,11 +1,16 @@
 """Paths in a job file, which are relative to the file and not to the directory of the shell.
 
 By hand, in jobs/a.toml `data.path = "mine"` is jobs/mine, as it would be in any tool that reads a
-file of settings. What is typed on a command line stays relative to the shell.
+file of settings. What is typed on a command line stays relative to the shell. Where a preset is
+named, a value with a slash, or that ends with `.toml`, is a file's path: in jobs/a.toml
+`cluster = "ours.toml"` is jobs/ours.toml, and `cluster = "ours"` the preset of that name.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,17 @@ SETTINGS = (
     ("training", "init_from"), ("model", "hf_config"),
     ("launch", "ssh", "hostfile"), ("launch", "ssh", "config"),
 )  # fmt: skip
+# Settings whose value may be a preset's name or its file's path.
+PRESETS = (
+    ("preset",), ("model",), ("model", "preset"), ("cluster",), ("cluster", "preset"),
+    ("cluster", "device"), ("cluster", "device", "preset"), ("training", "runtime"),
+)  # fmt: skip
+
+
+def is_path(name: str) -> bool:
+    """Whether a preset's name is a file's path: `./mine`, `mine.toml` and `~/a/b` are, `mine` is
+    not."""
+    return "/" in name or os.sep in name or name.endswith(".toml")
 
 
 def anchored(raw: Raw, folder: Path) -> Raw:
@@ -24,21 +40,34 @@ def anchored(raw: Raw, folder: Path) -> Raw:
     What is no path is left as it is, for the schema to refuse.
     """
     for setting in SETTINGS:
-        raw = _with_joined(raw, setting, folder)
+        raw = _changed(raw, setting, partial(_joined, folder=folder))
+    return with_preset_files_of(raw, folder)
+
+
+def with_preset_files_of(raw: Raw, folder: Path) -> Raw:
+    """The raw tables of a job, with the paths of presets' files joined to `folder`; names stay."""
+    for setting in PRESETS:
+        raw = _changed(raw, setting, partial(_joined_preset, folder=folder))
     return raw
 
 
-def _with_joined(raw: Raw, setting: tuple[str, ...], folder: Path) -> Raw:
-    """A table with one setting below it, given by its keys, joined to the folder."""
+def _changed(raw: Raw, setting: tuple[str, ...], change: Callable[[Any], Any]) -> Raw:
+    """A table with one setting below it, given by its keys, changed."""
     key, *inner = setting
     if key not in raw:
         return raw
     if not inner:
-        return {**raw, key: _joined(raw[key], folder)}
+        return {**raw, key: change(raw[key])}
     table = raw[key]
-    return (
-        {**raw, key: _with_joined(table, tuple(inner), folder)} if isinstance(table, dict) else raw
-    )
+    return {**raw, key: _changed(table, tuple(inner), change)} if isinstance(table, dict) else raw
+
+
+def _joined_preset(value: Any, folder: Path) -> Any:
+    """`ours.toml` in `jobs` -> `jobs/ours.toml`; what is no path as it is."""
+    if not isinstance(value, str) or not is_path(value):
+        return value
+    joined = str(folder / value)
+    return joined if is_path(joined) else f".{os.sep}{joined}"  # "./x" in "." is not the name "x"
 
 
 def _joined(value: Any, folder: Path) -> Any:

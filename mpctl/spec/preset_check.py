@@ -1,7 +1,7 @@
 """Whether a preset's table holds what its kind may hold; what is wrong is told with the file.
 
-The bundled presets are held by tests. Those of a user's folders (MPCTL_PRESETS) are checked where
-they are used, so that an error names the file and not only the table of the job that it went into.
+The bundled presets are held by tests. One's own (presets.py) are checked where they are
+used, so that an error names the file and not only the table of the job that it went into.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from pydantic import BaseModel, ValidationError
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.base import fields_at
+from mpctl.spec.measures import TEXT_ERROR
 from mpctl.spec.presets import PresetFile
+
+LONGEST_VALUE = 60
 
 
 def preset_issues(error: ValidationError, file: PresetFile, model: type[BaseModel]) -> list[Issue]:
@@ -30,7 +33,10 @@ def _issue(detail: dict[str, Any], file: PresetFile, model: type[BaseModel]) -> 
         hint = f"keys there: {', '.join(fields_at(model, path[:-1]))}"
         return Issue("bad-preset", where, f"{name}: there is no such key", hint)
     message = detail["msg"][0].lower() + detail["msg"][1:]
-    return Issue("bad-preset", where, f"{name}: {message}", f"mend {name} in the file")
+    if detail["type"] == TEXT_ERROR:
+        message = f"{str(detail['input'])[:LONGEST_VALUE]!r}: {message}"
+    hint = detail.get("ctx", {}).get("hint") or f"mend {name} in the file"
+    return Issue("bad-preset", where, f"{name}: {message}", hint)
 
 
 def require_valid(file: PresetFile, table: dict[str, Any], model: type[BaseModel]) -> None:

@@ -1,73 +1,28 @@
-"""Presets: TOML tables of devices, clusters, models, jobs and runtimes, each with its sources.
+"""Presets: TOML tables of devices, clusters, models, jobs and runtimes, and where a name finds one.
 
-They lie in `presets/` of a checkout or inside the wheel, and in the folders that the environment
-variable MPCTL_PRESETS names (as PATH does, several with `:` between them). Each folder holds one
-subfolder for each kind, `clusters/my-cluster.toml`; a name in an earlier folder hides the same name
-in a later one, and the bundled presets come last. A user's preset is untrusted input: a file that
-cannot be read is refused by its path (InputError), and its keys are checked where it is used.
+A value with a slash, or that ends with `.toml`, is a file's path (paths.py). Any other is a name,
+which is looked for in the folders that the environment variable MPCTL_PRESETS names (as PATH does,
+several with `:` between them), in `./presets`, in `$XDG_CONFIG_HOME/mpctl/presets` (by default
+`~/.config/mpctl/presets`), and among the bundled ones, which lie in `presets/` of a checkout or
+inside the wheel. Each folder holds a subfolder for each kind; the first that has the name wins:
+with `clusters/selene.toml` in `./presets`, `--cluster selene` is that file.
 """
 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.spec.paths import anchored
+from mpctl.spec.paths import is_path
+from mpctl.spec.preset_file import KINDS, PRESET_TABLES, Kind, PresetFile
 
-Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+__all__ = ["KINDS", "PRESET_TABLES", "VARIABLE", "Kind", "PresetFile"]  # from preset_file.py
+
 VARIABLE = "MPCTL_PRESETS"
-LARGEST_FILE = 2**20  # bytes; a preset has some two thousand
-# The tables of a job (by their path in it) that may start from a preset; () is the job itself.
-PRESET_TABLES: dict[tuple[str, ...], Kind] = {
-    (): "jobs",
-    ("cluster",): "clusters",
-    ("cluster", "device"): "devices",
-    ("model",): "models",
-}
-
-
-@dataclass(frozen=True)
-class PresetFile:
-    """Where a preset lies. hides: a bundled preset, or one of a later folder, has the same name."""
-
-    kind: Kind
-    name: str
-    path: Path
-    is_bundled: bool = True
-    hides: bool = False
-
-    def read(self) -> dict[str, Any]:
-        """The file's table, relative paths in it joined to its folder; InputError names the file
-        where it cannot be read."""
-        hint = "" if self.is_bundled else f"mend the file, or take its folder out of {VARIABLE}"
-        try:
-            if self.path.stat().st_size > LARGEST_FILE:
-                message = f"more than {LARGEST_FILE:,} bytes, which no preset has"
-                raise InputError.of("bad-preset", str(self.path), message, hint)
-            table = tomllib.loads(self.path.read_text("utf-8"))
-        except OSError as error:
-            message = error.strerror or str(error)
-            raise InputError.of("bad-preset", str(self.path), message, hint) from None
-        except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 alike
-            message = f"is not TOML: {error}"
-            raise InputError.of("bad-preset", str(self.path), message, hint) from None
-        return _anchored(table, self)
-
-
-def _anchored(table: dict[str, Any], file: PresetFile) -> dict[str, Any]:
-    """A user's preset may name files beside it; the bundled ones name none."""
-    if file.is_bundled or file.kind not in ("jobs", "models"):
-        return table
-    if file.kind == "models":
-        anchored_job: dict[str, Any] = anchored({"model": table}, file.path.parent)
-        return dict(anchored_job["model"])
-    return anchored(table, file.path.parent)
+HERE = Path("presets")  # in the working directory
 
 
 def presets_root() -> Path:
@@ -77,19 +32,39 @@ def presets_root() -> Path:
     return installed if installed.is_dir() else package.parent / "presets"
 
 
-def user_folders() -> tuple[Path, ...]:
-    """The folders that MPCTL_PRESETS names, in its order; InputError where one is no folder."""
-    folders = tuple(Path(text) for text in search_path().split(os.pathsep) if text)
-    for folder in folders:
+def own_folders() -> tuple[Path, ...]:
+    """The folders of presets of one's own, the nearest first, whether they exist or not; InputError
+    where MPCTL_PRESETS names what is no folder."""
+    named = [Path(text) for text in os.environ.get(VARIABLE, "").split(os.pathsep) if text]
+    for folder in named:
         if not folder.is_dir():
             hint = f"name folders that hold {', '.join(KINDS)}; several with {os.pathsep!r} between"
             raise InputError.of("no-such-folder", VARIABLE, f"{folder} is not a folder", hint)
-    return folders
+    config = _config_folder()
+    folders = [*named, HERE, *([config / "mpctl" / "presets"] if config else [])]
+    found: dict[Path, Path] = {}
+    for folder in folders:  # one folder may be named twice, and a checkout's ./presets is bundled
+        found.setdefault(folder.resolve(), folder)
+    found.pop(presets_root().resolve(), None)
+    return tuple(found.values())
 
 
-def search_path() -> str:
-    """The value of MPCTL_PRESETS; empty where it is not set."""
-    return os.environ.get(VARIABLE, "")
+def _config_folder() -> Path | None:
+    """The user's folder of settings, by the XDG base directory specification, which ignores what is
+    not absolute; None for a user without a home."""
+    named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+    if named.is_absolute():
+        return named
+    try:
+        return Path.home() / ".config"
+    except RuntimeError:
+        return None
+
+
+def search_path() -> tuple[str, ...]:
+    """What decides which file a name or a path finds, as long as no file is changed."""
+    variables = (VARIABLE, "XDG_CONFIG_HOME", "HOME")
+    return (str(Path.cwd()), *(os.environ.get(name, "") for name in variables))
 
 
 def preset_files(kind: Kind) -> dict[str, PresetFile]:
@@ -106,7 +81,7 @@ def preset_files(kind: Kind) -> dict[str, PresetFile]:
 
 def _folders() -> Iterator[tuple[Path, bool]]:
     """Every folder that is searched, and whether it is the bundled one, which is the last."""
-    yield from ((folder, False) for folder in user_folders())
+    yield from ((folder, False) for folder in own_folders())
     yield presets_root(), True
 
 
@@ -116,9 +91,15 @@ def preset_names(kind: Kind) -> list[str]:
 
 
 def find_file(kind: Kind, name: str) -> PresetFile | None:
-    """The preset's file, or None. A name is only ever compared with those of the folders' files:
-    no path is built from it."""
-    return preset_files(kind).get(name)
+    """The preset's file by its name or path, or None. A name is only ever compared with those of
+    the folders' files: no path is built from it."""
+    if not is_path(name):
+        return preset_files(kind).get(name)
+    path = Path(name)
+    try:
+        return PresetFile(kind, path.stem, path, is_bundled=False) if path.exists() else None
+    except (OSError, ValueError):  # too long, a null character, a folder that may not be entered
+        return None
 
 
 def find_preset(kind: Kind, name: str) -> dict[str, Any] | None:
@@ -129,18 +110,40 @@ def find_preset(kind: Kind, name: str) -> dict[str, Any] | None:
 
 
 def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
-    """The preset's file; raises InputError at the setting `where` with the nearest names when there
-    is none."""
+    """The preset's file by its name or path; raises InputError at the setting `where`, with the
+    nearest names and the folders that were searched, when there is none."""
     file = find_file(kind, name)
-    if file is None:
-        names = preset_names(kind)
-        import difflib  # only where something is wrong
+    if file is not None:
+        return file
+    if is_path(name):
+        message = f"there is no file {name!r}"
+        hint = f"mend the path; names have no / and no .toml: {nearest_presets(kind, name)}"
+    else:
+        message = f"no {kind[:-1]} preset is called {name!r}"
+        hint = f"use {nearest_presets(kind, name)}; {places_text(kind)}; `mpctl presets` lists all"
+    raise InputError.of("unknown-preset", where, message, hint)
 
-        near = difflib.get_close_matches(name, names, n=3) or names
-        raise InputError.of(
-            "unknown-preset",
-            where,
-            f"no {kind[:-1]} preset is called {name!r}",
-            f"use {', '.join(near)}; `mpctl presets` lists all",
-        )
-    return file
+
+def nearest_presets(kind: Kind, name: str) -> str:
+    """The names of a kind that are nearest to `name`; all, where none is near."""
+    import difflib  # only where something is wrong
+
+    names = preset_names(kind)
+    return ", ".join(difflib.get_close_matches(Path(name).stem, names, n=3) or names)
+
+
+def places_text(kind: Kind) -> str:
+    """`looked in presets/models, /home/me/.config/mpctl/presets/models and the bundled ones`."""
+    return f"looked in {', '.join(str(f / kind) for f in own_folders())} and the bundled ones"
+
+
+def name_or_path(kind: Kind) -> list[dict[str, Any]]:
+    """The JSON schema, as alternatives, of a value that names a preset."""
+    return [{"enum": preset_names(kind)}, {"pattern": r"/|\.toml$"}]
+
+
+def lasting_name(kind: Kind, name: str) -> str:
+    """What means the same preset from any directory: the name of a bundled one, else the absolute
+    path of its file."""
+    file = find_file(kind, name)
+    return name if file is None or file.is_bundled else str(file.path.resolve())

@@ -172,8 +172,8 @@ def get_profile(name: str) -> RuntimeProfile:
 
 
 @cache
-def _read_profile(name: str, folders: str) -> RuntimeProfile:
-    """Read once for each value of MPCTL_PRESETS."""
+def _read_profile(name: str, search_path: tuple[str, ...]) -> RuntimeProfile:
+    """Read once for each place that a name may be found in."""
     file = get_file("runtimes", name, where="training.runtime")
     try:
         return RuntimeProfile.model_validate(file.read())

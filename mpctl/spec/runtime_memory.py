@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mpctl.spec.base import Amount, DType, Part, StrictModel
+from mpctl.spec.measures import AS_MEMORY
 
 
 class RuntimeMemory(StrictModel):
@@ -42,7 +43,7 @@ class RuntimeMemory(StrictModel):
         description="weight gradients held at once in backward: the largest one, or a layer's",
     )
     slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
-    context_bytes: Annotated[float, Field(ge=0, le=1e12)] = Field(
+    context_bytes: Annotated[float, Field(ge=0, le=1e12), AS_MEMORY] = Field(
         0.0, description="bytes of the device's libraries, outside of the allocator"
     )
     source: str = Field("", description="where the figures come from")

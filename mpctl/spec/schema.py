@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpctl.spec.job import JobSpec
-from mpctl.spec.presets import Kind, preset_names
+from mpctl.spec.presets import Kind, name_or_path
 
 STARTS: dict[str, Kind] = {
     "ClusterSpec": "clusters",
@@ -19,7 +19,7 @@ def job_schema() -> dict[str, Any]:
     schema = JobSpec.model_json_schema()
     for table, kind in STARTS.items():
         body = schema["$defs"][table]
-        names = {"type": "string", "enum": preset_names(kind)}
+        names = {"type": "string", "anyOf": name_or_path(kind)}
         body["properties"]["preset"] = {**names, "description": "start from this preset"}
         if table == "ModelSpec":
             body["properties"]["hf_config"] = {
@@ -29,7 +29,7 @@ def job_schema() -> dict[str, Any]:
         body.pop("required", None)  # a preset, or hf_config, may bring what is required
         schema["$defs"][table] = {"anyOf": [names, body]}
     schema.pop("required", None)
-    jobs = {"type": "string", "enum": preset_names("jobs")}
+    jobs = {"type": "string", "anyOf": name_or_path("jobs")}
     schema["properties"]["preset"] = {**jobs, "description": "start from this job preset"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -17,15 +17,16 @@ from mpctl.spec.base import (
     Probability,
     StrictModel,
 )
-from mpctl.spec.presets import preset_names
+from mpctl.spec.presets import find_file, name_or_path, preset_names
 
 RecomputeMode = Literal["none", "selective", "full"]
 
 
 def _known_runtime(name: str) -> str:
-    """The name of a runtime preset; the error lists all, as pydantic does for a Literal."""
-    names = preset_names("runtimes")
-    if name not in names:
+    """The name or the path of a runtime preset; the error lists all names, as pydantic does for a
+    Literal."""
+    if find_file("runtimes", name) is None:
+        names = preset_names("runtimes")
         *others, last = (f"'{known}'" for known in names)
         expected = f"{', '.join(others)} or {last}" if others else last
         raise PydanticCustomError(
@@ -59,7 +60,7 @@ def _require_ranges(text: str) -> str:
 
 def _list_runtimes(schema: dict[str, Any]) -> None:
     """The JSON schema of `runtime` with the names of the presets that there are."""
-    schema["enum"] = preset_names("runtimes")
+    schema["anyOf"] = name_or_path("runtimes")
 
 
 class TrainingSpec(StrictModel):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import os
+import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -29,21 +33,55 @@ def test_the_list_holds_every_preset(mpctl: Mpctl, monkeypatch: pytest.MonkeyPat
         for name in preset_names(kind):
             assert any(line.startswith(f"{name} ") for line in said.out.splitlines()), name
     listing = mpctl("presets", "--json").document
-    assert listing == {"schema": "mpctl.presets/1", **{kind: preset_names(kind) for kind in KINDS}}
+    names = {kind: preset_names(kind) for kind in KINDS}
+    files = {kind: dict.fromkeys(named) for kind, named in names.items()}  # bundled: no file
+    assert listing == {"schema": "mpctl.presets/1", **names, "files": files}
 
 
 @pytest.mark.parametrize("name", sorted({n for k in KINDS for n in preset_names(k)}))
 def test_a_preset_is_printed_as_the_file_that_it_is(mpctl: Mpctl, name: str) -> None:
-    """Piped into a file it is a copy; a name that two kinds have gives both files."""
+    """A name that two kinds have needs its kind: two files would be no TOML."""
     paths = [presets_root() / kind / f"{name}.toml" for kind in KINDS if name in preset_names(kind)]
-    shown = mpctl("presets", name).out
-    assert shown == "\n".join(path.read_text("utf-8") for path in paths)
     found = mpctl("presets", name, "--json").document
     assert found["schema"] == "mpctl.preset/1"
     for path in paths:
-        table = tomllib.loads(path.read_text("utf-8"))
-        assert found[path.parent.name] == json.loads(json.dumps(table))
-        assert len(paths) > 1 or tomllib.loads(shown) == table
+        shown = mpctl("presets", path.parent.name, name).out
+        assert shown == path.read_text("utf-8")
+        assert found[path.parent.name] == json.loads(json.dumps(tomllib.loads(shown)))
+    said = mpctl("presets", name)
+    assert said.code == (2 if len(paths) > 1 else 0)
+    assert len(paths) == 1 or f"mpctl presets jobs {name}" in said.err
+
+
+def test_one_kind_may_be_listed_alone(mpctl: Mpctl) -> None:
+    said = mpctl("presets", "runtimes")
+    assert "megatron-core" in said.out and "selene" not in said.out and "bundled" in said.out
+    assert set(mpctl("presets", "runtimes", "--json").document) == {"schema", "runtimes", "files"}
+    assert "use devices, clusters" in mpctl("presets", "cars", "gpt2").err
+
+
+def test_a_preset_in_a_terminal_of_40_columns_is_valid_toml() -> None:
+    """Nothing wraps it, nothing colours it; what comes off the terminal is the file."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    call = [sys.executable, "-m", "mpctl", "presets", "clusters", "selene"]
+    with subprocess.Popen(call, stdout=slave, stdin=slave) as process:
+        os.close(slave)
+        shown = b""
+        while chunk := _read(master):
+            shown += chunk
+        assert process.wait() == 0
+    os.close(master)
+    content = (presets_root() / "clusters" / "selene.toml").read_bytes()
+    assert shown.replace(b"\r\n", b"\n") == content
+    assert tomllib.loads(shown.decode("utf-8"))["nodes"] == 384
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # the other end was closed
+        return b""
 
 
 def test_a_preset_in_a_pipe_is_a_copy_whatever_the_width() -> None:
@@ -73,7 +111,7 @@ def test_a_preset_like_no_other_points_to_the_list(mpctl: Mpctl) -> None:
 
 
 @pytest.mark.parametrize("name", ["../jobs/demo", "/etc/passwd", "", "[/red]"])
-def test_a_preset_is_never_a_path(mpctl: Mpctl, name: str) -> None:
+def test_a_preset_without_its_kind_is_never_a_path(mpctl: Mpctl, name: str) -> None:
     assert_refused(mpctl("presets", name), wants_json=False)
 
 

@@ -64,8 +64,8 @@ def _row(table: str, key: str, field: FieldInfo) -> str:
     meaning = field.description or ""
     if flag is not None:
         meaning += f" (`{flag.replace('/', '`, `')}`)"
-    kind = type_text(field.annotation)
-    kind += ", or a preset's name" if tuple(setting.split(".")) in PRESET_TABLES else ""
+    kind = type_text(field.annotation, field.metadata)
+    kind += ", or a preset's name or file" if tuple(setting.split(".")) in PRESET_TABLES else ""
     default = "absent" if table == "model" and key in DERIVED else default_text(field)
     cells = [f"`{key}`", kind, default, bounds_text(field)]
     return f"| {' | '.join([*cells, meaning])} |"

@@ -21,7 +21,8 @@ Contents: [settings of a job](#settings-of-a-job), [commands](#commands),
 
 A job file is TOML, with these tables. On a command line every setting is reached by its full name,
 `--set training.learning_rate=1e-3`; those of the most used ones that have a flag name it in
-brackets. `absent` means that the key may be left out."""
+brackets. `absent` means that the key may be left out. What has a unit is a plain number in the unit
+that its meaning names, or text with a unit ([presets.md](presets.md#units))."""
 
 
 def reference_text() -> str:

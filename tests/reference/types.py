@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Union, get_args, get_origin
 
 import annotated_types as bounds
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from mpctl.spec.measures import Measured
+
 NAMES = {int: "integer", float: "number", str: "string", bool: "true or false"}
 
 
-def type_text(annotation: Any) -> str:
-    """`list[str] | None` -> `list of string`: None is an absent key and told as the default."""
+def type_text(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """`list[str] | None` -> `list of string`: None is an absent key and told as the default. A
+    number that may have a unit is told with a text that is one."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if measured := [item for item in metadata if isinstance(item, Measured)]:
+        return f'{type_text(annotation)} or text, `"{measured[0].measure.example}"`'
     if hasattr(annotation, "__metadata__"):
-        return type_text(annotation.__origin__)
+        return type_text(annotation.__origin__, annotation.__metadata__)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
