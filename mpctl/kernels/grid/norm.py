@@ -113,11 +113,14 @@ class _LayerNorm(torch.autograd.Function):
         normed = _wide(x).sub(mean[:, None]).mul_(scale[:, None])
         rows = _wide(grad)
         dw, db = torch.linalg.vecdot(rows, normed, dim=0), rows.sum(0)
+        dw, db = dw.to(weight.dtype), db.to(weight.dtype)
+        if not ctx.needs_input_grad[0]:
+            return None, dw, db, None, None
         inner = rows * weight
         sums = torch.stack((inner.sum(1), torch.linalg.vecdot(inner, normed, dim=1)))
         first, second = ctx.group.all_reduce(sums).div_(x.shape[-1] * ctx.group.size)
         inner.sub_(first[:, None]).sub_(normed.mul_(second[:, None])).mul_(scale[:, None])
-        return inner.to(x.dtype).view(x.shape), dw.to(weight.dtype), db.to(weight.dtype), None, None
+        return inner.to(x.dtype).view(x.shape), dw, db, None, None
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -136,9 +139,11 @@ class _RMSNorm(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         normed = _wide(x) * scale[:, None]
         rows = _wide(grad)
-        dw = torch.linalg.vecdot(rows, normed, dim=0)
+        dw = torch.linalg.vecdot(rows, normed, dim=0).to(weight.dtype)
+        if not ctx.needs_input_grad[0]:
+            return None, dw, None, None
         inner = rows * weight
         sums = ctx.group.all_reduce(torch.linalg.vecdot(inner, normed, dim=1))
         mean = sums.div_(x.shape[-1] * ctx.group.size)
         inner.sub_(normed.mul_(mean[:, None])).mul_(scale[:, None])
-        return inner.to(x.dtype).view(x.shape), dw.to(weight.dtype), None, None
+        return inner.to(x.dtype).view(x.shape), dw, None, None
