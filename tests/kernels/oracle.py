@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -146,8 +146,8 @@ def norm(w: Tensor, b: Tensor, x: Tensor, eps: float = 1e-5) -> Tensor:
     return centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w + b
 
 
-def saved_bytes(work: Callable[[], Tensor]) -> int:
-    """What autograd keeps for the backward of `work`."""
+def saved_bytes(work: Callable[[], Tensor], *, but: Iterable[Tensor] = ()) -> int:
+    """What autograd keeps for the backward of `work`, without the storages of `but`."""
     storages: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -156,6 +156,8 @@ def saved_bytes(work: Callable[[], Tensor]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = work()  # alive until the sum is taken, so that no address is used twice
+    for tensor in but:
+        storages.pop(tensor.untyped_storage().data_ptr(), None)
     kept = sum(storages.values())
     del result
     return kept

@@ -31,7 +31,7 @@ Letters: b batch, s sequence, h in, o out, v vocabulary, q side of the grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,9 +65,10 @@ def summa_logits(x: Tensor, table: Tensor, square: Square) -> Tensor:
 
 
 def broadcasts(block: Tensor, group: Group) -> Iterator[Tensor]:
-    """The blocks of the group's ranks in their order, all of one shape. That of the next rank
-    travels while the caller computes with one, which may be overwritten after the next one."""
-    spare: dict[int, Tensor] = {}
+    """The blocks of the group's ranks in their order, all of one shape. The first one travels from
+    now on, that of the next rank while the caller computes with one, which may be overwritten after
+    the next one."""
+    block, spare = block.contiguous(), dict[int, Tensor]()
 
     def start(source: int) -> Pending:
         if source == group.rank:
@@ -76,11 +77,13 @@ def broadcasts(block: Tensor, group: Group) -> Iterator[Tensor]:
             spare[source % 2] = torch.empty_like(block)
         return group.start_broadcast(spare[source % 2], source)
 
-    block = block.contiguous()
-    coming = start(0)
-    for source in range(group.size):
-        arriving, coming = coming, start(source + 1) if source + 1 < group.size else coming
-        yield arriving.wait()
+    def arrivals(coming: Pending) -> Iterator[Tensor]:
+        for following in range(1, group.size):
+            arriving, coming = coming, start(following)
+            yield arriving.wait()
+        yield coming.wait()
+
+    return arrivals(start(0))
 
 
 @dataclass
@@ -112,6 +115,15 @@ class Reductions:
             self._last = None
 
 
+def reduced(left: Tensor, blocks: Iterable[Tensor], group: Group) -> Tensor:
+    """left @ block for each of the blocks, one of each rank of the group: this rank's sum. That of
+    one product is on its way during the next."""
+    sums = Reductions(group)
+    for target, block in enumerate(blocks):
+        sums.add(left @ block, target)
+    return sums.total()
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, square: Square) -> Tensor:
@@ -135,15 +147,10 @@ class _Linear(torch.autograd.Function):
         # [b/q, s, o/q] -> [n, o/q]
         rows, dx, dw = grad.flatten(0, -2), None, None
         if weight is not None:
-            sums = Reductions(square.col)
-            for step, w_l in enumerate(broadcasts(weight, square.row)):
-                sums.add(rows @ w_l, step)
-            dx = sums.total().view(*grad.shape[:-1], -1)
+            dx = reduced(rows, broadcasts(weight, square.row), square.col)
+            dx = dx.view(*grad.shape[:-1], -1)
         if x is not None:
-            sums = Reductions(square.row)
-            for step, x_l in enumerate(broadcasts(x.flatten(0, -2), square.col)):
-                sums.add(rows.T @ x_l, step)
-            dw = sums.total()
+            dw = reduced(rows.T, broadcasts(x.flatten(0, -2), square.col), square.row)
         return dx, dw, None
 
 
@@ -153,10 +160,8 @@ class _Logits(torch.autograd.Function):
         ctx.square = square
         for_dx, for_dw = ctx.needs_input_grad[:2]
         ctx.save_for_backward(x if for_dw else None, table if for_dx else None)
-        rows, sums = x.flatten(0, -2), Reductions(square.col)
-        for step, e_l in enumerate(broadcasts(table, square.row)):
-            sums.add(rows @ e_l.T, step)
-        return sums.total().view(*x.shape[:-1], -1)
+        tables = (e_l.T for e_l in broadcasts(table, square.row))
+        return reduced(x.flatten(0, -2), tables, square.col).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
