@@ -35,7 +35,9 @@ class HeldPart:
     @property
     def text(self) -> str:
         """`hidden 0-383 of 768`."""
-        return f"{self.dim} {self.block.start}-{self.block.stop - 1} of {self.size}"
+        first, last = self.block[0], self.block[-1]
+        span = str(first) if first == last else f"{first}-{last}"
+        return f"{self.dim} {span} of {self.size}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from mpctl.planning.summary import (
     verdict,
 )
 from mpctl.render.console import NamedRows, get_console, plain_table
-from mpctl.render.fold import members_text, stage_layers_text
+from mpctl.render.fold import members_text, span_text, stage_layers_text
+from mpctl.render.plan_grid import grid_part
 from mpctl.render.plan_layout import groups_part, nodes_part, ranks_part
 from mpctl.render.plan_stages import stages_part
 from mpctl.rules.check import Check
@@ -59,6 +60,7 @@ def _paragraphs(
     yield from _warnings(plan)
     yield Text("")
     yield from nodes_part(plan, topology, full=full)
+    yield from grid_part(plan, topology)
     yield from groups_part(topology, kinds, full=full)
     if ranks:
         yield ranks_part(plan, topology)
@@ -142,6 +144,9 @@ def print_rank(document: RankDocument) -> None:
     )
     if "layers" in document:
         console.print(f"layers {stage_layers_text(document['layers'], document.get('stacks'))}")
+    for tensor, parts in document.get("tensor_blocks", {}).items():
+        spans = (f"{dim} {span_text(first, stop - 1)}" for dim, (first, stop) in parts.items())
+        console.print(f"{tensor}: {', '.join(spans)}")
     table = plain_table("", ("group", "size", "members"), left=("group", "members"))
     for kind, group in document["groups"].items():
         table.add_row(kind, str(len(group)), members_text(group, whole=True))

@@ -29,6 +29,7 @@ from mpctl.render.cells import (
     node_layers,
 )
 from mpctl.render.markup import Raw, el, join, number
+from mpctl.render.svg_grid import GridPicture
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
 from mpctl.topology import Topology
 from mpctl.units import seconds_text
@@ -109,8 +110,23 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
     what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
     note = f"a cell: {what}; below it its dp (d), pp (p) and cp (c) place"
     yield el("text", note, y=12, class_="dim"), 30
+    yield from _grid(plan, topology)
     if plan.estimate is not None:
         yield from _timeline(plan, find_step_line(plan.estimate.layout))
+
+
+def _grid(plan: Plan, topology: Topology) -> Iterator[Part]:
+    """The grid of the tp ranks of a mode other than 1d."""
+    picture = GridPicture.find(plan, topology, WIDTH)
+    if picture is None:
+        return
+    yield el("text", picture.label, y=14, class_="title"), 26
+    drawn, height = picture.draw()
+    yield drawn, height + 8
+    for colour, text in picture.legend():
+        swatch = el("path", d="M0 2h18v12h-18z", class_=f"cell g{colour}")
+        yield join([swatch, el("text", text, x=24, y=13)]), 18
+    yield Raw(), 12
 
 
 def _timeline(plan: Plan, step: StepLine | str) -> Iterator[Part]:

@@ -48,8 +48,9 @@ def tensor_mode_rules(job: JobSpec) -> Iterator[Check]:
     message = f"tensor_mode {mode} needs {shape} ranks{layers} with {side} at least 2, not {p.tp}"
     offers = _other_sizes(job)
     if mode == "2.5d" and depth:
-        depths = tuple(d for d in range(1, p.tp // 4 + 1) if d <= 64 and grid_axes(mode, p.tp, d))
-        offers.append(Offer("parallel.tensor_depth", depths, "tensor_depth", near=depth))
+        depths = [d for d in range(1, SIDES.stop) if grid_axes(mode, p.tp, d)]
+        grids = {d: TensorGrid.of(mode, p.tp, d) for d in depths}
+        offers += _offers(job, "parallel.tensor_depth", "tensor_depth", grids, near=depth)
     yield refusal("tensor-mode", "parallel.tp", message, *offers, *_other_modes(job))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -64,6 +65,65 @@ def test_bad_input_names_the_setting(
     assert where in issue["where"]
     assert near in "".join(issue.values())
     assert_refused(mpctl("plan", *arguments), wants_json=False)
+
+
+GRID = ("--model", "gpt2", "--tp", 4, "--tensor-mode", "2d", "--micro-batch-size", 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "where", "near"),
+    [
+        (("--tp", 6), "tensor-mode", "parallel.tp", "use tp 4; or tp 9 with micro batch 3"),
+        (("--tp", 8, "--tensor-mode", "2.5d", "--tensor-depth", 1), "tensor-mode", "parallel.tp",
+         "tensor_depth 2"),
+        (("--tp", 4, "--tensor-mode", "3d"), "tensor-mode", "parallel.tp",
+         "use tp 8 with micro batch 4"),
+        (("--micro-batch-size", 3), "tensor-mode-samples", "training.micro_batch_size",
+         "use micro batch 2, 4 or 6"),
+        (("--set", "model.heads=9", "--set", "model.hidden=720"), "tp-divides-heads",
+         "parallel.tp", "cuts attention heads into 2, and 2 does not divide 9"),
+        (("--set", "model.kv_heads=3"), "tp-divides-kv-heads", "parallel.tp",
+         "does not divide 3"),
+        (("--set", "model.ffn=3071"), "tp-divides-ffn", "parallel.tp", "does not divide 3071"),
+        (("--sequence-parallel",), "tensor-mode-sequence", "parallel.sequence_parallel",
+         "--no-sequence-parallel"),
+        (("--cp", 2), "tensor-mode-context", "parallel.cp", "use cp 1"),
+        (("--pp", 2, "--set", "parallel.schedule=zero-bubble"), "tensor-mode-schedule",
+         "parallel.schedule", "use 1f1b or gpipe"),
+        (("--recompute", "full", "--set", "training.partition_activations=true"),
+         "tensor-mode-partition", "training.partition_activations", "false"),
+        (("--set", 'training.freeze=["embedding.*"]'), "tensor-mode-freeze", "training.freeze",
+         "tensor_mode 1d"),
+        (("--model", "bert-base"), "tensor-mode-family", "parallel.tensor_mode", "family gpt"),
+        (("--tensor-mode", "4d"), "bad-value", "parallel.tensor_mode", "2.5d"),
+        (("--tensor-mode", "2.5d", "--tensor-depth", 0), "bad-value", "parallel.tensor_depth",
+         "0"),
+    ],
+)  # fmt: skip
+def test_a_tensor_mode_that_cannot_run_is_refused_with_what_can(
+    mpctl: Mpctl, arguments: tuple[object, ...], rule: str, where: str, near: str
+) -> None:
+    assert mpctl("plan", *GRID).code == 0
+    said = mpctl("plan", "--json", *GRID, *arguments)
+    assert_refused(said, wants_json=True)
+    issue = said.issues[rule]
+    assert issue["where"] == where
+    assert near in "".join(issue.values())
+    assert_refused(mpctl("plan", *GRID, *arguments), wants_json=False)
+
+
+def test_so_it_is_in_a_batch_a_comparison_and_a_search(mpctl: Mpctl, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.jsonl"
+    parallel = {"tp": 6, "tensor_mode": "2d"}
+    jobs.write_text(json.dumps({"model": "gpt2", "parallel": parallel}))
+    said = mpctl("plan", "--batch", jobs)
+    assert (said.code, [issue["rule"] for issue in said.document["issues"]]) == (0, ["tensor-mode"])
+    compared = mpctl("plan", "demo", "--compare", "demo", "tp=6,tensor_mode=2d")
+    assert_refused(compared, wants_json=False)
+    assert "[tensor-mode]" in compared.err
+    searched = mpctl("search", "demo", "--tp", 6, "--tensor-mode", "2d")
+    assert searched.code in (1, 2, 3)
+    assert "Traceback" not in searched.err
 
 
 def test_issues_of_all_kinds_come_together(mpctl: Mpctl) -> None:

@@ -45,8 +45,8 @@ def refused(argv: list[str], capsys: Capture) -> str:
 
 SETTINGS_REFUSED = [
     (
-        ["--tp", "4", "--set", "parallel.tensor_mode=2d", "--set", "cluster.gpus_per_node=4"],
-        "parallel.tensor_mode: '2d' is planned but not run",
+        ["--tp", "6", "--tensor-mode", "2d", "--set", "cluster.gpus_per_node=6"],
+        "parallel.tp: tensor_mode 2d needs q x q ranks with q at least 2, not 6",
     ),
     (["--set", "model.position=relative"], "model.position"),
     (["--set", "training.dtype=fp8"], "training.dtype: fp8"),

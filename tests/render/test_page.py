@@ -71,9 +71,17 @@ def page(source: str, settings: dict[str, Any] | None = None) -> str:
 # ---------------------------------------------------------------- the text
 
 
-@pytest.mark.parametrize("source", ["two-nodes-16-gpus", "demo", "demo-t5", "gpt3-175b-1024"])
-def test_a_page_is_whole_and_accessible(source: str) -> None:
-    text = page(source)
+CUBE = {"cluster.gpus_per_node": 8, "parallel.tp": 8, "parallel.tensor_mode": "3d",
+        "training.micro_batch_size": 8}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "settings"),
+    [("two-nodes-16-gpus", {}), ("demo", {}), ("demo-t5", {}), ("gpt3-175b-1024", {}),
+     ("demo", CUBE)],
+)  # fmt: skip
+def test_a_page_is_whole_and_accessible(source: str, settings: dict[str, Any]) -> None:
+    text = page(source, settings)
     seen = Reader(text)
     ids = [a["id"] for _, a in seen.found if "id" in a]
     assert len(ids) == len(set(ids))

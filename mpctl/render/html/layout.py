@@ -20,6 +20,7 @@ from mpctl.render.cells import (
     letters,
 )
 from mpctl.render.fold import layers_text, span_text
+from mpctl.render.html.grid import grid_part
 from mpctl.render.html.parts import details, note, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.render.svg import COLOURS, node_title
@@ -44,6 +45,7 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
         el("div", *(_box(plan, topology, box, groups) for box in drawn),
            id="map", class_="tiles" if is_tiled else "nodes"),
         details("Rank groups as a table", groups_table(topology)),
+        *grid_part(plan, topology),
     )  # fmt: skip
 
 
