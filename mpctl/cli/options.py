@@ -144,11 +144,13 @@ class JobSource:
 
 def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:
     """The command line `mpctl launch demo --tp 2`: a flag for each setting that has one, else
-    `--set`."""
+    `--set`; a setting that is None is left out."""
     flags = {flag.setting: flag for flag in FLAGS}
     words = ["mpctl", verb, *([source] if source else [])]
     for where, value in settings.items():
         flag = flags.get(where)
+        if value is None:
+            continue
         if flag is None or isinstance(value, dict | list):
             words += ["--set", f"{where}={_toml(value)}"]
         elif flag.type is bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,11 +62,19 @@ ExplainOption = Annotated[
         "--explain memory.stage-0",
     ),
 ]
+ModesOption = Annotated[
+    bool,
+    typer.Option(
+        "--compare-tensor-modes",
+        help="Compare 1d, 2d, 2.5d and 3d tensor parallelism, in symbols and with JOB's numbers, "
+        "for its tp or for sizes: JOB --compare-tensor-modes 4 8 64",
+    ),
+]
 MoreOption = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[JOB ... | FIGURE ...]",
-        help="What --compare or --explain are about.",
+        metavar="[JOB ... | FIGURE ... | TP ...]",
+        help="What --compare, --explain or --compare-tensor-modes are about.",
         show_default=False,
     ),
 ]
@@ -89,6 +97,7 @@ def plan(
     batch: BatchOption = None,
     compare: CompareOption = False,
     explain: ExplainOption = False,
+    compare_tensor_modes: ModesOption = False,
     more: MoreOption = None,
 ) -> None:
     """Show a layout: whether it fits, its speed and memory, where ranks are, what they send.
@@ -97,14 +106,18 @@ def plan(
 
     Exit codes: 0 the job fits its devices' memory, or that is not known; 2 bad input or an illegal
     layout; 3 the layout is legal but needs more memory than a device has. With --rank, --explain,
-    --compare and --batch the exit code does not say whether the job fits.
+    --compare, --compare-tensor-modes and --batch the exit code does not say whether the job fits.
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
-    if batch is not None or compare or explain or more:
+    others = {
+        "--batch": batch is not None, "--compare": compare, "--explain": explain,
+        "--compare-tensor-modes": compare_tensor_modes,
+    }  # fmt: skip
+    if any(others.values()) or more:
         if any(pictures.values()):
             raise InputError.of("usage", "command line", "--html, --svg and --trace draw the plan "
-                                "of one job, not --batch, --compare or --explain")  # fmt: skip
-        _other(job, batch, more or [], compare=compare, explain=explain, as_json=as_json)
+                                f"of one job, not {_listed(others)}")  # fmt: skip
+        _other(job, batch, more or [], others, as_json=as_json)
         return
     from mpctl.planning.document import rank_document, wanted_kinds
 
@@ -161,19 +174,20 @@ def _print_document(
     print_json(plan_document(made, topology, kinds=kinds, ranks=ranks))
 
 
+def _listed(options: Iterable[str]) -> str:
+    *most, last = options
+    return f"{', '.join(most)} or {last}"
+
+
 def _other(
-    job: JobSource,
-    batch: str | None,
-    more: list[str],
-    *,
-    compare: bool,
-    explain: bool,
-    as_json: bool,
+    job: JobSource, batch: str | None, more: list[str], asked: Mapping[str, bool], *, as_json: bool
 ) -> None:
-    """Run --batch, --compare or --explain, which do not show one whole plan."""
-    if (batch is not None) + compare + explain != 1:
+    """Run the one of --batch, --compare, --explain and --compare-tensor-modes that is asked for;
+    none of them shows one whole plan."""
+    if sum(asked.values()) != 1:
         wrong = f"extra arguments {', '.join(more)}" if more else "more than one is asked for"
-        message = f"{wrong}: --batch, --compare JOB ... or --explain FIGURE ..."
+        ways = ["--batch", "--compare JOB ...", "--explain FIGURE ..."]
+        message = f"{wrong}: {_listed([*ways, '--compare-tensor-modes TP ...'])}"
         hint = "use one of them at a time"
         raise InputError.of("usage", "command line", message, hint)
     if batch is not None:
@@ -183,10 +197,28 @@ def _other(
         from mpctl.cli.batch import run_batch
 
         run_batch(batch)
-    elif compare:
+    elif asked["--compare"]:
         _compare(job, more, as_json=as_json)
-    else:
+    elif asked["--explain"]:
         _explain(job, more, as_json=as_json)
+    else:
+        _compare_tensor_modes(job, more, as_json=as_json)
+
+
+def _compare_tensor_modes(job: JobSource, more: list[str], *, as_json: bool) -> None:
+    from mpctl.planning.tensor_modes import tensor_modes_document
+    from mpctl.render.json import print_json
+
+    if wrong := [word for word in more if not word.isdecimal() or int(word) < 1]:
+        raise InputError.of("bad-tp", "--compare-tensor-modes", f"{wrong[0]!r} is no size of tp",
+                            "for example: demo --compare-tensor-modes 4 8")  # fmt: skip
+    document = tensor_modes_document(job.source, job.overrides, [int(word) for word in more])
+    if as_json:
+        print_json(document)
+        return
+    from mpctl.render.tensor_modes import print_tensor_modes
+
+    print_tensor_modes(document)
 
 
 def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:

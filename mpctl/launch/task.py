@@ -1,4 +1,5 @@
-"""Workers of a task, `mpctl eval` or `mpctl sample`, which read a model and do not train it.
+"""Workers of a task, `mpctl eval`, `mpctl sample` or `mpctl bench tensor-modes`, which use a model
+and do not train it.
 
 One process a rank, `python -m mpctl.runtime.task FOLDER`, all on this machine. FOLDER is temporary
 (rundir/task_files.py has its files), so nothing is written into the directory of the model. The
@@ -27,10 +28,17 @@ from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests
 from mpctl.planning.plan import make_plan
 from mpctl.rundir.rank_files import FailureRecord
-from mpctl.rundir.task_files import EvalAnswer, EvalRequest, SampleAnswer, SampleRequest
+from mpctl.rundir.task_files import (
+    EvalAnswer,
+    EvalRequest,
+    LayerAnswer,
+    LayerRequest,
+    SampleAnswer,
+    SampleRequest,
+)
 from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec, complete
-from mpctl.spec.parallel import ParallelSpec
+from mpctl.spec.parallel import ParallelSpec, TensorMode
 from mpctl.spec.runtime import OWN_RUNTIME
 
 POLL_SECONDS = 0.02
@@ -40,6 +48,7 @@ TASK_RULES = ("world-fits-machine", "not-run-yet")
 """The checks of a launch that also apply to workers that only read the model."""
 
 Workers = list[subprocess.Popen[bytes]]
+Request = EvalRequest | SampleRequest | LayerRequest
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class TaskOptions:
 
     step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's
     own; sizes: of the parallel axes, 1 where absent; device: auto, cpu or cuda; dtype: to compute
-    in, None for that of the training.
+    in, None for that of the training; tensor_mode, tensor_depth: as in [parallel].
     """
 
     step: int | None = None
@@ -56,6 +65,8 @@ class TaskOptions:
     sizes: Mapping[str, int] = field(default_factory=dict)
     device: str = "auto"
     dtype: str | None = None
+    tensor_mode: TensorMode = "1d"
+    tensor_depth: int | None = None
 
 
 DEFAULT_OPTIONS = TaskOptions()
@@ -81,7 +92,14 @@ def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
     )
     launch = job.launch.model_copy(update={"device": options.device, "compile": False})
     parts = {
-        "parallel": ParallelSpec(tp=tp, pp=pp, cp=cp, dp=dp),
+        "parallel": ParallelSpec(
+            tp=tp,
+            pp=pp,
+            cp=cp,
+            dp=dp,
+            tensor_mode=options.tensor_mode,
+            tensor_depth=options.tensor_depth,
+        ),
         "training": training,
         "launch": launch,
         "cluster": ClusterSpec(),
@@ -108,9 +126,13 @@ def task_answers(
 ) -> AbstractContextManager[Iterator[SampleAnswer]]: ...
 
 
+@overload
 def task_answers(
-    job: JobSpec, request: EvalRequest | SampleRequest
-) -> AbstractContextManager[Iterator[Any]]:
+    job: JobSpec, request: LayerRequest
+) -> AbstractContextManager[Iterator[LayerAnswer]]: ...
+
+
+def task_answers(job: JobSpec, request: Request) -> AbstractContextManager[Iterator[Any]]:
     """Start the workers; their answers as they come. Leaving the block ends the workers.
 
     Raises InputError when a worker refused its input, RunFailed when one failed, SystemExit after
@@ -120,7 +142,7 @@ def task_answers(
 
 
 @contextmanager
-def _answers(job: JobSpec, request: EvalRequest | SampleRequest) -> Iterator[Iterator[Any]]:
+def _answers(job: JobSpec, request: Request) -> Iterator[Iterator[Any]]:
     with (
         StopRequests().listening() as stops,
         tempfile.TemporaryDirectory(prefix="mpctl-") as folder,
@@ -130,7 +152,7 @@ def _answers(job: JobSpec, request: EvalRequest | SampleRequest) -> Iterator[Ite
 
 
 @contextmanager
-def _workers(job: JobSpec, request: EvalRequest | SampleRequest, folder: Path) -> Iterator[Workers]:
+def _workers(job: JobSpec, request: Request, folder: Path) -> Iterator[Workers]:
     (folder / "job.json").write_text(job.model_dump_json(), "utf-8")
     (folder / "request.json").write_text(json.dumps(request), "utf-8")
     command = [sys.executable, "-m", "mpctl.runtime.task", str(folder), str(os.getpid())]

@@ -128,14 +128,14 @@ def tensor_mode_text(layout: LayoutSettings) -> str:
 def changed_settings(here: LayoutSettings, there: LayoutSettings) -> dict[str, SettingValue]:
     """The settings of a job that lead from one layout to another: `{"parallel.tp": 4}`.
 
-    dp is not among them, as it follows from the other axes, nor is a depth of 2.5d where the other
-    layout has another tensor mode.
+    dp is not among them: it follows from the other axes. A depth that another tensor mode than 2.5d
+    does not have is None, which leaves the setting out.
     """
     values = there._asdict()
     return {
         setting_name(name): value
         for name, value in values.items()
-        if name != "dp" and value is not None and value != getattr(here, name)
+        if name != "dp" and value != getattr(here, name)
     }
 
 
@@ -147,5 +147,8 @@ def setting_name(name: str) -> str:
 
 def setting_text(name: str, value: SettingValue) -> str:
     """`training.micro_batch_size` and 2 -> `micro batch size 2`; true and false as on and off."""
+    words = name.split(".")[-1].replace("_", " ")
+    if value is None:
+        return f"no {words}"
     shown = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-    return f"{name.split('.')[-1].replace('_', ' ')} {shown}"
+    return f"{words} {shown}"

@@ -1,8 +1,8 @@
-"""What `mpctl eval` and `mpctl sample` exchange with their workers, through files in a temporary
-folder.
+"""What `mpctl eval`, `mpctl sample` and `mpctl bench tensor-modes` exchange with their workers,
+through files in a temporary folder.
 
 FOLDER/ job.json       the layout and the model, written by the command
-        request.json   what to do: an EvalRequest or a SampleRequest
+        request.json   what to do: an EvalRequest, a SampleRequest or a LayerRequest
         answers.jsonl  rank 0's answers, one JSON object a line, written as they come
         refused.json   issues of a rank that found its input bad
         failures/      a FailureRecord of each rank that an exception ended (rank_files.py)
@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import Literal
 
 from typing_extensions import TypedDict
+
+from mpctl.rundir.rank_files import Traffic
 
 
 class CorpusRequest(TypedDict):
@@ -67,6 +69,22 @@ class SampleRequest(TypedDict):
     batch_size: int
 
 
+class LayerCase(TypedDict):
+    """All ranks as one grid of this tensor mode; depth: of 2.5d."""
+
+    mode: str
+    depth: int | None
+
+
+class LayerRequest(TypedDict):
+    """Time one layer in every case, `steps` passes at a time, in `rounds` of all cases."""
+
+    task: Literal["layers"]
+    cases: list[LayerCase]
+    rounds: int
+    steps: int
+
+
 class LoadedAnswer(TypedDict):
     """The first answer: the model is in memory, after so many seconds."""
 
@@ -114,5 +132,28 @@ class TokensAnswer(TypedDict):
     seconds: float
 
 
+class LayerSizes(TypedDict):
+    """What a rank holds and sends in a case, None for the unsharded layer: bytes of parameters and
+    of what forward keeps for backward, of the rank that has most; traffic: of rank 0 in a pass."""
+
+    event: Literal["sizes"]
+    case: int | None
+    parameter_bytes: int
+    saved_bytes: int
+    traffic: Traffic
+
+
+class LayerTiming(TypedDict):
+    """One round of a case: seconds of a pass on the slowest rank, and processor seconds of a pass
+    on the average rank."""
+
+    event: Literal["timing"]
+    case: int
+    round: int
+    seconds: float
+    cpu_seconds: float
+
+
+LayerAnswer = LayerSizes | LayerTiming
 EvalAnswer = LoadedAnswer | EvalProgress | CorpusAnswer
 SampleAnswer = LoadedAnswer | BatchBegins | TokensAnswer

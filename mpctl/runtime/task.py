@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
-from mpctl.rundir.task_files import EvalAnswer, EvalRequest, SampleAnswer, SampleRequest
+from mpctl.rundir.task_files import (
+    EvalAnswer,
+    EvalRequest,
+    LayerAnswer,
+    LayerRequest,
+    SampleAnswer,
+    SampleRequest,
+)
 from mpctl.runtime.process import die_with_parent, record_failure, redirect_output, write_json
 from mpctl.runtime.worker import RankEnv
 
@@ -24,7 +31,7 @@ if TYPE_CHECKING:
     from mpctl.runtime.mesh import Mesh
     from mpctl.spec.job import JobSpec
 
-Answers = Iterator[EvalAnswer] | Iterator[SampleAnswer]
+Answers = Iterator[EvalAnswer] | Iterator[SampleAnswer] | Iterator[LayerAnswer]
 
 
 def main(folder: Path, parent: int) -> None:
@@ -59,7 +66,13 @@ def _work(folder: Path, rank_env: RankEnv) -> None:
         dist.destroy_process_group()
 
 
-def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> Answers:
+def _answers(
+    request: EvalRequest | SampleRequest | LayerRequest, job: JobSpec, mesh: Mesh
+) -> Answers:
+    if request["task"] == "layers":
+        from mpctl.runtime.layer_probe import probe_layers
+
+        return probe_layers(request, job, mesh)
     from mpctl.runtime.evaluation import evaluate
     from mpctl.runtime.sampling.task import sample
 

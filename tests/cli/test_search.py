@@ -119,6 +119,10 @@ def _overrides(command: str) -> dict[str, Any]:
         (["plan", "--compare", "demo"], "usage"),
         (["plan", "--compare", "demo", "tq=2"], "unknown-key"),
         (["plan", "--compare", "demo", "tp=3"], "tp-divides-heads"),
+        (["plan", "demo", "--compare-tensor-modes", "four"], "bad-tp"),
+        (["plan", "demo", "--compare-tensor-modes", "6"], "tensor-mode"),
+        (["plan", "demo", "--compare-tensor-modes", "--explain"], "usage"),
+        (["plan", "--tp", "4", "--compare-tensor-modes"], "no-model"),
         (["plan", "demo", "--explain", "comunication.phi"], "unknown-figure"),
         (["plan", "--tp", "2", "--explain"], "nothing-to-explain"),
     ],
@@ -294,6 +298,19 @@ def test_a_comparison_says_what_is_trained_and_what_fits(mpctl: Mpctl) -> None:
     assert rows["micro batch"] == ["1", "≠", "64", "1"]
     assert rows["global batch"] == ["1536"] * 3
     assert {"step time", "memory on the device", "time: tp", "sent in a step: tp"} <= {*rows}
+
+
+def test_tensor_modes_side_by_side(mpctl: Mpctl) -> None:
+    asked = ("plan", "demo", "--gpus-per-node", "8", "--compare-tensor-modes", "4", "8")
+    found = mpctl(*asked, "--json").document
+    able = [(entry["tp"], entry["mode"]) for entry in found["modes"] if entry["layer"]]
+    assert able == [(4, "1d"), (4, "2d"), (4, "2.5d"), (8, "1d"), (8, "2.5d"), (8, "3d")]
+    said = mpctl(*asked)
+    assert said.code == 0, said.err
+    words = said.out
+    assert "3(q-1)(d+1)/dq" in words and "6(q-1)/q^3" in words and "2(P-1)" in words
+    assert "demo on tp 4" in words and "demo on tp 8" in words and "2.5d, depth 2" in words
+    assert "tp 8 in 2d: tensor_mode 2d needs" in words and "→ use tp 4" in words
 
 
 def test_flags_hold_for_all_that_is_compared(mpctl: Mpctl) -> None:

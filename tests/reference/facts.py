@@ -19,7 +19,8 @@ EXIT_CODES = {
     "found what would break a launch",
     "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
     "3": "legal, but more memory is needed than the devices have: `plan` (not with `--rank`, "
-    "`--explain`, `--compare` or `--batch`), `search`, `launch --rehearse`",
+    "`--explain`, `--compare`, `--compare-tensor-modes` or `--batch`), `search`, "
+    "`launch --rehearse`",
     "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM, 138 after SIGUSR1",
 }
 READ = {
@@ -54,6 +55,7 @@ SCHEMAS = {
     "mpctl.attempt/1": "nodes/status.json of a run that goes on: all hosts and ranks, as the "
     "launcher knows them",
     "mpctl.bench.scaling/1": "`mpctl bench scaling --json`: a row a world size",
+    "mpctl.bench.tensor-modes/1": "`mpctl bench tensor-modes --json`: a row a tensor mode",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
     "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
     "split along one dimension at most",
@@ -88,6 +90,8 @@ SCHEMAS = {
     "mpctl.stopped/1": "`mpctl stop --json`: how the run ended and what it saved",
     "mpctl.stop/1": "stop-request of a run: `mpctl stop` asks its launcher to stop it",
     "mpctl.submission/1": "`mpctl launch --submit --json`: scheduler, job and run directory",
+    "mpctl.tensor-modes/1": "`mpctl plan --compare-tensor-modes --json`: costs in symbols and this "
+    "job's numbers, an entry a mode",
     "mpctl.trace/1": "`mpctl plan --trace FILE`: the planned step for Perfetto",
     "mpctl.weights/1": "`mpctl checkpoint import` and `export --json`: what was written",
 }

@@ -8,13 +8,20 @@ from typing import Any
 
 import pytest
 
+from mpctl.estimate.memory import peak_bytes
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,
     layout_of,
     layout_text,
+    setting_text,
 )
+from mpctl.planning.plan import make_plan
 from mpctl.rules.validate import check_job
+from mpctl.search.bound import StepTimeBound
+from mpctl.search.evaluate import LayoutEvaluator
+from mpctl.search.find import find_layouts
+from mpctl.search.nearest import nearest_that_fit
 from mpctl.search.request import read_request, varied
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
@@ -66,6 +73,13 @@ def test_the_grids_by_hand() -> None:
     assert grids_of(space, 4) == [("1d", None), ("2d", None)]
     assert grids_of(space, 8) == [("1d", None), ("2.5d", 2), ("3d", None)]
     assert grids_of(space, 16) == [("1d", None), ("2d", None)]
+    many = SearchSpace(job_of(cluster__nodes=8, training__global_batch_size=64))
+    assert grids_of(many, 64) == [("2d", None), ("2.5d", 4), ("3d", None)]
+
+
+def test_a_grid_that_does_not_divide_the_model_is_not_tried() -> None:
+    odd = SearchSpace(job_of(cluster__nodes=9, model__heads=15, model__hidden=1920))
+    assert grids_of(odd, 4) == [] and grids_of(odd, 9) == [("2d", None)]
 
 
 def test_every_mode_is_in_the_space_and_each_layout_is_legal() -> None:
@@ -105,11 +119,66 @@ def test_a_mode_is_fixed_like_any_setting(fixed: list[str], found: set[Any]) -> 
     assert {(n.tensor_mode, n.tp, n.tensor_depth) for n in space.layouts()} == found
 
 
+def test_the_evaluator_gives_what_plan_gives_and_bounds_are_below() -> None:
+    space = SearchSpace(job_of(training__global_batch_size=64))
+    evaluator = LayoutEvaluator(space)
+    bounds = StepTimeBound(evaluator)
+    for layout in samples(space, 12):
+        estimate, time = make_plan(space.job_of(layout)).estimate, evaluator.step_time(layout)
+        assert estimate is not None and time is not None
+        assert time == estimate.time
+        assert evaluator.device_bytes(layout) == peak_bytes(estimate.memory)
+        assert evaluator.min_state_bytes <= evaluator.min_bytes(layout, layout.zero)
+        assert evaluator.min_bytes(layout, layout.zero) <= evaluator.device_bytes(layout)
+        family = bounds.family_of(layout)
+        bound = bounds.of_family(family)
+        (own,) = [b for b, found in bounds.of_members(family, bound, [layout]) if found == layout]
+        assert 0 < bounds.of_axes_quickly(family.axes) <= bounds.of_axes(family.axes) <= bound
+        assert bound <= own <= time.total
+
+
+@pytest.mark.parametrize("objective", ["tokens", "memory"])
+def test_the_pruned_search_finds_what_the_exhaustive_one_does(objective: Any) -> None:
+    fixed = {"cp": 1, "tp": 4, "order": "tp-cp-dp-pp", "stage_balance": "even", "zero": 1}
+    space = SearchSpace(job_of(cluster__nodes=1), fixed)
+    pruned, every = (
+        find_layouts(space, top=400, exhaustive=way, objective=objective) for way in (False, True)
+    )
+    assert pruned.best == every.best and pruned.front == every.front
+    assert {point.layout.tensor_mode for point in every.best} == {"1d", "2d"}
+
+
 def test_a_mode_is_a_change_with_a_name() -> None:
     here = layout_of(job_of(parallel__tp=8))
     there = layout_of(job_of(parallel__tp=8, parallel__tensor_mode="2.5d"))
     assert changed_settings(here, there) == {
         "parallel.tensor_mode": "2.5d", "parallel.tensor_depth": 2,
     }  # fmt: skip
-    assert changed_settings(there, here) == {"parallel.tensor_mode": "1d"}
+    back = changed_settings(there, here)
+    assert back == {"parallel.tensor_mode": "1d", "parallel.tensor_depth": None}
+    assert [setting_text(*change) for change in back.items()] == [
+        "tensor mode 1d",
+        "no tensor depth",
+    ]
     assert layout_text(there).startswith("tp 8 (2.5d, depth 2) dp 2")
+
+
+def test_nearest_layouts_name_the_mode_that_fits() -> None:
+    """Of the layouts with everything but tp and its mode as they are."""
+    job = job_of(cluster__device__memory_bytes=9 * 2**30, parallel__tp=4, parallel__dp=4,
+                 parallel__tensor_mode="2d", training__micro_batch_size=8)  # fmt: skip
+    nearest = nearest_that_fit(job)
+    assert nearest
+    for near in nearest:
+        there = load_job(None, {**named(job), **near.changes})
+        plan = make_plan(there)
+        assert plan.fits and plan.estimate is not None
+        assert plan.estimate.step_seconds == near.seconds
+
+
+def named(job: JobSpec) -> dict[str, Any]:
+    p, t = job.parallel, job.training
+    memory = job.cluster.device.memory_bytes if job.cluster.device else None
+    return {**JOB, "parallel.tp": p.tp, "parallel.tensor_mode": p.tensor_mode,
+            "training.micro_batch_size": t.micro_batch_size,
+            "cluster.device.memory_bytes": memory}  # fmt: skip

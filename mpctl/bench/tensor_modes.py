@@ -1,0 +1,286 @@
+"""One layer in every tensor mode that some ranks allow, measured beside its plan.
+
+The ranks are processes of this machine (launch/task.py). They make the layer once for each mode and
+run it in rounds, A B C A B C, so that what else happens on the machine falls on all alike
+(runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per rank over
+rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and activations
+times the ranks, over those of the unsharded layer; 1 is a P-th.
+
+By hand, 4 ranks: 1d and 2d; 2.5d of depth 1 would be 2d again, and 4 is no cube.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Literal, TypedDict
+
+from mpctl.bench.report import BenchEnvironment, bench_environment
+from mpctl.errors import InputError, Issue, IssueEntry
+from mpctl.estimate.communication import ring_bytes
+from mpctl.estimate.message import ring_phases
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.task import TaskOptions, task_answers, task_job
+from mpctl.layout.job_layout import JobLayout
+from mpctl.planning.layer_figures import LayerFigures, layer_figures
+from mpctl.planning.plan import Overrides
+from mpctl.planning.tensor_modes import mode_choices
+from mpctl.rundir.rank_files import Traffic
+from mpctl.rundir.task_files import LayerRequest, LayerSizes, LayerTiming
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from mpctl.tensor_grid import grid_axes
+
+DEFAULT_JOB = {
+    "model": "demo-gpt", "cluster": "this-machine", "training.micro_batch_size": 8,
+}  # fmt: skip
+STARTING, TIMING = "start the ranks", "time the layer"
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class ModeCase:
+    """A tensor mode to be timed. job: its layout of all ranks; planned: of one layer."""
+
+    mode: str
+    depth: int | None
+    axes: Mapping[str, int]
+    job: JobSpec
+    planned: LayerFigures
+    group_sizes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class ModeCases:
+    """The modes of so many ranks that can be timed, and why the others cannot."""
+
+    ranks: int
+    cases: tuple[ModeCase, ...]
+    refused: tuple[tuple[str, Issue], ...]
+
+    @property
+    def job(self) -> JobSpec:
+        """The job whose model is timed, in the first of the modes."""
+        return self.cases[0].job
+
+
+@dataclass
+class MeasuredModes:
+    """What came of a bench so far. sizes: by case, None for the unsharded layer."""
+
+    sizes: dict[int | None, LayerSizes] = field(default_factory=dict)
+    timings: dict[int, list[LayerTiming]] = field(default_factory=dict)
+    is_complete: bool = True
+
+
+class ModeRow(TypedDict):
+    """A tensor mode. seconds: of a pass, the median of its rounds on the slowest rank, with the
+    least and the most; cpu_seconds: processor time of a rank, the median. sent_bytes: of a rank
+    over rings; traffic: bytes of whole messages by group and kind. planned_..: what the plan has
+    for the same. parameters_law, activations_law: a rank's, times the ranks, over the unsharded
+    layer's."""
+
+    mode: str
+    depth: int | None
+    axes: dict[str, int]
+    seconds: float
+    seconds_min: float
+    seconds_max: float
+    cpu_seconds: float
+    rounds: int
+    sent_bytes: float
+    planned_sent_bytes: float
+    traffic: dict[str, int]
+    planned_traffic: dict[str, int]
+    collectives: int
+    planned_collectives: int
+    parameter_bytes: int
+    planned_parameter_bytes: int
+    saved_bytes: int
+    planned_saved_bytes: int
+    parameters_law: float
+    activations_law: float
+
+
+class WholeLayer(TypedDict):
+    """Bytes of the unsharded layer: of its parameters, and of what its forward saves."""
+
+    parameter_bytes: int
+    saved_bytes: int
+
+
+class RefusedMode(TypedDict):
+    """A mode that cannot be timed, and why."""
+
+    mode: str
+    issue: IssueEntry
+
+
+class TensorModesReport(TypedDict):
+    """What `mpctl bench tensor-modes --json` prints. is_rehearsal: more ranks than cores (or GPUs),
+    so that wall time says nothing; whole: the unsharded layer; micro_batch_size: samples of a
+    pass; is_complete: false after Ctrl-C."""
+
+    schema: Literal["mpctl.bench.tensor-modes/1"]
+    job: str | None
+    ranks: int
+    is_rehearsal: bool
+    is_complete: bool
+    layer: dict[str, int]
+    micro_batch_size: int
+    dtype: str
+    steps: int
+    whole: WholeLayer | None
+    results: list[ModeRow]
+    refused: list[RefusedMode]
+    environment: BenchEnvironment
+    command: str
+
+
+def layer_job(source: str | None, settings: Overrides) -> JobSpec:
+    """The job whose model is timed. Raises InputError where it cannot be read, and where settings
+    lay out its ranks, which the bench does itself."""
+    if laid := [name for name in settings if name.startswith("parallel.")]:
+        raise InputError.of("layout-is-benched", laid[0], "the bench lays out its ranks itself",
+                            "leave it out, and say how many ranks: --ranks 8")  # fmt: skip
+    return load_job(source, settings)
+
+
+def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> ModeCases:
+    """The modes in which `ranks` ranks of this machine can run a layer of the job's model, without
+    dropout and recomputation. Raises InputError where there is none, or no model."""
+    if job.model is None:
+        raise InputError.of("no-model", "model", "a bench of a layer needs a model",
+                            "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
+    cases: list[ModeCase] = []
+    refused: list[tuple[str, Issue]] = []
+    options = TaskOptions(sizes={"tp": ranks}, device=device)
+    for mode, depth in mode_choices(ranks):
+        if issue := _is_another(mode, depth, ranks):
+            refused.append((mode, issue))
+            continue
+        try:
+            own = task_job(job, machine, replace(options, tensor_mode=mode, tensor_depth=depth))
+        except InputError as error:
+            refused += [(mode, issue) for issue in error.issues]
+            continue
+        cases.append(_case(own, mode, depth))
+    if not cases:
+        raise InputError(dict.fromkeys(issue for _, issue in refused))
+    return ModeCases(ranks, tuple(cases), tuple(refused))
+
+
+def _is_another(mode: str, depth: int | None, ranks: int) -> Issue | None:
+    """2.5d of depth 1 is 2d; one rank is whole in every mode."""
+    axes = grid_axes(mode, ranks, depth)
+    if mode == "2.5d" and axes and axes["depth"] == 1:
+        message = f"{ranks} ranks are one layer of 2.5d, which is 2d"
+        return Issue("tensor-mode", "--ranks", message, "use 8, 18 or 27 ranks, say")
+    return None
+
+
+def _case(job: JobSpec, mode: str, depth: int | None) -> ModeCase:
+    layout = JobLayout.of(job)
+    figures = layer_figures(layout)
+    return ModeCase(mode, depth, layout.grid.axes, job, figures, layout.group_sizes)
+
+
+def measure(cases: ModeCases, *, rounds: int, steps: int, on_progress: Report) -> MeasuredModes:
+    """Run every case; what Ctrl-C leaves is incomplete. Raises RunFailed when a rank fails."""
+    request: LayerRequest = {
+        "task": "layers", "rounds": rounds, "steps": steps,
+        "cases": [{"mode": case.mode, "depth": case.depth} for case in cases.cases],
+    }  # fmt: skip
+    measured, done, total = MeasuredModes(), 0, rounds * len(cases.cases)
+    on_progress(STARTING, 0, len(cases.cases) + 1)
+    try:
+        with task_answers(cases.job, request) as answers:
+            for answer in answers:
+                if answer["event"] == "sizes":
+                    measured.sizes[answer["case"]] = answer
+                    on_progress(STARTING, len(measured.sizes), len(cases.cases) + 1)
+                else:
+                    measured.timings.setdefault(answer["case"], []).append(answer)
+                    done += 1
+                    on_progress(TIMING, done, total)
+    except (KeyboardInterrupt, SystemExit):
+        measured.is_complete = False
+    return measured
+
+
+def mode_rows(cases: ModeCases, measured: MeasuredModes) -> list[ModeRow]:
+    """A row for each case of which something was timed."""
+    whole = measured.sizes.get(None)
+    return [
+        _row(cases.ranks, case, measured.sizes[number], measured.timings[number], whole)
+        for number, case in enumerate(cases.cases)
+        if whole is not None and number in measured.timings
+    ]
+
+
+def _row(
+    ranks: int, case: ModeCase, own: LayerSizes, timings: Sequence[LayerTiming], whole: LayerSizes
+) -> ModeRow:
+    seconds, planned = [timing["seconds"] for timing in timings], case.planned
+    return {
+        "mode": case.mode,
+        "depth": case.depth,
+        "axes": dict(case.axes),
+        "seconds": median(seconds),
+        "seconds_min": min(seconds),
+        "seconds_max": max(seconds),
+        "cpu_seconds": median(timing["cpu_seconds"] for timing in timings),
+        "rounds": len(timings),
+        "sent_bytes": _sent(own["traffic"], case.group_sizes),
+        "planned_sent_bytes": planned.sent_bytes,
+        "traffic": {name: entry["bytes"] for name, entry in own["traffic"].items()},
+        "planned_traffic": dict(planned.traffic),
+        "collectives": sum(entry["count"] for entry in own["traffic"].values()),
+        "planned_collectives": planned.collectives,
+        "parameter_bytes": own["parameter_bytes"],
+        "planned_parameter_bytes": planned.parameter_bytes,
+        "saved_bytes": own["saved_bytes"],
+        "planned_saved_bytes": planned.saved_bytes,
+        "parameters_law": ranks * own["parameter_bytes"] / whole["parameter_bytes"],
+        "activations_law": ranks * own["saved_bytes"] / whole["saved_bytes"],
+    }
+
+
+def _sent(traffic: Traffic, group_sizes: Mapping[str, int]) -> float:
+    """Bytes of a rank where every collective is a ring, on the average of the ranks."""
+    return sum(_ring(name.split(), entry["bytes"], group_sizes) for name, entry in traffic.items())
+
+
+def _ring(name: Iterable[str], size: int, group_sizes: Mapping[str, int]) -> float:
+    axis, kind = name
+    return ring_bytes(size, group_sizes[axis], phases=ring_phases(kind))
+
+
+def bench_report(
+    cases: ModeCases, measured: MeasuredModes, *, steps: int, machine: Machine, command: str
+) -> TensorModesReport:
+    """What was measured, as JSON."""
+    job, whole = cases.job, measured.sizes.get(None)
+    model = job.model
+    assert model is not None, "a bench is of a model"
+    sizes = {"hidden": model.hidden, "heads": model.heads, "ffn": model.ffn}
+    cores = machine.gpus if job.launch.device == "cuda" else machine.cores
+    return {
+        "schema": "mpctl.bench.tensor-modes/1",
+        "job": job.name or model.name,
+        "ranks": cases.ranks,
+        "is_rehearsal": cases.ranks > cores,
+        "is_complete": measured.is_complete,
+        "layer": {**sizes, "sequence": model.seq_length},
+        "micro_batch_size": job.training.micro_batch_size,
+        "dtype": job.training.dtype,
+        "steps": steps,
+        "whole": None if whole is None else {
+            "parameter_bytes": whole["parameter_bytes"], "saved_bytes": whole["saved_bytes"],
+        },
+        "results": mode_rows(cases, measured),
+        "refused": [{"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused],
+        "environment": bench_environment(),
+        "command": command,
+    }  # fmt: skip

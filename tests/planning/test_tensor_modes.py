@@ -1,0 +1,136 @@
+"""Tensor modes side by side: symbols against the list of messages, numbers against the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.estimate.communication import ring_bytes
+from mpctl.estimate.message import ring_phases
+from mpctl.operators.matmul import GradNeeds, MatMul
+from mpctl.operators.tensor_messages import ProductSize, TensorMessage, product_messages
+from mpctl.planning.layer_figures import layer_figures
+from mpctl.planning.plan import load_plan
+from mpctl.planning.tensor_costs import COLUMNS, COSTS, grid_sizes
+from mpctl.planning.tensor_modes import mode_choices, tensor_modes_document
+from mpctl.tensor_grid import TensorGrid
+
+JOB: dict[str, Any] = {
+    "cluster": "selene", "cluster.nodes": 1, "cluster.gpus_per_node": 8, "parallel.tp": 8,
+    "model.layers": 4, "model.hidden": 512, "model.heads": 8, "model.vocab": 1000,
+    "model.seq_length": 128, "training.micro_batch_size": 8, "training.global_batch_size": 16,
+    "training.dtype": "bf16",
+}  # fmt: skip
+GRIDS = [("1d", 4, None), ("2d", 4, None), ("2d", 16, None), ("2.5d", 8, 2), ("2.5d", 36, 4),
+         ("3d", 8, None), ("3d", 27, None)]  # fmt: skip
+SIZE = 5760  # rows, inputs and outputs of a product, so that X, W and Y are as large
+
+
+def hops(grid: TensorGrid, message: TensorMessage) -> int:
+    ranks = grid.parts(grid.groups[message.axis]) if message.axis != "tp" else grid.size
+    return ring_phases(message.kind) * message.count * (ranks - 1)
+
+
+@pytest.mark.parametrize(("mode", "tp", "depth"), GRIDS)
+@pytest.mark.parametrize(("reads", "writes"), [("hidden", "ffn"), ("ffn", "hidden")])
+def test_what_mpctl_sends_in_symbols_is_what_its_products_send(
+    mode: str, tp: int, depth: int | None, reads: str, writes: str
+) -> None:
+    grid = TensorGrid.of(mode, tp, depth)
+    product = MatMul("m", "mlp", ("batch", "seq", reads), (reads, writes), ("batch", "seq", writes))
+    messages = product_messages(grid, product, ProductSize(SIZE, SIZE, SIZE), GradNeeds())
+    sent = sum(
+        m.count * ring_bytes(m.elements, 1 + hops(grid, m) // (m.count * ring_phases(m.kind)),
+                             phases=ring_phases(m.kind))
+        for m in messages
+    )  # fmt: skip
+    costs = {name: cost.value(grid_sizes(grid)) for name, cost in COSTS[mode].items()}
+    assert sent / SIZE**2 == pytest.approx(costs["sent"])
+    assert sum(hops(grid, message) for message in messages) == costs["hops"]
+    assert 1 / grid.weight_parts(("ffn", "hidden")) == costs["parameters"]
+    if mode != "1d":
+        assert 1 / (grid.sample_parts * grid.hidden_parts) == costs["activations"]
+
+
+def test_documented_costs_by_hand() -> None:
+    """Colossal-AI's documentation: 2.5d on q = 2, d = 2; 3d on q = 2."""
+    sizes = grid_sizes(TensorGrid.of("2.5d", 8, 2))
+    assert {n: COSTS["2.5d"][n].value(sizes) for n in ("bandwidth", "latency", "parameters")} == {
+        "bandwidth": 3 * 1 * 3 / 4, "latency": 6, "parameters": 1 / 4,
+    }  # fmt: skip
+    cube = grid_sizes(TensorGrid.of("3d", 8))
+    assert COSTS["3d"]["bandwidth"].value(cube) == 6 / 8
+    assert all(list(costs) == list(COLUMNS) for costs in COSTS.values())
+
+
+def test_the_choices_of_a_size() -> None:
+    assert mode_choices(64) == [("1d", None), ("2d", None), ("2.5d", 4), ("3d", None)]
+    assert mode_choices(128)[2:4] == [("2.5d", 2), ("3d", None)]
+    assert mode_choices(4) == [("1d", None), ("2d", None), ("2.5d", None), ("3d", None)]
+
+
+def test_each_mode_has_the_numbers_of_its_plan_or_a_reason() -> None:
+    document = tensor_modes_document(None, JOB)
+    able = {entry["mode"]: entry for entry in document["modes"] if entry["layer"]}
+    assert list(able) == ["1d", "2.5d", "3d"]
+    for mode, entry in able.items():
+        settings = {"parallel.tensor_mode": mode, "parallel.tensor_depth": entry["depth"]}
+        plan = load_plan(None, {**JOB, **settings})
+        layer, step = entry["layer"], entry["step"]
+        assert plan.estimate is not None and layer is not None and step is not None
+        assert step["step_seconds"] == plan.estimate.step_seconds
+        assert step["peak_bytes"] == plan.estimate.fullest_stage.device_bytes
+        assert step["fits"] is plan.fits is True
+        figures = layer_figures(plan.estimate.layout)
+        assert layer["sent_bytes"] == figures.sent_bytes < step["sent_bytes"]
+        block = plan.estimate.blocks[0].whole
+        assert figures.sent_bytes == block.ring_bytes_per_rank
+        assert sum(figures.traffic.values()) == sum(m.bytes * m.count for m in block.messages)
+    (square,) = [entry for entry in document["modes"] if entry["mode"] == "2d"]
+    assert square["axes"] is None and square["costs"]["sent"] == {
+        "symbol": "6(q-1)/q^2", "value": None,
+    }  # fmt: skip
+    assert [issue["rule"] for issue in square["issues"]] == ["tensor-mode"]
+    assert "use" in square["issues"][0]["hint"]
+
+
+def test_activations_and_parameters_of_a_layer_follow_the_law() -> None:
+    """Against one rank: 1/P, but for vectors and statistics of norms."""
+    one = load_plan(None, {**JOB, "parallel.tp": 1, "parallel.dp": 8, "cluster.nodes": 1,
+                           "training.global_batch_size": 64}).estimate  # fmt: skip
+    assert one is not None
+    whole = layer_figures(one.layout)
+    document = tensor_modes_document(None, JOB)
+    parts = {"2.5d": (4, 8), "3d": (8, 8)}
+    for entry in document["modes"]:
+        if entry["mode"] in parts:
+            layer, (weights, samples) = entry["layer"], parts[entry["mode"]]
+            assert layer is not None
+            assert layer["parameter_bytes"] == pytest.approx(
+                whole.parameter_bytes / weights, rel=0.02
+            )
+            assert layer["saved_bytes"] == pytest.approx(whole.saved_bytes / samples, rel=0.02)
+            assert layer["flops"] == whole.flops / 8
+
+
+def test_sizes_that_are_asked_for_leave_dp_open() -> None:
+    job = {**JOB, "parallel.dp": 1, "training.global_batch_size": 32}
+    document = tensor_modes_document(None, job, [2, 4])
+    able = [(entry["tp"], entry["mode"]) for entry in document["modes"] if entry["layer"]]
+    assert able == [(2, "1d"), (4, "1d"), (4, "2d"), (4, "2.5d")]
+
+
+def test_sequence_parallelism_is_left_out_where_it_cannot_be() -> None:
+    document = tensor_modes_document(None, {**JOB, "parallel.sequence_parallel": True})
+    assert document["changed"] == ["parallel.sequence_parallel"]
+    assert [entry["mode"] for entry in document["modes"] if entry["layer"]] == ["1d", "2.5d", "3d"]
+
+
+def test_what_cannot_run_in_any_mode_is_refused_with_every_reason() -> None:
+    with pytest.raises(InputError) as caught:
+        tensor_modes_document(None, JOB, [6])
+    assert {"world-size", "tensor-mode"} <= {issue.rule for issue in caught.value.issues}
+    with pytest.raises(InputError, match="needs one"):
+        tensor_modes_document(None, {"parallel.tp": 4})
