@@ -151,7 +151,7 @@ def test_a_checkpoint_goes_through_every_mode_unchanged(
     source = reshard(trained(data, tmp_path / "run", changes), tmp_path / "1d", "1d")
     expected, step = tensors(source), source
     assert any(t.abs().max() > 0 for name, t in expected.items() if name.endswith("/exp_avg_sq"))
-    for mode, pp in (("2d", 1), ("2.5d", 1), ("3d", 1)):
+    for mode, pp in (("2d", 1), ("2.5d", 1), ("3d", 2)):
         step = reshard(step, tmp_path / mode, mode, pp=pp)
         manifest = read_manifest(step)
         assert (manifest.tp, manifest.shards) == (GRIDS[mode].size, pp * GRIDS[mode].size)
