@@ -1,0 +1,164 @@
+"""Tensor modes on a bench: cases and rows by hand, and one real bench of four ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from mpctl.bench import tensor_modes
+from mpctl.bench.tensor_modes import (
+    MeasuredModes,
+    ModeCases,
+    bench_report,
+    layer_job,
+    measure,
+    mode_cases,
+    mode_rows,
+)
+from mpctl.cli.app import run
+from mpctl.errors import InputError
+from mpctl.launch.node.machine import Machine
+from mpctl.render.bench_modes import print_cases, print_report
+
+TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
+SMALL: dict[str, Any] = {
+    "model.family": "gpt", "model.layers": 2, "model.hidden": 32, "model.heads": 8,
+    "model.ffn": 128, "model.vocab": 64, "model.seq_length": 8, "training.micro_batch_size": 4,
+    "launch.device": "cpu",
+}  # fmt: skip
+
+
+def cases_of(ranks: int, **settings: Any) -> ModeCases:
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return mode_cases(layer_job(None, {**SMALL, **named}), ranks, TWO_CORES, device="cpu")
+
+
+def measured_by_hand(rounds: dict[int, list[float]]) -> MeasuredModes:
+    """1d keeps half of what it saves whole; a square keeps a quarter of everything."""
+    traffic = {"tp all_reduce": {"count": 4, "bytes": 800}}
+    grid = {"col broadcast": {"count": 8, "bytes": 400}, "col all_reduce": {"count": 2, "bytes": 8}}
+    sizes = {
+        0: {"parameter_bytes": 110, "saved_bytes": 250, "traffic": traffic},
+        1: {"parameter_bytes": 100, "saved_bytes": 100, "traffic": grid},
+        None: {"parameter_bytes": 400, "saved_bytes": 400, "traffic": {}},
+    }
+    timings = {
+        case: [
+            {"event": "timing", "case": case, "round": n, "seconds": s, "cpu_seconds": s / 2}
+            for n, s in enumerate(seconds)
+        ]
+        for case, seconds in rounds.items()
+    }
+    own: Any = {c: {"event": "sizes", "case": c, **entry} for c, entry in sizes.items()}
+    return MeasuredModes(own, timings)
+
+
+def test_the_modes_of_some_ranks_and_why_not_the_others() -> None:
+    four = cases_of(4)
+    assert [(case.mode, dict(case.axes)) for case in four.cases] == [
+        ("1d", {"tp": 4}), ("2d", {"col": 2, "row": 2}),
+    ]  # fmt: skip
+    assert [mode for mode, _ in four.refused] == ["2.5d", "3d"]
+    assert "which is 2d" in four.refused[0][1].message
+    eight = cases_of(8)
+    assert [(case.mode, case.depth) for case in eight.cases] == [
+        ("1d", None), ("2.5d", 2), ("3d", None),
+    ]  # fmt: skip
+
+
+def test_a_job_that_lays_out_its_ranks_or_has_no_mode_is_refused() -> None:
+    with pytest.raises(InputError, match="lays out its ranks itself"):
+        layer_job(None, {**SMALL, "parallel.tp": 4})
+    with pytest.raises(InputError, match="needs a model"):
+        mode_cases(layer_job(None, {}), 4, TWO_CORES, device="cpu")
+    with pytest.raises(InputError) as caught:
+        cases_of(4, model__heads=5, model__head_dim=8)
+    assert "tp-divides-heads" in {issue.rule for issue in caught.value.issues}
+
+
+def test_a_micro_batch_that_a_grid_cannot_cut_leaves_1d() -> None:
+    odd = cases_of(4, training__micro_batch_size=3)
+    assert [case.mode for case in odd.cases] == ["1d"]
+    assert "tensor-mode-samples" in {issue.rule for _, issue in odd.refused}
+
+
+def test_rows_by_hand() -> None:
+    """Rings of 4 send 2 x 3/4 of an all-reduce; of 2, half of a broadcast, all of an all-reduce."""
+    measured = measured_by_hand({0: [3.0, 1.0, 2.0], 1: [5.0]})
+    row, square = mode_rows(cases_of(4), measured)
+    assert (row["seconds"], row["seconds_min"], row["seconds_max"]) == (2.0, 1.0, 3.0)
+    assert (row["cpu_seconds"], row["rounds"], square["rounds"]) == (1.0, 3, 1)
+    assert row["sent_bytes"] == 2 * 3 / 4 * 800 and square["sent_bytes"] == 400 / 2 + 8
+    assert (row["collectives"], square["collectives"]) == (4, 10)
+    assert (row["parameters_law"], row["activations_law"]) == (1.1, 2.5)
+    assert (square["parameters_law"], square["activations_law"]) == (1.0, 1.0)
+
+
+def test_what_ctrl_c_leaves_is_told_as_incomplete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker's answers until the signal; a case that was not timed has no row."""
+    whole = measured_by_hand({0: [1.0]})
+    answers = [*whole.sizes.values(), *whole.timings[0]]
+
+    @contextmanager
+    def stopped(*_: object) -> Iterator[Iterator[Any]]:
+        def come() -> Iterator[Any]:
+            yield from answers
+            raise SystemExit(130)
+
+        yield come()
+
+    monkeypatch.setattr(tensor_modes, "task_answers", stopped)
+    told: list[tuple[str, int, int]] = []
+    measured = measure(cases_of(4), rounds=2, steps=1, on_progress=lambda *at: told.append(at))
+    assert not measured.is_complete and told[-1] == ("time the layer", 1, 4)
+    report = bench_report(cases_of(4), measured, steps=1, machine=TWO_CORES, command="mpctl")
+    assert [row["mode"] for row in report["results"]] == ["1d"] and not report["is_complete"]
+    print_report(report)
+    assert "interrupted" in capsys.readouterr().out
+
+
+def test_more_ranks_than_cores_are_a_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
+    cases, measured = cases_of(4), measured_by_hand({0: [1.0], 1: [1.0]})
+    many = Machine(cores=8, gpus=0, memory_bytes=8 * 2**30)
+    settings: Any = {"steps": 1, "command": "mpctl"}
+    report = bench_report(cases, measured, machine=TWO_CORES, **settings)
+    assert report["is_rehearsal"]
+    assert not bench_report(cases, measured, machine=many, **settings)["is_rehearsal"]
+    print_report(report)
+    words = capsys.readouterr().out
+    assert "a rehearsal: 4 ranks share" in words and "2d" in words and "law, activations" in words
+
+
+def test_a_dry_run_says_what_would_be_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_cases(cases_of(4), rounds=2, steps=3)
+    words = capsys.readouterr().out
+    assert "2 rounds of 3 steps" in words and "2 x 2" in words and "✗ 3d" in words
+
+
+@pytest.mark.slow
+def test_a_real_bench_finds_what_is_planned(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
+    asked = ["bench", "tensor-modes", "--ranks", "4", "--rounds", "2", "--steps", "1", *settings]
+    assert run([*asked, "--json"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["schema"] == "mpctl.bench.tensor-modes/1" and report["is_complete"]
+    assert [row["mode"] for row in report["results"]] == ["1d", "2d"]
+    for row in report["results"]:
+        assert row["rounds"] == 2 and row["seconds"] > 0 and row["cpu_seconds"] > 0
+        assert row["traffic"] == row["planned_traffic"]
+        assert row["sent_bytes"] == row["planned_sent_bytes"]
+        assert row["collectives"] == row["planned_collectives"]
+        assert row["parameter_bytes"] == row["planned_parameter_bytes"]
+        assert row["saved_bytes"] == row["planned_saved_bytes"]
+
+
+def test_bad_input_ends_before_a_rank_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "tensor-modes", "--ranks", "5"]) == 2
+    assert run(["bench", "tensor-modes", "--tp", "4"]) == 2
+    assert "start the ranks" not in capfd.readouterr().err
