@@ -51,6 +51,8 @@ class ParallelSelfAttention(nn.Module):
         self.core = AttentionCore.of(config, shard_context, rng_site, recompute=recompute)
         self.local_heads = self.core.heads
         _check_kv(config.heads, config.num_kv_heads, d, layers.feature_parts)
+        if shard_context.grid.mode != "1d":
+            layers.local_heads(config.num_kv_heads)  # columns of one head are shared in 1d alone
         parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
         h, bias = config.hidden, config.bias
         self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
