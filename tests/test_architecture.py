@@ -39,7 +39,7 @@ FLOORS = (
     ("rules", "weights"),
     ("estimate",),
     ("planning", "runtime"),
-    ("search", "batch", "calibrate", "rehearsal"),
+    ("search", "batch", "calibrate", "rehearsal", "interop"),
     ("launch",),
     ("runs", "bench", "doctor"),
     ("render",),

@@ -9,14 +9,16 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from mpctl.errors import InputError
 from mpctl.planning.plan import Plan
+from mpctl.rules.check import Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,12 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class JobSource:
-    """The job of a command line: its name or path, and the settings that override it."""
+    """The job of a command line: its name or path, the settings that override it, and what there is
+    to say of how it was read."""
 
     source: str | None
     overrides: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[Check, ...] = ()
 
     def plan(self, more: Mapping[str, Any] | None = None) -> Plan:
         """The legal plan; where it does not fit its devices, with the nearest layouts that do.
@@ -126,20 +130,29 @@ class JobSource:
         from mpctl.planning.plan import load_plan
 
         plan = load_plan(self.source, {**self.overrides, **(more or {})})
+        plan = replace(plan, checks=(*self.warnings, *plan.checks))
         if plan.fits is not False:
             return plan
         from mpctl.search.nearest import with_nearest
 
         return with_nearest(plan)
 
+    def read_from(self, settings: Mapping[str, Any], warnings: Iterable[Check]) -> JobSource:
+        """The job that these settings are, under those of the command line. Raises InputError where
+        the command line names a job as well."""
+        if self.source is not None:
+            message = f"{self.source!r} is a job of its own"
+            raise InputError.of("usage", "JOB", message, "leave out JOB or --from")
+        return JobSource(None, {**settings, **self.overrides}, tuple(warnings))
+
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same with a setting set to `value`, unless the command line sets it."""
-        return JobSource(self.source, {setting: value, **self.overrides})
+        return replace(self, overrides={setting: value, **self.overrides})
 
     def with_settings(self, settings: Mapping[str, Any]) -> JobSource:
         """The same with these settings, which override others; None leaves a setting as it is."""
         given = {setting: value for setting, value in settings.items() if value is not None}
-        return JobSource(self.source, {**self.overrides, **given})
+        return replace(self, overrides={**self.overrides, **given})
 
 
 def command_line(verb: str, source: str | None, settings: Mapping[str, Any]) -> str:

@@ -70,6 +70,24 @@ ModesOption = Annotated[
         "for its tp or for sizes: JOB --compare-tensor-modes 4 8 64",
     ),
 ]
+EmitOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LAUNCHER",
+        help="Print the plan as another launcher takes it, what differs as comments: megatron, "
+        "accelerate or torch.",
+    ),
+]
+FromOption = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        "--from",
+        metavar='LAUNCHER "FLAGS"',
+        help="Read the job from another launcher's command line: --from megatron "
+        '"--num-layers 24 ..." (@FILE: a file with it, -: stdin).',
+        show_default=False,
+    ),
+]
 MoreOption = Annotated[
     list[str] | None,
     typer.Argument(
@@ -98,6 +116,8 @@ def plan(
     compare: CompareOption = False,
     explain: ExplainOption = False,
     compare_tensor_modes: ModesOption = False,
+    emit: EmitOption = None,
+    from_: FromOption = None,
     more: MoreOption = None,
 ) -> None:
     """Show a layout: whether it fits, its speed and memory, where ranks are, what they send.
@@ -109,14 +129,16 @@ def plan(
     --compare, --compare-tensor-modes and --batch the exit code does not say whether the job fits.
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
+    if from_ is not None:
+        job = _read_from(job, *from_)
     others = {
         "--batch": batch is not None, "--compare": compare, "--explain": explain,
         "--compare-tensor-modes": compare_tensor_modes,
     }  # fmt: skip
     if any(others.values()) or more:
-        if any(pictures.values()):
-            raise InputError.of("usage", "command line", "--html, --svg and --trace draw the plan "
-                                f"of one job, not {_listed(others)}")  # fmt: skip
+        if any(pictures.values()) or emit is not None:
+            raise InputError.of("usage", "command line", "--html, --svg, --trace and --emit show "
+                                f"the plan of one job, not {_listed(others)}")  # fmt: skip
         _other(job, batch, more or [], others, as_json=as_json)
         return
     from mpctl.planning.document import rank_document, wanted_kinds
@@ -127,7 +149,9 @@ def plan(
     document = None if rank is None else rank_document(made, topology, rank)
     if any(pictures.values()):
         _draw(job, made, topology, pictures)
-    if document is not None:
+    if emit is not None:
+        _print_emitted(made, emit, as_json=as_json)
+    elif document is not None:
         _show_rank(document, as_json=as_json)
     elif as_json:
         _print_document(made, topology, kinds, ranks=ranks)
@@ -137,6 +161,23 @@ def plan(
         print_plan(made, topology, kinds=kinds, ranks=ranks, full=full)
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
+
+
+def _read_from(job: JobSource, launcher: str, text: str) -> JobSource:
+    from mpctl.interop.read import read_flags
+
+    return job.read_from(*read_flags(launcher, text))
+
+
+def _print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
+    from mpctl.interop.registry import emit_plan
+    from mpctl.render.json import print_json
+
+    emitted = emit_plan(made, target)
+    if as_json:
+        print_json(emitted.as_dict())
+    else:
+        print(emitted.text)
 
 
 def _draw(

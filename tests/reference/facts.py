@@ -68,6 +68,7 @@ SCHEMAS = {
     "`rule`, `where`, `message` and `hint`",
     "mpctl.eval/1": "`mpctl eval --json`: loss and perplexity, a row a corpus",
     "mpctl.explain/1": "`mpctl plan --explain --json`: figures with formula and numbers",
+    "mpctl.emit/1": "`mpctl plan --emit LAUNCHER --json`: the text for another launcher, its notes",
     "mpctl.extension/1": "extension.json beside an extended tokenizer: its new pieces",
     "mpctl.hosts/1": "nodes/hosts.json of a run on several hosts: the ranks of each host",
     "mpctl.launcher/1": "launcher.json of a run: which process launched it, where and how",

@@ -1,0 +1,121 @@
+"""A plan as a config file of Hugging Face's accelerate: FSDP2 with tensor and context parallelism.
+
+Spelling and limits: accelerate 1.15, parallelism_config.py and commands/config/config_args.py. Its
+mesh is dp_replicate, dp_shard, cp, tp with tp fastest; states are sharded over dp_shard x cp. ZeRO
+3 is `fsdp_reshard_after_forward: true`, ZeRO 2 is false. It has no pipeline, no sequence
+parallelism, and no sharding of the optimizer alone.
+
+By hand, tp 4, cp 2 and dp 8 with ZeRO 3 on 64 ranks: dp_shard_size 8, dp_replicate_size 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.errors import Issue
+from mpctl.interop.emitted import EmitTarget
+from mpctl.interop.notes import plan_notes, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.sayable import Sayable, refused
+from mpctl.interop.texts import Tree, yaml_text
+from mpctl.layout.topology import zero_stage
+from mpctl.planning.plan import Plan
+from mpctl.spec.job import JobSpec
+
+SAYABLE = Sayable(
+    "accelerate", pp=False, sequence_parallel=False, zero=(0, 2, 3), recompute=("none", "full")
+)
+MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+
+
+def _refusals(plan: Plan) -> Iterator[Issue]:
+    yield from SAYABLE.refusals(plan)
+    sizes, stage = plan.job.sizes, zero_stage(plan.job)
+    if stage == 0 and sizes["cp"] > 1:
+        message = "accelerate shards over cp wherever it is above 1"
+        yield refused("zero", 0, message, "use zero 2 or 3")
+    elif stage == 0 and sizes["tp"] > 1 and sizes["dp"] > 1:
+        message = "accelerate runs tp beside replicas only where dp shards"
+        yield refused("zero", 0, message, "use zero 2 or 3")
+    if plan.job.training.recompute == "full" and not _is_sharded(plan.job):
+        message = "accelerate's config recomputes only what FSDP wraps"
+        yield refused("recompute", "full", message, "use recompute none, or zero 2 or 3")
+
+
+def _is_sharded(job: JobSpec) -> bool:
+    return zero_stage(job) > 0
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    job, t = plan.job, plan.job.training
+    yield from plan_notes(plan)
+    yield from vocabulary_note(job, divisor=0)
+    yield from zero_note(job)
+    yield from sequence_note(job, "tensor parallelism without it")
+    yield (
+        f"in the script: batches of {t.micro_batch_size} a data-parallel rank, "
+        f"Accelerator(gradient_accumulation_steps={job.num_microbatches}), and the model itself; "
+        "accelerate's config has neither"
+    )
+    if zero_stage(job) == 2:
+        yield "ZeRO 2: parameters stay whole after forward (fsdp_reshard_after_forward false)"
+    if t.dtype in ("bf16", "fp16"):
+        yield f"{t.dtype} is mixed precision: parameters and optimizer states stay fp32"
+    if job.sizes["tp"] > 1:
+        yield "tp needs a transformers model with a tp_plan, loaded with this device mesh"
+    if job.sizes["cp"] > 1:
+        yield "approximated: cp is torch's, of scaled_dot_product_attention with causal masks alone"
+    yield "start it on each node: accelerate launch --config_file FILE --machine_rank N SCRIPT"
+
+
+def _body(plan: Plan) -> str:
+    job = plan.job
+    nodes = job.cluster.nodes
+    tree: dict[str, int | str | Tree] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _distributed_type(job),
+        "mixed_precision": MIXED_PRECISION[job.training.dtype],
+        "num_machines": nodes,
+        "num_processes": job.world_size,
+        "main_training_function": "main",
+    }
+    if nodes > 1:
+        tree |= {"main_process_ip": "MAIN_PROCESS_IP", "main_process_port": 29500}
+    if _is_sharded(job):
+        tree["fsdp_config"] = _fsdp(job)
+    if _is_sharded(job) or job.sizes["tp"] > 1:
+        tree["parallelism_config"] = _parallelism(job)
+    return yaml_text(tree)
+
+
+def _distributed_type(job: JobSpec) -> str:
+    if _is_sharded(job):
+        return "FSDP"
+    device = job.cluster.device
+    if job.world_size == 1:
+        return "NO"
+    return "MULTI_CPU" if device is not None and device.kind == "cpu" else "MULTI_GPU"
+
+
+def _fsdp(job: JobSpec) -> Tree:
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": zero_stage(job) == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_activation_checkpointing": job.training.recompute == "full",
+    }
+
+
+def _parallelism(job: JobSpec) -> Tree:
+    """Sizes whose product is the world; dp is sharded, or 1 where nothing is."""
+    sizes = {
+        "dp_replicate_size": 1, "dp_shard_size": job.sizes["dp"], "cp_size": job.sizes["cp"],
+        "tp_size": job.sizes["tp"],
+    }  # fmt: skip
+    tree: dict[str, int | str] = {f"parallelism_config_{key}": n for key, n in sizes.items()}
+    if job.sizes["cp"] > 1:
+        tree["parallelism_config_cp_comm_strategy"] = "alltoall"
+    return tree
+
+
+TARGET = EmitTarget("accelerate", "accelerate 1.15", "yaml", _refusals, _notes, _body)

@@ -1,0 +1,69 @@
+"""A command line of another launcher as words: from a shell script, torchrun's words apart.
+
+>>> line = split_command("X=1 torchrun --nnodes 2 train.py --tp-size=4 --bf16", {"--bf16": 0})
+>>> line.flags, line.launcher
+({'--tp-size': ('4',), '--bf16': ()}, {'--nnodes': ('2',)})
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpctl.errors import InputError
+
+Flags = dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """The flags of a program, and those of the launcher before it, each with its values. A flag
+    that stands twice has its last values, as argparse takes them."""
+
+    flags: Flags
+    launcher: Flags
+
+
+def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
+    """The words of a command line as a shell reads them, comments and broken lines included.
+
+    counts: how many values a known flag takes, -1 for any number; an unknown flag takes all words
+    up to the next flag. What stands before a word that ends in `.py` is the launcher's. Raises
+    InputError for a quote that is not closed, a word that belongs to no flag, and a flag without
+    its values.
+    """
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise InputError.of("bad-syntax", "--from", f"the flags end early: {error}") from None
+    program = next((n for n, word in enumerate(words) if word.endswith(".py")), None)
+    if program is None:
+        return CommandLine(_flags(words, counts), {})
+    return CommandLine(_flags(words[program + 1 :], counts), _launcher(words[:program]))
+
+
+def _launcher(words: Sequence[str]) -> Flags:
+    """The flags before the program; assignments and names of programs are passed over."""
+    starts = [n for n, word in enumerate(words) if word.startswith("--")]
+    return _flags(words[starts[0] :], {}) if starts else {}
+
+
+def _flags(words: Sequence[str], counts: Mapping[str, int]) -> Flags:
+    flags: Flags = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            hint = "give the flags of the training program alone, or its whole command line"
+            raise InputError.of("bad-syntax", "--from", f"{word!r} belongs to no flag", hint)
+        name, equals, value = word.partition("=")
+        values = [value] if equals else []
+        count = counts.get(name, -1)
+        while rest and not rest[0].startswith("--") and (count < 0 or len(values) < count):
+            values.append(rest.pop(0))
+        if count >= 0 and len(values) != count:
+            message = f"takes {count or 'no'} value{'s' * (count != 1)}, and has {len(values)}"
+            raise InputError.of("megatron-flag", name, message)
+        flags[name] = tuple(values)
+    return flags

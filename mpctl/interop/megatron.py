@@ -1,0 +1,259 @@
+"""A plan as the command line of Megatron-LM's pretrain_gpt.py.
+
+Spelling and limits: megatron-core 0.19.2, megatron/training/arguments.py. Megatron derives dp and
+the micro batches, pads the vocabulary to a multiple of 128 x tp, runs 1F1B (interleaved with
+several chunks), and has ZeRO 1 as its distributed optimizer, ZeRO 2 and 3 as Megatron-FSDP.
+
+By hand, 4 stages of 2 chunks over 12 layers balanced as 1, 2, 2, 1, 1, 2, 2, 1 are the layout
+`Et|tt|tt|t|t|tt|tt|tL`: stage s of chunk c is part c x 4 + s.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+
+from mpctl.errors import Issue
+from mpctl.interop.emitted import WIDTH, EmitTarget
+from mpctl.interop.megatron_flags import (
+    BATCH_FLAGS,
+    FP16_FLAGS,
+    FSDP_STRATEGIES,
+    LAYOUT_FLAGS,
+    MODEL_FLAGS,
+    ORDERS,
+    ROPE_SCALING,
+    SOFTWARE,
+    TRAINING_FLAGS,
+    MegatronFlag,
+)
+from mpctl.interop.notes import (
+    plan_notes,
+    schedule_note,
+    sequence_note,
+    vocabulary_note,
+    zero_note,
+)
+from mpctl.interop.sayable import Sayable, find_order, refused, refused_model
+from mpctl.layout.topology import zero_stage
+from mpctl.pipeline.stages import Span
+from mpctl.planning.plan import Plan
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+
+SAYABLE = Sayable(
+    "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", "fp8"), partition=True
+)
+SCHEDULES = ("1f1b", "interleaved")
+Flags = Iterator[str]
+
+
+def _refusals(plan: Plan) -> Iterator[Issue]:
+    job = plan.job
+    yield from SAYABLE.refusals(plan)
+    legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(job.training.dtype, ("fp32", "bf16"))
+    if (reduced := job.training.reduced_dtype) not in legal and job.training.dtype != "fp64":
+        message = f"Megatron-LM reduces gradients of {job.training.dtype} in {' or '.join(legal)}"
+        yield refused("gradient_dtype", reduced, message, f"use gradient_dtype {legal[0]}")
+    if job.training.partition_activations and job.parallel.tp == 1:
+        message = "Megatron-LM distributes saved activations over tp, which is 1"
+        yield refused("partition_activations", "true", message, "use partition_activations false")
+    if job.training.seed == 0:
+        message = "Megatron-LM takes seeds above 0"
+        yield Issue("emit-seed", "training.seed", f"0, and {message}", "use seed 1 or above")
+    if job.model is not None:
+        yield from model_refusals(job.model, "Megatron-LM")
+
+
+def model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
+    """What Megatron-Core's GPT model cannot be told of a shape; who: the launcher, for messages."""
+    if model.family != "gpt":
+        message = f"only gpt models are written as {who}'s"
+        yield refused_model(
+            "family", model.family, message, "use --emit torch for its layout alone"
+        )
+    if model.norm_order != "pre":
+        yield refused_model("norm_order", model.norm_order, f"{who} has pre", "use norm_order pre")
+    if model.activation not in ("gelu", "gelu_tanh", "swiglu"):
+        message = f"{who} has gelu, gelu_tanh and swiglu of these"
+        yield refused_model("activation", model.activation, message, "use gelu or swiglu")
+    elif model.activation == "gelu_tanh" and not model.bias:
+        message = f"{who} has the tanh form in its kernel for gelu with bias alone"
+        yield refused_model("activation", "gelu_tanh", message, "use gelu, or bias true")
+    if model.position == "rotary" and not model.rotary_base.is_integer():
+        message = f"{who} takes whole numbers"
+        yield refused_model("rotary_base", model.rotary_base, message, "use an integer")
+    if model.rotary_scaling is not None:
+        for key, fixed in ROPE_SCALING.items():
+            if (value := getattr(model.rotary_scaling, key)) != fixed:
+                where = f"rotary_scaling.{key}"
+                yield refused_model(where, value, f"{who} fixes {fixed}", f"use {fixed}")
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    job = plan.job
+    yield from plan_notes(plan)
+    yield from vocabulary_note(job)
+    yield from zero_note(job)
+    yield from schedule_note(job, SCHEDULES, "1F1B")
+    yield from sequence_note(job, "Megatron-LM")
+    if zero_stage(job) > 1:
+        yield (
+            f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than the "
+            "distributed optimizer, with its own checkpoint format; CUDA_DEVICE_MAX_CONNECTIONS "
+            "must not be 1"
+        )
+    if job.training.dtype == "fp8":
+        yield "approximated: fp8 is --fp8-format hybrid over bf16, with Transformer Engine's recipe"
+    if job.model is None:
+        yield "no model is named: add --num-layers and the other flags of its shape"
+    elif job.parallel.schedule == "1f1b" and job.parallel.vpp > 1:
+        yield "several chunks a rank: 1F1B is the interleaved schedule"
+    yield "not here: data, tokenizer (its vocabulary wins over --vocab-size), checkpoints, logging"
+
+
+def _body(plan: Plan) -> str:
+    job = plan.job
+    groups = [
+        _layout_flags(plan), _batch_flags(job), _model_flags(job), _training_flags(job),
+    ]  # fmt: skip
+    return command([*_launch_words(job), "pretrain_gpt.py"], groups)
+
+
+def command(words: list[str], groups: Iterable[Iterable[str]]) -> str:
+    """A command over several lines; each group of words begins a line. The words of torchrun stand
+    as they are, those of the groups are quoted where a shell would read more into them."""
+    lines = [" ".join(words)]
+    for group in groups:
+        line = ""
+        for word in map(shlex.quote, group):
+            if line and word.startswith("--") and len(line) + len(word) > WIDTH - 20:
+                lines.append(line)
+                line = ""
+            line = f"{line} {word}" if line else f"    {word}"
+        lines += [line] if line else []
+    return " \\\n".join(lines)
+
+
+def _launch_words(job: JobSpec) -> list[str]:
+    p = job.parallel
+    needs_one = (p.tp > 1 or p.cp > 1) and zero_stage(job) < 2
+    return [*(["CUDA_DEVICE_MAX_CONNECTIONS=1"] if needs_one else []), *torchrun_words(job)]
+
+
+def torchrun_words(job: JobSpec) -> list[str]:
+    """torchrun on each node; the node's number and the first node's address are the shell's."""
+    nodes, gpus = job.cluster.nodes, job.cluster.gpus_per_node or 1
+    if nodes == 1:
+        return ["torchrun", "--standalone", "--nproc-per-node", str(gpus)]
+    return [
+        "torchrun", "--nnodes", str(nodes), "--nproc-per-node", str(gpus),
+        "--node-rank", '"$NODE_RANK"', "--master-addr", '"$MASTER_ADDR"', "--master-port", "29500",
+    ]  # fmt: skip
+
+
+def plain_flags(job: JobSpec, flags: Iterable[MegatronFlag]) -> Flags:
+    """The flags of settings that are said as they are; a setting that is None is left out."""
+    for flag in flags:
+        table, key = flag.setting.split(".")
+        value = getattr(getattr(job, table), key)
+        if value is not None:
+            yield flag.flag
+            yield str(value) if flag.words is None else flag.words[value]
+
+
+def _layout_flags(plan: Plan) -> Flags:
+    job, p = plan.job, plan.job.parallel
+    by_cost = p.stage_balance == "cost" and plan.stages is not None and p.pp > 1
+    yield from plain_flags(job, LAYOUT_FLAGS)
+    yield from ORDERS[find_order(job, tuple(ORDERS)) or "tp-cp-dp-pp"]
+    if by_cost and plan.stages is not None:
+        yield from ("--pipeline-model-parallel-layout", layout_text(plan.stages))
+    elif p.vpp > 1:
+        yield from ("--num-virtual-stages-per-pipeline-rank", str(p.vpp))
+    if p.sequence_parallel and p.tp > 1:
+        yield "--sequence-parallel"
+    if p.embedding_is_layer:
+        yield "--account-for-embedding-in-pipeline-split"
+    if p.loss_is_layer:
+        yield "--account-for-loss-in-pipeline-split"
+    yield from _replica_flags(job)
+
+
+def _replica_flags(job: JobSpec) -> Flags:
+    """ZeRO and the overlap of its messages."""
+    p, stage = job.parallel, job.parallel.zero
+    if stage:
+        yield "--use-distributed-optimizer"
+    if stage > 1:
+        yield from ("--use-megatron-fsdp", "--data-parallel-sharding-strategy")
+        yield from (FSDP_STRATEGIES[stage], "--ckpt-format", "fsdp_dtensor")
+        yield "--no-gradient-accumulation-fusion"
+    if p.overlap_gradients:
+        yield "--overlap-grad-reduce"
+        if stage:
+            yield "--overlap-param-gather"
+
+
+def layout_text(stages: Iterable[Iterable[Span]]) -> str:
+    """The spans of layers by [stage][chunk] as Megatron's pipeline layout: E embedding, t layer, L
+    loss, `|` between the parts in the order in which a sample passes them."""
+    by_stage = [[stop - start for start, stop in chunks] for chunks in stages]
+    counts = [count for chunk in zip(*by_stage, strict=True) for count in chunk]
+    parts = ["t" if count == 1 else f"t*{count}" if count else "" for count in counts]
+    return f"E{'|'.join(parts)}L"
+
+
+def _batch_flags(job: JobSpec) -> Flags:
+    t = job.training
+    yield from plain_flags(job, BATCH_FLAGS)
+    if t.dtype in ("bf16", "fp8"):
+        yield "--bf16"
+    if t.dtype == "fp8":
+        yield from ("--fp8-format", "hybrid")
+    if t.reduced_dtype == "bf16":
+        yield "--grad-reduce-in-bf16"
+    if t.dtype == "fp16":
+        yield "--fp16"
+        if t.reduced_dtype == "fp32":
+            yield "--accumulate-allreduce-grads-in-fp32"
+        yield from plain_flags(job, FP16_FLAGS)
+    if t.recompute == "selective":
+        yield from ("--recompute-granularity", "selective", "--recompute-modules", "core_attn")
+    if t.recompute == "full":
+        yield from ("--recompute-granularity", "full", "--recompute-method", "uniform")
+        yield from ("--recompute-num-layers", "1")
+    if t.partition_activations:
+        yield "--distribute-saved-activations"
+
+
+def _model_flags(job: JobSpec) -> Flags:
+    model = job.model
+    if model is None:
+        return
+    yield from plain_flags(job, MODEL_FLAGS)
+    if model.kv_heads != model.heads:
+        yield from ("--group-query-attention", "--num-query-groups", str(model.kv_heads))
+    if model.position == "rotary":
+        yield from ("--rotary-base", str(int(model.rotary_base)))
+    if model.rotary_scaling is not None:
+        yield from ("--use-rope-scaling", "--rope-scaling-factor", str(model.rotary_scaling.factor))
+    if model.activation == "swiglu":
+        yield "--swiglu"
+    if model.activation == "gelu" and model.bias:
+        yield "--no-bias-gelu-fusion"  # the fused kernel computes the tanh form
+    if not model.bias:
+        yield "--disable-bias-linear"
+    if not model.tied_embeddings:
+        yield "--untie-embeddings-and-output-weights"
+
+
+def _training_flags(job: JobSpec) -> Flags:
+    lowest = {"min_learning_rate": job.training.lowest_rate}
+    training = job.training.model_copy(update=lowest)
+    if training.lr_schedule != "wsd":
+        training = training.model_copy(update={"lr_wsd_decay_style": None})
+    yield from plain_flags(job.model_copy(update={"training": training}), TRAINING_FLAGS)
+
+
+TARGET = EmitTarget("megatron", SOFTWARE, "shell", _refusals, _notes, _body)

@@ -1,0 +1,59 @@
+"""Megatron-LM's flags that change the layout or the model and that no setting of a job says.
+
+They are refused by name, or by a word in their name: a plan that left them out would be of another
+model. A flag whose value says nothing (one expert-parallel rank) is as if it were not there.
+
+By hand, `--num-experts 8` and an unknown `--expert-foo` are refused; `--log-interval` is not.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mpctl.errors import Issue
+
+NEUTRAL = {
+    "--expert-model-parallel-size": ("1",), "--expert-tensor-parallel-size": ("1",),
+    "--rotary-percent": ("1.0",), "--tensor-parallel-num-weight-shards": ("1",),
+    "--num-distributed-optimizer-instances": ("1",), "--mtp-num-layers": ("0",),
+    "--cpu-offloading-num-layers": ("0",), "--optimizer": ("adam",),
+}  # fmt: skip
+_LAYOUT = re.compile(r"parallel|pipeline|virtual|fsdp|sharding|sharded|expert|moe|shard-")
+_HARMLESS = {
+    "--no-overlap-p2p-communication", "--overlap-p2p-communication-warmup-flush",
+    "--pipeline-model-parallel-comm-backend", "--microbatch-group-size-per-virtual-pipeline-stage",
+    "--dist-ckpt-format", "--ckpt-fully-parallel-save", "--ckpt-fully-parallel-load",
+    "--no-ckpt-fully-parallel-save", "--ckpt-assume-constant-structure", "--fsdp-double-buffer",
+    "--fsdp-manual-registration", "--tp-comm-overlap", "--dist-ckpt-save-pre-mcore-014",
+    "--no-data-sharding",
+}  # fmt: skip
+_SHAPE = {
+    "--num-experts", "--mtp-num-layers", "--multi-latent-attention", "--squared-relu",
+    "--quick-geglu", "--openai-gelu", "--qk-layernorm", "--qk-l2-norm", "--add-qkv-bias",
+    "--rotary-percent", "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
+    "--hybrid-override-pattern", "--hybrid-attention-ratio", "--is-hybrid-model", "--spec",
+    "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
+    "--experimental-attention-variant", "--linear-attention-freq", "--window-size", "--yaml-cfg",
+    "--encoder-num-layers", "--decoder-num-layers", "--encoder-seq-length", "--decoder-seq-length",
+    "--padded-vocab-size", "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
+    "--rampup-batch-size", "--step-batch-size-schedule", "--train-samples", "--optimizer",
+    "--fp4-format", "--recompute-mtp", "--cpu-offloading-num-layers",
+    "--fine-grained-activation-offloading", "--freeze-all-layers", "--lr-warmup-fraction",
+    "--lr-warmup-samples", "--lr-decay-samples", "--fp32-residual-connection",
+}  # fmt: skip
+
+
+def neutral(flag: str, values: tuple[str, ...]) -> bool:
+    """Whether a flag with these values says what is so without it."""
+    return flag in NEUTRAL and values == NEUTRAL[flag]
+
+
+def refusal_of(flag: str, values: tuple[str, ...]) -> Issue | None:
+    """The issue of an unknown flag that changes the layout or the model's shape; None of others."""
+    if neutral(flag, values) or flag in _HARMLESS:
+        return None
+    if flag not in _SHAPE and not _LAYOUT.search(flag):
+        return None
+    what = "the layout" if _LAYOUT.search(flag) else "the model or its training"
+    message = f"{' '.join(values)}: changes {what}, and no setting of a job says it".lstrip(": ")
+    return Issue("megatron-flag", flag, message, "leave it out to plan without it")

@@ -1,0 +1,133 @@
+"""What a launcher can say of a layout, as one row, and the issues of a plan that asks for more.
+
+A refusal has the value, the bound and a way out. By hand: a launcher with `pp=False` and a plan
+with pp 4 give
+
+    parallel.pp: 4, and accelerate has no pipeline (use pp 1, or --emit megatron)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
+from mpctl.errors import Issue
+from mpctl.layout.topology import zero_stage
+from mpctl.planning.plan import Plan
+from mpctl.rules.check import listed
+from mpctl.spec.job import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Sayable:
+    """The layouts that one launcher can say; each field lists or names what is possible.
+
+    orders: of ranks, fastest-varying axis first; None where any can be said. chunks: whether a rank
+    may hold several chunks. zero: stages; zero_in_pipeline: those with pp above 1. tensor_modes,
+    dtypes, recompute: settings of a job. spread: whether pipeline stages may hold unequal numbers
+    of layers. offload, partition: of saved activations.
+    """
+
+    launcher: str
+    orders: tuple[str, ...] | None = (DEFAULT_ORDER,)
+    pp: bool = True
+    cp: bool = True
+    chunks: bool = True
+    sequence_parallel: bool = True
+    zero: tuple[int, ...] = (0, 1, 2, 3)
+    zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
+    tensor_modes: tuple[str, ...] = ("1d",)
+    dtypes: tuple[str, ...] = ("fp32", "bf16", "fp16")
+    recompute: tuple[str, ...] = ("none", "selective", "full")
+    offload: bool = False
+    partition: bool = False
+    dropout: bool = True
+
+    def refusals(self, plan: Plan) -> Iterator[Issue]:
+        """An issue for each setting of the job that the launcher cannot say."""
+        yield from self._of_the_axes(plan.job)
+        yield from self._of_the_ranks(plan.job)
+        yield from self._of_training(plan.job)
+
+    def _of_the_axes(self, job: JobSpec) -> Iterator[Issue]:
+        p, who = job.parallel, self.launcher
+        if p.pp > 1 and not self.pp:
+            yield refused("pp", p.pp, f"{who} has no pipeline", "use pp 1")
+        if p.cp > 1 and not self.cp:
+            yield refused("cp", p.cp, f"{who} has no context parallelism here", "use cp 1")
+        if p.vpp > 1 and not self.chunks:
+            yield refused("vpp", p.vpp, f"{who} runs one chunk a rank", "use vpp 1")
+        if p.sequence_parallel and p.tp > 1 and not self.sequence_parallel:
+            message = f"{who} does not split the sequence over tp"
+            yield refused("sequence_parallel", "true", message, "use --no-sequence-parallel")
+        if p.tensor_mode not in self.tensor_modes:
+            hint = f"use tensor_mode {listed(self.tensor_modes)}"
+            if "2d" not in self.tensor_modes:
+                hint += ", or --emit colossalai"
+            yield refused("tensor_mode", p.tensor_mode, f"{who} has no such tensor mode", hint)
+
+    def _of_the_ranks(self, job: JobSpec) -> Iterator[Issue]:
+        p, who = job.parallel, self.launcher
+        if self.orders is not None and find_order(job, self.orders) is None:
+            message = f"{who} numbers its ranks {listed(self.orders)}, which are other groups"
+            yield refused("order", p.order, message, f"use order {listed(self.orders)}")
+        legal = self.zero_in_pipeline if p.pp > 1 else self.zero
+        if (stage := zero_stage(job)) not in legal:
+            beside = " with a pipeline" if p.pp > 1 and stage in self.zero else ""
+            message = f"{who} has ZeRO {listed(legal)}{beside}"
+            yield refused("zero", stage, message, f"use zero {listed(legal)}")
+
+    def _of_training(self, job: JobSpec) -> Iterator[Issue]:
+        t, who = job.training, self.launcher
+        if t.dtype not in self.dtypes:
+            hint = f"use dtype {listed(self.dtypes)}"
+            yield refused("dtype", t.dtype, f"{who} takes {listed(self.dtypes)}", hint)
+        if t.recompute not in self.recompute:
+            message = f"{who} recomputes {listed(self.recompute)}"
+            yield refused("recompute", t.recompute, message, f"use {listed(self.recompute)}")
+        for key, is_said in (
+            ("partition_activations", self.partition), ("offload_activations", self.offload),
+        ):  # fmt: skip
+            if getattr(t, key) and not is_said:
+                message = f"{who} has no setting that does the same"
+                yield refused(key, "true", message, f"use {key} false")
+        if not self.dropout and max(t.dropout, t.attention_dropout) > 0:
+            message = f"{who}'s models have no dropout"
+            yield refused("dropout", max(t.dropout, t.attention_dropout), message, "use dropout 0")
+        if t.freeze:
+            message = f"{who} has no setting for frozen parameters"
+            yield refused("freeze", ", ".join(t.freeze), message, "leave training.freeze empty")
+
+
+TRAINING = {
+    "dtype", "recompute", "partition_activations", "offload_activations", "dropout", "freeze",
+    "gradient_dtype",
+}  # fmt: skip
+
+
+def refused(key: str, value: object, message: str, hint: str) -> Issue:
+    """The issue of a setting that a launcher cannot say; its rule is `emit-KEY`."""
+    table = "training" if key in TRAINING else "parallel"
+    return Issue(f"emit-{key.replace('_', '-')}", f"{table}.{key}", f"{value}, and {message}", hint)
+
+
+def refused_model(key: str, value: object, message: str, hint: str) -> Issue:
+    """As `refused`, of a key of the model."""
+    return Issue(f"emit-{key.replace('_', '-')}", f"model.{key}", f"{value}, and {message}", hint)
+
+
+def used_axes(order: str, job: JobSpec) -> tuple[str, ...]:
+    """The axes of more than one rank in an order, those that it leaves out last.
+
+    By hand, tp 2 and dp 4: `tp-cp-dp-pp` and `pp-tp-dp-cp` are both (tp, dp), the same groups.
+    """
+    named = order.split("-")
+    axes = (*named, *(axis for axis in AXIS_NAMES if axis not in named))
+    return tuple(axis for axis in axes if job.sizes[axis] > 1)
+
+
+def find_order(job: JobSpec, orders: tuple[str, ...]) -> str | None:
+    """The first of these orders that numbers the job's ranks as its own does, if one does."""
+    own = used_axes(job.parallel.order, job)
+    return next((order for order in orders if used_axes(order, job) == own), None)

@@ -1,0 +1,88 @@
+"""`mpctl plan --emit` and `--from` as people use them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpctl.interop.registry import TARGETS
+from tests.cli.calls import Mpctl, assert_refused
+
+JOB = "two-nodes-16-gpus"
+
+
+def test_what_is_emitted_is_planned_again_from_its_file(mpctl: Mpctl, tmp_path: Path) -> None:
+    said = mpctl("plan", JOB, "--emit", "megatron")
+    assert (said.code, said.err) == (0, "")
+    file = tmp_path / "train.sh"
+    file.write_text(said.out)
+    again = mpctl("plan", "--from", "megatron", f"@{file}", "--cluster", "dgx-2x8", "--json")
+    first = mpctl("plan", JOB, "--json", "--set", "training.runtime=megatron-core")
+    assert again.document["groups"] == first.document["groups"]
+    assert again.document["summary"] == first.document["summary"]
+    assert again.document["training"] == first.document["training"]
+
+
+def test_flags_from_stdin_go_on_to_another_launcher() -> None:
+    flags = "--tensor-model-parallel-size 2 --micro-batch-size 4"
+    done = subprocess.run(
+        [sys.executable, "-m", "mpctl", "plan", "--from", "megatron", "-", "--gpus-per-node", "4",
+         "--emit", "torch"],
+        input=flags, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert '(1, 2, 1, 2), mesh_dim_names=("pp", "dp", "cp", "tp")' in done.stdout
+
+
+def test_typed_flags_win_over_those_that_are_read(mpctl: Mpctl) -> None:
+    read = ("plan", "--from", "megatron", "--tensor-model-parallel-size 2 --seed 5", "--model",
+            "gpt2", "--gpus-per-node", 8)  # fmt: skip
+    assert mpctl(*read, "--json").document["sizes"]["tp"] == 2
+    assert mpctl(*read, "--tp", 4, "--json").document["sizes"]["tp"] == 4
+
+
+def test_unknown_flags_are_one_warning_of_the_plan(mpctl: Mpctl) -> None:
+    flags = "--micro-batch-size 4 --log-interval 3 --save out"
+    said = mpctl("plan", "--from", "megatron", flags, "--gpus-per-node", 8, "--json")
+    warnings = [check for check in said.document["checks"] if check["status"] == "warning"]
+    assert [(w["rule"], w["where"]) for w in warnings] == [("megatron-flags", "--from")]
+    assert warnings[0]["message"].startswith("--log-interval, --save: ")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_is_named_in_the_help_and_has_a_document(mpctl: Mpctl, target: str) -> None:
+    assert target in " ".join(mpctl("plan", "--help").out.replace("│", " ").split())
+    said = mpctl("plan", "--nodes", 1, "--gpus-per-node", 4, "--emit", target, "--json")
+    document = said.document
+    assert document["schema"] == "mpctl.emit/1"
+    assert document["target"] == target
+    assert all(note.split()[0] in document["text"] for note in document["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        ((JOB, "--emit", "accelerate"), "emit-pp"),
+        ((JOB, "--emit", "slurm"), "emit-target"),
+        (("--from", "torchtitan", "--tp 2"), "from-launcher"),
+        ((JOB, "--from", "megatron", "--seed 5"), "usage"),
+        (("--from", "megatron", "@no-such-file"), "no-such-file"),
+        ((JOB, "--emit", "torch", "--explain"), "usage"),
+    ],
+)
+def test_what_cannot_be_emitted_or_read_is_refused(
+    mpctl: Mpctl, arguments: tuple[str, ...], rule: str
+) -> None:
+    assert_refused(mpctl("plan", *arguments), wants_json=False)
+    said = mpctl("plan", *arguments, "--json")
+    assert_refused(said, wants_json=True)
+    assert rule in said.issues
+
+
+def test_a_plan_that_does_not_fit_is_still_emitted_and_exits_3(mpctl: Mpctl) -> None:
+    small = ("--set", "cluster.device.memory_bytes=1000000000")
+    said = mpctl("plan", JOB, *small, "--emit", "megatron")
+    assert said.code == 3
+    assert "# does not fit: stage 0 needs" in said.out

@@ -1,0 +1,75 @@
+"""Jobs of many layouts, for what every launcher is told, and the plans of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpctl.planning.plan import Plan, load_plan
+
+Settings = Mapping[str, Any]
+# Llama-3-70B's shape at 64 ranks: the layout that every launcher's documents can be asked for.
+LLAMA: Settings = {
+    "model": "llama-3-70b", "model.rotary_base": 500000.0, "cluster.nodes": 8,
+    "cluster.gpus_per_node": 8, "training.dtype": "bf16", "training.global_batch_size": 128,
+}  # fmt: skip
+EXAMPLE: Settings = {
+    **LLAMA, "parallel.tp": 4, "parallel.cp": 2, "parallel.pp": 4, "parallel.vpp": 5,
+    "parallel.sequence_parallel": True, "parallel.zero": 1, "training.recompute": "selective",
+}  # fmt: skip
+SMALL: Settings = {
+    "model.layers": 12, "model.hidden": 64, "model.heads": 8, "model.vocab": 1000,
+    "model.seq_length": 64, "cluster.nodes": 2, "cluster.gpus_per_node": 8,
+    "training.global_batch_size": 64,
+}  # fmt: skip
+# What is laid over SMALL: sizes, orders, cuts, precision, recomputation, shapes.
+LAYOUTS: dict[str, Settings] = {
+    "one axis": {},
+    "tp dp": {"parallel.tp": 4, "training.dtype": "bf16"},
+    "all axes": {"parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2, "parallel.zero": 1},
+    "other order": {"parallel.tp": 2, "parallel.pp": 4, "parallel.order": "tp-cp-pp-dp"},
+    "chunks": {"parallel.tp": 2, "parallel.pp": 4, "parallel.vpp": 3},
+    "ends": {"parallel.pp": 4, "parallel.first_stage_layers": 2, "parallel.last_stage_layers": 4},
+    "first": {"parallel.pp": 4, "parallel.first_stage_layers": 3},
+    "ends as layers": {
+        "model.layers": 14, "parallel.pp": 4, "parallel.embedding_is_layer": True,
+        "parallel.loss_is_layer": True,
+    },
+    "by cost": {"parallel.pp": 4, "parallel.stage_balance": "cost", "model.vocab": 4000},
+    "by cost in chunks": {
+        "parallel.pp": 4, "parallel.vpp": 2, "parallel.stage_balance": "cost",
+    },
+    "sequence": {"parallel.tp": 8, "parallel.sequence_parallel": True},
+    "zero 2": {"parallel.tp": 2, "parallel.zero": 2},
+    "zero 3": {"parallel.zero": 3, "parallel.overlap_gradients": False},
+    "fp16": {"training.dtype": "fp16", "training.loss_scale": 4096.0},
+    "bf16 gradients": {"training.dtype": "bf16", "training.gradient_dtype": "bf16"},
+    "fp8": {"training.dtype": "fp8", "parallel.tp": 2},
+    "full": {"training.recompute": "full", "parallel.tp": 2,
+             "training.partition_activations": True},
+    "selective": {"training.recompute": "selective", "training.micro_batch_size": 2},
+    "llama": {
+        "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
+        "model.bias": False, "model.tied_embeddings": False, "model.kv_heads": 4, "model.ffn": 192,
+        "model.rotary_base": 500000.0, "parallel.tp": 2,
+        "model.rotary_scaling": {
+            "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position": 8192.0,
+        },
+    },
+    "shape": {
+        "model.head_dim": 16, "model.activation": "gelu_tanh", "model.position": "none",
+        "model.attention": "unfused", "model.vocab_divisor": 64, "training.dropout": 0.2,
+        "training.attention_dropout": 0.1,
+    },
+    "optimizer": {
+        "training.lr_schedule": "wsd", "training.lr_wsd_decay_steps": 20, "training.steps": 500,
+        "training.learning_rate": 1e-4, "training.min_learning_rate": 0.0, "training.beta2": 0.99,
+        "training.weight_decay": 0.05, "training.seed": 7, "training.clip_norm": 0.5,
+        "training.lr_wsd_decay_style": "linear",
+    },
+}  # fmt: skip
+
+
+def plan_of(settings: Settings, *, base: Settings = SMALL) -> Plan:
+    return load_plan(None, {**base, **settings})

@@ -1,0 +1,221 @@
+"""The flags of Megatron-LM: written, read back as the same job, and refused where it has none."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.interop.from_megatron import read_megatron
+from mpctl.interop.megatron import layout_text
+from mpctl.interop.megatron_layout import layer_counts
+from mpctl.interop.registry import emit_plan
+from mpctl.pipeline.stages import spans_of
+from mpctl.planning.plan import Plan, load_plan
+from mpctl.spec.job import JobSpec
+from tests.interop.jobs import EXAMPLE, LAYOUTS, Settings, plan_of
+
+MEGATRON: Settings = {"training.runtime": "megatron-core"}
+
+
+def flags_of(text: str) -> dict[str, str]:
+    """The flags after the program, each with its values as one word."""
+    words = shlex.split(text.replace("\\\n", " "), comments=True)
+    flags: dict[str, str] = {}
+    for word in words[words.index("pretrain_gpt.py") + 1 :]:
+        if word.startswith("--"):
+            flags[name := word] = ""
+        else:
+            flags[name] = f"{flags[name]} {word}".strip()
+    return flags
+
+
+def said(job: JobSpec) -> dict[str, Any]:
+    """What a command line says of a job: everything but names, devices and what mpctl alone has."""
+    tables: dict[str, Any] = job.model_dump(include={"parallel", "model", "training"})
+    tables["model"] |= {"name": None, "source": None}
+    tables["training"] |= {"min_learning_rate": job.training.lowest_rate}
+    return tables
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_what_is_written_is_read_as_the_same_job(name: str) -> None:
+    plan = plan_of({**LAYOUTS[name], **MEGATRON})
+    settings, warnings = read_megatron(emit_plan(plan, "megatron").text)
+    again = load_plan(None, settings)
+    assert said(again.job) == said(plan.job)
+    assert again.stages == plan.stages
+    assert again.topology == plan.topology
+    assert [w.message for w in warnings] in ([], ["--ckpt-format"])
+
+
+def test_the_example_is_said_as_megatron_documents_it() -> None:
+    emitted = emit_plan(plan_of({}, base=EXAMPLE), "megatron")
+    flags = flags_of(emitted.text)
+    wanted = """--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64
+        --group-query-attention --num-query-groups 8 --seq-length 8192
+        --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 500000 --swiglu
+        --normalization RMSNorm --norm-epsilon 1e-05 --disable-bias-linear
+        --untie-embeddings-and-output-weights --attention-dropout 0.0 --hidden-dropout 0.0
+        --tensor-model-parallel-size 4 --sequence-parallel --context-parallel-size 2
+        --pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 5
+        --micro-batch-size 1 --global-batch-size 128 --bf16 --use-distributed-optimizer
+        --overlap-grad-reduce --overlap-param-gather --recompute-granularity selective
+        --recompute-modules core_attn"""
+    assert flags_of(f"pretrain_gpt.py {wanted}").items() <= flags.items()
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 8 --nproc-per-node 8" in emitted.text
+    for note in ("dp 2 = 64 ranks / (tp 4 x cp 2 x pp 4)",
+                 "global batch 128 = micro batch 1 x dp 2 x 64 micro batches a step",
+                 "vocabulary 128256, padded to 128512, a multiple of 128 x tp 4"):  # fmt: skip
+        assert note in emitted.notes
+        assert f"# {note}\n" in emitted.text
+
+
+def refusals(settings: Settings, target: str = "megatron") -> dict[str, str]:
+    with pytest.raises(InputError) as caught:
+        emit_plan(plan_of(settings), target)
+    assert all(issue.hint and issue.message for issue in caught.value.issues)
+    return {issue.rule: str(issue) for issue in caught.value.issues}
+
+
+def test_what_megatron_has_no_flag_for_is_refused_all_at_once() -> None:
+    found = refusals({
+        "parallel.tp": 2, "parallel.order": "dp-tp-cp-pp", "parallel.allow_tp_across_nodes": True,
+        "model.activation": "relu", "training.dtype": "fp64", "training.freeze": ["embedding.*"],
+    })  # fmt: skip
+    assert set(found) == {"emit-order", "emit-activation", "emit-dtype", "emit-freeze"}
+    assert found["emit-order"] == (
+        "parallel.order: dp-tp-cp-pp, and Megatron-LM numbers its ranks tp-cp-dp-pp or "
+        "tp-cp-pp-dp, which are other groups (use order tp-cp-dp-pp or tp-cp-pp-dp)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"parallel.tp": 4, "parallel.tensor_mode": "2d"}, "emit-tensor-mode"),
+        ({"model.family": "bert"}, "emit-family"),
+        ({"training.recompute": "full", "training.offload_activations": True},
+         "emit-offload-activations"),
+        ({"training.seed": 0}, "emit-seed"),
+        ({"training.gradient_dtype": "fp16"}, "emit-gradient-dtype"),
+        ({"model.activation": "gelu_tanh", "model.bias": False}, "emit-activation"),
+    ],
+)  # fmt: skip
+def test_a_refusal(settings: Settings, rule: str) -> None:
+    assert rule in refusals(settings)
+
+
+def test_an_order_of_axes_that_makes_the_same_groups_is_said() -> None:
+    """cp is 1: where it stands in the order changes nothing."""
+    plan = plan_of({"parallel.tp": 2, "parallel.order": "cp-tp-dp-pp"})
+    assert "--use-tp-pp-dp-mapping" not in emit_plan(plan, "megatron").text
+
+
+def test_what_is_approximated_is_a_comment() -> None:
+    plan = plan_of({"parallel.pp": 4, "parallel.schedule": "zero-bubble", "parallel.zero": 2})
+    notes = [note for note in emit_plan(plan, "megatron").notes if note.startswith("approx")]
+    assert [note.split(":")[1].split()[0] for note in notes] == ["schedule", "ZeRO"]
+
+
+def test_a_name_from_a_job_file_stays_in_its_comment() -> None:
+    name = "x\nrm -rf ~\u2028--tp 3\x1b[2J"
+    text = emit_plan(plan_of({"model.name": name}), "megatron").text
+    assert [line for line in text.splitlines() if "rm -rf" in line] == [
+        line for line in text.splitlines() if line.startswith("# x rm -rf ~ --tp 3 [2J")
+    ]
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_a_pipeline_layout_says_the_layers_of_every_part(pp: int) -> None:
+    counts = [1, 3, 2, 1] if pp > 1 else [7]
+    text = layout_text(spans_of(counts, pp))
+    assert layer_counts(text) == counts
+    assert text == ("Et|t*3|t*2|tL" if pp > 1 else "Et*7L")
+
+
+def test_megatron_s_own_spellings_of_a_layout_are_read() -> None:
+    assert layer_counts("Etttt|(tttt|)*18,ttttL") == [4] * 20
+    for wrong in ("tttL", "Ettm|L", "Et*99999|(t|)*99999,tL", "E(t|L"):
+        with pytest.raises(InputError):
+            layer_counts(wrong)
+
+
+SHAPE = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 " \
+        "--max-position-embeddings 1024 --vocab-size 50257 --micro-batch-size 2"  # fmt: skip
+
+
+def read_plan(flags: str, **more: Any) -> Plan:
+    settings, _ = read_megatron(f"{SHAPE} {flags}")
+    return load_plan(None, {**settings, "cluster.gpus_per_node": 8, **more})
+
+
+def test_what_the_flags_leave_out_is_what_megatron_takes() -> None:
+    job = read_plan("").job
+    assert (job.training.dropout, job.training.attention_dropout) == (0.1, 0.1)
+    assert (job.training.weight_decay, job.training.beta2) == (0.01, 0.999)
+    assert (job.training.lr_schedule, job.training.lowest_rate) == ("linear", 0.0)
+    assert (job.sizes["dp"], job.training.global_batch_size) == (8, 16)
+    assert job.training.dtype == "fp32"
+    assert not job.parallel.overlap_gradients
+
+
+@pytest.mark.parametrize(
+    ("flags", "setting", "value"),
+    [
+        ("--tensor-model-parallel-size=2", "parallel.tp", 2),
+        ("--tensor-model-parallel-size 2 --tensor-model-parallel-size 4", "parallel.tp", 4),
+        ("--sequence-parallel", "parallel.sequence_parallel", False),
+        ("--recompute-activations", "training.recompute", "selective"),
+        ("--use-megatron-fsdp", "parallel.zero", 3),
+        ("--use-rotary-position-embeddings", "model.position", "rotary"),
+        ("--group-query-attention --num-query-groups 4", "model.kv_heads", 4),
+        ("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 3 "
+         "--global-batch-size 16",
+         "parallel.vpp", 2),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*13|t*11,L'",
+         "parallel.first_stage_layers", 13),
+        ("--expert-model-parallel-size 1 --optimizer adam", "parallel.tp", 1),
+    ],
+)  # fmt: skip
+def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
+    table, key = setting.split(".")
+    assert getattr(getattr(read_plan(flags).job, table), key) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        ("--num-experts 8", "--num-experts"),
+        ("--expert-model-parallel-size 2", "--expert-model-parallel-size"),
+        ("--multi-latent-attention", "--multi-latent-attention"),
+        ("--some-new-parallel-size 2", "--some-new-parallel-size"),
+        ("--optimizer sgd", "--optimizer"),
+        ("--tensor-model-parallel-size two", "--tensor-model-parallel-size"),
+        ("--tensor-model-parallel-size", "--tensor-model-parallel-size"),
+        ("--position-embedding-type yarn", "--position-embedding-type"),
+        ("--recompute-granularity selective --recompute-modules moe", "--recompute-modules"),
+        ("--recompute-granularity full --recompute-method block", "--recompute-method"),
+        ("--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-layout EtL",
+         "--num-virtual-stages-per-pipeline-rank"),
+        ("--num-layers-per-virtual-pipeline-stage 7", "--num-layers-per-virtual-pipeline-stage"),
+        ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L'",
+         "--pipeline-model-parallel-layout"),
+        ("stray", "--from"),
+        ("--bf16 'open", "--from"),
+    ],
+)  # fmt: skip
+def test_a_flag_that_cannot_be_planned_is_an_error(flags: str, where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_megatron(f"{SHAPE} {flags}")
+    assert where in [issue.where for issue in caught.value.issues]
+
+
+def test_flags_that_change_no_layout_are_named_once() -> None:
+    _, warnings = read_megatron(f"{SHAPE} --log-interval 10 --save ckpt --tp-comm-overlap")
+    assert len(warnings) == 1
+    assert re.match(r"--log-interval, --save, --tp-comm-overlap: ", warnings[0].message)

@@ -1,0 +1,95 @@
+"""The device mesh of the snippet, made by torch on the fake backend, beside the plan's topology."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from mpctl.errors import InputError
+from mpctl.interop.registry import emit_plan
+from tests.interop.jobs import EXAMPLE, LAYOUTS, Settings, plan_of
+
+ORDERS: dict[str, Settings] = {
+    "default": {"parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2},
+    "pp before dp": {"parallel.tp": 2, "parallel.pp": 2, "parallel.order": "tp-cp-pp-dp"},
+    "dp first": {
+        "parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2, "parallel.order": "dp-tp-pp-cp",
+        "parallel.allow_tp_across_nodes": True,
+    },
+    "short": {"parallel.tp": 4, "parallel.order": "tp-dp"},
+}  # fmt: skip
+
+
+def assigned(text: str) -> dict[str, Any]:
+    """The literals that the snippet assigns, and the arguments of the mesh."""
+    values: dict[str, Any] = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            if isinstance(node.value, ast.Constant | ast.List):
+                values[node.targets[0].id] = ast.literal_eval(node.value)
+            elif isinstance(node.value, ast.Call) and node.targets[0].id == "mesh":
+                values["shape"] = ast.literal_eval(node.value.args[1])
+                values["names"] = ast.literal_eval(node.value.keywords[0].value)
+            elif isinstance(node.value, ast.Call):
+                part = node.value.func.value.slice  # type: ignore[attr-defined]
+                values["dp_cp"] = ast.literal_eval(part)
+    return values
+
+
+def fake_ranks(world: int) -> Iterator[int]:
+    for rank in range(world):
+        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        try:
+            yield rank
+        finally:
+            dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_torch_builds_the_groups_of_the_plan(name: str) -> None:
+    plan = plan_of(ORDERS[name])
+    topology = plan.require_legal()
+    values = assigned(emit_plan(plan, "torch").text)
+    for rank in fake_ranks(topology.world_size):
+        mesh = init_device_mesh("cpu", values["shape"], mesh_dim_names=values["names"])
+        for axis in values["names"]:
+            members = dist.get_process_group_ranks(mesh.get_group(axis))
+            assert members == list(topology.group(rank, axis))
+        both = mesh[values["dp_cp"]]._flatten("dp_cp").get_group()
+        assert dist.get_process_group_ranks(both) == list(topology.group(rank, "dp", "cp"))
+
+
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "fp8"])
+def test_the_snippet_says_batch_and_stages(name: str) -> None:
+    plan = plan_of(LAYOUTS[name])
+    job = plan.job
+    values = assigned(emit_plan(plan, "torch").text)
+    assert (
+        values["micro_batch_size"] * values["num_microbatches"] * job.sizes["dp"]
+        == (values["global_batch_size"])
+    )
+    if job.parallel.pp > 1:
+        schedule = pipelining.schedules.get_schedule_class(values["schedule"])
+        is_single = issubclass(schedule, pipelining.schedules.PipelineScheduleSingle)
+        assert is_single == (job.parallel.vpp == 1)
+        spans = [[tuple(span) for span in chunks] for chunks in values["layers_of_stage"]]
+        assert spans == [list(chunks) for chunks in plan.stages or ()]
+
+
+def test_the_example_has_the_groups_of_rank_0() -> None:
+    values = assigned(emit_plan(plan_of({}, base=EXAMPLE), "torch").text)
+    assert (values["shape"], values["names"]) == ((4, 2, 2, 4), ("pp", "dp", "cp", "tp"))
+    assert values["schedule"] == "Interleaved1F1B"
+    assert values["layers_of_stage"][0] == [[0, 4], [16, 20], [32, 36], [48, 52], [64, 68]]
+
+
+def test_a_grid_of_tensor_parallel_ranks_is_refused() -> None:
+    with pytest.raises(InputError, match="2d, and torch has no such tensor mode"):
+        emit_plan(plan_of({"parallel.tp": 4, "parallel.tensor_mode": "2d"}), "torch")
