@@ -23,7 +23,7 @@ def plan_notes(plan: Plan) -> Iterator[str]:
     job, sizes = plan.job, plan.job.sizes
     model = model_name(job)
     of_model = f"{model}: " if model else ""
-    yield f"{of_model}{sizes_text(sizes)}, {placement_text(plan)}, order {job.parallel.order}"
+    yield f"{of_model}{sizes_text(job)}, {placement_text(plan)}, order {job.parallel.order}"
     inner = " x ".join(f"{axis} {sizes[axis]}" for axis in ("tp", "cp", "pp"))
     yield f"dp {sizes['dp']} = {plural(job.world_size, 'rank')} / ({inner})"
     yield batch_note(job)
