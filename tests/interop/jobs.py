@@ -22,6 +22,9 @@ SMALL: Settings = {
     "model.seq_length": 64, "cluster.nodes": 2, "cluster.gpus_per_node": 8,
     "training.global_batch_size": 64,
 }  # fmt: skip
+GRID: Settings = {
+    "parallel.tp": 4, "parallel.tensor_mode": "2d", "training.micro_batch_size": 2,
+}  # fmt: skip
 # What is laid over SMALL: sizes, orders, cuts, precision, recomputation, shapes.
 LAYOUTS: dict[str, Settings] = {
     "one axis": {},

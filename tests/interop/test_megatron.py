@@ -16,7 +16,7 @@ from mpctl.interop.registry import emit_plan
 from mpctl.pipeline.stages import spans_of
 from mpctl.planning.plan import Plan, load_plan
 from mpctl.spec.job import JobSpec
-from tests.interop.jobs import EXAMPLE, LAYOUTS, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
 
 MEGATRON: Settings = {"training.runtime": "megatron-core"}
 
@@ -96,7 +96,7 @@ def test_what_megatron_has_no_flag_for_is_refused_all_at_once() -> None:
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"parallel.tp": 4, "parallel.tensor_mode": "2d"}, "emit-tensor-mode"),
+        (GRID, "emit-tensor-mode"),
         ({"model.family": "bert"}, "emit-family"),
         ({"training.recompute": "full", "training.offload_activations": True},
          "emit-offload-activations"),

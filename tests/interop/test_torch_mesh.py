@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpctl.errors import InputError
 from mpctl.interop.registry import emit_plan
-from tests.interop.jobs import EXAMPLE, LAYOUTS, Settings, plan_of
+from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
 
 ORDERS: dict[str, Settings] = {
     "default": {"parallel.tp": 2, "parallel.cp": 2, "parallel.pp": 2},
@@ -92,4 +92,4 @@ def test_the_example_has_the_groups_of_rank_0() -> None:
 
 def test_a_grid_of_tensor_parallel_ranks_is_refused() -> None:
     with pytest.raises(InputError, match="2d, and torch has no such tensor mode"):
-        emit_plan(plan_of({"parallel.tp": 4, "parallel.tensor_mode": "2d"}), "torch")
+        emit_plan(plan_of(GRID), "torch")
