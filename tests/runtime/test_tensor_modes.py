@@ -1,5 +1,5 @@
 """Training with tensor parallelism in 2, 2.5 and 3 dimensions: the losses, the gradients and their
-norm of one process.
+norm of one process, and every rank holds and sends what its plan says.
 
 float64, so that equal means 1e-10; dropout on, which has to drop the same elements on every grid.
 Two micro batches of 4 samples a step; 5 validation samples, which no grid cuts equally.
@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from mpctl.launch.summary import planned_traffic
 from mpctl.spec.job import JobSpec
 from tests.runtime.test_axes import SHAPES, same_gradients
 from tests.runtime.test_pipeline import same_copies, whole_pipelines
-from tests.runtime.tiny import column, tiny_job, train
+from tests.runtime.tiny import column, tiny_job, tiny_plan, train
 
 USUAL: dict[str, Any] = {
     "training__dtype": "fp64", "training__steps": 2, "training__eval_samples": 5,
@@ -126,3 +127,16 @@ def test_a_grid_trains_as_one_process(trainings: Trainings, case: str) -> None:
     assert model is not None
     same_gradients(whole_pipelines(ranks), alone, vocab=model.vocab)
     same_copies(ranks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", CHOSEN)
+def test_every_rank_holds_and_sends_what_the_plan_says(trainings: Trainings, case: str) -> None:
+    job = trainings.job(case)
+    estimate, samples = tiny_plan(job).estimate, job.training.eval_samples
+    for rank in trainings.ranks(case):
+        place = rank["coords"]
+        assert rank["count"] == estimate.memory[place["pp"]].parameters
+        assert rank["traffic"] == planned_traffic(estimate.messages[place["pp"]])
+        planned = estimate.validation(place["pp"], place["dp"], [samples])
+        assert rank["validation"]["traffic"] == planned_traffic(planned)
