@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli import weights
+from mpctl.cli import complete, weights
 from mpctl.cli.hints import HintingGroup
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ CheckpointArgument = Annotated[
         metavar="CHECKPOINT",
         help="RUN/checkpoints/step-N; a run, by its directory or its name in runs/, stands for its "
         "newest checkpoint.",
+        autocompletion=complete.run,
     ),
 ]
 
@@ -41,7 +42,12 @@ def checkpoint() -> None:
 @app.command("list")
 def list_(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")
+        Path,
+        typer.Argument(
+            metavar="RUN",
+            help="A run's directory, or its name in runs/.",
+            autocompletion=complete.run,
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:

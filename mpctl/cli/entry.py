@@ -22,6 +22,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         show_marks(stream)
 
+    if os.environ.get("_MPCTL_COMPLETE") == "complete_bash":
+        from mpctl.cli.complete import complete_for_bash
+
+        complete_for_bash(lambda: run(sys.argv[1:]))
+        return
     code = run(sys.argv[1:])
     gc.freeze()
     sys.exit(code)

@@ -7,13 +7,17 @@ from typing import Annotated, Literal
 
 import typer
 
+from mpctl.cli import complete
 from mpctl.cli.options import JobSource, with_job
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 RunDirOption = Annotated[
-    Path | None, typer.Option(help="Directory of the run; by default a new runs/NAME.")
+    Path | None,
+    typer.Option(
+        help="Directory of the run; by default a new runs/NAME.", autocompletion=complete.run
+    ),
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"] | None,

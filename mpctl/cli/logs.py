@@ -7,12 +7,19 @@ from typing import Annotated
 
 import typer
 
+from mpctl.cli import complete
+
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 LINES = 100
 
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's directory, or its name in runs/.",
+        autocompletion=complete.run,
+    ),
 ]
 RankOption = Annotated[
     list[int] | None,

@@ -12,13 +12,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from mpctl.cli import complete
 from mpctl.errors import InputError
-from mpctl.planning.plan import Plan
-from mpctl.rules.check import Check
+
+if TYPE_CHECKING:
+    from mpctl.planning.plan import Plan
+    from mpctl.rules.check import Check
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +215,25 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 def _job_argument() -> inspect.Parameter:
     text = "A job file (TOML) or a job preset's name; `mpctl presets jobs` lists them."
-    return _keyword("job", Annotated[str | None, typer.Argument(metavar="JOB", help=text)])
+    argument = typer.Argument(metavar="JOB", help=text, autocompletion=complete.preset_of("jobs"))
+    return _keyword("job", Annotated[str | None, argument])
 
 
 def _flag_parameter(flag: Flag) -> inspect.Parameter:
-    option = typer.Option(flag.option, help=flag.help, show_default=False, rich_help_panel="Job")
+    option = typer.Option(
+        flag.option, help=flag.help, show_default=False, rich_help_panel="Job",
+        autocompletion=_completer(flag),
+    )  # fmt: skip
     return _keyword(flag.name, Annotated[flag.type | None, option])
+
+
+def _completer(flag: Flag) -> complete.Completer | None:
+    """What completes a flag's value; presets without importing the job's models."""
+    if flag.setting == "model":
+        return complete.preset_of("models")
+    if flag.setting == "cluster":
+        return complete.preset_of("clusters")
+    return None if flag.type is bool else complete.value_of(flag.setting)
 
 
 def _set_parameter() -> inspect.Parameter:
@@ -225,6 +241,7 @@ def _set_parameter() -> inspect.Parameter:
         "--set",
         metavar="KEY=VALUE",
         rich_help_panel="Job",
+        autocompletion=complete.setting,
         help="Any setting of the job, such as dropout=0.1 or training.dropout=0.1; repeatable.",
     )
     return _keyword("set_", Annotated[list[str] | None, option])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpctl.cli import complete
 from mpctl.cli.options import JobSource, command_line, with_job
 from mpctl.errors import DOES_NOT_FIT, InputError
 
@@ -21,7 +22,11 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 GroupsOption = Annotated[
     str | None,
-    typer.Option(help="Process groups to list: tp,dp,... | all | none.", show_default=False),
+    typer.Option(
+        help="Process groups to list: tp,dp,... | all | none.",
+        show_default=False,
+        autocompletion=complete.groups,
+    ),
 ]
 FullOption = Annotated[
     bool,
@@ -93,6 +98,7 @@ MoreOption = Annotated[
     typer.Argument(
         metavar="[JOB ... | FIGURE ... | TP ...]",
         help="What --compare, --explain or --compare-tensor-modes are about.",
+        autocompletion=complete.preset_of("jobs"),
         show_default=False,
     ),
 ]

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpctl.cli import complete
+
 if TYPE_CHECKING:
     from mpctl.spec.presets import Kind, PresetFile
 
@@ -21,6 +23,7 @@ KindArgument = Annotated[
         help="devices, clusters, models, jobs or runtimes: list these alone. May be left out "
         "before a NAME that one kind alone has.",
         show_default=False,
+        autocompletion=complete.kind_or_preset,
     ),
 ]
 NameArgument = Annotated[
@@ -29,6 +32,7 @@ NameArgument = Annotated[
         metavar="[NAME]",
         help="Print this preset's own TOML file; after KIND a file's path will do.",
         show_default=False,
+        autocompletion=complete.preset_of_kind,
     ),
 ]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mpctl.cli import complete
 from mpctl.cli.options import JobSource, command_line, with_job
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ FixOption = Annotated[
         metavar="KEY=VALUE",
         help="Do not search this setting but use the "
         "value, as a flag does: pp=8, zero=1; repeatable.",
+        autocompletion=complete.setting,
     ),
 ]
 PriceOption = Annotated[

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mpctl.cli import complete
+
 if TYPE_CHECKING:
     from mpctl.runs.saved import SavedRun
     from mpctl.runs.series import Series, X
@@ -16,7 +18,12 @@ PATIENCE = 1.0  # seconds before progress is shown
 
 
 RunOption = Annotated[
-    list[Path], typer.Argument(metavar="RUN ...", help="Run directories, or names in runs/.")
+    list[Path],
+    typer.Argument(
+        metavar="RUN ...",
+        help="Run directories, or names in runs/.",
+        autocompletion=complete.run,
+    ),
 ]
 PlotOption = Annotated[
     list[str] | None,

@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from mpctl.cli import complete
+
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's directory, or its name in runs/.",
+        autocompletion=complete.run,
+    ),
 ]
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 

@@ -7,11 +7,18 @@ from typing import Annotated
 
 import typer
 
+from mpctl.cli import complete
+
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="A run's directory, or its name in runs/.",
+        autocompletion=complete.run,
+    ),
 ]
 NowOption = Annotated[
     bool, typer.Option("--now", help="End the ranks at once; steps since the last checkpoint go.")

@@ -7,12 +7,15 @@ from typing import Annotated, Literal
 
 import typer
 
+from mpctl.cli import complete
+
 ModelPath = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
         help="A run's directory, whose newest checkpoint is used; one of its checkpoints; what "
         "`mpctl checkpoint import` wrote; or a Hugging Face directory.",
+        autocompletion=complete.run,
     ),
 ]
 Step = Annotated[

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mpctl.cli import complete
+
 if TYPE_CHECKING:
     from mpctl.weights.writer import Written
 
@@ -54,7 +56,11 @@ def import_(
 
 RunOption = Annotated[
     Path,
-    typer.Argument(metavar="RUN", help="A run's directory; its newest checkpoint is exported."),
+    typer.Argument(
+        metavar="RUN",
+        help="A run's directory; its newest checkpoint is exported.",
+        autocompletion=complete.run,
+    ),
 ]
 ShardBytesOption = Annotated[
     int,
