@@ -26,6 +26,9 @@ EXIT_CODES = {
 READ = {
     "COLUMNS": "width of tables and pages of text; when absent the terminal's, 100 in a pipe",
     "CUDA_VISIBLE_DEVICES": "GPUs that a launch may use",
+    "COMP_WORDS": "set by bash where it asks for completions: the words that are typed",
+    "COMP_CWORD": "the same: the number of the word that is to be completed",
+    "_MPCTL_COMPLETE": "set by a shell's script that asks for completions: which shell asks",
     "LOCAL_RANK": "by workers: set by torchrun",
     "MASTER_ADDR, MASTER_PORT": "by workers: set by torchrun",
     "MPCTL_PARENT": "by processes of `doctor`: set by what starts them, with which they end",
