@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -150,11 +150,13 @@ def test_names_are_completed_without_importing_the_job_s_models(folder: Path) ->
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.slow
-def test_a_completion_takes_less_than_a_second(folder: Path) -> None:
-    best = 10.0
-    for _ in range(3):
-        start = time.perf_counter()
-        bash(folder, "plan", "--cluster", "mi")
-        best = min(best, time.perf_counter() - start)
-    assert best < 1.0
+def test_a_completion_takes_a_fraction_of_a_second(folder: Path) -> None:
+    """0.2 s of one core; the bound leaves room for a machine that is busy otherwise."""
+
+    def seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    start = seconds()
+    bash(folder, "plan", "--cluster", "mi")
+    assert seconds() - start < 1.0
