@@ -19,6 +19,8 @@ OBJECTIVES = {
 SETTING_NAMES = {
     "micro_batch_size": "micro batch",
     "sequence_parallel": "sequence parallelism",
+    "tensor_mode": "tensor mode",
+    "tensor_depth": "tensor depth",
     "stage_balance": "balance",
     "vpp": "chunks",
     "zero": "ZeRO",

@@ -200,7 +200,7 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
     assert lines[0] == "gpt2-medium on 8 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second"
     assert lines[1] == (
         "bf16, global batch 32, runtime mpctl, ZeRO 1; searched: tp, dp, pp, chunks, schedule, "
-        "balance, micro batch, recompute, sequence parallelism"
+        "balance, micro batch, recompute, sequence parallelism, tensor mode, tensor depth"
     )
     kept = [word for key in ("tp", "pp", "micro_batch_size") for word in ("--fix", f"{key}=1")]
     assert mpctl("search", *SMALL, *kept).out.splitlines()[1].endswith("; searched: recompute")

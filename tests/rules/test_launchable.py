@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.rehearse import check_rehearsal
 from mpctl.launch.summary import STATES, planned_traffic
+from mpctl.layout.topology import job_topology
 from mpctl.planning.plan import make_plan
 from mpctl.rehearsal.rehearse import rehearse
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.topology import Topology
 
 SIZES: dict[str, list[int]] = {"tp": [1, 1, 2, 3, 4], "cp": [1, 1, 1, 2], "dp": [1, 2, 3],
                                "pp": [1, 1, 1, 2]}  # fmt: skip
@@ -71,6 +71,32 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     return job
 
 
+GRIDS = [("2d", 4), ("2.5d", 4), ("2.5d", 8), ("3d", 8)]
+
+
+@st.composite
+def grid_jobs(draw: st.DrawFn) -> dict[str, Any]:
+    """The same in a tensor mode other than 1d, most of them legal."""
+
+    def of(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    mode, tp = of(*GRIDS)
+    job = draw(jobs().filter(lambda job: job["model.family"] == "gpt"))
+    dp, pp, batch = job["parallel.dp"], of(1, 1, 2), 2 * of(1, 2, 2, 3)
+    kv, heads = of(2, 2, 4), of(4, 8, 12)
+    return {
+        **job, "parallel.tensor_mode": mode, "parallel.tp": tp, "parallel.cp": 1,
+        "parallel.pp": pp, "parallel.sequence_parallel": False,
+        "parallel.zero": job["parallel.zero"] if dp > 1 else 0,
+        "parallel.schedule": of("1f1b", "gpipe"), "cluster.gpus_per_node": tp * dp * pp,
+        "model.heads": heads, "model.kv_heads": kv, "model.hidden": of(8, 12, 24),
+        "model.head_dim": of(2, 4, 6, 9), "model.ffn": of(12, 24, 30),
+        "training.micro_batch_size": batch, "training.global_batch_size": 2 * batch * dp,
+        "training.partition_activations": False,
+    }  # fmt: skip
+
+
 def is_refused(job: JobSpec) -> bool:
     plan = make_plan(job)
     return bool(plan.errors) or bool(check_rehearsal(plan, Machine(2, 0, 2**40)))
@@ -82,7 +108,7 @@ def check(settings: dict[str, Any]) -> None:
         return
     estimate = make_plan(job).estimate
     assert estimate is not None
-    topology = Topology.of(job.sizes, order=job.parallel.order)
+    topology = job_topology(job)
     account = rehearse(job, topology, topology.world_size - 1)
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     memory = estimate.memory[-1]
@@ -99,6 +125,20 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck),
 @drawn(max_examples=8, derandomize=True, **QUIET)
 @given(jobs())
 def test_what_is_legal_runs(settings: dict[str, Any]) -> None:
+    check(settings)
+
+
+@drawn(max_examples=4, derandomize=True, **QUIET)
+@given(grid_jobs())
+def test_what_is_legal_runs_in_every_tensor_mode(settings: dict[str, Any]) -> None:
+    check(settings)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.slow
+@drawn(max_examples=150, **QUIET)
+@given(grid_jobs())
+def test_what_is_legal_runs_in_every_tensor_mode_of_many(settings: dict[str, Any]) -> None:
     check(settings)
 
 
