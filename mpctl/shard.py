@@ -2,8 +2,7 @@
 
 A shard keeps some blocks of each dimension, and so every box that has one of its blocks along each.
 Side by side, in the order of the blocks, the boxes are the local tensor. A shard of any cuts is put
-together from shards of any others box by box: what two boxes share is a box, and what is left of a
-box without another is at most two boxes for each dimension.
+together from shards of any others box by box, since what two boxes share is a box.
 
 Rows 2 and 5 of a [6, 4] tensor, a fused pair of parts over t = 3 ranks, and columns 2 and 3 of it:
 
@@ -16,10 +15,11 @@ Rows 2 and 5 of a [6, 4] tensor, a fused pair of parts over t = 3 ranks, and col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from math import prod
+from operator import getitem
 
 Box = tuple[range, ...]
 """Global coordinates, a range for each dimension."""
@@ -81,45 +81,64 @@ def numel(box: Box) -> int:
     return prod(map(len, box))
 
 
-def intersect(one: Box, other: Box) -> Box | None:
-    """The box that both share; None where they share nothing.
+def meetings(one: Shard, other: Shard) -> Iterator[Box]:
+    """The boxes that two shards of one tensor share.
 
-    >>> intersect((range(0, 4), range(8)), (range(2, 6), range(4, 9)))
-    (range(2, 4), range(4, 8))
+    >>> rows, columns = Shard((4, 4), {0: (range(0, 2),)}), Shard((4, 4), {1: (range(3, 4),)})
+    >>> list(meetings(rows, columns))
+    [(range(0, 2), range(3, 4))]
     """
-    spans = zip(one, other, strict=True)
-    shared = tuple(range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in spans)
-    return shared if all(shared) else None
+    return product(*(_shared_spans(one, other, dim) for dim in range(len(one.shape))))
 
 
-def subtract(box: Box, hole: Box) -> list[Box]:
-    """What is left of a box without another, as boxes that do not overlap.
+def _shared_spans(one: Shard, other: Shard, dim: int) -> list[range]:
+    pairs = product(one.blocks(dim), other.blocks(dim))
+    spans = (range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+    return [span for span in spans if span]
 
-    >>> subtract((range(4), range(8)), (range(1, 3), range(2, 9)))
-    [(range(0, 1), range(0, 8)), (range(3, 4), range(0, 8)), (range(1, 3), range(0, 2))]
+
+class Coverage:
+    """Which elements of `target` were found so far in `parts`, boxes inside of it.
+
+    Every edge of a box cuts its dimension into spans, which no box has a part of; a cell is a span
+    of each dimension. The parts of a grid of q x q ranks are its cells, those of 2.5d d times.
+
+    >>> halves = [(range(4), range(2)), (range(3), range(4))]
+    >>> coverage = Coverage(Shard((4, 4)), halves)
+    >>> [coverage.add(box) for box in halves], coverage.missing
+    ([True, True], [(range(3, 4), range(2, 4))])
     """
-    shared = intersect(box, hole)
-    if shared is None:
-        return [box]
-    left = []
-    for dim, (span, cut) in enumerate(zip(box, shared, strict=True)):
-        for side in (range(span.start, cut.start), range(cut.stop, span.stop)):
-            if side:
-                left.append((*shared[:dim], side, *box[dim + 1 :]))
-    return left
+
+    def __init__(self, target: Shard, parts: Sequence[Box]) -> None:
+        boxes = [*target.boxes(), *parts]
+        self._edges = [
+            sorted({edge for box in boxes for edge in (box[dim].start, box[dim].stop)})
+            for dim in range(len(target.shape))
+        ]
+        self._numbers = [{edge: i for i, edge in enumerate(edges)} for edges in self._edges]
+        self._cells = {cell for box in target.boxes() for cell in self._cells_of(box)}
+
+    @property
+    def missing(self) -> list[Box]:
+        """What was not found yet, as boxes that do not overlap."""
+        spans = [[range(a, b) for a, b in pairwise(edges)] for edges in self._edges]
+        return [tuple(map(getitem, spans, cell)) for cell in sorted(self._cells)]
+
+    def add(self, part: Box) -> bool:
+        """Count a part as found; returns whether it has elements that were not found before."""
+        before = len(self._cells)
+        self._cells.difference_update(self._cells_of(part))
+        return len(self._cells) < before
+
+    def _cells_of(self, box: Box) -> Iterator[tuple[int, ...]]:
+        numbers = zip(self._numbers, box, strict=True)
+        return product(*(range(of[span.start], of[span.stop]) for of, span in numbers))
 
 
-def uncovered(target: Shard, parts: Iterable[Shard]) -> list[Box]:
-    """What `target` needs and none of the parts has; parts of the same element count once.
-
-    >>> halves = [Shard((4, 4), {1: (range(0, 2),)}), Shard((4, 4), {0: (range(0, 3),)})]
-    >>> uncovered(Shard((4, 4)), halves)
-    [(range(3, 4), range(2, 4))]
-    """
-    missing = list(target.boxes())
-    for part in parts:
-        if not missing:
-            break
-        for box in part.boxes():
-            missing = [left for needed in missing for left in subtract(needed, box)]
-    return missing
+def covers(shape: tuple[int, ...], shards: Sequence[Shard]) -> bool:
+    """Whether the shards together have all of a tensor of this shape."""
+    boxes = [box for shard in shards for box in shard.boxes()]
+    coverage = Coverage(Shard(shape), boxes)
+    for box in boxes:
+        coverage.add(box)
+    return not coverage.missing

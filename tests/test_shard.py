@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.shard import Box, Shard, intersect, numel, subtract, uncovered
+from mpctl.shard import Box, Coverage, Shard, covers, meetings, numel
 
 Element = tuple[int, ...]
 
@@ -51,15 +51,12 @@ def test_a_shard_is_its_boxes(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_boxes_meet_and_part_as_sets_do(data: st.DataObject) -> None:
+def test_what_two_shards_share_is_boxes(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     one, other = (data.draw(some_shards(shape)) for _ in range(2))
-    for box, hole in product(one.boxes(), other.boxes()):
-        shared, left = intersect(box, hole), subtract(box, hole)
-        assert (elements(shared) if shared is not None else set()) == elements(box) & elements(hole)
-        assert sum(map(numel, left)) == len(elements(box) - elements(hole))
-        assert {e for part in left for e in elements(part)} == elements(box) - elements(hole)
-        assert len(left) <= max(1, 2 * len(shape))
+    found = list(meetings(one, other))
+    assert set().union(*map(elements, found)) == held(one) & held(other)
+    assert sum(map(numel, found)) == len(held(one) & held(other))
 
 
 @given(st.data())
@@ -67,10 +64,15 @@ def test_what_is_missing_is_what_no_part_holds(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
     target = data.draw(some_shards(shape))
     parts = data.draw(st.lists(some_shards(shape), max_size=5))
-    missing = uncovered(target, parts)
-    found = set().union(*map(elements, missing))
-    assert found == held(target) - set().union(*map(held, parts))
-    assert sum(map(numel, missing)) == len(found)
+    boxes = [box for part in parts for box in meetings(part, target)]
+    coverage, left = Coverage(target, boxes), held(target)
+    for box in boxes:
+        assert coverage.add(box) == bool(left & elements(box))
+        left -= elements(box)
+    assert set().union(*map(elements, coverage.missing)) == left
+    assert sum(map(numel, coverage.missing)) == len(left)
+    everything = set(product(*map(range, shape)))
+    assert covers(shape, parts) == (everything <= set().union(*map(held, parts)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from mpctl.errors import InputError, Issue
-from mpctl.shard import Box, Shard, intersect
+from mpctl.shard import Box, Shard, meetings
 from mpctl.weights.headers import unreadable
 from mpctl.weights.hub import Hub, differing
 from mpctl.weights.names import Piece, Row, get_scheme
@@ -88,17 +88,12 @@ def _fill(hub: Hub, row: Row, shard: Shard, tensor: Tensor) -> None:
         try:
             with safe_open(path, framework="pt") as file:
                 stored = file.get_slice(piece.name)
-                for box in _boxes_in(range(first, first + piece.rows), shard):
+                rows = range(first, min(first + piece.rows, shard.shape[0]))
+                for box in meetings(shard, Shard(shard.shape, {0: (rows,)})):
                     tensor[shard.slices(box)].copy_(_cut(stored, piece, first, box))
         except (SafetensorError, OSError, RuntimeError) as error:
             raise unreadable(path, f"{piece.name}: {error}") from None
         first += piece.rows
-
-
-def _boxes_in(rows: range, shard: Shard) -> Iterator[Box]:
-    """The boxes of a shard as far as they lie in these rows of the whole parameter."""
-    found = (intersect(box, (rows, *box[1:])) for box in shard.boxes())
-    return (box for box in found if box is not None)
 
 
 def _cut(stored: Any, piece: Piece, first: int, box: Box) -> Tensor:

@@ -19,7 +19,7 @@ from mpctl.rundir.shards import (
     read_shard_record,
     shard_path,
 )
-from mpctl.shard import Shard, uncovered
+from mpctl.shard import covers
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.headers import FLOATS, TensorHeader, read_header
@@ -125,8 +125,9 @@ def _placement_issues(saved: SavedModel, tp: int) -> Iterator[Issue]:
             if (why := _misfit(saved, name, index, stage, wanted.get(name)))
         ]
         yield from misfits
-        held = (saved.placements[index][name].shard for index in stage)
-        if not misfits and uncovered(Shard(wanted[name]), held):
+        if misfits:
+            continue
+        if not covers(wanted[name], [saved.placements[index][name].shard for index in stage]):
             gaps = f"{name}: the {tp} shards from {first} on do not hold all of it"
             yield from damage_error(saved.checkpoint, gaps).issues
 

@@ -26,7 +26,7 @@ from mpctl.rundir.shards import (
     read_shard_record,
     shard_path,
 )
-from mpctl.shard import Box, Shard, intersect, numel, subtract
+from mpctl.shard import Box, Coverage, Shard, meetings, numel
 from mpctl.spec.model import ModelSpec
 from mpctl.weights.files import DTYPES
 from mpctl.weights.headers import TensorHeader
@@ -92,18 +92,18 @@ class OpenCheckpoint:
         """Copy the target's part of a parameter from every shard that has some of it. tensors: by
         field, `value` and the moments; first_optional: the first row that need not have been saved.
         """
-        missing = list(target.boxes())
+        shared = []
         for source in self._owners(name):
             saved = source.shards[name]
             if not _fits(saved, target, is_padded=first_optional is not None):
                 why = f"{name}: holds {saved.shape}, the model needs {target.shape}"
                 raise damage_error(source.path, why)
-            for held in saved.boxes():
-                found = [box for needed in missing if (box := intersect(needed, held)) is not None]
-                if found:
-                    _copy(source, name, target, found, tensors)
-                    missing = [left for needed in missing for left in subtract(needed, held)]
-        if lacking := sum(_required(box, first_optional) for box in missing):
+            shared += [(source, box) for box in meetings(saved, target)]
+        coverage = Coverage(target, [box for _, box in shared])
+        for source, box in shared:
+            if coverage.add(box):
+                _copy(source, name, target, box, tensors)
+        if lacking := sum(_required(box, first_optional) for box in coverage.missing):
             raise damage_error(self.folder, f"{name}: {lacking:,} of its elements are in no shard")
 
     def shape_of(self, name: str) -> tuple[int, ...]:
@@ -157,20 +157,18 @@ def _fits(saved: Shard, target: Shard, *, is_padded: bool) -> bool:
 
 
 def _copy(
-    source: ShardSource, name: str, target: Shard, boxes: list[Box], tensors: dict[str, Tensor]
+    source: ShardSource, name: str, target: Shard, box: Box, tensors: dict[str, Tensor]
 ) -> None:
-    """Fill boxes of the target's tensors from a file that has them. Rows are read alone, columns
-    with the rows that they are of."""
+    """Fill a box of the target's tensors from a file that has it. Rows are read alone, columns with
+    the rows that they are of."""
     reader, saved = source.reader, source.shards[name]
+    at, to = saved.slices(box), target.slices(box)
     try:
         for field, tensor in tensors.items():
             stored = f"{name}/{field}"
             if (shape := reader.header(stored).shape) != saved.local_shape:
                 raise ValueError(f"is {shape}, but its record says {saved.local_shape}")
-            for box in boxes:
-                at = saved.slices(box)
-                rows = reader.read(stored, at[0] if at else None)
-                lead = (slice(None),) if at else ()
-                tensor[target.slices(box)].copy_(rows[(*lead, *at[1:])])
+            rows = reader.read(stored, at[0] if at else None)
+            tensor[to].copy_(rows[(slice(None), *at[1:])] if at else rows)
     except (OSError, RuntimeError, IndexError, ValueError) as error:
         raise damage_error(reader.path, f"{name}: {error}") from None

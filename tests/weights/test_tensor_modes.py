@@ -21,7 +21,7 @@ from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.launch.reshard import plan_of_layout, reshard_checkpoint
 from mpctl.layout.job_layout import JobLayout
 from mpctl.rundir.shards import read_manifest, read_shard_record, shard_path
-from mpctl.shard import Shard, uncovered
+from mpctl.shard import Shard, covers
 from mpctl.spec.training import TrainingSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group
@@ -32,11 +32,12 @@ from mpctl.weights.origin import open_origin
 from mpctl.weights.reader import Targets, fill
 from mpctl.weights.saved_tensors import OpenCheckpoint
 from mpctl.weights.writer import export_weights, import_weights
-from tests.runtime.tiny import make_trainer, tiny_job
+from tests.runtime.tiny import column, make_trainer, tiny_job, train
 from tests.weights.hub import VOCAB, Truth
 from tests.weights.shards import grid_shard
 from tests.weights.test_extend import ADDED, EXTENSION, SEED, model_of
 from tests.weights.test_extend import targets_of as whole_tables
+from tests.weights.test_init_from import hub_job
 from tests.weights.test_round_trip import save_run
 
 Truths = Callable[[str], Truth]
@@ -80,12 +81,27 @@ def test_each_rank_reads_its_part_of_the_hub(kind: str, mode: str, truths: Truth
             assert torch.equal(tensor, take(shard, full)), (name, rank)
             held[name].append(shard)
     for name, shards in held.items():
-        assert uncovered(Shard(shards[0].shape), shards) == [], name
+        assert covers(shards[0].shape, shards), name
         per_rank = sum(torch.Size(shard.local_shape).numel() for shard in shards)
         is_matrix = "weight" in name and len(shards[0].shape) == 2 and "position" not in name
         if is_matrix:  # a share of 1/t, of 2.5d at each depth
             copies = grid.axes.get("depth", 1)
             assert per_rank == copies * torch.Size(shards[0].shape).numel(), name
+
+
+@modes
+@pytest.mark.slow
+def test_training_starts_from_weights_of_transformers(
+    mode: str, truths: Truths, data: Path, tmp_path: Path
+) -> None:
+    """With the losses and the first gradients of one process."""
+    tp, usual = GRIDS[mode].size, {"training__dtype": "fp64", "training__micro_batch_size": 4}
+    cut = {"parallel__tp": tp, "parallel__tensor_mode": mode, "cluster__gpus_per_node": tp}
+    folder = truths("llama").folder
+    alone = train(hub_job(data, folder, **usual), tmp_path / "alone")
+    ranks = train(hub_job(data, folder, **usual, **cut), tmp_path / "grid", timeout=200)
+    for name in ("initial_validation_loss", "loss", "grad_norm", "validation_loss"):
+        assert column(ranks, name) == pytest.approx(column(alone, name), rel=1e-10), name
 
 
 # ---------------------------------------------------------------- between the modes
