@@ -80,6 +80,7 @@ class _Product(torch.autograd.Function):
         if weights is not None:
             partial = (rows @ weights.wait()).view(*whole.shape[:-1], -1)
             dx = groups.source.start_reduce_scatter(partial, SAMPLES)
+            weights = None  # before dW takes as much
         if inputs is not None:
             partial = rows.T @ inputs.wait().flatten(0, -2)
             dw = groups.weight.reduce_scatter(partial, groups.weight_dim)

@@ -7,6 +7,7 @@ hold must agree.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from mpctl.sharding import split_parts
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective, Group
+from mpctl.transport.segment import open_segment
+from mpctl.transport.shared import Exchange
 from tests.kernels.oracle import close, gradients, numbers, whole
 from tests.shards import PlainShard, plain
 
@@ -59,6 +62,18 @@ def grid_context(
     tp = Group(rank, grid.size, dist.group.WORLD, "tp", record)
     mode = tensor_parallel_of(grid.mode)
     return ShardContext(tp, dtype=dtype, tensor_parallel=mode, grid=grid, groups=groups)
+
+
+def over_shared_memory(context: ShardContext, **layout: int) -> ShardContext:
+    """The context with groups that exchange through memory. layout: as open_segment's."""
+
+    def shared(group: Group) -> Group:
+        assert group.process_group is not None
+        ranks = dist.get_process_group_ranks(group.process_group)
+        segment = open_segment(group.rank, ranks, group.process_group, **layout)
+        return replace(group, process_group=None, shared=Exchange(segment, timeout=20))
+
+    return replace(context, groups={n: shared(group) for n, group in context.groups.items()})
 
 
 def activation(

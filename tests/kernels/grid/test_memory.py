@@ -12,13 +12,16 @@ from torch import Tensor
 from mpctl.kernels.config import AttentionConfig, LayerConfig, MLPConfig
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.layer import ParallelTransformerLayer
+from mpctl.kernels.linear import WEIGHTS
 from mpctl.kernels.parameters import initialise
 from mpctl.kernels.rotary import Rotary
 from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.runtime.memory_tracker import MemoryTracker
 from tests.kernels.grid.cases import ROWS, V, _Words
 from tests.kernels.grid.echo import echo_context
-from tests.kernels.grid.grids import GRIDS, activation, grid_of
+from tests.kernels.grid.grids import GRIDS, activation, grid_context, grid_of, over_shared_memory
 from tests.kernels.oracle import saved_bytes
+from tests.ranks import run_ranks
 
 B, S, H, A = 12, 8, 288, 12
 LAYERS = {
@@ -92,3 +95,35 @@ def test_embedding_head_and_loss_of_a_rank(name: str) -> None:
     of_rows = rows * (8 + 1 + 4 + 4) / grid.sample_parts
     tokens = rows * (8 + 1) + 7 * 24 * 4 / grid.hidden_parts
     assert _ends(context) <= activations + of_rows + tokens
+
+
+def _cube_peaks(rank: int, size: int, kind: str) -> list[int]:
+    """The most bytes at once in forward and backward of a product, beside X, W, and Y with dY."""
+    context = grid_context(("3d", size, None), rank, dtype=torch.float32)
+    context = over_shared_memory(context)  # gloo copies what it reduces
+    if kind == "column":
+        layer = context.layers.column_linear(16, 24, bias=False, init=WEIGHTS)
+    else:
+        layer = context.layers.output_head(24, 16, padded_vocab=24, init=WEIGHTS)
+    initialise(layer, 1)
+    x = torch.ones(2, 5, 8, requires_grad=True)
+    tracker = MemoryTracker(torch.device("cpu"), own_only=True)
+    with tracker:
+        tracker.add("parameters", [layer.weight, x])
+        y = layer(x)
+        forward = tracker.peak - layer.weight.nbytes - x.nbytes
+        grad = torch.ones_like(y)
+        tracker.restart()
+        y.backward(grad)
+        held = layer.weight.nbytes + x.nbytes + 2 * y.nbytes
+    return [forward, tracker.peak - held, x.nbytes, layer.weight.nbytes, y.nbytes]
+
+
+@pytest.mark.parametrize("kind", ["column", "head"])
+def test_what_a_cube_gathers_for_a_moment(kind: str) -> None:
+    """Forward: gathered X and W, partial Y and its sum; backward: gathered dY and X, partial dX and
+    dW and their sums. Columns that were gathered, or are to be scattered, are copied once."""
+    copied = kind == "column"
+    for forward, backward, x, w, y in run_ranks(_cube_peaks, 8, kind):
+        assert forward == 2 * (x + w + y) + max(y, copied * 2 * w)
+        assert backward == 2 * (y + 2 * x + (1 + copied) * w) + x + w

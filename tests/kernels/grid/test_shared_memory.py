@@ -6,17 +6,18 @@ for ever, since all start and wait for the same messages in the same order (tran
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-import torch.distributed as dist
 
-from mpctl.kernels.tensor_parallel import ShardContext
-from mpctl.transport.group import Group
-from mpctl.transport.segment import open_segment
-from mpctl.transport.shared import Exchange
 from tests.kernels.grid.cases import BLOCKS, PRODUCTS, VOCABULARY
-from tests.kernels.grid.grids import EACH, ONE, Part, Where, compared, grid_context
+from tests.kernels.grid.grids import (
+    EACH,
+    ONE,
+    Part,
+    Where,
+    compared,
+    grid_context,
+    over_shared_memory,
+)
 from tests.ranks import run_ranks
 
 SLOT = 256  # bytes, 4 of them a rank; a block of activations has 2,880 and more
@@ -26,20 +27,8 @@ CASES = {
 }  # fmt: skip
 
 
-def _sharing(group: Group) -> Group:
-    assert group.process_group is not None
-    ranks = dist.get_process_group_ranks(group.process_group)
-    segment = open_segment(group.rank, ranks, group.process_group, slot_bytes=SLOT)
-    return replace(group, process_group=None, shared=Exchange(segment, timeout=20))
-
-
-def _context(where: Where, rank: int) -> ShardContext:
-    context = grid_context(where, rank)
-    return replace(context, groups={n: _sharing(group) for n, group in context.groups.items()})
-
-
 def _run(rank: int, size: int, where: Where) -> dict[str, dict[str, Part]]:
-    context = _context(where, rank)
+    context = over_shared_memory(grid_context(where, rank), slot_bytes=SLOT)
     return {name: case(context) for name, case in CASES.items()}
 
 
