@@ -19,6 +19,7 @@ from mpctl.cli.hints import HintingGroup, usage_issue
 from mpctl.errors import InputError, Issue, MpctlError
 
 COMMANDS = (
+    "init",
     "plan", "search", "launch", "runs", "status", "logs", "stop", "show", "sample", "eval", "bench",
     "calibrate", "data", "checkpoint", "doctor", "presets", "schema",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from mpctl.errors import InputError, Issue
 
 # What people type, in other software too, and the command that does it.
 COMMANDS = {
+    "init": ("new", "create", "setup", "quickstart", "wizard"),
     "launch": ("train", "run", "start", "pretrain", "finetune", "fit", "torchrun", "worker"),
     "launch --resume --run-dir RUN": ("resume", "continue"),
     "launch --rehearse": ("rehearse", "simulate", "dry-run"),

@@ -42,6 +42,12 @@ def choices_of(setting: str) -> list[str]:
     return list(dict.fromkeys(_words(field.annotation, tuple(field.metadata))))
 
 
+def description_of(setting: str) -> str:
+    """What a setting means, by its full name; empty for what is no setting."""
+    field = _field(tuple(setting.split(".")))
+    return (field.description or "") if field else ""
+
+
 def settings(*, short: bool = False) -> list[str]:
     """The full names of all settings; short: those whose key stands in one table, by it alone."""
     names = [name for name, _ in _leaves(JobSpec)]

@@ -1,0 +1,228 @@
+"""`mpctl init`: a commented job file, from flags or from a few questions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mpctl.cli import complete
+from mpctl.cli.init_answers import (
+    Answers,
+    read_cluster,
+    read_count,
+    read_length,
+    read_model,
+    size_text,
+)
+from mpctl.errors import InputError
+from mpctl.units import plural
+
+if TYPE_CHECKING:
+    from mpctl.render.job_file import JobFile
+    from mpctl.spec.cluster import ClusterSpec
+    from mpctl.spec.model import ModelSpec
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+DEFAULT_PATH = Path("job.toml")
+CPU_STEPS, GPU_STEPS = 100, 1000
+SAMPLES_PER_GPU = 4  # so that every dp divides the batch, and a replica may accumulate
+
+
+def _option(text: str, completer: complete.Completer | None = None) -> Any:
+    return typer.Option(help=text, show_default=False, autocompletion=completer)
+
+
+ClusterOption = Annotated[
+    str | None, _option("A cluster preset, by name or file.", complete.preset_of("clusters"))
+]
+ModelOption = Annotated[
+    str | None, _option("A model preset, by name or file.", complete.preset_of("models"))
+]
+FamilyOption = Annotated[
+    str | None,
+    _option("Instead of --model: a small model of this family.", complete.value_of("model.family")),
+]
+
+
+@app.command()
+def init(
+    path: Annotated[
+        Path | None,
+        typer.Argument(metavar="[PATH]", help="The job file to write.", show_default="job.toml"),
+    ] = None,
+    cluster: ClusterOption = None,
+    nodes: Annotated[str | None, _option("Number of nodes (hosts).")] = None,
+    gpus_per_node: Annotated[str | None, _option("GPUs, and so ranks, on each node.")] = None,
+    model: ModelOption = None,
+    family: FamilyOption = None,
+    global_batch_size: Annotated[str | None, _option("Samples in one step.")] = None,
+    steps: Annotated[str | None, _option("Number of training steps.")] = None,
+    tokens: Annotated[
+        str | None, _option("Instead of --steps: tokens to train on, such as 300B.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file, if there is one.")
+    ] = False,
+) -> None:
+    """Write a commented job file, with the layout that mpctl search finds.
+
+    In a terminal it asks for what no flag gives; else the defaults are used, and named.
+    """
+    path = DEFAULT_PATH if path is None else path
+    _require_writable(path, overwrite=overwrite)
+    exclusive = {"--model": model, "--family": family}, {"--steps": steps, "--tokens": tokens}
+    for flags in exclusive:
+        if None not in flags.values():
+            raise InputError.of("usage", " ".join(flags), "exclude each other", "use one of them")
+    answers = Answers(
+        {"cluster": cluster, "nodes": nodes, "GPUs per node": gpus_per_node,
+         "model": model or family,
+         "global batch size": global_batch_size,
+         "length": steps or (tokens and f"{tokens} tokens")},
+        asks=sys.stdin.isatty() and sys.stderr.isatty(),
+    )  # fmt: skip
+    from mpctl.render.job_file import job_text, print_written
+
+    file = _file(answers, path, is_family=family is not None)
+    _write(path, job_text(file), overwrite=overwrite)
+    print_written(path, answers.rows)
+
+
+def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
+    """The job file of what is answered. Raises InputError, and DoesNotFit."""
+    from mpctl.cli.init_layout import choose_layout
+    from mpctl.render.job_file import JobFile
+
+    cluster, settings = _ask_machines(answers)
+    shape = _ask_model(answers, cluster, settings, is_family=is_family)
+    per_step = _ask_training(answers, cluster, settings, shape.tokens_per_sample)
+    chosen = choose_layout(settings)
+    answers.rows.append(("layout", chosen.why))
+    reasons = {
+        "cluster": f"The machines. The preset has {size_text(cluster)}.",
+        "cluster.preset": "a name of `mpctl presets clusters`, or a file",
+        "model": f"The model: {shape.family}, {shape.layers} layers of hidden size {shape.hidden}. "
+        "Other keys of this table change the preset's.",
+        "model.preset": "a name of `mpctl presets models`, or a file",
+        "parallel": f"The layout: {chosen.why}.",
+        "training.steps": f"steps, of {per_step:,} tokens each",
+        "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every "
+        "machine",
+    }
+    return JobFile(_about(path), _ordered({**settings, **chosen.settings}, path), reasons)
+
+
+def _ask_machines(answers: Answers) -> tuple[ClusterSpec, dict[str, Any]]:
+    """The cluster, and its settings in the job."""
+    about = "The machines: a cluster preset, by name or file; `mpctl presets clusters` lists them."
+    name, cluster = answers.take("cluster", "this-machine", about, read_cluster)
+    about = f"{name} has {size_text(cluster)}."
+    nodes = answers.take("nodes", str(cluster.nodes), about, read_count("nodes"))
+    default = str(cluster.gpus_per_node or 8)
+    gpus = answers.take("GPUs per node", default, "On each node:", read_count("GPUs per node"))
+    return cluster, {"cluster": name, "cluster.nodes": nodes, "cluster.gpus_per_node": gpus}
+
+
+def _ask_model(
+    answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool
+) -> ModelSpec:
+    """The shape of the model, which is added to the settings, with the data type to train in."""
+    from mpctl.spec.load import load_job
+
+    about = "The model: a preset, by name or file (`mpctl presets models`), or a family."
+    default = "demo-gpt" if _is_cpu(cluster) else "llama-3-8b"
+    settings["model"] = answers.take(
+        "model", default, about, lambda text: read_model(text, is_family=is_family)
+    )
+    settings["training.dtype"] = _dtype(cluster)
+    shape = load_job(None, settings).model
+    assert shape is not None, "it was read"
+    return shape
+
+
+def _ask_training(
+    answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], sample: int
+) -> int:
+    """Tokens of a step. Batch and steps are added to the settings; sample: tokens of a sample."""
+    gpus = settings["cluster.nodes"] * settings["cluster.gpus_per_node"]
+    about = f"{plural(gpus, 'GPU')}; a sample has {sample:,} tokens."
+    default = str(SAMPLES_PER_GPU * gpus)
+    batch = answers.take("global batch size", default, about, read_count("global batch size"))
+    per_step = int(batch * sample)
+    about = f"How long to train: steps of {per_step:,} tokens, or tokens as in `300B tokens`."
+    default = f"{CPU_STEPS if _is_cpu(cluster) else GPU_STEPS} steps"
+    steps = answers.take("length", default, about, lambda text: read_length(text, per_step))
+    settings |= {"training.global_batch_size": batch, "training.steps": steps}
+    return per_step
+
+
+def _is_cpu(cluster: ClusterSpec) -> bool:
+    return cluster.device is not None and cluster.device.kind == "cpu"
+
+
+def _about(path: Path) -> list[str]:
+    return [
+        "A job for mpctl. Every key is listed with its bounds in docs/reference.md; a flag or",
+        "--set KEY=VALUE overrides one for a single command.",
+        "",
+        f"  mpctl plan {path.name}       what it costs, and whether it fits",
+        f"  mpctl launch {path.name}     train",
+    ]
+
+
+def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The settings in the order of a job file; the paths of presets relative to it."""
+    from mpctl.spec.paths import is_path
+
+    def named(name: str) -> str:
+        if not is_path(name):
+            return name
+        relative = os.path.relpath(name, path.parent)
+        return relative if is_path(relative) else f"./{relative}"
+
+    rest = {name: value for name, value in settings.items() if name not in ("cluster", "model")}
+    ordered = {"name": path.stem, "cluster.preset": named(settings["cluster"])}
+    ordered |= {name: rest.pop(name) for name in ("cluster.nodes", "cluster.gpus_per_node")}
+    ordered["model.preset"] = named(settings["model"])
+    tables = sorted(rest, key=lambda name: name.partition(".")[0])  # stable: parallel, training
+    ordered |= {name: rest[name] for name in tables}
+    return {**ordered, "data.corpus": ["python-stdlib"]}
+
+
+def _dtype(cluster: ClusterSpec) -> str:
+    """The fastest data type that trains without care on these devices."""
+    if cluster.device is None or _is_cpu(cluster):
+        return "fp32"
+    return next((t for t in ("bf16", "fp16") if t in cluster.device.peak_flops), "fp32")
+
+
+def _require_writable(path: Path, *, overwrite: bool) -> None:
+    """Raises InputError before anything is asked where the file could not be written."""
+    if path.suffix != ".toml" or not path.name.isprintable():
+        raise InputError.of("bad-path", "PATH", f"{str(path)!r} is no name of a TOML file",
+                            f"for example {DEFAULT_PATH}")  # fmt: skip
+    if not path.parent.is_dir():
+        raise InputError.of(
+            "no-such-folder", "PATH", f"there is no folder {path.parent}", "make it"
+        )
+    if path.is_dir() or (os.path.lexists(path) and not overwrite):
+        hint = "name another file" + (", or use --overwrite" if path.is_file() else "")
+        raise InputError.of("file-exists", "PATH", f"{path} is there already", hint)
+
+
+def _write(path: Path, text: str, *, overwrite: bool) -> None:
+    """Write the file whole or not at all. Raises InputError where it cannot be written, or where it
+    has come to be since `_require_writable`."""
+    from mpctl.durable import write_whole
+
+    _require_writable(path, overwrite=overwrite)
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        message = f"{path}: {error.strerror or error}"
+        raise InputError.of("cannot-write", "PATH", message, "name another file") from None

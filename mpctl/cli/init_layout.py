@@ -1,0 +1,124 @@
+"""The layout that `mpctl init` writes: the fastest that a short search finds, else a simple one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mpctl.errors import DoesNotFit, InputError
+from mpctl.planning.layout_settings import LayoutSettings, layout_of, layout_text
+from mpctl.planning.plan import load_plan
+from mpctl.search.request import SearchRequest, read_request
+from mpctl.search.result import answer_search
+from mpctl.units import bytes_text, seconds_text
+
+PATIENCE = 4.0  # seconds that a search may take
+PLAIN_ORDER = "tp-cp-dp-pp"
+SIMPLE_PP = (1, 2, 4, 8, 16)  # stages of the layouts that need no search
+PLAIN = {"cp": 1, "vpp": 1, "schedule": "1f1b", "stage_balance": "even", "sequence_parallel": False,
+         "zero": 0, "order": PLAIN_ORDER, "tensor_mode": "1d", "tensor_depth": None}  # fmt: skip
+
+
+class ChosenLayout(NamedTuple):
+    """settings: those of the layout by full name; why: how it was chosen, in a sentence."""
+
+    settings: dict[str, Any]
+    why: str
+
+
+class _TooLongError(Exception):
+    """The search has had its time."""
+
+
+def choose_layout(settings: Mapping[str, Any], patience: float = PATIENCE) -> ChosenLayout:
+    """The layout for a job of these settings, which say everything but the layout. patience:
+    seconds that a search may take.
+
+    Raises DoesNotFit where no layout fits the devices, InputError where none is legal, and
+    KeyboardInterrupt after Ctrl-C.
+    """
+    request = read_request(None, settings, [], {})
+    try:
+        return _searched(request, patience)
+    except _TooLongError:
+        return _simple(settings, f"the search was given up after {patience:g} s")
+    except DoesNotFit:
+        raise
+    except InputError as error:  # such as a cluster without bandwidths: nothing can be timed
+        return _simple(settings, error.issues[0].message)
+
+
+def _searched(request: SearchRequest, patience: float) -> ChosenLayout:
+    end = time.monotonic() + patience
+
+    def watch(stage: str, done: int, total: int) -> None:
+        if time.monotonic() > end:
+            raise _TooLongError
+
+    counts = [request.job.world_size]
+    result = answer_search(
+        request, counts, top=1, objective="tokens", exhaustive=False, on_progress=watch
+    )
+    if not result.is_complete:  # the search took Ctrl-C for its end
+        raise KeyboardInterrupt
+    best = result.best[0]
+    layout = _with_plain_order(best.layout)
+    why = (
+        f"{layout_text(layout)}: the fastest that `mpctl search` finds, "
+        f"{seconds_text(best.time.total)} a step and {bytes_text(best.bytes)} of "
+        f"{bytes_text(best.device_memory)} on the fullest GPU, by estimate"
+    )
+    return ChosenLayout(_written(layout), why)
+
+
+def _with_plain_order(layout: LayoutSettings) -> LayoutSettings:
+    """The layout in the default order of axes where that gives the same ranks: axes of size 1 may
+    stand anywhere."""
+    here, plain = (
+        [axis for axis in order.split("-") if getattr(layout, axis, 1) > 1]
+        for order in (layout.order, PLAIN_ORDER)
+    )
+    return layout._replace(order=PLAIN_ORDER) if here == plain else layout
+
+
+def _simple(settings: Mapping[str, Any], reason: str) -> ChosenLayout:
+    """The first of some simple layouts that is legal and fits: few stages, a large tp. Raises what
+    stands against the first of them where there is none."""
+    against: InputError | None = None
+    for layout in _candidates(settings):
+        try:
+            plan = load_plan(None, {**settings, **layout})
+        except InputError as error:
+            against = against or error
+            continue
+        if plan.fits is not False:
+            chosen = layout_of(plan.job)
+            return ChosenLayout(_written(chosen), f"{layout_text(chosen)}: simple, since {reason}")
+        against = DoesNotFit.of("does-not-fit", "cluster", "no simple layout fits the devices",
+                                "use more nodes, or a smaller model")  # fmt: skip
+    assert against is not None, "there is a candidate"
+    raise against
+
+
+def _candidates(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    per_node = int(settings["cluster.gpus_per_node"])
+    for zero in (0, 1):
+        for pp in SIMPLE_PP:
+            for tp in range(per_node, 0, -1):
+                if per_node % tp == 0:
+                    layout = {"parallel.tp": tp, "parallel.pp": pp, "parallel.zero": zero}
+                    yield {**layout, "training.recompute": "full"}
+
+
+def _written(layout: LayoutSettings) -> dict[str, Any]:
+    """The settings of a layout that a job file names: the main ones, and those not at default."""
+    values = layout._asdict()
+    values = {name: v for name, v in values.items() if name not in PLAIN or v != PLAIN[name]}
+    micro, recompute = values.pop("micro_batch_size"), values.pop("recompute")
+    if layout.pp == 1:
+        values.pop("schedule", None)
+    names = [name for name in ("tp", "pp", "cp", "dp") if name in values]
+    ordered = {f"parallel.{name}": values.pop(name) for name in names}
+    ordered |= {f"parallel.{name}": value for name, value in values.items()}
+    return {**ordered, "training.micro_batch_size": micro, "training.recompute": recompute}

@@ -1,0 +1,71 @@
+"""A job file that a person goes on with: TOML whose comments say what each line means.
+
+A comment is the description that docs/reference.md has of the key, or a reason of this very job,
+such as where a number comes from. By hand, the setting `parallel.tp` of 8 becomes in its table
+
+    tp = 8  # tensor-parallel size
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from mpctl.render.console import NamedRows, get_console, say
+from mpctl.spec.choices import description_of
+
+WIDTH = 100
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """What a job file says. about: lines of the comment that it begins with; settings: by full
+    name, in the order in which they are written; reasons: comments in place of the descriptions, of
+    settings and of tables, by name."""
+
+    about: Sequence[str]
+    settings: Mapping[str, Any]
+    reasons: Mapping[str, str]
+
+
+def job_text(file: JobFile) -> str:
+    """The TOML text; `tomllib` reads the settings back."""
+    lines = [f"# {line}".rstrip() for line in file.about]
+    tables: dict[str, list[str]] = {"": []}
+    for name, value in file.settings.items():
+        table, _, key = name.rpartition(".")
+        comment = file.reasons.get(name) or description_of(name).partition(";")[0]
+        tables.setdefault(table, []).extend(_line(key, value, comment))
+    for table, rows in tables.items():
+        title = [f"[{table}]"] if table else []
+        reason = [f"# {line}" for line in wrap(file.reasons.get(table, ""), WIDTH - 2)]
+        lines += ["", *reason, *title, *rows] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _line(key: str, value: Any, comment: str) -> list[str]:
+    """`tp = 8  # tensor-parallel size`; a comment that is too long goes above."""
+    written = f"{key} = {_toml(value)}"
+    if not comment or len(written) + len(comment) + 4 <= WIDTH:
+        return [f"{written}  # {comment}" if comment else written]
+    return [*(f"# {line}" for line in wrap(comment, WIDTH - 2)), written]
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it: text, numbers, booleans and lists of them as JSON does, but for
+    DEL, which JSON leaves as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def print_written(path: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """Say what was written, with which choices, and the two commands that come next."""
+    say(f"wrote {path}")
+    get_console().print(NamedRows(rows), end="")
+    say("next")
+    for verb in ("plan", "launch"):
+        say(f"  mpctl {verb} {shlex.quote(str(path))}")
