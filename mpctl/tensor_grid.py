@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import isqrt, prod
 
 Axes = tuple[str, ...]
@@ -214,7 +214,11 @@ class TensorGrid:
 
     def weight_parts(self, dims: tuple[str, ...]) -> int:
         """Into how many parts a parameter is cut; each is held by `size / parts` ranks."""
-        return prod(map(self.parts, self.weight_axes(dims)))
+        return _weight_parts(self.mode, self._sizes, dims)
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[str, int], ...]:
+        return tuple(self.axes.items())
 
     def partial_kind(self, dims: tuple[str, ...]) -> str:
         """The kind of group (`groups`) over which the gradient of a parameter is a partial sum
@@ -246,3 +250,10 @@ class TensorGrid:
             axes = tuple(a for a in self.axes if a in self.sample_axes(inside=is_inside))
             kinds.setdefault(self.kind_of(axes), axes)
         return kinds
+
+
+@lru_cache(maxsize=1024)
+def _weight_parts(mode: str, sizes: tuple[tuple[str, int], ...], dims: tuple[str, ...]) -> int:
+    """Searches ask it half a million times."""
+    grid = TensorGrid(mode, dict(sizes))
+    return prod(map(grid.parts, grid.weight_axes(dims)))
