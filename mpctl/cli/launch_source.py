@@ -60,9 +60,12 @@ def _reopened(overrides: Mapping[str, object]) -> dict[str, object]:
     """The settings that job.json has filled in and that must be derived again for a new layout.
     The global batch stays, so that the run continues as the same run."""
     axes = ("parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp")
-    if not {*axes, "cluster.nodes", "cluster.gpus_per_node"} & set(overrides):
-        return {}
-    return dict.fromkeys(("parallel.dp", "cluster.gpus_per_node", "launch.threads_per_rank"))
+    opened: list[str] = []
+    if {*axes, "cluster.nodes", "cluster.gpus_per_node"} & set(overrides):
+        opened += ["parallel.dp", "cluster.gpus_per_node", "launch.threads_per_rank"]
+    if {"parallel.tp", "parallel.tensor_mode"} & set(overrides):
+        opened.append("parallel.tensor_depth")
+    return dict.fromkeys(opened)
 
 
 def require_same_model(plan: Plan, resumption: Resumption) -> None:

@@ -97,6 +97,29 @@ def test_another_layout_is_written_to_a_run_directory(
     assert mpctl([*again, "--set", f'data.corpus=["{corpus}"]']) == 0
 
 
+def test_a_checkpoint_of_0_1_0_is_written_for_a_grid(
+    run: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """A run of 2.5d goes on in 2d; the depth is none of its settings then."""
+    out, batch = tmp_path / "out", ["--set", "micro_batch_size=4", "--set", "global_batch_size=4"]
+    argv = ["reshard", str(run / "checkpoints/step-2"), str(out), "--tp", "8", *batch]
+    mode = ["--set", "tensor_mode=2.5d", "--set", "tensor_depth=2"]
+    (row,) = document(capsys, *argv, *mode)["checkpoints"]
+    assert (row["tp"], row["problems"]) == (8, [])
+    rows = document(capsys, "inspect", str(out))["parameters"]
+    dims = {row["name"]: row["dims"] for row in rows}
+    assert dims["embedding.word.weight"] == [0, 1] and dims["final_norm.weight"] == [0]
+    assert mpctl(["checkpoint", "inspect", str(out), "--parameters"]) == 0
+    assert "dim 0 and 1" in capsys.readouterr().out
+    job = json.loads((out / "job.json").read_text())["parallel"]
+    assert (job["tensor_mode"], job["tensor_depth"]) == ("2.5d", 2)
+    again = ["launch", "--resume", "--run-dir", str(out), "--dry-run", "--json", "--tp", "4"]
+    corpus = f'data.corpus=["{RECORDED.parent / "text.txt"}"]'
+    assert mpctl([*again, "--set", "tensor_mode=2d", "--set", corpus]) == 0
+    job = json.loads(capsys.readouterr().out)["job"]["parallel"]
+    assert (job["tp"], job["tensor_mode"], job["tensor_depth"]) == (4, "2d", None)
+
+
 def test_weights_is_a_former_name(tmp_path: Path, capsys: Capture) -> None:
     """`mpctl weights import` is still read; the list of commands has the name of today."""
     assert mpctl(["weights", "import", str(tmp_path), str(tmp_path / "out")]) == 2
