@@ -17,10 +17,11 @@ from mpctl.rules.check import Check, listed, refusal
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.topology import Topology
+from mpctl.topology import Group, Topology
 from mpctl.units import plural
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
+NAMED_RANKS = 32  # of a group that leaves its node
 WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
@@ -86,7 +87,7 @@ def node_rules(job: JobSpec) -> Iterator[Check]:
         yield Check(rule, "ok", where, "every tensor-parallel group stays on one node")
         return
     per_node = topology.gpus_per_node
-    named = " ".join(f"[{', '.join(map(str, group))}]" for group in shown)
+    named = " ".join(map(_members, shown))
     more = f" and {count - len(shown)} more" if count > len(shown) else ""
     noun = (
         "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
@@ -96,6 +97,12 @@ def node_rules(job: JobSpec) -> Iterator[Check]:
     more = "" if allowed else "--allow-tp-across-nodes to do it on purpose"
     check = refusal(rule, where, message, offer, more=more)
     yield replace(check, status="warning") if allowed else check
+
+
+def _members(group: Group) -> str:
+    """`[0, 4, 8, 12]`; of many ranks the first and the last."""
+    few = [*group[:3], "...", group[-1]] if len(group) > NAMED_RANKS else group
+    return f"[{', '.join(map(str, few))}]"
 
 
 def _tp_of_a_node(job: JobSpec, per_node: int) -> Offer:

@@ -104,6 +104,14 @@ def test_groups_says_what_is_listed_and_leaves_ranks_out_unless_asked(
     assert len(plan.get("ranks", range(16))) == 16
 
 
+def test_groups_of_a_grid_by_name(mpctl: Mpctl) -> None:
+    square = ("plan", "--tp", 4, "--tensor-mode", "2d", "--micro-batch-size", 2, "--json")
+    plan = document(mpctl(*square, "--groups", "row,tp"))
+    assert plan["groups"] == {"row": [[0, 2], [1, 3]], "tp": [[0, 1, 2, 3]]}
+    refused = mpctl(*square, "--groups", "depth")
+    assert "tp, col, row, cp, dp, pp" in refused.issues["unknown-group"]["hint"]
+
+
 def test_one_rank_with_every_group_it_is_in(mpctl: Mpctl) -> None:
     """Rank 5 is in stage 1, which no embedding group holds."""
     rank = document(mpctl("plan", "two-nodes-16-gpus", "--rank", 5, "--json"))
