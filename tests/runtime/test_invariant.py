@@ -3,8 +3,9 @@ with dropout on, give the losses of one process to 1e-5.
 
 The set: {tp 1, 2} x {pp 1, 2, 4} x {vpp 1, 2} x {dp 1, 2} x {cp 1, 2} x {zero 0..3} x {sequence
 parallel} x {schedules}, less what repeats another: sequence parallelism needs tp, ZeRO dp, a
-schedule stages, and interleaving is what two chunks a stage run. `make test` runs one layout of
-each kind, `make test-all` the whole.
+schedule stages, and interleaving is what two chunks a stage run. Besides, the grids of tensor
+parallelism in 2, 2.5 and 3 dimensions, alone and with the axes around them. `make test` runs a few
+layouts, `make test-all` the whole.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_axes import SHAPES
+from tests.runtime.test_tensor_modes import grid
 from tests.runtime.tiny import STEPS, column, tiny_job, train
 
 MOST_RANKS, SAME = 8, 1e-5
@@ -60,6 +62,15 @@ ALL = {ident(layout): layout for layout in layouts()}
 SHOWN = ("tp2-pp2-1f1b-sp", "pp2-vpp2-dp2-zero3-interleaved")
 OF_FAMILIES = ("tp2-sp", "cp2", "dp2-zero3", "pp2-1f1b", "tp2-pp2-dp2-zero1-zero-bubble")
 
+FULL, ZERO1 = {"training__recompute": "full"}, {"parallel__zero": 1}
+GRIDS: dict[str, dict[str, Any]] = {
+    "2d": grid("2d", 4), "2.5d": grid("2.5d", 4), "2.5d-deep": grid("2.5d", 8),
+    "3d": grid("3d", 8), "2d-full": grid("2d", 4, **FULL), "3d-full": grid("3d", 8, **FULL),
+    "2d-dp2-zero1": grid("2d", 4, dp=2, **ZERO1), "2d-pp2": grid("2d", 4, pp=2),
+    "2.5d-dp2-zero1-full": grid("2.5d", 4, dp=2, **ZERO1, **FULL),
+}  # fmt: skip
+OF_GRIDS = {"gpt": EIGHT, "llama": FAMILIES["llama"]}
+
 
 @pytest.fixture(scope="module")
 def one_process(data, tmp_path_factory):
@@ -102,3 +113,15 @@ def test_gpt(data, one_process, tmp_path: Path, name: str) -> None:
 def test_families(data, one_process, tmp_path: Path, family: str, name: str) -> None:
     found = strays(data, tmp_path, FAMILIES[family], ALL[name])
     assert found == pytest.approx(one_process(family, FAMILIES[family]), rel=SAME)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", OF_GRIDS)
+@pytest.mark.parametrize("name", GRIDS)
+def test_grids(data, one_process, tmp_path: Path, family: str, name: str) -> None:
+    """Two layers; test_tensor_modes.py compares gradients too, in float64."""
+    model = {**OF_GRIDS[family], "model__layers": 2}
+    found = strays(data, tmp_path, {**model, "training__micro_batch_size": 4}, GRIDS[name])
+    assert len(found) == STEPS
+    assert found == pytest.approx(one_process(f"{family} of two layers", model), rel=SAME)

@@ -14,6 +14,7 @@ from mpctl.runtime.process import is_echo
 from mpctl.runtime.train import Trainer
 from mpctl.spec.load import parse
 from tests.ranks import run_ranks
+from tests.runtime.test_tensor_modes import grid
 from tests.runtime.tiny import make_trainer, tiny_job
 
 
@@ -57,6 +58,7 @@ def _train_rank(
     raise AssertionError("nothing was found")
 
 
+SLOW = pytest.mark.slow
 CASES = [
     ("loss", 2, {"parallel__pp": 2, "cluster__gpus_per_node": 4},
      "the gradient norm of step 2 is nan: first on rank 2, its loss is nan, and its gradient of "),
@@ -64,6 +66,10 @@ CASES = [
     ("gradient", 1, {"parallel__zero": 3},
      "first on rank 1, its gradient of final_norm.weight is not finite"),
     ("parameter", 1, {}, "first on rank 1, its parameter "),
+    # a rank of a square whose loss is not the one that is counted
+    pytest.param("loss", 1, grid("2d", 4), "first on rank 1, its loss is nan", marks=SLOW),
+    pytest.param("gradient", 6, grid("3d", 8, training__micro_batch_size=4),
+                 "first on rank 6, its gradient of final_norm.weight", marks=SLOW),
 ]  # fmt: skip
 
 
@@ -71,7 +77,7 @@ CASES = [
 def test_the_rank_it_came_from_is_named(
     runs: Any, tmp_path: Path, poison: str, rank: int, changes: dict[str, Any], words: str
 ) -> None:
-    job = tiny_job(runs.data, 1, 2, training__steps=3, **changes)
+    job = tiny_job(runs.data, **{"dp": 2, "training__steps": 3, **changes})
     raw = job.model_dump(mode="json")
     found = run_ranks(_train_rank, job.world_size, raw, str(tmp_path), poison, rank)
     assert all(words in told["words"] for told in found), found

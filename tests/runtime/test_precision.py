@@ -11,15 +11,21 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_axes import SHAPES
+from tests.runtime.test_tensor_modes import grid
 from tests.runtime.tiny import column, tiny_job, train
 
 NEAR = 2e-3
 
 
-def curve(runs: Any, folder: Any, shape: str, dtype: str, tp: int = 1) -> list[float]:
+GRIDS = [("gpt", grid("2d", 4)), ("llama", grid("3d", 8, training__micro_batch_size=4))]
+
+
+def curve(
+    runs: Any, folder: Any, shape: str, dtype: str, tp: int = 1, **changes: Any
+) -> list[float]:
     job = tiny_job(
         runs.data, tp, training__dtype=dtype, training__steps=12, checkpoint__interval=0,
-        checkpoint__at_end=False, **SHAPES[shape],
+        checkpoint__at_end=False, **{**SHAPES[shape], **changes},
     )  # fmt: skip
     ranks = train(job, folder / f"{shape}-{dtype}-{tp}")
     return [*column(ranks), ranks[0]["records"][-1]["validation_loss"]]
@@ -36,3 +42,15 @@ def test_bf16_tracks_float32(runs: Any, tmp_path: Any, shape: str) -> None:
     assert coarse == pytest.approx(exact, rel=NEAR)
     assert coarse != pytest.approx(exact, rel=1e-6)
     assert curve(runs, tmp_path, shape, "bf16", 2) == pytest.approx(exact, rel=NEAR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "how"), GRIDS)
+def test_bf16_over_a_grid_tracks_float32(
+    runs: Any, tmp_path: Any, shape: str, how: dict[str, Any]
+) -> None:
+    """Sums of 16-bit blocks are rounded at each step of a product."""
+    exact = curve(runs, tmp_path, shape, "fp32")
+    coarse = curve(runs, tmp_path, shape, "bf16", **how)
+    assert coarse == pytest.approx(exact, rel=NEAR)
+    assert coarse != pytest.approx(exact, rel=1e-6)
