@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mpctl.planning.schemas import StackSpans
 
 LISTED_MEMBERS = 8  # ranks and ranges of a group that are written out
+FOLDED_MEMBERS = 4  # of one of many groups
 SHORT_RUN = 3  # consecutive ranks up to which each is written out
 
 
@@ -37,11 +38,11 @@ def span_text(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}-{last}"
 
 
-def members_text(ranks: Sequence[int], *, whole: bool = False) -> str:
-    """A group's ranks in brackets, consecutive ones as ranges: `[0-7,64]`. Of many ranges the first
-    three and the last are written; whole: every rank, without ranges."""
+def members_text(ranks: Sequence[int], *, whole: bool = False, most: int = LISTED_MEMBERS) -> str:
+    """A group's ranks in brackets, consecutive ones as ranges: `[0-7,64]`. Of more than `most`
+    ranges the first three and the last are written; whole: every rank, without ranges."""
     parts = list(map(str, ranks)) if whole else _runs(ranks)
-    if not whole and len(parts) > LISTED_MEMBERS:
+    if not whole and len(parts) > most:
         parts = [*parts[:3], "...", parts[-1]]
     return f"[{','.join(parts)}]"
 
@@ -56,15 +57,27 @@ def _runs(ranks: Sequence[int]) -> list[str]:
 
 
 def groups_text(groups: Sequence[Sequence[int]], width: int) -> str:
-    """As many groups as fit in `width` characters, at least one, and the last one."""
+    """As many groups as fit in `width` characters, at least one; where some are left out the last
+    one too if it fits, and of each the first and the last members."""
+    shown = _fitting(groups, width, LISTED_MEMBERS)
+    if len(shown) == len(groups):
+        return " ".join(shown)
+    last = f"... {members_text(groups[-1], most=FOLDED_MEMBERS)}"
+    shown = _fitting(groups[:-1], width - len(last) - 1, FOLDED_MEMBERS)
+    has_room = len(shown[0]) + 1 + len(last) <= width
+    return " ".join([*shown, last if has_room else "..."])
+
+
+def _fitting(groups: Sequence[Sequence[int]], width: int, most: int) -> list[str]:
+    """The texts of as many groups as fit beside each other, at least one. A world may have a
+    million groups: no more are looked at."""
     shown: list[str] = []
     for group in groups:
-        text = members_text(group)
+        text = members_text(group, most=most)
         if shown and sum(map(len, shown)) + len(shown) + len(text) > width:
             break
         shown.append(text)
-    more = [f"... {members_text(groups[-1])}"] if len(shown) < len(groups) else []
-    return " ".join([*shown, *more])
+    return shown
 
 
 def layers_text(spans: Iterable[Sequence[int]]) -> str:

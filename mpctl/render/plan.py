@@ -1,7 +1,8 @@
-"""The plan as people read it: verdict and main figures first, then layout, traffic, memory, time.
+"""The plan as people read it: whether it fits and by how much, memory, time and checks first, then
+the layout, its groups and what they send.
 
-What repeats is folded: nodes, groups and stages that look alike stand once, and checks that passed
-by name. `--full` prints all of it.
+What repeats is folded: nodes, groups and stages that look alike stand once, a kind of group is one
+line, and checks that passed are counted. `--full` prints all of it.
 """
 
 from __future__ import annotations
@@ -27,13 +28,12 @@ from mpctl.render.console import NamedRows, get_console, plain_table
 from mpctl.render.fold import members_text, span_text, stage_layers_text
 from mpctl.render.plan_grid import grid_part
 from mpctl.render.plan_layout import groups_part, nodes_part, ranks_part
-from mpctl.render.plan_stages import stages_part
+from mpctl.render.plan_stages import memory_part, traffic_part
 from mpctl.rules.check import Check
 from mpctl.topology import Topology
-from mpctl.units import seconds_text
+from mpctl.units import bytes_text, plural, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.estimate.step import StepTime
     from mpctl.planning.schemas import RankDocument
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "bold yellow"), "error": ("✗", "bold red")}
@@ -55,37 +55,76 @@ def print_plan(
 def _paragraphs(
     plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
 ) -> Iterator[RenderableType]:
-    yield _headline(plan, topology)
-    yield NamedRows(_facts(plan))
+    estimate = plan.estimate
+    yield _headline(plan)
+    yield NamedRows(_figures(plan))
     yield from _warnings(plan)
+    yield Text("")
+    yield NamedRows(_facts(plan))
+    if estimate is not None:
+        yield memory_part(estimate, full=full)
     yield Text("")
     yield from nodes_part(plan, topology, full=full)
     yield from grid_part(plan, topology)
     yield from groups_part(topology, kinds, full=full)
     if ranks:
         yield ranks_part(plan, topology)
-    if plan.estimate is not None:
-        yield from stages_part(plan.estimate, topology, full=full)
-        yield from _time_part(plan.estimate.time)
-    yield from _checks(plan, full=full)
+    if estimate is not None:
+        yield from traffic_part(estimate, topology)
+    if full:
+        yield _checks_table(plan)
 
 
-def _headline(plan: Plan, topology: Topology) -> Text:
-    """The model and its layout, and whether it fits."""
+def _headline(plan: Plan) -> Text:
+    """The model and its layout, and whether it fits, by how much."""
     name, sizes = model_name(plan.job), sizes_text(plan.job)
     mark, style = FITS[plan.fits]
     title = f"{name}: {sizes}" if name else sizes
-    return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
+    return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}{_room(plan)}", style))
+
+
+def _room(plan: Plan) -> str:
+    """What the fullest device has left, or lacks; nothing where it is not known."""
+    device = plan.job.cluster.device
+    if plan.fits is None or plan.estimate is None or device is None:
+        return ""
+    left = device.memory_bytes - plan.estimate.fullest_stage.device_bytes
+    return f": {bytes_text(abs(left))} {'to spare' if left >= 0 else 'too much'}"
+
+
+def _figures(plan: Plan) -> Iterator[tuple[str | Text, str]]:
+    """Memory, step time with its parts, speed, and how many checks passed."""
+    figures = dict(main_figures(plan))
+    if "memory" in figures:
+        yield "memory", figures.pop("memory")
+    for name, text in figures.items():
+        yield name, text
+        if name == "step time":
+            yield from _parts(plan)
+    passed = sum(check.status == "ok" for check in plan.checks)
+    others = len(plan.checks) - passed
+    noted = f", {plural(others, 'warning')} below" if others else ""
+    yield "checks", f"✓ {passed} passed{noted} (--full: what each found)"
+
+
+def _parts(plan: Plan) -> Iterator[tuple[str | Text, str]]:
+    """The step's seconds by part, and why they may be wrong."""
+    time = plan.estimate.time if plan.estimate else ""
+    if isinstance(time, str):
+        return
+    parts = time.parts().items()
+    yield "parts", ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
+    if time.extrapolates:
+        yield Text("extrapolated", "yellow"), "; ".join(time.extrapolates)
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Layout, model, training and the main figures, as name and text."""
+    """Layout, model and training, as name and text."""
     yield "layout", f"{placement_text(plan)}; {order_text(plan)}"
     if plan.estimate is None:
         return
     yield "model", model_text(plan.estimate)
     yield "training", training_text(plan.job)
-    yield from main_figures(plan)
 
 
 def _warnings(plan: Plan) -> Iterator[Text]:
@@ -104,31 +143,12 @@ def _check_text(check: Check) -> str:
     return check.message + (f" → {check.hint}" if check.hint else "")
 
 
-def _time_part(time: StepTime | str) -> Iterator[Text]:
-    """The step's seconds by part, and why they may be wrong."""
-    if isinstance(time, str):
-        return
-    parts = time.parts().items()
-    shown = ", ".join(f"{name} {seconds_text(value)}" for name, value in parts if value)
-    yield Text.assemble(("\nStep time ", "bold"), (seconds_text(time.total), "bold"), f": {shown}")
-    if time.extrapolates:
-        yield Text(f"extrapolated: {'; '.join(time.extrapolates)}", "yellow")
-
-
-def _checks(plan: Plan, *, full: bool) -> Iterator[RenderableType]:
-    if full:
-        table = plain_table("\nChecks", ("", "rule", "answer"), left=("", "rule", "answer"))
-        for check in plan.checks:
-            mark, style = MARKS[check.status]
-            table.add_row(Text(mark, style=style), check.rule, Text(_check_text(check)))
-        yield table
-        return
-    passed = [check.rule for check in plan.checks if check.status == "ok"]
-    mark, style = MARKS["ok"]
-    yield Text.assemble(
-        ("\nChecks passed ", "bold"), (f"{mark} ", style), f"{', '.join(passed)}",
-        ("   (--full: what each found)", "dim"),
-    )  # fmt: skip
+def _checks_table(plan: Plan) -> RenderableType:
+    table = plain_table("\nChecks", ("", "rule", "answer"), left=("", "rule", "answer"))
+    for check in plan.checks:
+        mark, style = MARKS[check.status]
+        table.add_row(Text(mark, style=style), check.rule, Text(_check_text(check)))
+    return table
 
 
 def print_rank(document: RankDocument) -> None:

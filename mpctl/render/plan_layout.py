@@ -22,7 +22,7 @@ from mpctl.topology import Topology
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 SHOWN_NODES, GPUS_A_ROW = 4, 8
-GROUPS_WIDTH = 48  # characters of the column of members
+GROUPS_WIDTH = 54  # characters of the column of members, which with the others make 80
 
 
 def nodes_part(plan: Plan, topology: Topology, *, full: bool) -> Iterator[RenderableType]:

@@ -26,14 +26,11 @@ SHOWN_ENDS = 2
 SIZES = ("states", "activations", "temporary", "allocated", "on device")
 
 
-def stages_part(
-    estimate: Estimate, topology: Topology, *, full: bool
-) -> Iterator[RenderableType]:  # fmt: skip
-    """Traffic of a block and between stages, and the memory of one rank of each stage."""
+def traffic_part(estimate: Estimate, topology: Topology) -> Iterator[RenderableType]:
+    """What a block sends over tp, and stages send each other."""
     for block in estimate.blocks:
         yield _block_table(block) if block.mode == "1d" else _grid_table(block)
     yield from _pipeline(estimate, topology)
-    yield _memory(estimate, full=full)
 
 
 def _block_table(block: BlockTraffic) -> RenderableType:
@@ -95,7 +92,8 @@ def _pipeline(estimate: Estimate, topology: Topology) -> Iterator[RenderableType
                style="dim")  # fmt: skip
 
 
-def _memory(estimate: Estimate, *, full: bool) -> Table:
+def memory_part(estimate: Estimate, *, full: bool) -> Table:
+    """The memory of one rank of each stage; of many stages those alike together, but for full."""
     memory = estimate.memory
     columns = ("stage", "layers", "params", *SIZES)
     title = "\nMemory of one rank, by stage, at its peak"

@@ -35,9 +35,14 @@ def test_members_of_a_group(ranks: list[int], text: str) -> None:
 
 def test_groups_that_have_no_room_are_left_out_but_the_last() -> None:
     groups = [range(s, s + 8) for s in range(0, 1024, 8)]
-    assert groups_text(groups, 14) == "[0-7] [8-15] ... [1016-1023]"
+    assert groups_text(groups, 28) == "[0-7] [8-15] ... [1016-1023]"
+    assert groups_text(groups, 27) == "[0-7] ... [1016-1023]"
+    assert groups_text(groups, 14) == "[0-7] ..."
     assert groups_text(groups[:2], 60) == "[0-7] [8-15]"
-    assert groups_text(groups[:1], 0) == "[0-7]"
+    assert groups_text(groups[:1], 1) == "[0-7]"
+    strided = [range(s, 64 + s, 8) for s in range(8)]
+    assert groups_text(strided, 40) == "[0,8,16,...,56] ... [7,15,23,...,63]"
+    assert groups_text(strided[:2], 60) == "[0,8,16,24,32,40,48,56] [1,9,17,25,33,41,49,57]"
 
 
 def test_layers_at_equal_distances_are_folded() -> None:
