@@ -24,20 +24,22 @@ class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
     kernels: whose kernels run (estimate/saved_activations.py). value: bytes of an element of the
-    training dtype. micro_batch: samples of a micro batch; batch: those of them that this rank of tp
-    computes. seq, decoder_seq: positions of this rank of cp. hidden: of this rank, between the
-    layers. inner: columns of the queries on this rank of tp; kv: of keys and values together;
-    heads, ffn, vocab: likewise; table_rows: rows of the word table, with padding. kv_heads: of the
-    whole model. mode: of tensor parallelism; side: ranks along an axis of its grid, q or l, 1 in
-    1d. feature_parts: into how many parts heads are cut. splits: whether sequence parallelism is
-    on. input_parts: into how many parts the saved input of a recomputed
-    layer is cut among the ranks of tp; 0 where it is offloaded from the device.
+    training dtype. micro_batch: samples of a micro batch; looked_up: those whose words this rank of
+    tp looks up in its part of the table; batch: those that it computes. seq, decoder_seq: positions
+    of this rank of cp. hidden: of this rank, between the layers. inner: columns of the queries on
+    this rank of tp; kv: of keys and values together; heads, ffn, vocab: likewise; table_rows: rows
+    of the word table, with padding. kv_heads: of the whole model. mode: of tensor parallelism;
+    side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts: into how many parts heads
+    are cut. splits: whether sequence parallelism is on. input_parts: into how many parts the saved
+    input of a recomputed layer is cut among the ranks of tp; 0 where it is offloaded from the
+    device.
     """
 
     kernels: KernelSet
     is_cuda: bool
     value: int
     micro_batch: int
+    looked_up: int
     batch: int
     seq: int
     decoder_seq: int
@@ -95,12 +97,15 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     tp, cp, grid = p.tp, p.cp, layout.grid
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
+    table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])
+    is_narrowed = grid.mode == "1d"  # on a grid logits of pad rows are made, and not looked at
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
         kernels=kernel_set(memory.kernels, t.runtime),
         is_cuda=is_cuda(job),
         value=max(2, DTYPE_BYTES[t.dtype]),
         micro_batch=t.micro_batch_size,
+        looked_up=sizes["batch"] * table_parts if grid.mode != "1d" else sizes["batch"],
         batch=sizes["batch"],
         seq=sizes["seq"],
         decoder_seq=sizes["decoder_seq"],
@@ -109,8 +114,8 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         kv=2 * model.kv_heads * model.head_size // features,
         heads=model.heads // features,
         ffn=model.ffn // features,
-        vocab=min(vocab // features, model.vocab),
-        table_rows=vocab // grid.parts(grid.weight_axes(("vocab", "hidden"))[0]),
+        vocab=min(vocab // features, model.vocab) if is_narrowed else vocab // features,
+        table_rows=vocab // table_parts,
         head_size=model.head_size,
         kv_heads=model.kv_heads,
         mode=grid.mode,

@@ -22,6 +22,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
+from mpctl.estimate.product_memory import (
+    head_bytes,
+    lookup_bytes,
+    matrix_bytes,
+    product_bytes,
+    table_bytes,
+)
 from mpctl.estimate.saved_activations import (
     batch_activations,
     entry_activations,
@@ -158,7 +165,7 @@ def _chunk(
     has_both_ends = any(p.entry is not None for p in parts) and any(
         p.exit is not None for p in parts
     )
-    table = shapes.hidden * shapes.table_rows * shapes.value
+    table = table_bytes(shapes)
     remaining = peak = split_peak = saved
     waiting = deferred = 0.0
     for part, of_part in zip(reversed(parts), reversed(pieces), strict=True):
@@ -169,8 +176,9 @@ def _chunk(
             deferred += piece.number * piece.deferred
             waiting = table if is_tied and has_both_ends else 0.0
         if part.entry is not None:
-            peak = max(peak, remaining + waiting + table)
-            split_peak = max(split_peak, remaining + waiting + deferred + table)
+            looked_up = lookup_bytes(shapes, part.seq)
+            peak = max(peak, remaining + waiting + looked_up)
+            split_peak = max(split_peak, remaining + waiting + deferred + looked_up)
     batch = shapes.bytes_of(batch_activations(arrays))
     return ChunkBytes(saved + batch, peak + batch, deferred, split_peak + batch)
 
@@ -212,13 +220,14 @@ def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> Lay
     mlp = _bytes_of_part(shapes, layer.recomputed if is_whole else layer.saved, SavedPart.MLP)
     scores = _bytes_of_part(shapes, (*layer.saved, *layer.recomputed), SavedPart.SCORES)
     repeated = again - (own if shapes.input_parts == 1 else 0) if is_whole else 0.0
-    inner, matrix = rows * shapes.ffn * shapes.value, shapes.hidden * shapes.ffn * shapes.value
+    inner, matrix = rows * shapes.ffn * shapes.value, matrix_bytes(shapes, shapes.ffn)
     gathers = 2 * stream if shapes.splits else 0.0
-    product = inner + matrix + gathers
+    product = product_bytes(shapes, x=inner, w=matrix, y=own) + gathers
     around_mlp = own * (1 + shapes.dropout)
     if any(attention.is_cross for attention in attentions):
         around_mlp += shapes.batch * shapes.seq * shapes.hidden * shapes.value  # source's gradient
     in_mlp = around_mlp + max(5 * inner if shapes.is_gated else 0, product)
+    in_mlp = max(in_mlp, own + _in_up(shapes, inner, matrix, stream))
     copies = 3 if shapes.kernels != "mpctl" else 2 if attentions[0].has_sample_mask else 1
     behind = (repeated or again) - mlp + own + scores * copies
     temporary = max(repeated + in_mlp, behind)
@@ -230,6 +239,15 @@ def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> Lay
     split_temporary = max(repeated + split_mlp, behind + of_mlp + row)
     deferred = of_mlp + _attentions_deferred(shapes, attentions, rows, own)
     return LayerBytes(saved, temporary, deferred, split_temporary)
+
+
+def _in_up(shapes: ActivationShapes, inner: int, matrix: int, stream: int) -> float:
+    """Bytes in the backward of the MLP's first product, less what the rest of the MLP has freed;
+    in 1d it takes less than the second one's."""
+    if shapes.mode == "1d":
+        return 0.0
+    columns = 2 if shapes.is_gated else 1
+    return product_bytes(shapes, x=stream, w=columns * matrix, y=columns * inner) - inner
 
 
 def _bytes_of_part(
@@ -266,6 +284,9 @@ def _loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float
     working = shapes.wide * (logits if logits <= block else 2 * block)
     if shapes.wide == shapes.value and logits <= block:
         working = 0  # in place
+    if shapes.mode != "1d":
+        table = table_bytes(shapes)
+        return max(working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value))
     gathers = 2 * stream if shapes.splits else 0.0
     padded = shapes.table_rows if shapes.table_rows > shapes.vocab else 0
     table = (shapes.vocab + padded) * shapes.hidden * shapes.value

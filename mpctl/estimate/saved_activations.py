@@ -116,7 +116,7 @@ def entry_activations(
     """An embedding's activations: the ids that were looked up, the dropout mask, and what the
     family adds (`saved`)."""
     rows = ("batch", seq)
-    words = SavedTensor("words", ("micro_batch", seq), "index", 1 if shapes.tp > 1 else 0)
+    words = SavedTensor("words", ("looked_up", seq), "index", 1 if shapes.tp > 1 else 0)
     mask = SavedTensor("embedding mask", (*rows, "hidden"), "mask", is_outer=True)
     return (words, *(mask,) * shapes.dropout, *saved)
 

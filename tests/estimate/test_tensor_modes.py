@@ -13,6 +13,13 @@ from mpctl.estimate.message import Message
 from mpctl.estimate.messages import StepMessages, step_messages
 from mpctl.estimate.network import Network
 from mpctl.estimate.p2p import transfers
+from mpctl.estimate.product_memory import (
+    head_bytes,
+    lookup_bytes,
+    matrix_bytes,
+    product_bytes,
+    table_bytes,
+)
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
@@ -222,3 +229,29 @@ def test_a_broadcast_passes_whole_along_a_ring() -> None:
         for kind in ("broadcast", "reduce", "all_gather")
     }
     assert found == pytest.approx({"broadcast": 83e-6, "reduce": 83e-6, "all_gather": 63e-6})
+
+
+def test_buffers_of_a_product_by_hand() -> None:
+    """x 8, w 4, y 2 bytes. 2d, q=2: dX with a buffer and two partial dW, 8 + 8 + 2 x 4, or two
+    partial dX and a buffer of w, 20; q=3: two buffers and three sums, 8 + 16 + 12, or 24 + 8.
+    3d, l=2: gathered 4, 2 x 8 and 2 x 16, and dX 8."""
+    shapes = {mode: activation_shapes(layout_of(grid)) for mode, grid in GRIDS.items()}
+    shapes["1d"] = activation_shapes(layout_of())
+    shapes["3x3"] = shapes["2d"]._replace(side=3)
+    bytes_of = {mode: product_bytes(own, x=8, w=4, y=2) for mode, own in shapes.items()}
+    assert bytes_of == {"1d": 12, "2d": 24, "2.5d": 24, "3x3": 36, "3d": 60}
+    assert head_bytes(shapes["2d"], x=8, w=4, y=20) == 20 + 4 + 8 + 2 * 4
+    assert head_bytes(shapes["3d"], x=8, w=4, y=20) == 2 * (20 + 8 + 16) + 8
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_parts_of_matrices_and_words_are_those_of_the_parameters(mode: str) -> None:
+    layout = layout_of(GRIDS[mode])
+    shapes, stack = activation_shapes(layout), layout.table.stacks[0]
+    of = {w.name: 4 * w.local_numel(layout.grid) for w in stack.block.weights}
+    assert matrix_bytes(shapes, shapes.ffn) == of["mlp.up.weight"] == of["mlp.down.weight"]
+    assert table_bytes(shapes) == 4 * stack.entry.weights[0].local_numel(layout.grid)
+    vectors = shapes.looked_up * 128 * shapes.hidden * 4  # before samples are scattered
+    lookup = next(m for m in StepMessages.of(layout).layers.end(layout.table.flows[0].entry))
+    assert (lookup.what, lookup.bytes) == ("embedding.word", vectors)
+    assert lookup_bytes(shapes, "seq") == vectors + max(vectors, table_bytes(shapes))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mpctl.launch.summary import compare_memory
+from mpctl.layout.topology import job_topology
 from mpctl.rehearsal.rehearse import rehearse
 from mpctl.rundir.summary import STATES
 from mpctl.spec.job import JobSpec
@@ -107,6 +108,52 @@ def test_zero_bubble_with_full_recomputation_is_as_planned(model: str, tp: int, 
         account = rehearse(job, topology, topology.rank(tp=0, cp=0, dp=0, pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
+
+
+# fmt: off
+GRIDS: dict[str, dict[str, Any]] = {
+    "2d": {"tp": 4, "parallel__tensor_mode": "2d"},
+    "2d-3x3": {"tp": 9, "parallel__tensor_mode": "2d", "model__hidden": 288, "model__heads": 9,
+               "training__micro_batch_size": 18, "training__global_batch_size": 36},
+    "2.5d": {"tp": 8, "parallel__tensor_mode": "2.5d"},
+    "3d": {"tp": 8, "parallel__tensor_mode": "3d"},
+}
+LOADS: dict[str, dict[str, Any]] = {
+    "plain": {}, "full": FULL, "dry-full": {**DRY, **FULL}, "selective": SELECTIVE, "cuda": CUDA,
+    "pp2": PP2, "words": {"model__vocab": 8000, **DRY},
+    "matrices": {"model__seq_length": 32, **DRY},
+}
+# fmt: on
+QUICK_GRIDS = {("gpt", "2d", "matrices"), ("llama", "3d", "dry-full")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "load"),
+    [
+        pytest.param(
+            shape, grid, load, marks=[pytest.mark.slow] * ((shape, grid, load) not in QUICK_GRIDS)
+        )
+        for shape in ("gpt", "llama") for grid in GRIDS for load in LOADS
+    ],
+)  # fmt: skip
+def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> None:
+    """Buffers of a product in steps, gathered parts, words and logits: what is there for a moment
+    is a larger part of the memory of a rank that has 1/P of what is kept."""
+    changes = {**WIDE, "model__heads": 8, "training__micro_batch_size": 16,
+               "training__global_batch_size": 32, **GRIDS[grid], **LOADS[load]}  # fmt: skip
+    if shape == "llama":
+        own = {k: v for k, v in SHAPES["llama"].items() if k not in changes}
+        parts = changes["model__heads"] // (3 if grid == "2d-3x3" else 2)
+        changes |= {**own, "model__kv_heads": parts, "model__ffn": 2 * changes["model__hidden"]}
+    ranks = changes["tp"] * changes.get("parallel__pp", 1)
+    job = load_job(None, settings(**changes, cluster__gpus_per_node=ranks))
+    topology = job_topology(job)
+    for stage, memory in enumerate(tiny_plan(job).estimate.memory):
+        account = rehearse(job, topology, topology.rank(pp=stage))
+        assert account["failure"] is None, "".join(account["failure"]["traceback"])
+        assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
+        assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.03)
+        assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
 
 
 def _watched(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, int | None]:
