@@ -126,12 +126,16 @@ def reshard(
     pp: Annotated[
         int | None, typer.Option(min=1, help="Pipeline-parallel size; as saved by default.")
     ] = None,
+    tensor_mode: Annotated[
+        str | None,
+        typer.Option(help="How tp splits matrices: 1d, 2d, 2.5d or 3d; as saved by default."),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="Any other setting of OUT's job, such as tensor_mode=2d; repeatable.",
+            help="Any other setting of OUT's job, such as micro_batch_size=4; repeatable.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -146,10 +150,11 @@ def reshard(
     from mpctl.render.tasks import TaskBar
     from mpctl.runs.checkpoints import find_checkpoints, list_document
 
-    found = find_checkpoints(path)
+    found, mode = find_checkpoints(path), [f"tensor_mode={tensor_mode}"] if tensor_mode else []
+    settings = [*mode, *(set_ or [])]
     with ended_by_signals("nothing was written"), TaskBar(after=PATIENCE, lines=True) as bar:
         reshard_checkpoint(
-            found.newest, out, tp=tp, pp=pp, settings=set_ or (), on_progress=bar.update
+            found.newest, out, tp=tp, pp=pp, settings=settings, on_progress=bar.update
         )
     _print_list(list_document(find_checkpoints(out)), as_json=as_json)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 from typer.core import TyperGroup
@@ -67,18 +67,18 @@ def usage_issue(error: Any, words: str) -> Issue:
     if option is None or not hasattr(error, "possibilities"):
         return Issue("usage", option or "command line", words)
     command = error.ctx.command_path if error.ctx else "mpctl"
-    takes_job = error.ctx and any(
-        "--set" in parameter.opts for parameter in error.ctx.command.params
-    )
-    hint = _setting_hint(option) if takes_job else ""
+    parameters = error.ctx.command.params if error.ctx else []
+    known = {name for parameter in parameters for name in parameter.opts}
+    hint = _setting_hint(option, known) if "--set" in known else ""
     if not hint and error.possibilities:
         hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
     hint = hint or f"`{command} --help` lists all options"
     return Issue("usage", option, f"{command} has no such option", hint)
 
 
-def _setting_hint(option: str) -> str:
-    """A hint at the flag or setting that other software calls by this name; empty without one."""
+def _setting_hint(option: str, known: Collection[str]) -> str:
+    """A hint at the flag or setting that is meant by this name, here or in other software; empty
+    without one. known: the command's options."""
     from mpctl.cli.options import FLAGS
     from mpctl.spec.names import full_name
     from mpctl.spec.synonyms import MEANT
@@ -87,5 +87,6 @@ def _setting_hint(option: str) -> str:
     setting = MEANT.get(name, full_name(name))
     if setting == name:
         return ""
-    flag = next((flag.option for flag in FLAGS if flag.setting == setting), None)
-    return f"use {flag.split('/')[0]}" if flag else f"use --set {setting}=VALUE"
+    flags = (flag.option.split("/")[0] for flag in FLAGS if flag.setting == setting)
+    flag = next((flag for flag in flags if flag in known), f"--set {setting}=VALUE")
+    return f"use {flag}"

@@ -103,7 +103,7 @@ def test_a_checkpoint_of_0_1_0_is_written_for_a_grid(
     """A run of 2.5d goes on in 2d; the depth is none of its settings then."""
     out, batch = tmp_path / "out", ["--set", "micro_batch_size=4", "--set", "global_batch_size=4"]
     argv = ["reshard", str(run / "checkpoints/step-2"), str(out), "--tp", "8", *batch]
-    mode = ["--set", "tensor_mode=2.5d", "--set", "tensor_depth=2"]
+    mode = ["--tensor-mode", "2.5d", "--set", "tensor_depth=2"]
     (row,) = document(capsys, *argv, *mode)["checkpoints"]
     assert (row["tp"], row["problems"]) == (8, [])
     rows = document(capsys, "inspect", str(out))["parameters"]
@@ -115,7 +115,7 @@ def test_a_checkpoint_of_0_1_0_is_written_for_a_grid(
     assert (job["tensor_mode"], job["tensor_depth"]) == ("2.5d", 2)
     again = ["launch", "--resume", "--run-dir", str(out), "--dry-run", "--json", "--tp", "4"]
     corpus = f'data.corpus=["{RECORDED.parent / "text.txt"}"]'
-    assert mpctl([*again, "--set", "tensor_mode=2d", "--set", corpus]) == 0
+    assert mpctl([*again, "--tensor-mode", "2d", "--set", corpus]) == 0
     job = json.loads(capsys.readouterr().out)["job"]["parallel"]
     assert (job["tp"], job["tensor_mode"], job["tensor_depth"]) == (4, "2d", None)
 

@@ -76,6 +76,11 @@ def test_a_command_without_a_job_hints_at_no_setting(mpctl: Mpctl) -> None:
     assert "--set" not in said.issues["usage"]["hint"]
 
 
+def test_a_hint_names_no_flag_that_the_command_lacks(mpctl: Mpctl) -> None:
+    said = mpctl("checkpoint", "reshard", "run", "out", "--micro-batch-size", "1", "--json")
+    assert said.issues["usage"]["hint"] == "use --set training.micro_batch_size=VALUE"
+
+
 LONG = "x" * 300  # more than a file system allows in a name
 
 
