@@ -91,7 +91,8 @@ def search(
     """Find the fastest layouts of JOB that fit, of all layouts that its runtime can run.
 
     tp with its mode, cp, pp, chunks, schedule, micro batch, recomputation, sequence parallelism,
-    ZeRO, order and balance are searched; a flag fixes its setting (mpctl search JOB --tp 8).
+    ZeRO, order and balance are searched; a flag fixes its setting (mpctl search JOB --tp 8), and so
+    does a job with a tensor mode other than 1d.
 
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
     estimated; 3 there are legal layouts, but none fits the devices' memory.

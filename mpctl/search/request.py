@@ -43,13 +43,24 @@ def read_request(
     source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], largest: Mapping[str, int]
 ) -> SearchRequest:
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
-    of a layout are fixed, any other setting is the job's. Raises InputError."""
+    of a layout are fixed, as is a tensor mode other than 1d that the job itself has; any other
+    setting is the job's. Raises InputError."""
     typed = {**overrides, **parse_settings(fix)}
     loaded = load_partial(source, typed)
     job = require_job(loaded)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
+    fixed = {**_own_mode(job, fixed), **fixed}
     _require_searchable(job)
     return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings)
+
+
+def _own_mode(job: JobSpec, fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensor mode of a job that sets another than 1d, with the depth that it sets."""
+    p = job.parallel
+    if p.tensor_mode == "1d" or "tensor_mode" in fixed:
+        return {}
+    depth = {"tensor_depth": p.tensor_depth} if p.tensor_depth else {}
+    return {"tensor_mode": p.tensor_mode, **depth}
 
 
 def _value(job: JobSpec, where: str) -> Any:

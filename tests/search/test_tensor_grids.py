@@ -119,6 +119,16 @@ def test_a_mode_is_fixed_like_any_setting(fixed: list[str], found: set[Any]) -> 
     assert {(n.tensor_mode, n.tp, n.tensor_depth) for n in space.layouts()} == found
 
 
+def test_a_job_file_that_sets_a_mode_keeps_it(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('[parallel]\ntensor_mode = "2.5d"\ntensor_depth = 2\n', "utf-8")
+    kept = read_request(str(path), JOB, [], {})
+    assert kept.fixed == {"tensor_mode": "2.5d", "tensor_depth": 2}
+    assert {(n.tensor_mode, n.tp) for n in kept.space().layouts()} == {("2.5d", 8)}
+    other = read_request(str(path), JOB, ["tensor_mode=2d"], {})
+    assert {(n.tensor_mode, n.tp) for n in other.space().layouts()} == {("2d", 4)}
+
+
 def test_the_evaluator_gives_what_plan_gives_and_bounds_are_below() -> None:
     space = SearchSpace(job_of(training__global_batch_size=64))
     evaluator = LayoutEvaluator(space)
