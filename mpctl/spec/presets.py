@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,12 @@ def _folders() -> Iterator[tuple[Path, bool]]:
 def preset_names(kind: Kind) -> list[str]:
     """The names of a kind's presets, sorted."""
     return list(preset_files(kind))
+
+
+@cache
+def bundled_names(kind: Kind) -> frozenset[str]:
+    """The names of a kind's bundled presets, which are read once: they do not change."""
+    return frozenset(path.stem for path in (presets_root() / kind).glob("*.toml"))
 
 
 def find_file(kind: Kind, name: str) -> PresetFile | None:

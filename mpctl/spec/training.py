@@ -17,7 +17,7 @@ from mpctl.spec.base import (
     Probability,
     StrictModel,
 )
-from mpctl.spec.presets import find_file, name_or_path, preset_names
+from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -25,7 +25,7 @@ RecomputeMode = Literal["none", "selective", "full"]
 def _known_runtime(name: str) -> str:
     """The name or the path of a runtime preset; the error lists all names, as pydantic does for a
     Literal."""
-    if find_file("runtimes", name) is None:
+    if name not in bundled_names("runtimes") and find_file("runtimes", name) is None:
         names = preset_names("runtimes")
         *others, last = (f"'{known}'" for known in names)
         expected = f"{', '.join(others)} or {last}" if others else last
