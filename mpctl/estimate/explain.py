@@ -40,7 +40,8 @@ def _figures(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
     for stack, flow in zip(layout.table.stacks, layout.table.flows, strict=True):
         if flow.last is not None:
             work = clock.operators.block(stack, flow.last)
-            yield from _layer(f"time.{stack.figure_name}", work)
+            beside = "gradients of weights" if layout.grid.mode == "1d" else "their own products"
+            yield from _layer(f"time.{stack.figure_name}", work, beside)
     for stage, row in enumerate(clock.passes):
         for chunk, found in enumerate(row):
             prefix = f"time.stage-{stage}" + (f".chunk-{chunk}" if len(row) > 1 else "")
@@ -73,17 +74,14 @@ def _rates(clock: StepTimeModel, time: StepTime) -> Iterator[Figure]:
         )  # fmt: skip
 
 
-def _layer(prefix: str, times: OpTimes) -> Iterator[Figure]:
+def _layer(prefix: str, times: OpTimes, beside: str) -> Iterator[Figure]:
+    """beside: what may hide messages over tp in backward."""
     for name, seconds, formula in (
         ("forward", times.forward, "matrix products, attention, element-wise kernels"),
         ("inputs", times.dgrad, "gradients of inputs, and recomputation"),
         ("weights", times.wgrad, "gradients of weights, and adding them up"),
         ("tp_forward", times.tp_forward, "messages over tp"),
-        (
-            "tp_backward",
-            times.tp_backward,
-            "messages over tp that gradients of weights do not hide",
-        ),
+        ("tp_backward", times.tp_backward, f"messages over tp that {beside} do not hide"),
         ("cp_forward", times.cp_forward, "messages over cp"),
         ("cp_backward", times.cp_backward, "messages over cp"),
         ("host_forward", times.host_forward, "launching kernels"),

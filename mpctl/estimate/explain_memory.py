@@ -43,8 +43,18 @@ def _layer(form: ActivationShapes, prefix: str, kept: tuple[SavedTensor, ...]) -
         yield _bytes(prefix, form.bytes_of(kept), "sum of the tensors below", parts, PAPER)
     for name, own in found.items():
         numbers = " + ".join(_product(form, tensor) for tensor in own)
-        formula = " + ".join(" x ".join((*tensor.dims, tensor.width)) for tensor in own)
+        formula = " + ".join(_formula(form, tensor) for tensor in own)
         yield _bytes(f"{prefix}.{name}", form.bytes_of(own), formula, numbers, PAPER)
+
+
+def _formula(form: ActivationShapes, tensor: SavedTensor) -> str:
+    """`batch x seq x hidden x value`; on a grid with the parts that it cuts them into."""
+    parts: dict[str, int] = {}
+    if form.mode != "1d":
+        parts = dict.fromkeys(("inner", "kv", "heads", "ffn"), form.feature_parts)
+        parts |= {"batch": form.micro_batch // form.batch, "hidden": form.side}
+    dims = (f"{dim} / {parts[dim]}" if dim in parts else dim for dim in tensor.dims)
+    return " x ".join((*dims, tensor.width))
 
 
 def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
@@ -70,8 +80,10 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: list[ChunkBytes]) -> I
                  f"{parallel.schedule}: micro batches in flight x what one keeps for backward",
                  f"{stage.in_flight} x {kept}", PAPER)
     most = bytes_text(max(chunk.temporary for chunk in chunks))
+    is_grid = parallel.tensor_mode != "1d"
+    weights = "blocks of products under way" if is_grid else "gathered weights"
     yield _bytes(f"{prefix}.temporary", stage.working_bytes,
-                 "gradients of activations, recomputed tensors, gathered weights, messages",
+                 f"gradients of activations, recomputed tensors, {weights}, messages",
                  f"{most} in a backward, and messages under way")
     yield _bytes(f"{prefix}.software", stage.lasting_bytes,
                  "buffers that the training software keeps", bytes_text(stage.lasting_bytes),

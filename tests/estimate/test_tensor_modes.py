@@ -23,6 +23,9 @@ from mpctl.estimate.product_memory import (
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
+from mpctl.planning.estimate_document import communication_entry
+from mpctl.planning.explain import explain
+from mpctl.planning.plan import make_plan
 from mpctl.spec.runtime import OverlapShares, get_profile
 from tests.jobs import job_of
 
@@ -255,3 +258,21 @@ def test_parts_of_matrices_and_words_are_those_of_the_parameters(mode: str) -> N
     lookup = next(m for m in StepMessages.of(layout).layers.end(layout.table.flows[0].entry))
     assert (lookup.what, lookup.bytes) == ("embedding.word", vectors)
     assert lookup_bytes(shapes, "seq") == vectors + max(vectors, table_bytes(shapes))
+
+
+@pytest.mark.parametrize("mode", GRIDS)
+def test_a_plan_explains_a_grid_by_part_axis_and_kind(mode: str) -> None:
+    """What is explained is what JSON has, and the block is the sum of its rows."""
+    plan = make_plan(layout_of(GRIDS[mode]).job)
+    assert plan.estimate is not None, plan.errors
+    entry = communication_entry(plan.estimate)
+    figures = {f.name: f.value for f in explain(plan, ["communication.block", "memory.blocks"])}
+    for sum_of, key in (("volume", "volume_bytes"), ("ring", "ring_bytes_per_rank")):
+        told = figures.pop(f"communication.block.{sum_of}")
+        rows = {n: v for n, v in figures.items() if n.startswith("communication.block.")}
+        assert told == entry["layer"][key]
+        assert told == sum(value for name, value in rows.items() if name.endswith(f".{sum_of}"))
+    formulas = {f.name: f.formula for f in explain(plan, ["memory.blocks"])}
+    samples = RANKS[mode] // 2
+    assert formulas["memory.blocks.queries"] == f"batch / {samples} x seq x inner / 2 x value"
+    assert formulas["memory.blocks.mlp-input"] == f"batch / {samples} x seq x hidden / 2 x value"
