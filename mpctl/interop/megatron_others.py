@@ -16,7 +16,8 @@ NEUTRAL = {
     "--expert-model-parallel-size": ("1",), "--expert-tensor-parallel-size": ("1",),
     "--rotary-percent": ("1.0",), "--tensor-parallel-num-weight-shards": ("1",),
     "--num-distributed-optimizer-instances": ("1",), "--mtp-num-layers": ("0",),
-    "--cpu-offloading-num-layers": ("0",), "--optimizer": ("adam",),
+    "--cpu-offloading-num-layers": ("0",), "--optimizer": ("adam",), "--cp-comm-type": ("p2p",),
+    "--vocab-extra-ids": ("0",),
 }  # fmt: skip
 _LAYOUT = re.compile(r"parallel|pipeline|virtual|fsdp|sharding|sharded|expert|moe|shard-")
 _HARMLESS = {
@@ -31,16 +32,20 @@ _SHAPE = {
     "--num-experts", "--mtp-num-layers", "--multi-latent-attention", "--squared-relu",
     "--quick-geglu", "--openai-gelu", "--qk-layernorm", "--qk-l2-norm", "--add-qkv-bias",
     "--rotary-percent", "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
-    "--hybrid-override-pattern", "--hybrid-attention-ratio", "--is-hybrid-model", "--spec",
+    "--hybrid-override-pattern", "--is-hybrid-model", "--spec",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
     "--experimental-attention-variant", "--linear-attention-freq", "--window-size", "--yaml-cfg",
     "--encoder-num-layers", "--decoder-num-layers", "--encoder-seq-length", "--decoder-seq-length",
     "--padded-vocab-size", "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
     "--rampup-batch-size", "--step-batch-size-schedule", "--train-samples", "--optimizer",
-    "--fp4-format", "--recompute-mtp", "--cpu-offloading-num-layers",
+    "--fp4-format", "--cpu-offloading-num-layers",
     "--fine-grained-activation-offloading", "--freeze-all-layers", "--lr-warmup-fraction",
-    "--lr-warmup-samples", "--lr-decay-samples", "--fp32-residual-connection",
+    "--lr-warmup-samples", "--lr-decay-samples", "--lr-wsd-decay-samples",
+    "--fp32-residual-connection", "--num-distributed-optimizer-instances", "--cp-comm-type",
+    "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-position-embedding", "--no-rope-freq",
+    "--window-attn-skip-freq", "--mrope-section", "--init-method-xavier-uniform",
 }  # fmt: skip
+ALL_NAMED = frozenset(_SHAPE | _HARMLESS | NEUTRAL.keys())
 
 
 def neutral(flag: str, values: tuple[str, ...]) -> bool:

@@ -1,0 +1,119 @@
+"""Our table of flags beside Megatron-LM's parser: a record of it, and the parser itself.
+
+The parser is in the wheel of megatron-core 0.19.2, with much that it imports; it is installed
+by hand (Python 3.12): `pip install --no-deps megatron-core==0.19.2 triton`. What needs it is
+skipped elsewhere. Beyond parsing it asks the GPU's generation where tp, cp or the stage
+of ZeRO is above 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.interop.from_megatron import COUNTS
+from mpctl.interop.megatron_flags import PLAIN_FLAGS
+from mpctl.interop.megatron_others import ALL_NAMED, refusal_of
+from mpctl.interop.registry import emit_plan
+from mpctl.planning.plan import Plan
+from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
+
+FILE = Path(__file__).parents[1] / "recorded" / "megatron_flags.json"
+RECORD: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))["flags"]
+KINDS: dict[str, Any] = {"int": int, "float": float}
+PLANS = {**LAYOUTS, "example": EXAMPLE}
+# Read as well: flags of older versions, which are gone from 0.19.
+GONE = {"--no-async-tensor-model-parallel-allreduce"}
+
+
+def plan_named(name: str) -> Plan:
+    return plan_of({}, base=EXAMPLE) if name == "example" else plan_of(LAYOUTS[name])
+
+
+def words_of(plan: Plan) -> list[str]:
+    """The flags as the program gets them."""
+    text = emit_plan(plan, "megatron").text.replace("\\\n", " ")
+    words = shlex.split(text, comments=True)
+    return words[words.index("pretrain_gpt.py") + 1 :]
+
+
+def recorded_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for name, row in RECORD.items():
+        if row["kind"] == "switch":
+            parser.add_argument(name, action="store_true")
+        else:
+            kind = KINDS.get(row["kind"], str)
+            parser.add_argument(name, type=kind, nargs=row.get("nargs"), choices=row.get("choices"))
+    return parser
+
+
+@pytest.mark.parametrize("flag", PLAIN_FLAGS, ids=lambda flag: flag.flag)
+def test_kind_and_default_are_megatron_s(flag: Any) -> None:
+    row = RECORD[flag.flag]
+    kinds = {int: ("int", "float"), float: ("float",), str: ("str", "enum_type_handler")}
+    assert row["kind"] in kinds[flag.kind]
+    if flag.flag != "--attention-backend":  # auto: flash where it can be
+        assert flag.default == row.get("default")
+    assert set((flag.words or {}).values()) <= set(row.get("choices", ()))
+
+
+def test_every_flag_that_is_read_or_refused_is_one_of_megatron_s() -> None:
+    assert {*COUNTS, *ALL_NAMED} - GONE - {*RECORD} == set()
+    for name, count in COUNTS.items():
+        row = RECORD.get(name, {"kind": "switch" if count == 0 else "str"})
+        assert (row["kind"] == "switch") == (count == 0), name
+
+
+def test_every_flag_with_a_layout_s_word_is_decided() -> None:
+    """What changes the layout is read, refused or known to be harmless; nothing is passed over."""
+    words = ("parallel-size", "pipeline", "virtual", "sharding-strategy", "fsdp", "expert")
+    named = {name for name in RECORD if any(word in name for word in words)}
+    assert len(named) > 40
+    passed = {n for n in named - {*COUNTS} - {*ALL_NAMED} if refusal_of(n, ("2",)) is None}
+    assert passed == set()
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_recorded_parser_takes_what_is_written(name: str) -> None:
+    plan = plan_named(name)
+    got, job = recorded_parser().parse_args(words_of(plan)), plan.job
+    assert got.tensor_model_parallel_size == job.parallel.tp
+    assert got.pipeline_model_parallel_size == job.parallel.pp
+    assert got.global_batch_size == job.training.global_batch_size
+    assert got.num_layers == (job.model.layers if job.model else None)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_megatron_s_own_parser_takes_what_is_written(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = pytest.importorskip(
+        "megatron.training.arguments", exc_type=ImportError,
+        reason="megatron-core with its training arguments is not installed",
+    )  # fmt: skip
+    plan = plan_named(name)
+    job, p = plan.job, plan.job.parallel
+    text = emit_plan(plan, "megatron").text
+    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *words_of(plan)])
+    monkeypatch.setenv("WORLD_SIZE", str(job.world_size))
+    monkeypatch.setenv("RANK", "0")
+    if "CUDA_DEVICE_MAX_CONNECTIONS=1 " in text:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    args = arguments.parse_args()
+    assert args.context_parallel_size == job.parallel.cp
+    if (p.tp > 1 or p.cp > 1 or p.zero > 1) and not torch.cuda.is_available():
+        return
+    arguments.validate_args(args)
+    assert args.data_parallel_size == job.sizes["dp"]
+    assert (args.virtual_pipeline_model_parallel_size or 1) == job.parallel.vpp
+    assert args.global_batch_size == job.training.global_batch_size
+    assert args.params_dtype == {"fp32": torch.float, "fp16": torch.half}.get(
+        job.training.dtype, torch.bfloat16
+    )
