@@ -80,7 +80,7 @@ EmitOption = Annotated[
     typer.Option(
         metavar="LAUNCHER",
         help="Print the plan as another launcher takes it, what differs as comments: megatron, "
-        "accelerate or torch.",
+        "megatron-bridge, torchtitan, deepspeed, accelerate, nanotron, colossalai or torch.",
     ),
 ]
 FromOption = Annotated[

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import WIDTH, EmitTarget
@@ -49,20 +50,25 @@ Flags = Iterator[str]
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
-    job = plan.job
-    yield from SAYABLE.refusals(plan)
-    legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(job.training.dtype, ("fp32", "bf16"))
-    if (reduced := job.training.reduced_dtype) not in legal and job.training.dtype != "fp64":
-        message = f"Megatron-LM reduces gradients of {job.training.dtype} in {' or '.join(legal)}"
+    yield from megatron_refusals(plan, SAYABLE, SAYABLE.launcher)
+
+
+def megatron_refusals(plan: Plan, sayable: Sayable, who: str) -> Iterator[Issue]:
+    """What Megatron-Core cannot be told of a plan; who: the launcher, for messages."""
+    job, training = plan.job, plan.job.training
+    yield from replace(sayable, launcher=who).refusals(plan)
+    legal = {"fp32": ("fp32",), "fp16": ("fp16", "fp32")}.get(training.dtype, ("fp32", "bf16"))
+    if (reduced := training.reduced_dtype) not in legal and training.dtype != "fp64":
+        message = f"{who} reduces gradients of {training.dtype} in {' or '.join(legal)}"
         yield refused("gradient_dtype", reduced, message, f"use gradient_dtype {legal[0]}")
-    if job.training.partition_activations and job.parallel.tp == 1:
-        message = "Megatron-LM distributes saved activations over tp, which is 1"
+    if training.partition_activations and job.parallel.tp == 1:
+        message = f"{who} distributes saved activations over tp, which is 1"
         yield refused("partition_activations", "true", message, "use partition_activations false")
-    if job.training.seed == 0:
-        message = "Megatron-LM takes seeds above 0"
+    if training.seed == 0:
+        message = f"{who} takes seeds above 0"
         yield Issue("emit-seed", "training.seed", f"0, and {message}", "use seed 1 or above")
     if job.model is not None:
-        yield from model_refusals(job.model, "Megatron-LM")
+        yield from model_refusals(job.model, who)
 
 
 def model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
@@ -120,19 +126,25 @@ def _body(plan: Plan) -> str:
     return command([*_launch_words(job), "pretrain_gpt.py"], groups)
 
 
-def command(words: list[str], groups: Iterable[Iterable[str]]) -> str:
+def command(words: Iterable[str], groups: Iterable[Iterable[str]]) -> str:
     """A command over several lines; each group of words begins a line. The words of torchrun stand
     as they are, those of the groups are quoted where a shell would read more into them."""
-    lines = [" ".join(words)]
+    lines = list(_broken(words))
     for group in groups:
-        line = ""
-        for word in map(shlex.quote, group):
-            if line and word.startswith("--") and len(line) + len(word) > WIDTH - 20:
-                lines.append(line)
-                line = ""
-            line = f"{line} {word}" if line else f"    {word}"
-        lines += [line] if line else []
-    return " \\\n".join(lines)
+        lines += _broken(map(shlex.quote, group))
+    return " \\\n    ".join(lines)
+
+
+def _broken(words: Iterable[str]) -> Iterator[str]:
+    """Words over lines, each new one beginning with a flag."""
+    line = ""
+    for word in words:
+        if line and word.startswith("--") and len(line) + len(word) > WIDTH - 25:
+            yield line
+            line = ""
+        line = f"{line} {word}" if line else word
+    if line:
+        yield line
 
 
 def _launch_words(job: JobSpec) -> list[str]:

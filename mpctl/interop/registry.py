@@ -3,18 +3,28 @@
 A new one is a module with a row here: what it cannot say (refusals), its comments and its text.
 
 >>> sorted(TARGETS)[:2]
-['accelerate', 'megatron']
+['accelerate', 'colossalai']
 """
 
 from __future__ import annotations
 
 from mpctl.errors import InputError
-from mpctl.interop import accelerate, megatron, torch_mesh
+from mpctl.interop import (
+    accelerate,
+    bridge,
+    colossalai,
+    deepspeed,
+    megatron,
+    nanotron,
+    torch_mesh,
+    torchtitan,
+)
 from mpctl.interop.emitted import EmittedPlan
 from mpctl.planning.plan import Plan
 from mpctl.rules.check import listed
 
-TARGETS = {t.name: t for t in (megatron.TARGET, accelerate.TARGET, torch_mesh.TARGET)}
+_ROWS = (megatron, bridge, torchtitan, deepspeed, accelerate, nanotron, colossalai, torch_mesh)
+TARGETS = {row.TARGET.name: row.TARGET for row in _ROWS}
 
 
 def emit_plan(plan: Plan, target: str) -> EmittedPlan:

@@ -117,6 +117,16 @@ def refused_model(key: str, value: object, message: str, hint: str) -> Issue:
     return Issue(f"emit-{key.replace('_', '-')}", f"model.{key}", f"{value}, and {message}", hint)
 
 
+def uneven_setting(plan: Plan) -> str | None:
+    """The setting of `parallel` by which pipeline stages hold unequal numbers of layers, if any."""
+    counts = {sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()}
+    if len(counts) < 2:
+        return None
+    ends = ("first_stage_layers", "last_stage_layers", "embedding_is_layer", "loss_is_layer")
+    given = (key for key in ends if getattr(plan.job.parallel, key))
+    return next(given, "stage_balance")
+
+
 def used_axes(order: str, job: JobSpec) -> tuple[str, ...]:
     """The axes of more than one rank in an order, those that it leaves out last.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +88,22 @@ def test_a_plan_that_does_not_fit_is_still_emitted_and_exits_3(mpctl: Mpctl) -> 
     said = mpctl("plan", JOB, *small, "--emit", "megatron")
     assert said.code == 3
     assert "# does not fit: stage 0 needs" in said.out
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "other-launchers.md").read_text("utf-8")
+SHOWN = re.findall(r"^```\n\$ mpctl ([^\n]*)\n(.*?)^```$", DOCUMENT, re.M | re.S)
+
+
+def without_figures(text: str) -> str:
+    """On one line, with every figure of memory alike: those change with the estimate."""
+    return re.sub(r"[\d.]+ [KMGT]iB", "some GiB", " ".join(text.replace("#", " ").split()))
+
+
+@pytest.mark.parametrize(("line", "output"), SHOWN, ids=[line[-30:] for line, _ in SHOWN])
+def test_the_document_shows_what_is_printed(mpctl: Mpctl, line: str, output: str) -> None:
+    said = mpctl(*shlex.split(line))
+    assert without_figures(said.out or said.err) == without_figures(output)
+
+
+def test_the_document_shows_every_target() -> None:
+    assert {line.split()[-1] for line, _ in SHOWN} == {*TARGETS}

@@ -1,0 +1,147 @@
+"""A plan as Colossal-AI's HybridParallelPlugin, or as its legacy config in 2D, 2.5D and 3D.
+
+Spelling and limits: colossalai 0.5.0, booster/plugin/hybrid_parallel_plugin.py and
+legacy/context/parallel_context.py. dp_outside says whether dp or pp varies slowest; sequences are
+split over tp (`split_gather`) or over ranks of their own (`ring_attn`), not both; ZeRO 0 to 2, at
+most 1 in a pipeline. The legacy config numbers ranks tp, pp, dp.
+
+By hand, tp 4 in mode 2d and pp 2: parallel = dict(pipeline=dict(size=2),
+tensor=dict(size=4, mode="2d")).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mpctl.errors import Issue
+from mpctl.interop.emitted import EmitTarget
+from mpctl.interop.notes import plan_notes, schedule_note, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.sayable import Sayable, find_order, refused, uneven_setting
+from mpctl.interop.texts import Value, python_call
+from mpctl.layout.topology import job_grid, zero_stage
+from mpctl.planning.plan import Plan
+from mpctl.spec.job import JobSpec
+
+INSIDE, OUTSIDE = "tp-cp-dp-pp", "tp-cp-pp-dp"
+SAYABLE = Sayable(
+    "Colossal-AI", orders=(INSIDE, OUTSIDE), zero=(0, 1, 2), zero_in_pipeline=(0, 1),
+    recompute=("none", "full"), tensor_modes=("1d", "2d", "2.5d", "3d"),
+)  # fmt: skip
+LEGACY = replace(
+    SAYABLE, launcher="Colossal-AI's legacy API", orders=(OUTSIDE,), cp=False, zero=(0,),
+    zero_in_pipeline=(0,), recompute=("none",), dtypes=("fp32", "fp16"),
+)  # fmt: skip
+
+
+def _is_grid(plan: Plan) -> bool:
+    return plan.job.parallel.tensor_mode != "1d"
+
+
+def _refusals(plan: Plan) -> Iterator[Issue]:
+    p, t = plan.job.parallel, plan.job.training
+    yield from (LEGACY if _is_grid(plan) else SAYABLE).refusals(plan)
+    if p.cp > 1 and p.sequence_parallel and p.tp > 1:
+        message = "Colossal-AI splits sequences over cp or over tp, not over both"
+        yield refused("sequence_parallel", "true", message, "use --no-sequence-parallel, or cp 1")
+    setting = uneven_setting(plan)
+    if setting is not None and (p.vpp > 1 or _is_grid(plan)):
+        message = "Colossal-AI takes the layers of a stage for one chunk a rank alone"
+        yield refused(setting, getattr(p, setting), message, "use stages of equal layers")
+    if not _is_grid(plan) and t.reduced_dtype not in ("fp32", t.dtype):
+        message = "Colossal-AI reduces gradients in fp32 or in the data type"
+        yield refused("gradient_dtype", t.reduced_dtype, message, "use fp32")
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    job = plan.job
+    yield from plan_notes(plan)
+    yield from vocabulary_note(job)
+    yield from zero_note(job)
+    yield from schedule_note(job, ("1f1b", "interleaved"), "1F1B")
+    yield from sequence_note(job, "Colossal-AI")
+    if _is_grid(plan):
+        yield (
+            f"tensor_mode {job.parallel.tensor_mode} is in colossalai.legacy alone, whose layers "
+            "(colossalai.legacy.nn) the model must be made of; launch with "
+            "colossalai.legacy.launch_from_torch(config=FILE)"
+        )
+        return
+    yield _batch_advice(job)
+    if job.training.recompute == "full":
+        yield "recompute full: model.gradient_checkpointing_enable() before booster.boost"
+    if job.parallel.cp > 1:
+        yield "approximated: ring attention in zigzag order, over tp's neighbours"
+
+
+def _batch_advice(job: JobSpec) -> str:
+    size, count = job.training.micro_batch_size, job.num_microbatches
+    if job.parallel.pp > 1:
+        return f"give each booster.execute_pipeline {size * count} samples of a replica"
+    return f"batches of {size}, and an optimizer step after {count} backward passes"
+
+
+def _body(plan: Plan) -> str:
+    if _is_grid(plan):
+        return "\n".join(_legacy_lines(plan.job))
+    call = python_call("HybridParallelPlugin", dict(_arguments(plan)))
+    imports = "from colossalai.booster.plugin import HybridParallelPlugin"
+    needs_torch = "torch." in call
+    return "\n".join([*(["import torch"] if needs_torch else []), imports, "", f"plugin = {call}"])
+
+
+def _arguments(plan: Plan) -> Iterator[tuple[str, Value]]:
+    job, p, t = plan.job, plan.job.parallel, plan.job.training
+    yield from (("tp_size", p.tp), ("pp_size", p.pp))
+    if p.cp > 1:
+        yield from (("sp_size", p.cp), ("enable_sequence_parallelism", True))
+        yield "sequence_parallelism_mode", "ring_attn"
+    elif p.sequence_parallel and p.tp > 1:
+        yield from (("sp_size", 1), ("enable_sequence_parallelism", True))
+        yield "sequence_parallelism_mode", "split_gather"
+    yield from (("precision", t.dtype), ("zero_stage", zero_stage(job)))
+    if p.pp > 1:
+        yield from _pipeline(plan)
+    if job.model is not None:
+        yield "enable_flash_attention", job.model.attention == "flash"
+        yield "make_vocab_size_divisible_by", job.model.vocab_divisor
+    yield "max_norm", t.clip_norm
+    if t.dtype == "fp16":
+        yield from (("initial_scale", t.loss_scale), ("min_scale", t.min_loss_scale))
+        yield "growth_interval", t.loss_scale_window
+    yield "overlap_communication", p.overlap_gradients
+    yield "dp_outside", find_order(job, (INSIDE, OUTSIDE)) == OUTSIDE
+
+
+def _pipeline(plan: Plan) -> Iterator[tuple[str, Value]]:
+    p = plan.job.parallel
+    yield "pp_style", "interleaved" if p.vpp > 1 else "1f1b"
+    yield "num_model_chunks", p.vpp
+    yield "microbatch_size", plan.job.training.micro_batch_size
+    if p.vpp == 1 and plan.stages is not None:
+        yield "num_layers_per_stage", [stop - start for ((start, stop),) in plan.stages]
+
+
+def _legacy_lines(job: JobSpec) -> Iterator[str]:
+    """The legacy config: pipeline and tensor sizes, micro batches, precision, clipping."""
+    p, t = job.parallel, job.training
+    depth = job_grid(job).axes.get("depth")
+    more = f", depth={depth}" if depth else ""
+    yield "parallel = dict("
+    yield f"    pipeline=dict(size={p.pp}),"
+    yield f'    tensor=dict(size={p.tp}, mode="{p.tensor_mode}"{more}),'
+    yield ")"
+    yield f"BATCH_SIZE = {t.micro_batch_size * (job.num_microbatches if p.pp > 1 else 1)}"
+    if p.pp > 1:
+        yield f"NUM_MICRO_BATCHES = {job.num_microbatches}"
+    elif job.num_microbatches > 1:
+        yield f"gradient_accumulation = {job.num_microbatches}"
+    if p.vpp > 1:
+        yield f"model = dict(num_chunks={p.vpp})"
+    if t.dtype == "fp16":
+        yield "from colossalai.legacy.amp import AMP_TYPE"
+        yield "fp16 = dict(mode=AMP_TYPE.NAIVE)"
+    yield f"clip_grad_norm = {t.clip_norm}"
+
+
+TARGET = EmitTarget("colossalai", "Colossal-AI 0.5", "python", _refusals, _notes, _body)

@@ -1,0 +1,178 @@
+"""A plan as a config function of torchtitan, which edits a Trainer.Config.
+
+Spelling and limits: torchtitan 0.3.0, config/configs.py, distributed/parallel_dims.py and
+pipeline_parallel.py. Ranks are numbered tp, cp, dp_shard, dp_replicate, pp, tp fastest; states are
+sharded over dp_shard x cp. FSDP that never gathers again is ZeRO 2, always ZeRO 3; in a pipeline
+gradients are reduced once a step, and parameters stay whole by default, which is ZeRO 1's traffic.
+
+By hand, 80 layers in 4 stages of 5 chunks: pipeline_parallel_layers_per_stage 80 / 20 = 4, with no
+layers less on the first and last stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mpctl.errors import Issue
+from mpctl.interop.emitted import EmitTarget
+from mpctl.interop.llama_shapes import llama_refusals
+from mpctl.interop.notes import (
+    plan_notes,
+    schedule_note,
+    sequence_note,
+    vocabulary_note,
+    zero_note,
+)
+from mpctl.interop.sayable import Sayable, refused
+from mpctl.interop.texts import Value, python_call
+from mpctl.layout.topology import zero_stage
+from mpctl.planning.plan import Plan
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+
+SAYABLE = Sayable(
+    "torchtitan", zero=(0, 2, 3), zero_in_pipeline=(0, 1, 2, 3), dtypes=("fp32", "bf16"),
+    dropout=False,
+)  # fmt: skip
+SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "gpipe": "GPipe"}
+RESHARD = {1: "default", 2: "never", 3: "always"}
+RECOMPUTE = {
+    "none": "None", "selective": "SelectiveAC.Config()", "full": "FullAC.Config()",
+}  # fmt: skip
+# Models of its llama3 with a config function: layers, hidden, ffn, heads, kv heads.
+FLAVORS = {
+    (32, 4096, 14336, 32, 8): "llama3_8b", (80, 8192, 28672, 64, 8): "llama3_70b",
+    (126, 16384, 53248, 128, 8): "llama3_405b",
+}  # fmt: skip
+FLAVOR_BASE, FLAVOR_VOCAB = 500000.0, 128256
+
+
+def _refusals(plan: Plan) -> Iterator[Issue]:
+    job = plan.job
+    yield from SAYABLE.refusals(plan)
+    if job.sizes["cp"] > 1 and zero_stage(job) == 0:
+        message = "torchtitan shards over cp wherever it is above 1"
+        yield refused("zero", 0, message, "use zero 2 or 3")
+    if job.training.reduced_dtype != "fp32":
+        message = "torchtitan reduces gradients in fp32"
+        yield refused("gradient_dtype", job.training.reduced_dtype, message, "use fp32")
+    if job.model is not None:
+        yield from llama_refusals(job.model, "torchtitan")
+
+
+def _notes(plan: Plan) -> Iterator[str]:
+    job = plan.job
+    yield from plan_notes(plan)
+    yield from vocabulary_note(job, divisor=0)
+    yield from zero_note(job)
+    yield from schedule_note(job, tuple(SCHEDULES), "1F1B")
+    yield from sequence_note(job, "torchtitan")
+    if job.parallel.pp > 1 and zero_stage(job):
+        yield "in a pipeline gradients are reduced once, after all micro batches of a step"
+    if job.training.recompute == "selective":
+        yield "approximated: SelectiveAC saves products and collectives, not all but attention"
+    yield from _model_notes(job.model)
+    yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
+    yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
+
+
+def _model_notes(model: ModelSpec | None) -> Iterator[str]:
+    if model is None:
+        yield "no model is named: lay_out edits the config of any model"
+        return
+    if _flavor(model) is None:
+        yield (
+            f"no config of this shape in torchtitan 0.3: give lay_out one of {model.layers} "
+            f"layers, hidden {model.hidden}, ffn {model.ffn}, {model.heads} heads and "
+            f"{model.kv_heads} kv heads"
+        )
+    elif (model.rotary_base, model.vocab) != (FLAVOR_BASE, FLAVOR_VOCAB):
+        yield (
+            f"rotary base {FLAVOR_BASE:.0f} and vocabulary {FLAVOR_VOCAB} there, "
+            f"{model.rotary_base:.0f} and {model.vocab} in the plan"
+        )
+
+
+def _flavor(model: ModelSpec | None) -> str | None:
+    if model is None or model.tied_embeddings:
+        return None
+    shape = (model.layers, model.hidden, model.ffn, model.heads, model.kv_heads)
+    return FLAVORS.get(shape)
+
+
+def _body(plan: Plan) -> str:
+    job, flavor = plan.job, _flavor(plan.job.model)
+    lines = [
+        "from torchtitan.config import ParallelismConfig",
+        "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
+        *([f"from torchtitan.models.llama3.config_registry import {flavor}"] if flavor else []),
+        "", "",
+        "def lay_out(config):",
+        f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
+        f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
+        *(f"    config.training.{key} = {value}" for key, value in _training(job)),
+        "    return config",
+    ]  # fmt: skip
+    if flavor:
+        lines += ["", "", "def mpctl_plan():", f"    return lay_out({flavor}())"]
+    return "\n".join(lines)
+
+
+def _training(job: JobSpec) -> Iterator[tuple[str, str]]:
+    """Batches in samples; a pipeline's local batch is all micro batches of a step."""
+    t = job.training
+    passes = job.num_microbatches if job.parallel.pp > 1 else 1
+    yield "local_batch_size", str(t.micro_batch_size * passes)
+    yield "global_batch_size", str(t.global_batch_size)
+    if job.model is not None:
+        yield "seq_len", str(job.model.seq_length)
+    yield "steps", str(t.steps)
+    yield "max_norm", str(t.clip_norm)
+    kind = {"fp32": "float32", "bf16": "bfloat16"}[t.dtype]
+    yield "mixed_precision_param", f'"{kind}"'
+
+
+def _parallelism(plan: Plan) -> dict[str, Value]:
+    job, p = plan.job, plan.job.parallel
+    stage = zero_stage(job)
+    values: dict[str, Value] = {
+        "tensor_parallel_degree": p.tp,
+        "enable_sequence_parallel": p.sequence_parallel,
+        "context_parallel_degree": p.cp,
+        "data_parallel_shard_degree": job.sizes["dp"] if stage else 1,
+        "data_parallel_replicate_degree": 1 if stage else job.sizes["dp"],
+    }
+    if stage:
+        values["fsdp_reshard_after_forward"] = RESHARD[stage]
+    if p.pp == 1:
+        return values
+    schedule = "interleaved" if p.vpp > 1 else p.schedule
+    return values | {
+        "pipeline_parallel_degree": p.pp,
+        "pipeline_parallel_schedule": SCHEDULES.get(schedule, SCHEDULES["1f1b"]),
+        "pipeline_parallel_microbatch_size": job.training.micro_batch_size,
+        **_stage_layers(plan),
+    }
+
+
+def _stage_layers(plan: Plan) -> dict[str, Value]:
+    """Equal stages by their number of layers, others by the names of their modules."""
+    p, stages = plan.job.parallel, plan.stages
+    if stages is None:
+        return {}
+    parts = [span for chunk in zip(*stages, strict=True) for span in chunk]
+    is_even = p.stage_balance == "even" and not (p.first_stage_layers or p.last_stage_layers)
+    ends = int(p.embedding_is_layer), int(p.loss_is_layer)
+    if is_even:
+        return {
+            "pipeline_parallel_layers_per_stage": (parts[-1][1] + sum(ends)) // len(parts),
+            "pipeline_parallel_first_stage_less_layers": ends[0],
+            "pipeline_parallel_last_stage_less_layers": ends[1],
+        }
+    names = [[f"layers.{n}" for n in range(*span)] for span in parts]
+    names[0].insert(0, "tok_embeddings")
+    names[-1] += ["norm", "lm_head"]
+    return {"module_fqns_per_model_part": names}
+
+
+TARGET = EmitTarget("torchtitan", "torchtitan 0.3", "python", _refusals, _notes, _body)
