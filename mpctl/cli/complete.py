@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
     from mpctl.spec.presets import Kind
 
 Completer = Callable[[str], list[str]]
-
+PLAIN = re.compile(r"[\w.+@%:/=,-]+")
 MARKS = (".mpctl-run", "job.json")  # of a run directory
 
 
 def _quiet(find: Callable[[str], Iterable[str]]) -> Completer:
-    """A completion that completes nothing where it fails, such as in an unreadable folder."""
+    """A completion that completes nothing where it fails, such as in an unreadable folder, and no
+    word that a shell might take for more than a word: files may have any name."""
 
     def completer(incomplete: str) -> list[str]:
         try:
-            return sorted(word for word in find(incomplete) if word.startswith(incomplete))
+            words = (word for word in find(incomplete) if word.startswith(incomplete))
+            return sorted(word for word in words if PLAIN.fullmatch(word))
         except (MpctlError, OSError):
             return []
 

@@ -115,6 +115,16 @@ def test_what_fails_completes_nothing(folder: Path, monkeypatch: pytest.MonkeyPa
     assert complete.preset_of("models")("gp") == []
 
 
+def test_a_name_that_a_shell_would_run_is_not_offered(folder: Path) -> None:
+    for name in ("$(true).toml", "`true`.toml", "a b.toml", "a\x1b[2J.toml", "a;true.toml"):
+        (folder / "presets" / "models" / name).parent.mkdir(exist_ok=True)
+        (folder / "presets" / "models" / name).write_text("", "utf-8")
+        (folder / name).write_text("", "utf-8")
+    offered = complete.preset_of("models")("")
+    assert "gpt2" in offered and "job.toml" in offered
+    assert not [name for name in offered if "true" in name or name.startswith("a")]
+
+
 def test_every_completed_value_is_legal() -> None:
     """Each word that is offered for a setting of training or of the layout is one that it takes."""
     refused = []
