@@ -152,7 +152,7 @@ def _recorded(run: RunDir, record: FailureRecord) -> Failure:
 
 
 def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
-    coords = job_topology(job).coords(rank)
+    coords = job_topology(job).whole_coords(rank)
     doing = run.doing(rank) or f"step {run.last_step() + 1}"
     return _failure(run, rank, coords, error, doing)
 

@@ -74,7 +74,7 @@ def rehearse(job: JobSpec, topology: Topology, rank: int) -> RehearsedRank:
     rehearsal = Rehearsal(short, topology, rank)
     account: RehearsedRank = {
         "rank": rank,
-        "coords": topology.coords(rank),
+        "coords": topology.whole_coords(rank),
         "failure": None,
         "micro_batches": job.num_microbatches,
         "micro_batches_run": short.num_microbatches,

@@ -102,7 +102,9 @@ def _groups_table(topology: Topology, kinds: list[str], *, whole: bool) -> Table
 
 def ranks_part(plan: Plan, topology: Topology) -> Table:
     """Every rank with its node, its coordinates and its layers."""
-    axes = [axis for axis in topology.order if topology.sizes[axis] > 1]
+    parts = topology.parts
+    names = (name for axis in topology.whole_order for name in (axis, *parts.get(axis, ())))
+    axes = [name for name in names if topology.group_size(name) > 1]
     columns = ("rank", "node", "local", *axes, "layers")
     table = plain_table("\nRanks", columns, left=("layers",))
     for rank in range(topology.world_size):

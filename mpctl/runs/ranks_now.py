@@ -39,7 +39,7 @@ def ranks_now(run: SavedRun, launcher: SavedLauncher | None) -> list[RankNow]:
         RankNow(
             rank=rank,
             host=hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
-            coords=topology.coords(rank),
+            coords=topology.whole_coords(rank),
             breadcrumb=_newer(directory.breadcrumb(rank), states.get(rank)),
             process=states[rank].process if rank in states else "",
         )

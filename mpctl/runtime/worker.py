@@ -102,7 +102,7 @@ class Worker:
     @property
     def coords(self) -> dict[str, int]:
         """This rank's coordinate on each axis."""
-        return self.topology.coords(self.rank_env.rank)
+        return self.topology.whole_coords(self.rank_env.rank)
 
     @property
     def activity(self) -> str:

@@ -73,6 +73,16 @@ def attempt(tmp_path: Path) -> Attempt:
 LOST = ConnectionError("Connection closed by peer [127.0.0.1]:4711")
 
 
+def test_a_rank_of_a_grid_is_named_by_its_place_in_it(attempt: Attempt) -> None:
+    attempt.job = load_job(None, {"parallel.tp": 4, "parallel.tensor_mode": "2d",
+                                  "training.micro_batch_size": 2})  # fmt: skip
+    attempt.raised(0, LOST)
+    attempt.raised(3, LOST)
+    attempt.summary({0: 1, 3: 1, 1: -15})
+    failure = attempt.failure()
+    assert failure.coords == {"tp": 2, "col": 0, "row": 1, "cp": 0, "dp": 0, "pp": 0}
+
+
 def test_a_rank_that_left_with_exit_code_0_is_blamed(attempt: Attempt) -> None:
     """Its peers lost it: two say so, and torchrun terminated the third, which says nothing."""
     attempt.raised(0, LOST)

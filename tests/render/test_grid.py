@@ -116,6 +116,9 @@ def test_the_terminal_shows_the_squares_and_what_the_axes_send(mpctl: Mpctl) -> 
     assert lines[at + 1 : at + 3] == [["0", "1", "4", "5"], ["2", "3", "6", "7"]]
     assert ["weight-output", "2", "4", "[0,1,4,5]", "[2,3,6,7]"] in lines
     assert "parts of what a layer reads" in said.out
+    ranks = [line.split() for line in mpctl(*cube, "--ranks").out.splitlines()]
+    at = ranks.index(["rank", "node", "local", "tp", "weight", "input", "output", "layers"])
+    assert ranks[at + 6] == ["5", "0", "5", "5", "1", "0", "1"]
     rank = mpctl(*cube, "--model", "gpt2", "--rank", 5).out
     assert "tp 5, weight 1, input 0, output 1" in rank
     assert "X: samples 1, hidden 384-767\nW: hidden 576-767, ffn 0-1535\n" in rank

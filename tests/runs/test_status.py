@@ -43,6 +43,13 @@ def going_on(run: Path, **launcher: Any) -> Path:
     return run
 
 
+def test_ranks_of_a_grid_say_their_place_in_it(tmp_path: Path) -> None:
+    square = {"parallel.tp": 4, "parallel.tensor_mode": "2d", "cluster.gpus_per_node": 4}
+    run = make_run(tmp_path / "grid", **square)
+    places = [rank["coords"] for rank in status_document(status_of(run, "grid"))["ranks"]]
+    assert places[2] == {"tp": 2, "col": 0, "row": 1, "cp": 0, "dp": 0, "pp": 0}
+
+
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
     document = status_document(status_of(going_on(tmp_path / "demo"), "demo"))
     assert (document["status"], document["step"], document["steps"]) == ("running", 5, 20)
