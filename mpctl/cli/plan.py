@@ -172,7 +172,7 @@ def plan(
 def _read_from(job: JobSource, launcher: str, text: str) -> JobSource:
     from mpctl.interop.read import read_flags
 
-    return job.read_from(*read_flags(launcher, text))
+    return job.read_from(*read_flags(launcher, text, job.overrides))
 
 
 def _print_emitted(made: Plan, target: str, *, as_json: bool) -> None:

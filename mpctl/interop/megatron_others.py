@@ -37,13 +37,12 @@ _SHAPE = {
     "--experimental-attention-variant", "--linear-attention-freq", "--window-size", "--yaml-cfg",
     "--encoder-num-layers", "--decoder-num-layers", "--encoder-seq-length", "--decoder-seq-length",
     "--padded-vocab-size", "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
-    "--rampup-batch-size", "--step-batch-size-schedule", "--train-samples", "--optimizer",
+    "--step-batch-size-schedule", "--optimizer",
     "--fp4-format", "--cpu-offloading-num-layers",
-    "--fine-grained-activation-offloading", "--freeze-all-layers", "--lr-warmup-fraction",
-    "--lr-warmup-samples", "--lr-decay-samples", "--lr-wsd-decay-samples",
+    "--fine-grained-activation-offloading", "--freeze-all-layers",
     "--fp32-residual-connection", "--num-distributed-optimizer-instances", "--cp-comm-type",
     "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-position-embedding", "--no-rope-freq",
-    "--window-attn-skip-freq", "--mrope-section", "--init-method-xavier-uniform",
+    "--window-attn-skip-freq", "--mrope-section",
 }  # fmt: skip
 ALL_NAMED = frozenset(_SHAPE | _HARMLESS | NEUTRAL.keys())
 

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from mpctl.errors import InputError
 from mpctl.interop.from_megatron import ReadJob, read_megatron
-from mpctl.rules.check import listed
+from mpctl.rules.check import Check, listed
 
 READERS = {"megatron": read_megatron}
 
 
-def read_flags(launcher: str, text: str) -> ReadJob:
+def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob:
     """The job that a launcher's command line is.
 
-    text: the flags or the whole command; `@FILE` is a file that holds it, `-` is stdin. Raises
-    InputError for another launcher, for a file that cannot be read, and for flags that are wrong.
+    text: the flags or the whole command; `@FILE` is a file that holds it, `-` is stdin. typed: the
+    settings that mpctl's own command line gives beside it. Raises InputError for another launcher,
+    for a file that cannot be read, and for flags that are wrong or leave the vocabulary open.
     """
     if launcher not in READERS:
         message = f"{launcher!r} is no launcher whose flags are read"
         raise InputError.of("from-launcher", "--from", message, f"use {listed([*READERS])}")
-    return READERS[launcher](_content(text))
+    read = READERS[launcher](_content(text))
+    known = {*read.settings, *typed}
+    if "model.layers" in read.settings and not known & {"model", "model.vocab"}:
+        message = "is not there, and no tokenizer is asked for the vocabulary"
+        raise InputError.of("megatron-flag", "--vocab-size", message,
+                            "add it, or --set model.vocab=N")  # fmt: skip
+    if any(name.split(".")[0] == "cluster" or name == "parallel.dp" for name in known):
+        return read
+    message = "neither the flags nor the command line say how many ranks there are: dp 1 is planned"
+    hint = "add --nodes and --gpus-per-node, or --cluster"
+    return read._replace(
+        warnings=(*read.warnings, Check("from-world", "warning", "--from", message, hint))
+    )
 
 
 def _content(text: str) -> str:

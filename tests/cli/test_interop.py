@@ -53,6 +53,22 @@ def test_unknown_flags_are_one_warning_of_the_plan(mpctl: Mpctl) -> None:
     assert warnings[0]["message"].startswith("--log-interval, --save: ")
 
 
+SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
+
+
+def test_a_vocabulary_that_only_a_tokenizer_knows_is_asked_for(mpctl: Mpctl) -> None:
+    read = ("plan", "--from", "megatron", SHAPE, "--gpus-per-node", 2, "--json")
+    assert mpctl(*read).issues["megatron-flag"]["where"] == "--vocab-size"
+    assert mpctl(*read, "--set", "model.vocab=1000").document["parameters"] > 0
+
+
+def test_ranks_that_nobody_names_are_a_warning(mpctl: Mpctl) -> None:
+    flags = "--tensor-model-parallel-size 2 --micro-batch-size 1"
+    document = mpctl("plan", "--from", "megatron", flags, "--json").document
+    assert document["sizes"] == {"tp": 2, "cp": 1, "dp": 1, "pp": 1}
+    assert "from-world" in [check["rule"] for check in document["checks"]]
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_is_named_in_the_help_and_has_a_document(mpctl: Mpctl, target: str) -> None:
     assert target in " ".join(mpctl("plan", "--help").out.replace("│", " ").split())

@@ -215,6 +215,27 @@ def test_a_flag_that_cannot_be_planned_is_an_error(flags: str, where: str) -> No
     assert where in [issue.where for issue in caught.value.issues]
 
 
+def test_the_flags_of_megatron_s_own_example_are_planned() -> None:
+    """examples/gpt3/train_gpt3_175b_distributed.sh of Megatron-LM, its variables filled in."""
+    text = """torchrun --nproc_per_node 8 --nnodes 16 --master_addr host --master_port 6000 \
+        pretrain_gpt.py \
+        --num-layers 96 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 \
+        --max-position-embeddings 2048 --attention-backend auto --micro-batch-size 1 \
+        --rampup-batch-size 16 16 5859375 --global-batch-size 1536 --train-iters 500000 \
+        --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --init-method-std 0.006 \
+        --clip-grad 1.0 --fp16 --lr 6.0e-5 --lr-decay-style cosine --min-lr 6.0e-6 \
+        --lr-warmup-fraction .001 --lr-decay-iters 430000 --tensor-model-parallel-size 8 \
+        --pipeline-model-parallel-size 16 --data-path text --vocab-file v.json \
+        --merge-file m.txt --split 949,50,1 --log-interval 100 --save-interval 10000 \
+        --eval-interval 1000 --save out --load out --eval-iters 10 --tensorboard-dir tb"""
+    settings, warnings = read_megatron(text)
+    job = load_plan(None, {**settings, "model.vocab": 50257}).job
+    assert (job.world_size, job.sizes) == (128, {"tp": 8, "cp": 1, "dp": 1, "pp": 16})
+    assert (job.num_microbatches, job.training.dtype) == (1536, "fp16")
+    assert job.training.learning_rate == 6e-5
+    assert "--rampup-batch-size, --lr-warmup-fraction, --data-path" in warnings[0].message
+
+
 def test_flags_that_change_no_layout_are_named_once() -> None:
     _, warnings = read_megatron(f"{SHAPE} --log-interval 10 --save ckpt --tp-comm-overlap")
     assert len(warnings) == 1
