@@ -77,16 +77,16 @@ class _Reader:
     def wrong(self, flag: str, message: str, hint: str = "") -> None:
         self.issues.append(Issue("megatron-flag", flag, message, hint))
 
-    def number(self, flag: str, kind: type[int] | type[float] = int) -> int | float | None:
-        """The flag's value as a number; None where it is absent, or is none, which is an issue."""
+    def number(self, flag: str, kind: type[int] | type[float], default: int | float) -> int | float:
+        """The flag's value as a number; the default where it is absent or is none, an issue."""
         if flag not in self.flags:
-            return None
+            return default
         try:
             return kind(self.flags[flag][0])
         except ValueError:
             noun = "an integer" if kind is int else "a number"
             self.wrong(flag, f"{self.flags[flag][0]!r} is not {noun}")
-            return None
+            return default
 
 
 class ReadJob(NamedTuple):
@@ -155,8 +155,7 @@ def _read_plain(reader: _Reader, flags: Iterable[MegatronFlag], *, defaults: boo
 def _plain_value(reader: _Reader, flag: MegatronFlag) -> object:
     text = reader.value(flag.flag)
     if flag.kind is not str:
-        kind = int if flag.kind is int else float
-        return reader.number(flag.flag, kind)
+        return reader.number(flag.flag, int if flag.kind is int else float, 1)
     if flag.words is None:
         return text
     value = _word(flag, text)
@@ -178,7 +177,9 @@ def _read_layout(reader: _Reader) -> None:
     _read_plain(reader, LAYOUT_FLAGS)
     _read_plain(reader, BATCH_FLAGS)
     s = reader.settings
-    s["parallel.sequence_parallel"] = reader.has("--sequence-parallel") and s["parallel.tp"] != 1
+    s["parallel.sequence_parallel"] = (
+        reader.has("--sequence-parallel") and s.get("parallel.tp") != 1
+    )
     s["parallel.overlap_gradients"] = reader.has("--overlap-grad-reduce")
     s["parallel.embedding_is_layer"] = reader.has("--account-for-embedding-in-pipeline-split")
     s["parallel.loss_is_layer"] = reader.has("--account-for-loss-in-pipeline-split")
@@ -248,11 +249,11 @@ def _read_model(reader: _Reader) -> None:
         s["model.activation"] = "swiglu"
     s["model.tied_embeddings"] = not reader.has("--untie-embeddings-and-output-weights")
     if reader.has("--group-query-attention"):
-        s["model.kv_heads"] = reader.number("--num-query-groups") or 1
+        s["model.kv_heads"] = reader.number("--num-query-groups", int, 1)
     if reader.has("--use-rotary-position-embeddings"):
         s["model.position"] = "rotary"
     if s.get("model.position") == "rotary":
-        s["model.rotary_base"] = float(reader.number("--rotary-base", float) or 10000.0)
+        s["model.rotary_base"] = float(reader.number("--rotary-base", float, 10000.0))
     if reader.has("--use-rope-scaling"):
-        factor = reader.number("--rope-scaling-factor", float) or 8.0
-        s["model.rotary_scaling"] = {"factor": float(factor), **ROPE_SCALING}
+        factor = float(reader.number("--rope-scaling-factor", float, 8.0))
+        s["model.rotary_scaling"] = {"factor": factor, **ROPE_SCALING}

@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from mpctl.errors import InputError, Issue
 from mpctl.interop.command_line import Flags
-from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
+from mpctl.pipeline.stages import Span, UnevenLayersError, job_stages, spans_of
+from mpctl.rules.layout import is_countable
 from mpctl.spec.load import job_from_raw
 from mpctl.units import plural
 
@@ -113,9 +114,13 @@ def _cuts(counts: list[int], pp: int, vpp: int) -> Iterator[dict[str, object]]:
     yield {"parallel.stage_balance": "cost"}
 
 
-def _stages(settings: Mapping[str, object], layers: int) -> list[list[tuple[int, int]]] | None:
+def _stages(settings: Mapping[str, object], layers: int) -> list[list[Span]] | None:
+    """How settings cut the layers; None where they are none of a job, or cut nothing."""
     try:
-        return job_stages(job_from_raw({}, dict(settings)), layers)
+        job = job_from_raw({}, dict(settings))
+        if job.parallel.stage_balance == "cost" and not (job.model and is_countable(job.model)):
+            return None
+        return job_stages(job, layers)
     except (UnevenLayersError, InputError):
         return None
 

@@ -205,6 +205,7 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--num-layers-per-virtual-pipeline-stage 7", "--num-layers-per-virtual-pipeline-stage"),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L'",
          "--pipeline-model-parallel-layout"),
+        ("--sequence-parallel --tensor-model-parallel-size x", "--tensor-model-parallel-size"),
         ("stray", "--from"),
         ("--bf16 'open", "--from"),
     ],
@@ -234,6 +235,20 @@ def test_the_flags_of_megatron_s_own_example_are_planned() -> None:
     assert (job.num_microbatches, job.training.dtype) == (1536, "fp16")
     assert job.training.learning_rate == 6e-5
     assert "--rampup-batch-size, --lr-warmup-fraction, --data-path" in warnings[0].message
+
+
+def test_a_layout_without_a_countable_model_is_not_one_by_cost() -> None:
+    layout = "--pipeline-model-parallel-layout 'Et*4|t*2|t*3|t*3L'"
+    pipeline = f"--pipeline-model-parallel-size 4 {layout} --micro-batch-size 1"
+    for flags in (pipeline, f"{SHAPE} {pipeline} --num-layers 12 --hidden-size 1023"):
+        with pytest.raises(InputError, match="a cut that no settings of a job give") as caught:
+            read_megatron(flags)
+        assert caught.value.issues[0].hint
+
+
+def test_a_number_that_is_zero_is_not_the_default() -> None:
+    with pytest.raises(InputError, match=r"model\.kv_heads"):
+        read_plan("--group-query-attention --num-query-groups 0")
 
 
 def test_flags_that_change_no_layout_are_named_once() -> None:
