@@ -6,12 +6,13 @@ Beside dY of bytes y, with x and w the bytes of a rank's parts of X and W:
     2d, 2.5d   b buffers for blocks that arrive, and p partial sums: one that is made, one on its
                way, this rank's own (kernels/grid/summa.py)
                max(b w + p x, x + b x + p w)               b = min(q - 1, 2), p = min(q, 3)
-    3d         gathered dY, X and W, partial dX and dW, dX (kernels/grid/cube.py)
-               l y + 2 l w + 2 l x + x
+    3d         gathered dY and X, partial dX and dW, dX and dW (kernels/grid/cube.py)
+               l (y + 2 x + w) + x + w
 
-Its head's logits are the other way round in 2d and 2.5d: their gradient arrives in blocks, and dX
-stays, b y + b w + x + p w. What comes back from a lookup is gathered over the ranks that share it,
-and once more without the words of others, then the table's gradient is made.
+In 3d dW is laid out in blocks where partial dX has gone; a transport that still holds partial dX
+then takes l w more. A head's logits are the other way round in 2d and 2.5d: their gradient arrives
+in blocks, and dX stays, b y + b w + x + p w. What comes back from a lookup is gathered over the
+ranks that share it, and once more without the words of others, then the table's gradient is made.
 
 By hand, 2d with q = 2, x 8 bytes, w 4: max(4 + 16, 8 + 8 + 8) = 24 bytes, and 12 in 1d.
 """
@@ -29,7 +30,7 @@ def product_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> 
         return x + w
     side = shapes.side
     if shapes.mode == "3d":
-        return side * (y + 2 * w + 2 * x) + x
+        return side * (y + 2 * x + w) + x + w
     buffers, sums = min(side - 1, MOST_BUFFERS), min(side, MOST_SUMS)
     return max(buffers * w + sums * x, x + buffers * x + sums * w)
 

@@ -237,14 +237,14 @@ def test_a_broadcast_passes_whole_along_a_ring() -> None:
 def test_buffers_of_a_product_by_hand() -> None:
     """x 8, w 4, y 2 bytes. 2d, q=2: dX with a buffer and two partial dW, 8 + 8 + 2 x 4, or two
     partial dX and a buffer of w, 20; q=3: two buffers and three sums, 8 + 16 + 12, or 24 + 8.
-    3d, l=2: gathered 4, 2 x 8 and 2 x 16, and dX 8."""
+    3d, l=2: 2 x (2 + 2 x 8 + 4) and dX and dW, 12."""
     shapes = {mode: activation_shapes(layout_of(grid)) for mode, grid in GRIDS.items()}
     shapes["1d"] = activation_shapes(layout_of())
     shapes["3x3"] = shapes["2d"]._replace(side=3)
     bytes_of = {mode: product_bytes(own, x=8, w=4, y=2) for mode, own in shapes.items()}
-    assert bytes_of == {"1d": 12, "2d": 24, "2.5d": 24, "3x3": 36, "3d": 60}
+    assert bytes_of == {"1d": 12, "2d": 24, "2.5d": 24, "3x3": 36, "3d": 56}
     assert head_bytes(shapes["2d"], x=8, w=4, y=20) == 20 + 4 + 8 + 2 * 4
-    assert head_bytes(shapes["3d"], x=8, w=4, y=20) == 2 * (20 + 8 + 16) + 8
+    assert head_bytes(shapes["3d"], x=8, w=4, y=20) == 2 * (20 + 2 * 8 + 4) + 8 + 4
 
 
 @pytest.mark.parametrize("mode", GRIDS)
