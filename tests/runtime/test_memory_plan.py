@@ -19,6 +19,7 @@ from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 from tests.ranks import run_ranks
 from tests.runtime.test_axes import SHAPES
+from tests.runtime.test_tensor_modes import grid
 from tests.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan
 
 # fmt: off
@@ -49,7 +50,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero-bubble-few": {**FEW, **DRY}, "zero-bubble-few-full": {**FEW, **DRY, **FULL},
     "cuda-full": {**CUDA, **FULL},
 }  # fmt: skip
+GRIDS: dict[str, dict[str, Any]] = {
+    "2d": grid("2d", 4), "2d-full": grid("2d", 4, **FULL), "2d-cuda": grid("2d", 4, **CUDA),
+    "2.5d": grid("2.5d", 8, **DRY), "3d": grid("3d", 8, **DRY), "3d-full": grid("3d", 8, **FULL),
+}  # fmt: skip
+LAYOUTS |= GRIDS
 QUICK = {("gpt", "interleaved"), ("gpt", "cuda"), ("llama", "tp2-sp"), ("bert", "full"),
+         ("gpt", "2d"), ("llama", "3d-full"),
          ("t5", "cp2-dry"), ("glm", "selective"), ("llama", "zero-bubble-full"),
          ("t5", "zero-bubble-few"), ("t5", "cuda-fp32")}  # fmt: skip
 
@@ -72,15 +79,15 @@ def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:
     ("shape", "mode"),
     [
         pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
-        for shape in SHAPES for mode in LAYOUTS
+        for shape in SHAPES for mode in LAYOUTS if shape in ("gpt", "llama") or mode not in GRIDS
     ],
 )  # fmt: skip
 def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
     job = job_of(shape, LAYOUTS[mode])
     planned = tiny_plan(job).estimate.memory
     for stage, memory in enumerate(planned):
-        rank = Topology.of(job.sizes).rank(tp=0, cp=0, dp=0, pp=stage)
-        account = rehearse(job, Topology.of(job.sizes, order=job.parallel.order), rank)
+        topology = job_topology(job)
+        account = rehearse(job, topology, topology.rank(pp=stage))
         assert account["failure"] is None, "".join(account["failure"]["traceback"])
         assert account["state_bytes"] == {k: getattr(memory, v) for k, v in STATES.items()}
         assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.05)
@@ -162,15 +169,25 @@ def _watched(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[st
     return trainer.memory_watch.measured
 
 
-def test_a_real_step_is_watched(data: Path, tmp_path: Path) -> None:
-    """Two ranks of tp, through memory that is no rank's own: states equal, the peak to 5 %."""
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"tp": 2},
+        pytest.param(grid("2d", 4), marks=pytest.mark.slow),
+        pytest.param(grid("3d", 8, training__micro_batch_size=4), marks=pytest.mark.slow),
+    ],
+    ids=["1d", "2d", "3d"],
+)
+def test_a_real_step_is_watched(data: Path, tmp_path: Path, how: dict[str, Any]) -> None:
+    """Ranks of tp, through memory that is no rank's own: states equal, the peak to 5 %."""
     job = tiny_job(
-        data, tp=2, model__hidden=128, model__seq_length=128, training__steps=2,
+        data, model__hidden=128, model__seq_length=128, training__steps=2,
         training__eval_samples=0, checkpoint__interval=0,
-        checkpoint__at_end=False,
+        checkpoint__at_end=False, **how,
     )  # fmt: skip
     memory = tiny_plan(job).estimate.memory[0]
-    for found in run_ranks(_watched, 2, job.model_dump(mode="json"), str(tmp_path)):
+    raw = job.model_dump(mode="json")
+    for found in run_ranks(_watched, job.world_size, raw, str(tmp_path)):
         beside = compare_memory(memory, found)
         for kind, pair in beside.items():
             is_exact = kind in STATES
