@@ -100,7 +100,8 @@ def read_megatron(text: str) -> ReadJob:
     """The job that a command line of Megatron-LM is.
 
     text: the flags alone, or the whole command with torchrun and the program. Raises InputError
-    with every flag that is wrong, or that changes the layout and is not understood.
+    with every flag that is wrong or none of Megatron-LM's, or that changes the layout and is not
+    understood.
     """
     line = split_command(text, COUNTS)
     reader = _Reader(line.flags)

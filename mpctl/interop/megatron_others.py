@@ -3,12 +3,14 @@
 They are refused by name, or by a word in their name: a plan that left them out would be of another
 model. A flag whose value says nothing (one expert-parallel rank) is as if it were not there.
 
-By hand, `--num-experts 8` and an unknown `--expert-foo` are refused; `--log-interval` is not.
+By hand, `--num-experts 8` is refused; `--log-interval` is not. A name that is none of Megatron-LM's
+(megatron_names.txt) may be a misspelt flag of the layout: `--sequence-parralel` is refused as well.
 """
 
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 
 from mpctl.errors import Issue
 
@@ -52,8 +54,27 @@ def neutral(flag: str, values: tuple[str, ...]) -> bool:
     return flag in NEUTRAL and values == NEUTRAL[flag]
 
 
+def megatron_names() -> list[str]:
+    """All flags of Megatron-LM's parser, of megatron-core 0.19.2, in the order of their names."""
+    return files("mpctl.interop").joinpath("megatron_names.txt").read_text("utf-8").split()
+
+
+def misspelt(flag: str) -> Issue | None:
+    """The issue of a flag that Megatron-LM does not have, with the nearest that it has."""
+    if flag in (names := megatron_names()):
+        return None
+    import difflib  # only where something is wrong
+
+    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.75)
+    hint = f"did you mean {near[0]}?" if near else "leave it out to plan without it"
+    return Issue("megatron-flag", flag, "is no flag of Megatron-LM (megatron-core 0.19.2)", hint)
+
+
 def refusal_of(flag: str, values: tuple[str, ...]) -> Issue | None:
-    """The issue of an unknown flag that changes the layout or the model's shape; None of others."""
+    """The issue of a flag that is not read, if it is none of Megatron-LM's or changes the layout or
+    the model's shape; None of others."""
+    if wrong := misspelt(flag):
+        return wrong
     if neutral(flag, values) or flag in _HARMLESS:
         return None
     if flag not in _SHAPE and not _LAYOUT.search(flag):

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from mpctl.interop.from_megatron import COUNTS
+from mpctl.errors import InputError
+from mpctl.interop.from_megatron import COUNTS, read_megatron
 from mpctl.interop.megatron_flags import PLAIN_FLAGS
-from mpctl.interop.megatron_others import ALL_NAMED, refusal_of
+from mpctl.interop.megatron_others import ALL_NAMED, megatron_names, refusal_of
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
@@ -69,6 +70,26 @@ def test_every_flag_that_is_read_or_refused_is_one_of_megatron_s() -> None:
     for name, count in COUNTS.items():
         row = RECORD.get(name, {"kind": "switch" if count == 0 else "str"})
         assert (row["kind"] == "switch") == (count == 0), name
+
+
+def test_the_names_that_are_known_are_those_of_the_parser() -> None:
+    assert megatron_names() == sorted(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--tensor-model-paralel-size 8", "did you mean --tensor-model-parallel-size?"),
+        ("--sequence-parralel", "did you mean --sequence-parallel?"),
+        ("--log-intervall 3", "did you mean --log-interval?"),
+        ("--zzz", "leave it out to plan without it"),
+    ],
+)
+def test_a_flag_that_megatron_lacks_is_refused_with_the_nearest(flag: str, hint: str) -> None:
+    with pytest.raises(InputError, match="is no flag of Megatron-LM") as caught:
+        read_megatron(f"--micro-batch-size 1 {flag}")
+    (issue,) = caught.value.issues
+    assert (issue.where, issue.hint) == (flag.split()[0], hint)
 
 
 def test_every_flag_with_a_layout_s_word_is_decided() -> None:
