@@ -91,10 +91,10 @@ def grid_axes(mode: str, tp: int, depth: int | None = None) -> dict[str, int] | 
     """The axes of the grid of `tp` ranks with their sizes, the fastest-varying first; None where
     so many ranks are no grid of the mode.
 
-    depth: d of 2.5d; None is the least d, with q >= 2, for which d q^2 = tp and d <= q.
+    depth: d of 2.5d; None is the least d for which d q^2 = tp with q >= 2.
 
-    >>> grid_axes("2.5d", 8), grid_axes("2d", 6), grid_axes("1d", 6)
-    ({'col': 2, 'row': 2, 'depth': 2}, None, {'tp': 6})
+    >>> grid_axes("2.5d", 12), grid_axes("2d", 6), grid_axes("1d", 6)
+    ({'col': 2, 'row': 2, 'depth': 3}, None, {'tp': 6})
     """
     if mode == "1d":
         return {"tp": tp}
@@ -105,12 +105,25 @@ def grid_axes(mode: str, tp: int, depth: int | None = None) -> dict[str, int] | 
     if mode == "2d":
         side = isqrt(tp)
         return {"col": side, "row": side} if side**2 == tp and side > 1 else None
-    depths = [depth] if depth else [d for d in range(1, round(tp ** (1 / 3)) + 2) if d**3 <= tp]
-    for d in depths:
-        side = isqrt(tp // d)
+    top = isqrt(tp // (depth or 1))
+    sides = (top,) if depth else range(top, 1, -1)
+    for side in sides:  # the largest has the least depth
+        d = depth or tp // side**2
         if d * side**2 == tp and side > 1:
             return {"col": side, "row": side, "depth": d}
     return None
+
+
+def grid_depths(tp: int) -> list[int]:
+    """The depths of 2.5d to compare: those with d <= q, as Tesseract (arXiv 2105.14500) has it,
+    else the least; none where so many ranks are no grid.
+
+    >>> grid_depths(64), grid_depths(12), grid_depths(6)
+    ([1, 4], [3], [])
+    """
+    depths = [d for d in range(1, isqrt(tp) + 1) if d**3 <= tp and grid_axes("2.5d", tp, d)]
+    least = grid_axes("2.5d", tp)
+    return depths or ([least["depth"]] if least else [])
 
 
 @dataclass(frozen=True)

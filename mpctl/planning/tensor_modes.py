@@ -1,6 +1,6 @@
 """One job in every tensor mode, side by side: its costs in symbols and its own numbers.
 
-For each number of tensor-parallel ranks: 1d, 2d, 2.5d with each depth from 2 on (and q >= d), 3d.
+For each number of tensor-parallel ranks: 1d, 2d, 2.5d with each depth from 2 on (grid_depths), 3d.
 Everything else of the job stays, but for sequence parallelism, which is 1d's: other modes are
 planned without it. A mode that the rules refuse is told with their reason.
 
@@ -18,7 +18,7 @@ from mpctl.planning.summary import training_settings
 from mpctl.planning.tensor_costs import COLUMNS, COSTS, NOTES, grid_sizes
 from mpctl.spec.load import load_partial, require_job
 from mpctl.spec.parallel import TensorMode
-from mpctl.tensor_grid import TensorGrid, grid_axes
+from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
@@ -40,7 +40,7 @@ def mode_choices(tp: int) -> list[tuple[TensorMode, int | None]]:
     >>> mode_choices(8), mode_choices(6)[2:]
     ([('1d', None), ('2d', None), ('2.5d', 2), ('3d', None)], [('2.5d', None), ('3d', None)])
     """
-    depths = [d for d in range(2, tp) if d**3 <= tp and grid_axes("2.5d", tp, d)]
+    depths = [d for d in grid_depths(tp) if d > 1]
     own: Mapping[str, Sequence[int | None]] = {"2.5d": depths or [None]}
     modes: tuple[TensorMode, ...] = get_args(TensorMode)
     return [(mode, depth) for mode in modes for depth in own.get(mode, [None])]

@@ -21,7 +21,7 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.parallel import ScheduleName, TensorMode
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.tensor_grid import TensorGrid, grid_axes
+from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class SearchedGrids:
                     yield TensorGrid(mode, axes)
 
     def _depths(self, mode: str, tp: int) -> list[int | None]:
-        """The depths of 2.5d, with d <= q as Tesseract has it (arXiv 2105.14500)."""
+        """The depths of 2.5d; without a fixed mode those from 2 on."""
         if mode != "2.5d":
             return [None]
         if self.fixed.get("tensor_depth"):
             return [self.fixed["tensor_depth"]]
         least = 1 if "tensor_mode" in self.fixed else 2
-        return [depth for depth in range(least, tp) if depth**3 <= tp]
+        return [depth for depth in grid_depths(tp) if depth >= least]
 
     def shards(self, grid: TensorGrid, zero: int) -> bool:
         """Whether this ZeRO stage can be had with the grid of another mode than 1d."""

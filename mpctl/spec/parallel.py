@@ -53,7 +53,8 @@ class ParallelSpec(StrictModel):
         "in layers (2.5d) or a cube (3d)",
     )
     tensor_depth: Count | None = Field(
-        None, description="layers d of 2.5d, for which tp = d q^2; the least that fits when absent"
+        None,
+        description="layers d of 2.5d, for which tp = d q^2; the least for q >= 2 by default",
     )
     first_stage_layers: Layers | None = Field(
         None, description="layers of the first stage; an equal share when absent"

@@ -33,6 +33,11 @@ def hops(grid: TensorGrid, message: TensorMessage) -> int:
     return ring_phases(message.kind) * message.count * (ranks - 1)
 
 
+def test_ranks_with_more_layers_than_a_side_are_compared_in_2_5d() -> None:
+    """12 = 3 x 2 x 2 is a grid, and so compared."""
+    assert ("2.5d", 3) in mode_choices(12)
+
+
 @pytest.mark.parametrize(("mode", "tp", "depth"), GRIDS)
 @pytest.mark.parametrize(("reads", "writes"), [("hidden", "ffn"), ("ffn", "hidden")])
 def test_what_mpctl_sends_in_symbols_is_what_its_products_send(
