@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mpctl.planning.plan import load_plan
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in DOCUMENTS}
@@ -97,3 +99,12 @@ def test_the_names_of_today_in_the_migration_table_exist() -> None:
         path = ROOT / "mpctl" / module.replace(".", "/")
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         assert re.search(rf"^class {name}\b", file.read_text("utf-8"), re.M), (module, name)
+
+
+def test_every_job_of_the_page_on_tensor_modes_can_be_planned(tmp_path: Path) -> None:
+    jobs = re.findall(r"^```toml\n(.*?)^```", TEXTS["docs/tensor-modes.md"], re.M | re.S)
+    assert jobs
+    for text in jobs:
+        path = tmp_path / "job.toml"
+        path.write_text(text, "utf-8")
+        load_plan(str(path), {}).require_legal()

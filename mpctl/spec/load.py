@@ -10,6 +10,7 @@ one layer upon the other. Paths in a file are relative to the file (paths.py).
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -176,11 +177,24 @@ def _read_file(path: Path) -> Raw:
     except OSError as error:
         raise InputError.of("no-such-file", str(path), error.strerror or str(error)) from None
     except (ValueError, RecursionError) as error:  # bad TOML, bad JSON and bad UTF-8 alike
-        raise InputError.of("bad-syntax", str(path), str(error)) from None
+        hint = _syntax_hint(str(error), text) if isinstance(error, tomllib.TOMLDecodeError) else ""
+        raise InputError.of("bad-syntax", str(path), str(error), hint) from None
     if not isinstance(raw, dict):
         raise InputError.of("bad-syntax", str(path), "a job is a table of tables")
     # Nobody can be told to rewrite what an older version wrote into its run directory.
     return with_all_new_names(raw) if path.name == RUN_JOB else raw
+
+
+def _syntax_hint(message: str, text: str) -> str:
+    """What to write where a table has the name of a key: `cluster = "x"` and `[cluster]`."""
+    found = re.match(r"Cannot overwrite a value \(at line (\d+)", message)
+    line = text.splitlines()[int(found[1]) - 1].strip() if found else ""
+    table = re.match(r"\[\s*([\w-]+)\s*\]", line)
+    if table is None:
+        return ""
+    name = table[1]
+    hint = f"{name} is a name and a table: leave out `{name} = NAME`"
+    return f"{hint}, write `preset = NAME` in [{name}]"
 
 
 def parse_settings(settings: Iterable[str]) -> Raw:

@@ -163,3 +163,12 @@ def test_an_unknown_job_names_the_presets(source: str) -> None:
     issue = issues_of(source)["JOB"]
     assert issue.rule == "no-such-job"
     assert "two-nodes-16-gpus" in issue.hint
+
+
+def test_a_table_beside_a_name_of_the_same_key_says_where_the_name_goes(tmp_path: Path) -> None:
+    path = write(tmp_path / "job.toml", 'cluster = "selene"\n[cluster]\nnodes = 2\n')
+    issue = issues_of(path)[path]
+    assert issue.rule == "bad-syntax"
+    assert "`preset = NAME` in [cluster]" in issue.hint
+    twice = write(tmp_path / "twice.toml", "name = 'a'\nname = 'b'\n")
+    assert issues_of(twice)[twice].hint == ""
