@@ -48,4 +48,17 @@ def _content(text: str) -> str:
         raise InputError.of("no-such-file", text[1:], error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise InputError.of("bad-syntax", text, str(error)) from None
+    _check_has_flags(text)
     return text
+
+
+def _check_has_flags(text: str) -> None:
+    """Raises InputError for a typed text without any flag, such as a file's name without its @."""
+    if not text.strip() or any(word.startswith("--") for word in text.split()):
+        return
+    if len(text) < 256 and Path(text).is_file():
+        message = f"{text!r} is a file, and flags are wanted"
+        raise InputError.of("bad-syntax", "--from", message, f"write @{text} for the flags in it")
+    message = f"{text[:80]!r} has no flag"
+    hint = 'give the flags as one text, such as "--num-layers 24 ...", or @FILE for a file of them'
+    raise InputError.of("bad-syntax", "--from", message, hint)

@@ -53,6 +53,17 @@ def test_unknown_flags_are_one_warning_of_the_plan(mpctl: Mpctl) -> None:
     assert warnings[0]["message"].startswith("--log-interval, --save: ")
 
 
+def test_a_file_s_name_without_its_sign_is_told_the_sign(mpctl: Mpctl, tmp_path: Path) -> None:
+    file = tmp_path / "train.sh"
+    file.write_text("--micro-batch-size 1", "utf-8")
+    issue = mpctl("plan", "--from", "megatron", str(file), "--json").issues["bad-syntax"]
+    assert (issue["message"], issue["hint"]) == (
+        f"{str(file)!r} is a file, and flags are wanted", f"write @{file} for the flags in it"
+    )  # fmt: skip
+    lacking = mpctl("plan", "--from", "megatron", "nowhere.sh", "--json").issues["bad-syntax"]
+    assert lacking["message"] == "'nowhere.sh' has no flag" and "@FILE" in lacking["hint"]
+
+
 SHAPE = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64"
 
 
