@@ -152,6 +152,14 @@ def parse_measure(text: str, wanted: Measure) -> Decimal:
     for other in (MEMORY, BANDWIDTH, COMPUTE, TIME):
         if unit in other.units:
             raise UnitError(f"it is {other.name}, and {wanted.name} is wanted", wanted)
-    near = [known for known in wanted.units if known.lower() == unit.lower()]
+    near = _near(unit, wanted)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise UnitError(f"{unit[:20]!r} is no unit of {wanted.name.removeprefix('a ')}", wanted, hint)
+
+
+def _near(unit: str, wanted: Measure) -> list[str]:
+    """The units of the measure that only case or `ps` for `/s` tells from this one. One with a B
+    means bytes: `GBps` is near GB/s, not Gbps, which is eight times less."""
+    spelt = re.sub("ps$", "/s", unit, flags=re.IGNORECASE) if "B" in unit else unit
+    near = [known for known in wanted.units if known.lower() == spelt.lower()]
+    return [known for known in near if "B" in known and "B" in unit] or near
