@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
+from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, chunk_bytes
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.memory import StageMemory, layout_memory
@@ -93,8 +93,9 @@ def _stage(layout: JobLayout, stage: StageMemory, chunks: list[ChunkBytes]) -> I
                  "states + activations + temporary + software; states: parameters, gradients, "
                  "optimizer",
                  " + ".join(map(bytes_text, parts)))
+    slack = memory.slack if is_cuda(layout.job) else 1
     yield _bytes(f"{prefix}.reserved", stage.reserved_bytes, "allocated x allocator's reserve",
-                 f"{bytes_text(stage.allocated_bytes)} x {memory.slack:g}", memory.source)
+                 f"{bytes_text(stage.allocated_bytes)} x {slack:g}", memory.source)
     yield _bytes(f"{prefix}.device", stage.device_bytes, "reserved + context of the libraries",
                  f"{bytes_text(stage.reserved_bytes)} + {bytes_text(stage.context_bytes)}",
                  memory.source)

@@ -262,3 +262,13 @@ def test_every_figure_is_the_sum_of_those_below() -> None:
     whole = sum(found[f"memory.stage-3.{name}"].value for name in states)
     assert found["memory.stage-3.allocated"].value == whole
     assert found["memory.blocks.queries"].numbers == "4 x 1024 x 512 x 2 B"
+
+
+@pytest.mark.parametrize(("name", "factor"), [("gpt3-175b-1024", "1.1"), ("demo", "1")])
+def test_the_allocator_s_reserve_is_the_factor_that_is_told(name: str, factor: str) -> None:
+    """CPU ranks reserve nothing beside what they allocate."""
+    job = load_plan(name).job
+    found = {f.name: f for f in explain_memory(JobLayout.of(job))}
+    reserved, allocated = (found[f"memory.stage-0.{part}"] for part in ("reserved", "allocated"))
+    assert reserved.numbers.rpartition(" x ")[2] == factor
+    assert reserved.value == pytest.approx(allocated.value * float(factor))
