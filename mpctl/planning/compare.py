@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue
+from mpctl.planning.layer_figures import sent_bytes
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.planning.summary import training_settings
 from mpctl.spec.load import parse_settings
@@ -85,7 +86,8 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def _figures(estimate: Estimate) -> dict[str, float | None]:
-    """Parameters, memory, time where it can be stated, and bytes sent by axis."""
+    """Parameters, memory, time where it can be stated, and by axis the bytes of messages, of a rank
+    of each stage together, and those that a rank of the stage that sends most sends."""
     time = estimate.time
     figures: dict[str, float | None] = {"parameters": estimate.parameters}
     figures["peak_bytes"] = estimate.fullest_stage.device_bytes
@@ -94,10 +96,11 @@ def _figures(estimate: Estimate) -> dict[str, float | None]:
         figures["tokens_per_second"] = estimate.layout.tokens_per_step / time.total
         figures["mfu"] = time.mfu
         figures |= {f"seconds.{name}": seconds for name, seconds in time.parts().items()}
-    grid = dict.fromkeys(estimate.layout.grid.groups, "tp")
+    grid, ranks = dict.fromkeys(estimate.layout.grid.groups, "tp"), estimate.layout.group_sizes
     for axis in AXIS_NAMES:
-        messages = (
-            m for stage in estimate.messages for m in stage if grid.get(m.axis, m.axis) == axis
-        )
-        figures[f"bytes.{axis}"] = sum(m.bytes * m.count for m in messages)
+        stages = [
+            [m for m in stage if grid.get(m.axis, m.axis) == axis] for stage in estimate.messages
+        ]
+        figures[f"bytes.{axis}"] = sum(m.bytes * m.count for stage in stages for m in stage)
+        figures[f"sent_bytes.{axis}"] = max(sent_bytes(stage, ranks) for stage in stages)
     return figures

@@ -78,10 +78,14 @@ def _first(layout: JobLayout) -> tuple[LayerStack, GradFlow]:
 
 
 def sent_bytes(messages: Iterable[Message | MessageCount], ranks: Mapping[str, int]) -> float:
-    """Bytes that a rank sends, on the average, where collectives are rings of so many ranks."""
-    return sum(
-        m.count * ring_bytes(m.bytes, ranks[m.axis], phases=ring_phases(m.kind)) for m in messages
-    )
+    """Bytes that a rank sends, on the average, where collectives are rings of so many ranks; a
+    message to one other rank is sent whole."""
+    return sum(m.count * _sent(m, ranks[m.axis]) for m in messages)
+
+
+def _sent(message: Message | MessageCount, ranks: int) -> float:
+    phases = ring_phases(message.kind)
+    return ring_bytes(message.bytes, ranks, phases=phases) if phases else message.bytes
 
 
 def _by_kind(messages: Iterable[Message]) -> dict[str, int]:

@@ -244,7 +244,8 @@ class PlanDocument(TensorGridPart, RanksPart, StagesPart, NearestPart, EstimateP
 class CompareDocument(TypedDict):
     """Schema mpctl.compare/1: several jobs, each list with an entry a job.
 
-    settings: those that differ, by full name; figures: by name, `seconds.tp`, `bytes.dp`.
+    settings: those that differ, by full name; figures: by name: `seconds.tp`;
+    `bytes.dp`: of messages; `sent_bytes.dp`: what a rank sends in a step.
     """
 
     schema: Literal["mpctl.compare/1"]

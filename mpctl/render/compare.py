@@ -69,16 +69,17 @@ def _setting_text(value: object) -> str:
 
 
 def _figure_rows(jobs: Sequence[Mapping[str, float | None]]) -> Iterator[tuple[str, list[str]]]:
-    for name in dict.fromkeys(name for figures in jobs for name in figures):
+    names = dict.fromkeys(name for figures in jobs for name in figures)
+    for name in (name for name in names if not name.startswith("bytes.")):  # of whole messages
         values = [figures.get(name) for figures in jobs]
         if any(values):
             yield _figure_title(name), _figure_cells(name, values)
 
 
 def _figure_title(name: str) -> str:
-    """`seconds.tp` -> `time: tp`, `bytes.tp` -> `sent in a step: tp`."""
+    """`seconds.tp` -> `time: tp`, `sent_bytes.tp` -> `sent by a rank: tp`."""
     kind, _, part = name.partition(".")
-    titles = {"seconds": "time", "bytes": "sent in a step"}
+    titles = {"seconds": "time", "sent_bytes": "sent by a rank"}
     return f"{titles[kind]}: {part}" if part else TITLES.get(name, name)
 
 
@@ -99,7 +100,7 @@ def _formatter(name: str) -> Callable[[float], str]:
     kind = name.partition(".")[0]
     if kind in ("seconds", "step_seconds"):
         return seconds_text
-    if kind in ("bytes", "peak_bytes"):
+    if kind in ("sent_bytes", "peak_bytes"):
         return bytes_text
     exact: dict[str, Callable[[float], str]] = {"ranks": "{:,}".format, "mfu": "{:.1%}".format}
     return exact.get(name, count_text)

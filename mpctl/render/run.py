@@ -142,7 +142,7 @@ def _agreement(compared: Sequence[RankComparison]) -> str:
     sent = sum(entry["bytes"] for entry in compared[0]["step_traffic"]["measured"].values())
     return (
         f"parameters and collectives of {plural(len(compared), 'rank')} are as planned, "
-        f"byte by byte ({bytes_text(sent)} a step on rank 0)"
+        f"byte by byte (messages of {bytes_text(sent)} a step on rank 0)"
     )
 
 

@@ -20,6 +20,7 @@ from mpctl.cli.app import run
 from mpctl.cli.options import command_line
 from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job, parse_settings
+from mpctl.units import bytes_text
 from tests.cli.calls import Mpctl, assert_refused, spawn
 
 SMALL = ("--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--global-batch-size", 32,
@@ -297,7 +298,24 @@ def test_a_comparison_says_what_is_trained_and_what_fits(mpctl: Mpctl) -> None:
     assert rows["dtype"] == ["fp16"] * 3
     assert rows["micro batch"] == ["1", "≠", "64", "1"]
     assert rows["global batch"] == ["1536"] * 3
-    assert {"step time", "memory on the device", "time: tp", "sent in a step: tp"} <= {*rows}
+    assert {"step time", "memory on the device", "time: tp", "sent by a rank: tp"} <= {*rows}
+
+
+def test_a_comparison_gives_what_a_rank_sends_as_that_of_tensor_modes(mpctl: Mpctl) -> None:
+    job = ("plan", "demo", "--tp", "4", "--gpus-per-node", "4")
+    figures = mpctl(*job, "--compare", "tensor_mode=2d", "--json").document["figures"]
+    modes = mpctl(*job, "--compare-tensor-modes", "--json").document["modes"][:2]
+    sent = [own["sent_bytes.tp"] for own in figures]
+    assert sent == [entry["step"]["sent_bytes"] for entry in modes]
+    assert sent[0] == figures[0]["bytes.tp"] * 2 * 3 / 4  # an all-reduce over 4 ranks
+    words = mpctl(*job, "--compare", "tensor_mode=2d").out
+    assert bytes_text(sent[1]) in words and bytes_text(figures[1]["bytes.tp"]) not in words
+
+
+def test_a_comparison_counts_what_a_stage_hands_on_whole(mpctl: Mpctl) -> None:
+    found = mpctl("plan", "demo", "--compare", "tp=1,pp=2", "--json").document["figures"][1]
+    hidden = 2 * 4 * 2**20  # of two micro batches; 8 bytes are of the gradient norm
+    assert (found["sent_bytes.pp"], found["bytes.pp"]) == (hidden + 8, 2 * (hidden + 8))
 
 
 def test_tensor_modes_side_by_side(mpctl: Mpctl) -> None:
