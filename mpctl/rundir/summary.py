@@ -95,8 +95,8 @@ class TrainingProgress(TypedDict):
     """How far the records of a run go.
 
     Losses are None, and tables of losses empty, where there is none; validation_losses are those of
-    further corpora by name. step_seconds and tokens_per_second are medians over the steps after the
-    first WARM_UP_STEPS.
+    further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
+    forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS.
     """
 
     steps: int
@@ -156,7 +156,8 @@ class FinishedSummary(TypedDict):
 
 def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
     """How far these records go; all of a run, oldest first."""
-    steady = records[WARM_UP_STEPS:] or records
+    alike = _last_alike(records)
+    steady = alike[WARM_UP_STEPS:] or alike
     validated = next((r for r in reversed(records) if "validation_loss" in r), None)
     first, last = (records[0], records[-1]) if records else (None, None)
     return {
@@ -170,6 +171,13 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
         "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
     }
+
+
+def _last_alike(records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+    """The last records that have the same predicted step time."""
+    forecasts = [record.get("predicted_step_seconds") for record in records]
+    others = (n for n, forecast in enumerate(forecasts, 1) if forecast != forecasts[-1])
+    return records[max(others, default=0) :]
 
 
 def save_summary(times: Sequence[SaveTimes]) -> SaveSummary | None:

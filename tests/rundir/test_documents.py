@@ -55,6 +55,20 @@ def test_a_run_of_0_1_0_has_the_keys_of_today() -> None:
     assert records and all(set(record) <= set(StepRecord.__annotations__) for record in records)
 
 
+def test_steps_of_a_layout_before_are_not_set_beside_the_forecast_of_the_last() -> None:
+    """By hand: steps of 5 s, forecast 5, then a resumption forecast at 1 whose first two steps
+    warm up: the median of 1, 3 and 2 s."""
+    steps = [(5.0, 5.0)] * 20 + [(9.0, 1.0), (8.0, 1.0), (1.0, 1.0), (3.0, 1.0), (2.0, 1.0)]
+    records: list[StepRecord] = [
+        {"step": n, "loss": 1.0, "tokens": n, "step_seconds": seconds, "cpu_seconds": 0.0,
+         "tokens_per_second": 6 / seconds, "predicted_step_seconds": forecast}
+        for n, (seconds, forecast) in enumerate(steps, 1)
+    ]  # fmt: skip
+    progress = training_progress(records)
+    assert (progress["step_seconds"], progress["tokens_per_second"]) == (2.0, 3.0)
+    assert training_progress(records[:20])["step_seconds"] == 5.0
+
+
 def test_progress_without_records_and_with_some(tmp_path: Path) -> None:
     empty = training_progress([])
     assert (empty["steps"], empty["final_loss"], empty["step_seconds"]) == (0, None, None)
