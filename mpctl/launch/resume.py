@@ -121,6 +121,22 @@ def changed_settings(now: JobSpec, then: JobSpec, resumption: Resumption) -> Ite
             if value != before and key not in neutral and not is_free:
                 follows = _consequence(table, key, now, then, resumption)
                 yield f"{table}.{key} is {_text(value)}, but was {_text(before)}: {follows}"
+    if moved := _moved(now, then):
+        yield f"{'; '.join(moved)}: every rank reads its new part of the checkpoint"
+
+
+def _moved(now: JobSpec, then: JobSpec) -> list[str]:
+    """Each size of an axis and each setting of tensor parallelism that places weights anew."""
+    was = {f"parallel.{axis}": size for axis, size in then.sizes.items()}
+    new = {f"parallel.{axis}": size for axis, size in now.sizes.items()}
+    for key in ("tensor_mode", "tensor_depth", "vpp"):
+        was[f"parallel.{key}"] = getattr(then.parallel, key)
+        new[f"parallel.{key}"] = getattr(now.parallel, key)
+    return [
+        f"{key} is {_text(new[key])}, but was {_text(was[key])}"
+        for key in new
+        if new[key] != was[key]
+    ]
 
 
 def _rates_are_free_of_steps(training: TrainingSpec) -> bool:

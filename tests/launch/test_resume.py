@@ -307,6 +307,16 @@ def test_data_that_the_run_has_prepared_stay_its_data(tmp_path: Path) -> None:
     assert 'data.corpus is ["b"], but was ["a"]: this has no effect' in words
 
 
+def test_another_layout_is_said_in_one_line(tmp_path: Path) -> None:
+    then = load_job(None, settings(tp=1, cluster__gpus_per_node=4))
+    grid = {"tp": 4, "parallel__tensor_mode": "2d", "cluster__gpus_per_node": 4}
+    now = load_job(None, settings(**grid))
+    (words,) = changed_settings(now, then, Resumption(RunDir(tmp_path), 10))
+    assert "parallel.tp is 4, but was 1" in words
+    assert 'parallel.tensor_mode is "2d", but was "1d": every rank reads its new part' in words
+    assert list(changed_settings(now, now, Resumption(RunDir(tmp_path), 10))) == []
+
+
 # ---------------------------------------------------------------- metrics.jsonl and attempts
 
 LINE = b'{"step": 3, "loss": 5.1, "tokens": 9, "step_seconds": 0.1, "tokens_per_second": 90.0}\n'
