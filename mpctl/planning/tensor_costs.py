@@ -17,7 +17,7 @@ from mpctl.tensor_grid import TensorGrid
 
 
 class GridSizes(NamedTuple):
-    """The sizes that symbols stand for: P ranks; q (l in 3d's paper) a side of the grid; d deep."""
+    """The sizes that symbols stand for: P ranks; q (in 3d written l) a side of the grid; d deep."""
 
     P: int
     q: int
@@ -70,18 +70,18 @@ _SQUARES = {
     "hops": Cost("6q(q-1)", lambda n: 6 * n.q * (n.q - 1)),
 }
 _CUBE = {
-    "computation": Cost("1/q^3", lambda n: 1 / n.q**3),
-    "parameters": Cost("1/q^3", lambda n: 1 / n.q**3),
-    "activations": Cost("1/q^3", lambda n: 1 / n.q**3),
-    "bandwidth": Cost("6(q-1)/q^3", lambda n: 6 * (n.q - 1) / n.q**3),
-    "latency": Cost("6(q-1)", lambda n: 6 * (n.q - 1)),
-    "sent": Cost("8(q-1)/q^3", lambda n: 8 * (n.q - 1) / n.q**3),
-    "hops": Cost("8(q-1)", lambda n: 8 * (n.q - 1)),
+    "computation": Cost("1/l^3", lambda n: 1 / n.q**3),
+    "parameters": Cost("1/l^3", lambda n: 1 / n.q**3),
+    "activations": Cost("1/l^3", lambda n: 1 / n.q**3),
+    "bandwidth": Cost("6(l-1)/l^3", lambda n: 6 * (n.q - 1) / n.q**3),
+    "latency": Cost("6(l-1)", lambda n: 6 * (n.q - 1)),
+    "sent": Cost("8(l-1)/l^3", lambda n: 8 * (n.q - 1) / n.q**3),
+    "hops": Cost("8(l-1)", lambda n: 8 * (n.q - 1)),
 }
 COSTS: dict[str, dict[str, Cost]] = {"1d": _ROW, "2d": _SQUARE, "2.5d": _SQUARES, "3d": _CUBE}
 
 NOTES = (
-    "Symbols: P ranks; in 2d a square of q x q, in 2.5d d of them, in 3d a cube of q x q x q.",
+    "Symbols: P ranks; in 2d a square of q x q, in 2.5d d of them, in 3d a cube of l x l x l.",
     "1d keeps activations whole between the layers and cuts them inside attention and MLP; with "
     "sequence parallelism they are 1/P everywhere.",
     "2d and 2.5d, bandwidth: a rank's block is 1/q^2 of a matrix, and q of them pass by in each of "

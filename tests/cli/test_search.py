@@ -326,7 +326,7 @@ def test_tensor_modes_side_by_side(mpctl: Mpctl) -> None:
     said = mpctl(*asked)
     assert said.code == 0, said.err
     words = said.out
-    assert "3(q-1)(d+1)/dq" in words and "6(q-1)/q^3" in words and "2(P-1)" in words
+    assert "3(q-1)(d+1)/dq" in words and "6(l-1)/l^3" in words and "2(P-1)" in words
     assert "demo on tp 4" in words and "demo on tp 8" in words and "2.5d, depth 2" in words
     assert "tp 8 in 2d: tensor_mode 2d needs" in words and "→ use tp 4" in words
 
