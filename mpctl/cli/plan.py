@@ -154,7 +154,7 @@ def plan(
     kinds = wanted_kinds(groups, topology.kinds)
     document = None if rank is None else rank_document(made, topology, rank)
     if any(pictures.values()):
-        _draw(job, made, topology, pictures)
+        _draw(job, made, topology, pictures, as_json=as_json)
     if emit is not None:
         _print_emitted(made, emit, as_json=as_json)
     elif document is not None:
@@ -187,9 +187,11 @@ def _print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
 
 
 def _draw(
-    job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None]
-) -> None:
-    """Write the page, the picture and the trace that have a path."""
+    job: JobSource, made: Plan, topology: Topology, pictures: Mapping[str, Path | None], *,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Write the page, the picture and the trace that have a path; say so but with --json."""
+    from mpctl.render.console import say
     from mpctl.render.pictures import write_pictures
     from mpctl.render.tasks import PATIENCE, TaskBar
 
@@ -199,6 +201,8 @@ def _draw(
             made, topology, command=line, html=pictures["html"], svg=pictures["svg"],
             trace=pictures["trace"], on_progress=bar.update,
         )  # fmt: skip
+    for path in filter(None, () if as_json else pictures.values()):
+        say(f"wrote {path}", stderr=True)
 
 
 def _show_rank(document: RankDocument, *, as_json: bool) -> None:

@@ -57,7 +57,7 @@ def _paragraphs(
 ) -> Iterator[RenderableType]:
     estimate = plan.estimate
     yield _headline(plan)
-    yield NamedRows(_figures(plan))
+    yield NamedRows(_figures(plan, full=full))
     yield from _warnings(plan)
     yield Text("")
     yield NamedRows(_facts(plan))
@@ -92,7 +92,7 @@ def _room(plan: Plan) -> str:
     return f": {bytes_text(abs(left))} {'to spare' if left >= 0 else 'too much'}"
 
 
-def _figures(plan: Plan) -> Iterator[tuple[str | Text, str]]:
+def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
     """Memory, step time with its parts, speed, and how many checks passed."""
     figures = dict(main_figures(plan))
     if "memory" in figures:
@@ -104,7 +104,8 @@ def _figures(plan: Plan) -> Iterator[tuple[str | Text, str]]:
     passed = sum(check.status == "ok" for check in plan.checks)
     others = len(plan.checks) - passed
     noted = f", {plural(others, 'warning')} below" if others else ""
-    yield "checks", f"✓ {passed} passed{noted} (--full: what each found)"
+    where = "" if full else " (--full: what each found)"
+    yield "checks", f"✓ {passed} passed{noted}{where}"
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str | Text, str]]:

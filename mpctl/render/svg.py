@@ -32,7 +32,7 @@ from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg_grid import GridPicture
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
 from mpctl.topology import Topology
-from mpctl.units import seconds_text
+from mpctl.units import plural, seconds_text
 
 EDGE, CELL, HIGH, SPACE, HEAD = 16, 56, 36, 4, 22
 TILE_WIDTH, TILE_HEIGHT = 72, 30
@@ -108,7 +108,8 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
     is_tiled = drawn[0].number is None
     yield _tiles(topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)
     what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
-    note = f"a cell: {what}; below it its dp (d), pp (p) and cp (c) place"
+    places = "dp (d), pp (p) and cp (c)" if topology.sizes["cp"] > 1 else "dp (d) and pp (p)"
+    note = f"a cell: {what}; below it its {places} place"
     yield el("text", note, y=12, class_="dim"), 30
     yield from _grid(plan, topology)
     if plan.estimate is not None:
@@ -150,7 +151,8 @@ def timeline_title(plan: Plan, step: StepLine) -> str:
     """`1f1b of 8 micro batches on 4 stages, 2 chunks a stage: 1.84 s`."""
     p, m = plan.job.parallel, step.microbatches
     chunks = f", {p.vpp} chunks a stage" if p.vpp > 1 else ""
-    schedule = f"{p.schedule} of {m} micro batches on {p.pp} stages{chunks}"
+    batches = plural(m, "micro batch", "micro batches")
+    schedule = f"{p.schedule} of {batches} on {plural(p.pp, 'stage')}{chunks}"
     return f"{schedule}: {seconds_text(step.seconds)}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from mpctl.estimate.timeline import StepLine
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.render.markup import Raw, el, join, number
-from mpctl.units import seconds_text
+from mpctl.units import plural, seconds_text
 
 SERIES = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2}
 NAMES = ("forward", "backward", "weight gradient")
@@ -97,9 +97,9 @@ class Picture:
     def label(self) -> str:
         """What is shown, for readers who do not see it."""
         stages, m = len(self.step.line.orders), self.step.microbatches
-        return (
-            f"Schedule of {m} micro batches on {stages} stages, {seconds_text(self.step.seconds)}"
-        )
+        batches = plural(m, "micro batch", "micro batches")
+        where = f"{batches} on {plural(stages, 'stage')}"
+        return f"Schedule of {where}, {seconds_text(self.step.seconds)}"
 
     def draw(self) -> Raw:
         """The rows and the axis of time."""

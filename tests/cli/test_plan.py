@@ -55,7 +55,8 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
         "stage-balance: stage 3 computes longest",
     ):
         assert words in said.out
-    assert "✓  tp-within-node" in mpctl("plan", "two-nodes-16-gpus", "--full").out
+    full = mpctl("plan", "two-nodes-16-gpus", "--full").out
+    assert "✓  tp-within-node" in full and "--full" not in full
 
 
 LARGE = "gpt3-175b-1024"
@@ -160,13 +161,17 @@ def test_one_rank_in_words(mpctl: Mpctl) -> None:
 def test_svg_is_a_picture_of_layout_and_timeline(mpctl: Mpctl, tmp_path: Path) -> None:
     path = tmp_path / "plan.svg"
     said = mpctl("plan", "two-nodes-16-gpus", "--svg", path)
-    assert said.code == 0
+    assert (said.code, said.err) == (0, f"wrote {path}\n")
     assert "Rank groups" in said.out
     root = ET.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     text = " ".join("".join(root.itertext()).replace("\xa0", " ").split())
     for words in ("tp 2 x dp 2 x pp 4", "node 1 · layers 12-23", "15 h", "stage 3", "bubble"):
         assert words in text
+    assert "below it its dp (d) and pp (p) place" in text  # no cell has a place along cp
+    said = mpctl("plan", "demo", "--svg", path, "--json")
+    assert (said.code, said.err) == (0, "")
+    assert "2 micro batches on 1 stage:" in path.read_text("utf-8")
 
 
 def test_an_svg_that_cannot_be_written_is_said(mpctl: Mpctl, tmp_path: Path) -> None:
