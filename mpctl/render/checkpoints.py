@@ -78,7 +78,12 @@ def _numbers(shards: list[int]) -> str:
 
 
 def _layout(entry: CheckpointEntry) -> str:
-    return UNKNOWN if entry["tp"] is None else f"tp {entry['tp']} x pp {entry['pp']}"
+    """`tp 4 (2d) x pp 1`; the mode where it is known and not 1d."""
+    if entry["tp"] is None:
+        return UNKNOWN
+    depth = f", depth {entry['tensor_depth']}" if entry["tensor_depth"] else ""
+    mode = f" ({entry['tensor_mode']}{depth})" if entry["tensor_mode"] not in (None, "1d") else ""
+    return f"tp {entry['tp']}{mode} x pp {entry['pp']}"
 
 
 def _written(entry: CheckpointEntry) -> str:

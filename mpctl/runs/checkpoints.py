@@ -24,8 +24,10 @@ from mpctl.rundir.shards import (
     read_manifest,
     read_shard_record,
 )
+from mpctl.runs.documents import read_job
 from mpctl.runs.listing import iso
 from mpctl.runs.saved import find_run
+from mpctl.tensor_grid import TensorGrid, grid_axes
 
 SCHEMA: Literal["mpctl.checkpoints/1"] = "mpctl.checkpoints/1"
 FOLDER = "checkpoints"
@@ -34,6 +36,7 @@ OnBytes = Callable[[int], None]
 
 class CheckpointEntry(TypedDict):
     """One checkpoint. tp, pp: of the layout that wrote it, None where its manifest cannot be read;
+    tensor_mode, tensor_depth: those of the run's job, None where there is none that cuts so;
     bytes: of all shards; written: ISO 8601 in UTC; problems: what is wrong with it; verified:
     whether every byte was compared, or only records and sizes; seconds: that it took."""
 
@@ -41,6 +44,8 @@ class CheckpointEntry(TypedDict):
     path: str
     tp: int | None
     pp: int | None
+    tensor_mode: str | None
+    tensor_depth: int | None
     bytes: int
     written: str | None
     problems: list[str]
@@ -169,21 +174,44 @@ def describe(
     """One checkpoint; never raises for what is in it."""
     began = time.perf_counter()
     issues = find_damage(folder, hashed=hashed, on_bytes=on_bytes)
-    manifest, written = None, None
+    manifest, written, grid = None, None, None
     with suppress(InputError, OSError):
         manifest = read_manifest(folder)
         written = iso((folder / MANIFEST).stat().st_mtime)
+        grid = _grid(folder, manifest.tp)
     return {
         "step": step,
         "path": str(folder),
         "tp": manifest.tp if manifest else None,
         "pp": manifest.shards // manifest.tp if manifest else None,
+        "tensor_mode": grid.mode if grid else None,
+        "tensor_depth": grid.axes.get("depth") if grid else None,
         "bytes": checkpoint_bytes(folder),
         "written": written,
         "problems": [f"{issue.where}: {issue.message}" for issue in issues],
         "verified": hashed,
         "seconds": time.perf_counter() - began,
     }
+
+
+def _grid(folder: Path, tp: int) -> TensorGrid | None:
+    """The grid of tp ranks of the run's job, where it is what cut this checkpoint: a resumed run
+    may have had another before. By hand, 2d on 4 ranks cuts both sides of a matrix, 1d one."""
+    job = read_job(folder.parent.parent / "job.json")
+    if isinstance(job, str) or job.parallel.tp != tp:
+        return None
+    axes = grid_axes(job.parallel.tensor_mode, tp, job.parallel.tensor_depth)
+    if axes is None:
+        return None
+    grid = TensorGrid(job.parallel.tensor_mode, axes)
+    planned = sorted(map(grid.parts, grid.weight_axes(("vocab", "hidden"))))
+    shards = [part.shard for part in read_shard_record(folder, 0, hashed=False).parameters.values()]
+    cuts = [
+        sorted(full // own for full, own in zip(shard.shape, shard.local_shape, strict=True) if own)
+        for shard in shards
+        if len(shard.cuts) == 2
+    ]
+    return grid if (planned in cuts if grid.mode != "1d" else not cuts) else None
 
 
 def inspect_document(found: CheckpointPath) -> InspectDocument:

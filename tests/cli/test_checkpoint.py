@@ -113,11 +113,24 @@ def test_a_checkpoint_of_0_1_0_is_written_for_a_grid(
     assert "dim 0 and 1" in capsys.readouterr().out
     job = json.loads((out / "job.json").read_text())["parallel"]
     assert (job["tensor_mode"], job["tensor_depth"]) == ("2.5d", 2)
+    assert (row["tensor_mode"], row["tensor_depth"]) == ("2.5d", 2)
+    assert mpctl(["checkpoint", "list", str(out)]) == 0
+    assert "tp 8 (2.5d, depth 2) x pp 1" in capsys.readouterr().out
     again = ["launch", "--resume", "--run-dir", str(out), "--dry-run", "--json", "--tp", "4"]
     corpus = f'data.corpus=["{RECORDED.parent / "text.txt"}"]'
     assert mpctl([*again, "--tensor-mode", "2d", "--set", corpus]) == 0
     job = json.loads(capsys.readouterr().out)["job"]["parallel"]
     assert (job["tp"], job["tensor_mode"], job["tensor_depth"]) == (4, "2d", None)
+    _says_nothing_of_another_mode(out, capsys)
+
+
+def _says_nothing_of_another_mode(out: Path, capsys: Capture) -> None:
+    """A job that went on in another mode on as many ranks is not what cut the checkpoint."""
+    job = json.loads((out / "job.json").read_text())
+    for mode in ("1d", "3d"):
+        job["parallel"] |= {"tensor_mode": mode, "tensor_depth": None}
+        (out / "job.json").write_text(json.dumps(job))
+        assert document(capsys, "list", str(out))["checkpoints"][0]["tensor_mode"] is None
 
 
 def test_weights_is_a_former_name(tmp_path: Path, capsys: Capture) -> None:
