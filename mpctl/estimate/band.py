@@ -58,6 +58,8 @@ def _beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iter
         yield f"{profile.name} was never measured on {device.name}"
     if dtype not in seen.dtypes:
         yield f"{profile.name} was never measured at {dtype}"
+    if (mode := job.parallel.tensor_mode) != "1d":
+        yield f"tensor_mode {mode}: no run of it was measured"
     if job.world_size > BEYOND * seen.gpus:
         yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {seen.gpus:,}"
     if table.numel > BEYOND * seen.parameters:

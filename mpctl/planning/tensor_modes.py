@@ -46,6 +46,15 @@ def mode_choices(tp: int) -> list[tuple[TensorMode, int | None]]:
     return [(mode, depth) for mode in modes for depth in own.get(mode, [None])]
 
 
+def same_as_2d(tp: int, mode: str, depth: int | None, where: str) -> Issue | None:
+    """Why a mode is not compared: 2.5d of depth 1 is exactly 2d. where: of the issue."""
+    axes = grid_axes(mode, tp, depth)
+    if axes and axes.get("depth") == 1:
+        message = f"{tp} ranks are one layer of 2.5d, which is 2d"
+        return Issue("tensor-mode", where, message, "use d q^2 ranks with d at least 2")
+    return None
+
+
 def tensor_modes_document(
     source: str | None, overrides: Overrides, sizes: Sequence[int] = ()
 ) -> TensorModesDocument:
@@ -99,6 +108,9 @@ def _entry(
         plan = load_plan(source, {**overrides, **mode_settings(job, tp, mode, depth)})
     except InputError as error:
         entry["issues"] = [issue.as_dict() for issue in error.issues]
+        return entry
+    if issue := same_as_2d(tp, mode, depth, "parallel.tp"):
+        entry["issues"] = [issue.as_dict()]
         return entry
     assert plan.estimate is not None, "the job has a model"
     entry["layer"] = _layer(plan.estimate)

@@ -18,6 +18,7 @@ from mpctl.layout.topology import find_grid
 from mpctl.rules.check import Check, divides, listed, refusal
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.runtime import OWN_RUNTIME, get_profile
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import MODES, TensorGrid, grid_axes
 from mpctl.units import plural
@@ -224,6 +225,15 @@ def combination_rules(job: JobSpec) -> Iterator[Check]:
         message = f"frozen parameters are not run with tensor_mode {mode}"
         yield refusal("tensor-mode-freeze", "training.freeze", message, in_1d,
                       more="no training.freeze")  # fmt: skip
+
+
+def runtime_mode_rules(job: JobSpec) -> Iterator[Check]:
+    """The job's runtime runs the mode; where it does not, the estimate is as if it did."""
+    mode, runtime = job.parallel.tensor_mode, job.training.runtime
+    if mode != "1d" and mode not in get_profile(runtime).runs.tensor_modes:
+        message = f"runtime {runtime} has no tensor_mode {mode}: planned as if it had"
+        hint = f"use training.runtime {OWN_RUNTIME}, or tensor_mode 1d"
+        yield Check("tensor-mode-runtime", "warning", MODE, message, hint)
 
 
 def _schedule(job: JobSpec, in_1d: Offer) -> Check:

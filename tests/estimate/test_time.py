@@ -406,6 +406,15 @@ def test_what_was_never_measured_widens_the_band_in_words() -> None:
     assert known.high / known.total < time.high / time.total
 
 
+def test_a_tensor_mode_that_was_never_measured_widens_the_band_in_words() -> None:
+    settings = {"parallel.tp": 4, "cluster.gpus_per_node": 4, "training.micro_batch_size": 2}
+    times = [timed({**settings, "parallel.tensor_mode": mode}) for mode in ("1d", "2d")]
+    told = "tensor_mode 2d: no run of it was measured"
+    assert [told in time.extrapolates for time in times] == [False, True]
+    one, grid = (time.high / time.total for time in times)
+    assert grid > one
+
+
 @pytest.mark.parametrize("cluster", preset_names("clusters"))
 def test_every_cluster_and_runtime_is_estimated_or_refused_in_words(cluster: str) -> None:
     """Two nodes' worth of layouts, at a dtype that a V100 has and one that it has not."""

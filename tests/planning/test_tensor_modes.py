@@ -38,6 +38,13 @@ def test_ranks_with_more_layers_than_a_side_are_compared_in_2_5d() -> None:
     assert ("2.5d", 3) in mode_choices(12)
 
 
+def test_2_5d_of_depth_1_is_said_to_be_2d() -> None:
+    modes = tensor_modes_document(None, JOB, [4])["modes"]
+    assert [entry["mode"] for entry in modes if entry["layer"]] == ["1d", "2d"]
+    (issue,) = modes[2]["issues"]
+    assert issue["message"] == "4 ranks are one layer of 2.5d, which is 2d"
+
+
 @pytest.mark.parametrize(("mode", "tp", "depth"), GRIDS)
 @pytest.mark.parametrize(("reads", "writes"), [("hidden", "ffn"), ("ffn", "hidden")])
 def test_what_mpctl_sends_in_symbols_is_what_its_products_send(
@@ -124,7 +131,7 @@ def test_sizes_that_are_asked_for_leave_dp_open() -> None:
     job = {**JOB, "parallel.dp": 1, "training.global_batch_size": 32}
     document = tensor_modes_document(None, job, [2, 4])
     able = [(entry["tp"], entry["mode"]) for entry in document["modes"] if entry["layer"]]
-    assert able == [(2, "1d"), (4, "1d"), (4, "2d"), (4, "2.5d")]
+    assert able == [(2, "1d"), (4, "1d"), (4, "2d")]
 
 
 def test_sequence_parallelism_is_left_out_where_it_cannot_be() -> None:
