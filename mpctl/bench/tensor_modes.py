@@ -21,20 +21,22 @@ from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.estimate.communication import ring_bytes
 from mpctl.estimate.message import ring_phases
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.task import TaskOptions, task_answers, task_job
+from mpctl.launch.task import TaskOptions, task_answers, task_job, task_plan
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.layer_figures import LayerFigures, layer_figures
-from mpctl.planning.plan import Overrides
-from mpctl.planning.tensor_modes import mode_choices
+from mpctl.planning.plan import Overrides, Plan
+from mpctl.planning.tensor_modes import mode_choices, same_as_2d
+from mpctl.rules.check import way_out
+from mpctl.rules.validate import with_tried_hints
 from mpctl.rundir.rank_files import Traffic
 from mpctl.rundir.task_files import LayerRequest, LayerSizes, LayerTiming
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.tensor_grid import grid_axes
 
 DEFAULT_JOB = {
     "model": "demo-gpt", "cluster": "this-machine", "training.micro_batch_size": 8,
 }  # fmt: skip
+LEFT_OPEN = frozenset({"cluster.gpus_per_node", "parallel.dp", "training.global_batch_size"})
 STARTING, TIMING = "start the ranks", "time the layer"
 Report = Callable[[str, int, int], None]
 
@@ -157,11 +159,15 @@ def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> Mo
     refused: list[tuple[str, Issue]] = []
     options = TaskOptions(sizes={"tp": ranks}, device=device)
     for mode, depth in mode_choices(ranks):
-        if issue := _is_another(mode, depth, ranks):
-            refused.append((mode, issue))
+        of_mode = replace(options, tensor_mode=mode, tensor_depth=depth)
+        issues = _refusals(task_plan(job, of_mode))
+        if not issues and (issue := same_as_2d(ranks, mode, depth, "--ranks")):
+            issues = [issue]
+        if issues:
+            refused += [(mode, issue) for issue in issues]
             continue
         try:
-            own = task_job(job, machine, replace(options, tensor_mode=mode, tensor_depth=depth))
+            own = task_job(job, machine, of_mode)
         except InputError as error:
             refused += [(mode, issue) for issue in error.issues]
             continue
@@ -171,13 +177,21 @@ def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> Mo
     return ModeCases(ranks, tuple(cases), tuple(refused))
 
 
-def _is_another(mode: str, depth: int | None, ranks: int) -> Issue | None:
-    """2.5d of depth 1 is 2d; one rank is whole in every mode."""
-    axes = grid_axes(mode, ranks, depth)
-    if mode == "2.5d" and axes and axes["depth"] == 1:
-        message = f"{ranks} ranks are one layer of 2.5d, which is 2d"
-        return Issue("tensor-mode", "--ranks", message, "use 8, 18 or 27 ranks, say")
-    return None
+def _refusals(plan: Plan) -> list[Issue]:
+    """Why the ranks cannot run a mode, with ways out by options of the bench: numbers of ranks, and
+    no other mode, since each is tried anyway."""
+    checks = []
+    own = [check for check in plan.errors if check.rule == "tensor-mode-family"]
+    for check in own or plan.errors:  # no other way out helps a family that never runs the mode
+        offers = [offer for offer in check.offers if offer.setting != "parallel.tensor_mode"]
+        offers = [
+            replace(offer, noun="--ranks") if offer.setting == "parallel.tp" else offer
+            for offer in offers
+        ]
+        hint = way_out(offers, check.more) if offers else check.more and f"use {check.more}"
+        checks.append(replace(check, offers=tuple(offers), hint=hint))
+    hinted = with_tried_hints(plan.job, checks, LEFT_OPEN)
+    return [check.issue for check in hinted]
 
 
 def _case(job: JobSpec, mode: str, depth: int | None) -> ModeCase:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpctl.errors import InputError
 from mpctl.planning.document import plan_document
-from mpctl.planning.plan import Plan, make_plan
+from mpctl.planning.plan import Plan, load_plan
 from mpctl.rundir.marker import write_marker
 from mpctl.rundir.shards import checkpoint_bytes, read_manifest
 from mpctl.spec.load import load_job, parse_settings
@@ -89,6 +89,4 @@ def plan_of_layout(
         "launch.threads_per_rank": None,
         **changed,
     }
-    plan = make_plan(load_job(str(job_file), layout))
-    plan.require_legal()
-    return plan
+    return load_plan(str(job_file), layout)

@@ -26,7 +26,7 @@ from mpctl.launch.node.machine import Machine
 from mpctl.launch.node.torchrun import task_environments
 from mpctl.launch.preflight import check_launch, chosen_device
 from mpctl.launch.supervise import StopRequests
-from mpctl.planning.plan import make_plan
+from mpctl.planning.plan import Plan, make_plan
 from mpctl.rundir.rank_files import FailureRecord
 from mpctl.rundir.task_files import (
     EvalAnswer,
@@ -72,9 +72,9 @@ class TaskOptions:
 DEFAULT_OPTIONS = TaskOptions()
 
 
-def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
-    """The job that the workers run: the model of `job` on this layout and machine, without dropout,
-    recomputation and freezing. Raises InputError with every reason why that cannot be run."""
+def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
+    """The plan of what the workers run: the model of `job` in this layout, without dropout,
+    recomputation and freezing."""
     tp, pp, cp, dp = (options.sizes.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
     training = job.training.model_copy(
         update={
@@ -104,9 +104,15 @@ def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
         "launch": launch,
         "cluster": ClusterSpec(),
     }
-    job = complete(job.model_copy(update=parts))
-    plan = make_plan(job)
+    return make_plan(complete(job.model_copy(update=parts)))
+
+
+def task_job(job: JobSpec, machine: Machine, options: TaskOptions) -> JobSpec:
+    """The job of `task_plan`, which this machine can run. Raises InputError with every reason why
+    that cannot be run."""
+    plan = task_plan(job, options)
     plan.require_legal()
+    job = plan.job
     if issues := [issue for issue in check_launch(plan, machine) if issue.rule in TASK_RULES]:
         raise InputError(issues)
     threads = max(1, machine.cores // job.world_size)

@@ -70,6 +70,20 @@ def test_the_modes_of_some_ranks_and_why_not_the_others() -> None:
     ]  # fmt: skip
 
 
+def test_ways_out_name_ranks_that_the_model_can_be_cut_over() -> None:
+    """8 heads are not cut three ways, so that 27 ranks are no cube of this model; and no number of
+    ranks helps a family that never runs a grid."""
+    settings = {"model": "demo-gpt", "training.micro_batch_size": 8}
+    gpt = dict(mode_cases(layer_job(None, settings), 4, TWO_CORES, device="cpu").refused)
+    assert gpt["3d"].hint == "use --ranks 8; or --ranks 64 with micro batch 16"
+    assert gpt["2.5d"].hint == "use d q^2 ranks with d at least 2"
+    job = layer_job(None, {**settings, "model": "demo-bert"})
+    bert = mode_cases(job, 4, TWO_CORES, device="cpu").refused
+    assert {(mode, issue.hint) for mode, issue in bert} == {
+        (mode, "use a model of family gpt") for mode in ("2d", "2.5d", "3d")
+    }
+
+
 def test_a_job_that_lays_out_its_ranks_or_has_no_mode_is_refused() -> None:
     with pytest.raises(InputError, match="lays out its ranks itself"):
         layer_job(None, {**SMALL, "parallel.tp": 4})

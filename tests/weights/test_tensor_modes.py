@@ -182,8 +182,10 @@ def test_a_checkpoint_goes_through_every_mode_unchanged(
 
 def test_a_grid_that_cannot_be_is_refused(data: Path, tmp_path: Path) -> None:
     source = trained(data, tmp_path / "run", {"training__micro_batch_size": 1})
-    with pytest.raises(InputError, match="2d needs"):
+    with pytest.raises(InputError, match="2d needs") as caught:
         plan_of_layout(source, 6, 1, ["tensor_mode=2d"])
+    (issue,) = caught.value.issues
+    assert "tp 4 with" in issue.hint and "tp 9" not in issue.hint  # 3 divides no head of this model
     with pytest.raises(InputError, match="2 does not divide 1"):
         plan_of_layout(source, 4, 1, ["tensor_mode=2d"])
     more = ["tensor_mode=2d", "micro_batch_size=2"]
