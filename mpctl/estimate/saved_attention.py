@@ -150,9 +150,22 @@ class _AttentionTensors:
         queries = [SavedTensor("scaled queries", (*self.rows, "inner"))]
         if shapes.cp > 1 and shapes.inner * 2 == shapes.kv:
             return queries + self.gathered
+        if self._has_views:
+            if shapes.recompute == "selective":
+                return queries
+            return queries + self.inputs + self.turned[1:]
         blocks = 2 * self.pairs.share if shapes.cp > 1 else 1
         expanded = SavedTensor("keys and values", (*self.keys, "inner", "cp"), times=2 * blocks)
         return [*queries, expanded]
+
+    @property
+    def _has_views(self) -> bool:
+        """Whether the products take views and no copies, which hold the result of the product that
+        made q, k and v: of one sample or one head, whose batch of matrices is in order as it is."""
+        shapes = self.shapes
+        is_one = shapes.batch == 1 or shapes.heads == 1
+        has_own_heads = shapes.inner * 2 == shapes.kv
+        return shapes.cp == 1 and is_one and has_own_heads and not self.attention.is_cross
 
 
 @dataclass(frozen=True, slots=True)

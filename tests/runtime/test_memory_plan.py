@@ -163,6 +163,31 @@ def test_a_peak_on_a_grid_is_as_planned(shape: str, grid: str, load: str) -> Non
         assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ("gpt", {"tp": 8, "parallel__tensor_mode": "3d"}),
+        pytest.param(
+            "gpt", {"tp": 2, "training__micro_batch_size": 1}, marks=pytest.mark.slow
+        ),
+        pytest.param("gpt", {"tp": 4}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"training__micro_batch_size": 1, **SELECTIVE}, marks=pytest.mark.slow),
+        pytest.param("gpt", {"training__micro_batch_size": 1, **FULL}, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_dropout_on_the_probabilities_of_one_sample_or_head(
+    shape: str, changes: dict[str, Any]
+) -> None:
+    """The products of one sample's, or one head's, scores take views of q, k and v."""
+    job = job_of(shape, {"model__layers": 2, **changes})
+    topology = job_topology(job)
+    (memory,) = tiny_plan(job).estimate.memory
+    account = rehearse(job, topology, 0)
+    assert account["failure"] is None, "".join(account["failure"]["traceback"])
+    assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.03)
+    assert memory.activation_bytes == pytest.approx(account["activation_bytes"], rel=0.01)
+
+
 def _watched(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, int | None]:
     trainer = make_trainer(JobSpec.model_validate(raw), Path(run_dir), rank)
     list(trainer.run())
