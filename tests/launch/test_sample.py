@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
@@ -31,6 +32,7 @@ from mpctl.runtime.sampling.draw import TokenSampler
 from mpctl.runtime.sampling.loop import LoadedModel, fill_masks, generate
 from mpctl.runtime.sampling.texts import make_text_states
 from mpctl.spec.job import JobSpec, complete
+from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group
 from mpctl.weights.origin import open_origin
 from mpctl.weights.writer import export_weights
@@ -113,6 +115,8 @@ class Alone:
     """A mesh of one rank, as far as building a model asks."""
 
     tp = cp = Group()
+    grid = TensorGrid()
+    tensor: Mapping[str, Group] = MappingProxyType({})
     device = torch.device("cpu")
 
 
