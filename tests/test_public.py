@@ -53,6 +53,7 @@ def test_another_name_is_refused_with_a_way_out() -> None:
         _ = mpctl.Topologie  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_search_in_one_call_finds_what_the_command_finds() -> None:
     job = {"cluster": "dgx-h100", "model": "gpt2", "training.dtype": "bf16",
            "training.global_batch_size": 8}  # fmt: skip

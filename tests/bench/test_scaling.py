@@ -82,6 +82,7 @@ def bench(corpus, out, *more):
     return ["bench", "scaling", "demo", *flags, "--out", str(out), "--json", *more]
 
 
+@pytest.mark.slow
 def test_a_real_bench_of_two_worlds(corpus, tmp_path, capfd):
     code = run(
         bench(corpus, tmp_path / "out", "--world", "1,2", "--mode", "strong", "--steps", "4")

@@ -322,7 +322,8 @@ def test_tensor_modes_side_by_side(mpctl: Mpctl) -> None:
     asked = ("plan", "demo", "--gpus-per-node", "8", "--compare-tensor-modes", "4", "8")
     found = mpctl(*asked, "--json").document
     able = [(entry["tp"], entry["mode"]) for entry in found["modes"] if entry["layer"]]
-    assert able == [(4, "1d"), (4, "2d"), (4, "2.5d"), (8, "1d"), (8, "2.5d"), (8, "3d")]
+    assert able == [(4, "1d"), (4, "2d"), (8, "1d"), (8, "2.5d"), (8, "3d")]
+    assert "one layer of 2.5d, which is 2d" in " ".join(mpctl(*asked).out.split())
     said = mpctl(*asked)
     assert said.code == 0, said.err
     words = said.out

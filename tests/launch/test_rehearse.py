@@ -50,6 +50,7 @@ def told(document: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_json_holds_plan_and_rehearsal(mpctl: Mpctl, tmp_path: Path) -> None:
     said = mpctl(*tiny(2, 2, launch__device="cuda"), "--json")
     assert said.code == 0, said.err
@@ -65,6 +66,7 @@ def test_json_holds_plan_and_rehearsal(mpctl: Mpctl, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
     job = tiny(**layout(2, tp=2, dp=3), training__global_batch_size=24)
     said = mpctl(*job)
@@ -116,6 +118,7 @@ def test_other_machines_are_no_reason_to_refuse() -> None:
     assert chosen_ranks(plan.require_legal(), 4095) == [4095]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["parameters", "parameter_bytes", "optimizer_bytes", "messages"])
 def test_what_is_not_as_planned_is_named(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = tiny_plan(dp=2)

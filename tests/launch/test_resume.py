@@ -146,6 +146,7 @@ def test_none_that_is_whole_is_bad_input(
     assert said.count("were written") == 2 and "--overwrite" in said
 
 
+@pytest.mark.slow
 def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) -> None:
     """One wrong bit in the newest checkpoint, which the rank that reads it sees; an emptied
     job.json and plan.json, a torn line of metrics."""
@@ -171,6 +172,7 @@ def test_it_goes_on_in_spite_of_all_of_it(finished: Launched, tmp_path: Path) ->
     assert run.summary["attempts"] == 1  # launch.max_restarts is for failures of training
 
 
+@pytest.mark.slow
 def test_the_last_checkpoint_is_not_renamed(finished: Launched, tmp_path: Path) -> None:
     """Wrong bits in every checkpoint: nothing is left to start from, and it says so."""
     run_dir = _copy(finished, tmp_path / "run")

@@ -127,6 +127,7 @@ def _half(finished: Launched, run_dir: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 def test_resume_on_another_layout_continues_the_curve(
     finished: Launched, one_process: list[float], tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ def test_another_model_cannot_resume_it(
     assert {issue["where"] for issue in issues} == {"model.vocab", "model.layers"}
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_a_run(data: Path, finished: Launched, tmp_path: Path) -> None:
     run_dir = tmp_path / "old"
     shutil.copytree(finished.run_dir, run_dir)

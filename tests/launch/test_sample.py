@@ -53,6 +53,7 @@ def files(folder: Path) -> dict[str, int]:
     return {str(p): p.stat().st_mtime_ns for p in sorted(folder.rglob("*"))}
 
 
+@pytest.mark.slow
 def test_text_from_a_run_at_tp_1_and_2(finished: Launched) -> None:
     """The same tokens at either tp, from a run at tp 2; the run is left as it was."""
     run, before = finished.run_dir, files(finished.run_dir)

@@ -63,6 +63,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "ranks", "rank"), CASES)
 def test_a_rank_killed_inside_a_step_is_named_with_its_micro_batch(
     data: Path, tmp_path: Path, flags: tuple[str, ...], ranks: int, rank: int

@@ -122,6 +122,7 @@ def test_a_killed_worker_is_named(data: Path, tmp_path: Path) -> None:
     assert "rank 3 of 4" in Path(failure["log"]).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["starting", "training"])
 def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: str) -> None:
     run = endless(data, tmp_path / "run", "--tp", "2")
@@ -138,6 +139,7 @@ def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: 
     assert len(run.family) >= 3 and not orphans
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tp", "at_fault"), [pytest.param(1, {1}, marks=pytest.mark.slow), (2, {2, 3})]
 )
@@ -207,6 +209,7 @@ def test_a_stopped_worker_is_named_and_the_run_ends(data: Path, tmp_path: Path) 
     assert not run.left_behind()
 
 
+@pytest.mark.slow
 def test_a_restart_continues_the_same_curve(data: Path, finished: Launched, tmp_path: Path) -> None:
     run = launch(data, tmp_path / "run", "--tp", "2", "--set", "launch.max_restarts=1",
                  "--set", "checkpoint.interval=3")  # fmt: skip

@@ -247,6 +247,7 @@ def test_progress_starts_the_patience_anew_and_building_has_none(tmp_path: Path)
     assert scene.looks(50, scene.beat) == ""
 
 
+@pytest.mark.slow
 def test_all_ranks_stopped_end_the_run(data: Path, tmp_path: Path) -> None:
     """With the default time-out of 300 s; nobody is left who could time out."""
     run = endless(data, tmp_path / "run", "--tp", "2").at_step(2)

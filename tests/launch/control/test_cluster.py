@@ -83,6 +83,7 @@ def test_two_hosts_train_as_one(data: Path, finished: Launched, hosts: Hosts) ->
     assert not hosts.pids() and not list(hosts.run.nodes.glob("nonce*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim",
     [
