@@ -1,4 +1,9 @@
-"""The published runs of tests/recorded, their gates, and the record of their cross-validation."""
+"""The published runs of tests/recorded, their gates, and the record of their cross-validation.
+
+published_runs.json: A100, V100 and a few H100 and B200 runs. published_runs_modern.json: H100 to
+GB300 and MI355X. nanotron.tsv: the sweep of layouts on H100 (tests/nanotron.py).
+published_runs_experts.json: a sample of mixtures of experts, which are answered in words.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,21 @@ GATE_OF = {
 @cache
 def published_rows() -> tuple[dict[str, Any], ...]:
     """The rows of published_runs.json: job, measured figures, source."""
-    return tuple(json.loads((RECORDED / "published_runs.json").read_text("utf-8"))["rows"])
+    return _rows("published_runs.json")
+
+
+def modern_rows() -> tuple[dict[str, Any], ...]:
+    """Rows of H100 to GB300 and MI355X, dense models."""
+    return _rows("published_runs_modern.json")
+
+
+def expert_rows() -> tuple[dict[str, Any], ...]:
+    """A sample of rows with experts, for which there is no estimate."""
+    return _rows("published_runs_experts.json")
+
+
+def _rows(name: str) -> tuple[dict[str, Any], ...]:
+    return tuple(json.loads((RECORDED / name).read_text("utf-8"))["rows"])
 
 
 @cache
