@@ -43,7 +43,8 @@ PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "sco
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
 SCALED = "operators.hidden.forward"  # stands for all of them
-TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
+TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",), "b200": ("gb200",),
+        "b300": ("gb300",)}  # fmt: skip  # one chip: what it reaches is shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
           "kernels.unaligned", "intra_node.efficiency",
           "inter_node.efficiency", "overlap.tp", "overlap.pp", "overlap.dp",

@@ -100,7 +100,7 @@ def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
     """The presets of this name; of several kinds there may be several. Raises InputError."""
     from mpctl.errors import InputError
     from mpctl.spec.paths import is_path
-    from mpctl.spec.presets import KINDS, find_file, get_file, preset_names
+    from mpctl.spec.presets import KINDS, find_file, get_file, nearest_names, preset_names
 
     if len(kinds) == 1:
         return [get_file(kinds[0], name, where="NAME")]
@@ -109,10 +109,7 @@ def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
         raise InputError.of("unknown-preset", "NAME", message, f"mpctl presets KIND {name}")
     if files := [file for kind in KINDS if (file := find_file(kind, name)) is not None]:
         return files
-    import difflib
-
-    every = [known for kind in KINDS for known in preset_names(kind)]
-    near = difflib.get_close_matches(name, every, n=4)
+    near = nearest_names(name, [known for kind in KINDS for known in preset_names(kind)])
     hint = f"did you mean {', '.join(near)}?" if near else "`mpctl presets` lists all"
     raise InputError.of("unknown-preset", "NAME", f"no preset is called {name!r}", hint)
 

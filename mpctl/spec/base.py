@@ -41,7 +41,7 @@ Amount = Annotated[float, Field(ge=0, le=1e6)]
 
 Hyper = Annotated[float, Field(ge=0, le=1e6)]
 PositiveHyper = Annotated[float, Field(ge=1e-30, le=1e6)]
-DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8"]
+DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 
 
 class StrictModel(BaseModel):

@@ -133,10 +133,16 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
 
 def nearest_presets(kind: Kind, name: str) -> str:
     """The names of a kind that are nearest to `name`; all, where none is near."""
+    names = preset_names(kind)
+    return ", ".join(nearest_names(Path(name).stem, names) or names)
+
+
+def nearest_names(name: str, names: list[str]) -> list[str]:
+    """Up to four of these names: those that begin with `name`, then those spelt most like it."""
     import difflib  # only where something is wrong
 
-    names = preset_names(kind)
-    return ", ".join(difflib.get_close_matches(Path(name).stem, names, n=3) or names)
+    longer = [known for known in names if name and known.startswith(name)]
+    return list(dict.fromkeys(longer + difflib.get_close_matches(name, names, n=4)))[:4]
 
 
 def places_text(kind: Kind) -> str:

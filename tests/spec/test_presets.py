@@ -54,7 +54,10 @@ def test_device_is_strict_and_dense(name: str) -> None:
     if device.kind == "cuda":
         assert peaks.get("bf16", peaks["fp16"]) == peaks["fp16"]
         assert peaks.get("tf32", peaks["fp16"] / 2) == pytest.approx(peaks["fp16"] / 2, rel=0.02)
-        assert peaks.get("fp8", peaks["fp16"] * 2) == pytest.approx(peaks["fp16"] * 2, rel=0.02)
+        for eight_bit in ("fp8", "mxfp8"):
+            told = peaks.get(eight_bit, peaks["fp16"] * 2)
+            assert told == pytest.approx(peaks["fp16"] * 2, rel=0.02)
+        assert 3.99 < peaks.get("nvfp4", peaks["fp16"] * 4) / peaks["fp16"] <= 6.01
 
 
 @pytest.mark.parametrize("name", preset_names("clusters"))
@@ -84,6 +87,14 @@ def test_cluster_is_strict_and_names_a_device_preset(name: str) -> None:
         ("llama3-h100", 8, 450e9, 8 * 400e9 / 8),
         ("mosaic-a100-40gb", 8, 300e9, 1600e9 / 8),
         ("dgx-2x8", 8, 300e9, 8 * 200e9 / 8),
+        ("dgx-b200", 8, 900e9, 8 * 400e9 / 8),
+        ("dgx-b300", 8, 900e9, 8 * 800e9 / 8),
+        ("dgx-gb200", 4, 900e9, 4 * 400e9 / 8),
+        ("dgx-gb300", 4, 900e9, 4 * 800e9 / 8),
+        ("hf-h100", 8, 450e9, 32 * 100e9 / 8),
+        ("gcp-a3mega-h100", 8, 450e9, 8 * 200e9 / 8),
+        ("ibm-a100", 8, 300e9, 400e9 / 8),
+        ("deepseek-h800", 8, 200e9, 8 * 400e9 / 8),
     ],
 )
 def test_links_are_bytes_a_second_in_one_direction(
