@@ -162,7 +162,7 @@ def _ask_training(
 
 
 def _is_cpu(cluster: ClusterSpec) -> bool:
-    return cluster.device is not None and cluster.device.kind == "cpu"
+    return cluster.device is not None and cluster.device.is_cpu
 
 
 def _about(path: Path) -> list[str]:

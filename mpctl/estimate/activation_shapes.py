@@ -137,8 +137,6 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
 
 
 def is_cuda(job: JobSpec) -> bool:
-    """Whether the job runs on GPUs: as it says, else as its device does."""
-    if job.launch.device != "auto":
-        return job.launch.device == "cuda"
-    device = job.cluster.device
-    return device is None or device.kind == "cuda"
+    """Whether the job runs on accelerators, whose memory torch's caching allocator holds: as it
+    says, else as its device does."""
+    return job.device_kind != "cpu"

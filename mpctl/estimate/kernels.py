@@ -82,7 +82,8 @@ def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
     peak = device.peak_flops.get(dtype)
     if peak is None:
         raise MissingFigure(f"{device.name} has no {dtype} rate in its preset")
-    kernels, notes = device.kernels or TYPICAL[device.kind], []
+    kernels = device.kernels or TYPICAL["cpu" if device.is_cpu else "cuda"]
+    notes = []
     if device.kernels is None:
         notes.append(f"{device.name}: its kernels were never measured, typical ones are assumed")
     if device.memory_bandwidth is None:
@@ -100,7 +101,7 @@ def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
         back,
         bandwidth,
         peak,
-        device.kind == "cpu",
+        device.is_cpu,
         kernels.host,
         tuple(notes),
     )

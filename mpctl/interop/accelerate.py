@@ -25,6 +25,8 @@ SAYABLE = Sayable(
     "accelerate", pp=False, sequence_parallel=False, zero=(0, 2, 3), recompute=("none", "full")
 )
 MIXED_PRECISION = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
+DISTRIBUTED_TYPES = {"cuda": "MULTI_GPU", "rocm": "MULTI_GPU", "tpu": "XLA"}
+"""By kind of device; of others MULTI_CPU, MULTI_XPU, ..., accelerate's utils/dataclasses.py."""
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -93,7 +95,8 @@ def _distributed_type(job: JobSpec) -> str:
     device = job.cluster.device
     if job.world_size == 1:
         return "NO"
-    return "MULTI_CPU" if device is not None and device.kind == "cpu" else "MULTI_GPU"
+    kind = "cuda" if device is None else device.kind
+    return DISTRIBUTED_TYPES.get(kind, f"MULTI_{kind.upper()}")
 
 
 def _fsdp(job: JobSpec) -> Tree:

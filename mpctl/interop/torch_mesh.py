@@ -27,6 +27,8 @@ SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B",
     "zero-bubble": "InterleavedZeroBubble",
 }  # fmt: skip
+TORCH_TYPES = {"rocm": "cuda", "tpu": "xla"}
+"""torch's name of a kind of device, where it is another; its ROCm builds answer to cuda."""
 ZERO = {
     1: "ZeRO 1: torch.distributed.optim.ZeroRedundancyOptimizer over dp_cp",
     2: "ZeRO 2: fully_shard(layer, mesh=dp_cp, reshard_after_forward=False)",
@@ -62,7 +64,7 @@ def _body(plan: Plan) -> str:
 def _mesh_lines(job: JobSpec) -> Iterator[str]:
     axes = mesh_axes(job)
     device = job.cluster.device
-    kind = "cpu" if device is not None and device.kind == "cpu" else "cuda"
+    kind = "cuda" if device is None else TORCH_TYPES.get(device.kind, device.kind)
     shape = ", ".join(str(job.sizes[axis]) for axis in axes)
     names = ", ".join(f'"{axis}"' for axis in axes)
     replica = ", ".join(f'"{axis}"' for axis in axes if axis in ("dp", "cp"))

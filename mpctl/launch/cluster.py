@@ -12,8 +12,8 @@ from typing import Protocol
 from mpctl.errors import Issue
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.device import Device
 from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.host import Device
 from mpctl.planning.plan import Plan
 
 

@@ -19,7 +19,8 @@ from mpctl.families import get_family
 from mpctl.launch.data_checks import data_issues, initial_weight_issues
 from mpctl.launch.elastic import elastic_issues
 from mpctl.launch.environment import environment_issues
-from mpctl.launch.node.host import Device, host_issues, rehearsal_warnings
+from mpctl.launch.node.device import Device, named_device
+from mpctl.launch.node.host import host_issues, rehearsal_warnings
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
@@ -39,12 +40,8 @@ HostCheck = Callable[[Plan, Device], Iterable[Issue]]
 
 def chosen_device(job: JobSpec, machine: Machine) -> Device:
     """The device of launch.device; for `auto` that of the job's cluster, or else a GPU where the
-    machine has one."""
-    if job.launch.device != "auto":
-        return job.launch.device
-    if job.cluster.device is not None:
-        return job.cluster.device.kind
-    return "cuda" if machine.gpus else "cpu"
+    machine has one. Raises InputError for a kind that mpctl only plans."""
+    return named_device(job) or ("cuda" if machine.gpus else "cpu")
 
 
 def check_launch(

@@ -10,7 +10,7 @@ from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.elastic import fit_hosts, least_nodes
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.host import Device
+from mpctl.launch.node.device import Device
 from mpctl.units import plural
 
 

@@ -202,7 +202,7 @@ def placement_text(plan: Plan) -> str:
     cluster = plan.job.cluster
     device, nodes = cluster.device, plural(cluster.nodes, "node")
     ranks = plural(plan.job.world_size, "rank")
-    if device is not None and device.kind == "cpu":
+    if device is not None and device.is_cpu:
         return f"{ranks} on {nodes}, each on {device.name}"
     name = f" of {device.name}" if device else ""
     return f"{ranks} on {nodes} x {plural(cluster.gpus_per_node or 1, 'GPU')}{name}"

@@ -185,7 +185,7 @@ def slow_dtype(job: JobSpec) -> Iterator[Check]:
     device, dtype = job.cluster.device, job.training.dtype
     if (
         device is None
-        or device.kind == "cpu"
+        or device.is_cpu
         or dtype not in ("fp32", "fp64")
         or dtype not in device.peak_flops
     ):

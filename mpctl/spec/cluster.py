@@ -6,9 +6,11 @@ matrix products, so that no estimate has to know a unit prefix.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from mpctl.spec.base import (
     Bytes,
@@ -61,12 +63,21 @@ class Kernels(StrictModel):
     source: str = Field(description="measurements that the figures come from")
 
 
+def _require_kind(kind: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9]{1,15}", kind):
+        message = "Input should be a short word in lower case"
+        hint = "such as cpu, cuda, rocm, xpu or tpu"
+        raise PydanticCustomError("device_kind", message, {"hint": hint})
+    return kind
+
+
 class DeviceSpec(StrictModel):
     """One accelerator, or one CPU core that hosts a rank."""
 
     name: str = Field(description="the vendor's name of the device")
-    kind: Literal["cuda", "cpu"] = Field(
-        description="backend that runs on it: cuda (NCCL) or cpu (gloo, shared memory)"
+    kind: Annotated[str, AfterValidator(_require_kind)] = Field(
+        description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned, "
+        "mpctl launch runs cuda (NCCL) and cpu (gloo, shared memory)"
     )
     memory_bytes: Bytes = Field(description="memory that one rank may use, bytes")
     memory_bandwidth: BytesPerSecond | None = Field(
@@ -79,6 +90,11 @@ class DeviceSpec(StrictModel):
         None, description="how much of these figures kernels reach; typical values when absent"
     )
     source: str = Field(description="data sheet or measurement that the figures come from")
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU core that hosts a rank, not an accelerator."""
+        return self.kind == "cpu"
 
 
 class LinkSpec(StrictModel):

@@ -90,6 +90,14 @@ class JobSpec(StrictModel):
         return sizes
 
     @property
+    def device_kind(self) -> str | None:
+        """Where ranks run: launch.device, or for `auto` the kind of the cluster's device; None
+        where neither says."""
+        if self.launch.device != "auto":
+            return self.launch.device
+        return None if self.cluster.device is None else self.cluster.device.kind
+
+    @property
     def num_microbatches(self) -> int:
         """Micro batches that each replica runs in one step (gradient accumulation)."""
         t, per_pass = self.training, self.training.micro_batch_size * self.sizes["dp"]

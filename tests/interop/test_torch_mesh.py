@@ -93,3 +93,16 @@ def test_the_example_has_the_groups_of_rank_0() -> None:
 def test_a_grid_of_tensor_parallel_ranks_is_refused() -> None:
     with pytest.raises(InputError, match="2d, and torch has no such tensor mode"):
         emit_plan(plan_of(GRID), "torch")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("cuda", "cuda"), ("rocm", "cuda"), ("xpu", "xpu"), ("tpu", "xla")]
+)
+def test_any_kind_of_accelerator_is_planned_and_named_as_torch_does(kind: str, name: str) -> None:
+    settings = {**EXAMPLE, "cluster.device": "a100-80gb"}
+    known = plan_of(settings, base={}).estimate
+    plan = plan_of({**settings, "cluster.device.kind": kind}, base={})
+    assert plan.estimate is not None and known is not None
+    assert plan.estimate.step_seconds == known.step_seconds
+    assert plan.estimate.memory == known.memory
+    assert f'init_device_mesh("{name}",' in emit_plan(plan, "torch").text

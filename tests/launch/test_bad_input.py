@@ -43,6 +43,7 @@ def refused(argv: list[str], capsys: Capture) -> str:
     return shown.err
 
 
+XPU = ["--device", "auto", "--set", "cluster.device=a100-80gb", "--set", "cluster.device.kind=xpu"]
 SETTINGS_REFUSED = [
     (
         ["--tp", "6", "--tensor-mode", "2d", "--set", "cluster.gpus_per_node=6"],
@@ -56,6 +57,8 @@ SETTINGS_REFUSED = [
     (["--set", "model.seq_length=100000", "--set", "launch.check_memory=false"], "tokens"),
     (["--set", "training.stepz=3"], "training.stepz"),
     (["--tp", "3"], "parallel.tp"),
+    ([*XPU, "--set", "cluster.device.kind=rocm"], "ranks run on cpu and cuda"),
+    ([*XPU, "--dry-run"], "is of kind xpu"),
     (["--resume", "--overwrite"], "exclude each other"),
 ]
 

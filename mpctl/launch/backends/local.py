@@ -16,8 +16,9 @@ from mpctl.launch.attempt import AttemptState
 from mpctl.launch.backends.backend import OnEvent
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.launch.node.address import free_port
+from mpctl.launch.node.device import Device
 from mpctl.launch.node.facts import HostFacts, host_facts
-from mpctl.launch.node.host import Device, host_issues
+from mpctl.launch.node.host import host_issues
 from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
 from mpctl.launch.node.waiting_torchrun import WaitingTorchrun
 from mpctl.planning.plan import Plan

@@ -25,6 +25,7 @@ from mpctl.launch.backends.backend import OnEvent
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
+from mpctl.launch.node.device import named_device
 from mpctl.launch.node.interface import own_addresses, source_address
 from mpctl.launch.slurm.allocation import (
     Allocation,
@@ -173,10 +174,7 @@ def launcher_addresses(names: Sequence[str]) -> str:
 def _gpus(plan: Plan) -> int:
     """GPUs that the plan needs on each node; 0 where it is to run on CPU, or where that is not
     decided before the hosts are looked at."""
-    job = plan.job
-    kind = job.cluster.device.kind if job.cluster.device else "cpu"
-    device = kind if job.launch.device == "auto" else job.launch.device
-    return (job.cluster.gpus_per_node or 0) if device == "cuda" else 0
+    return (plan.job.cluster.gpus_per_node or 0) if named_device(plan.job) == "cuda" else 0
 
 
 def _last_line(path: Path) -> str:

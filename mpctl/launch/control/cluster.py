@@ -23,8 +23,9 @@ from mpctl.launch.control.host_checks import differing_hosts, doubled_hosts, uns
 from mpctl.launch.control.messages import Hello, Start, Word
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.device import Device
 from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.host import Device, cluster_host_issues
+from mpctl.launch.node.host import cluster_host_issues
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir

@@ -28,8 +28,9 @@ from mpctl.launch.joined.meeting import Meeting, write_meeting
 from mpctl.launch.joined.place import JoinedProcess, host_of
 from mpctl.launch.joined.world import JoinedWorld
 from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.device import Device
 from mpctl.launch.node.facts import HostFacts
-from mpctl.launch.node.host import Device, cluster_host_issues
+from mpctl.launch.node.host import cluster_host_issues
 from mpctl.planning.plan import Plan
 
 ANSWER_SECONDS = 20.0

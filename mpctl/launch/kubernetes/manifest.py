@@ -25,7 +25,7 @@ from pathlib import Path
 
 import yaml
 
-from mpctl.launch.node.host import Device
+from mpctl.launch.node.device import Device, named_device
 from mpctl.spec.job import JobSpec
 from mpctl.spec.kubernetes import KubernetesSpec
 
@@ -66,10 +66,9 @@ class PodJob:
 
 def pod_device(job: JobSpec) -> Device | None:
     """The device of the pods: of the launch, or that of the planned cluster; None where neither
-    says, since the machine that submits need not be like them."""
-    if job.launch.device != "auto":
-        return job.launch.device
-    return None if job.cluster.device is None else job.cluster.device.kind
+    says, since the machine that submits need not be like them. Raises InputError for a kind that
+    mpctl only plans."""
+    return named_device(job)
 
 
 def pod_job(job: JobSpec, run_path: Path, *, name: str) -> PodJob:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Literal
 
 from mpctl.errors import Issue, RunFailed
 from mpctl.estimate.job import Estimate
 from mpctl.launch.node.address import HOST, free_port
+from mpctl.launch.node.device import Device
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, plural
 
-Device = Literal["cpu", "cuda"]
 START_ANYWAY = "--set launch.check_memory=false starts it anyway"
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Literal
 
 from mpctl.errors import InputError, Issue
+from mpctl.launch.node.device import Device, named_device
 from mpctl.launch.node.host import device_memory_issues
 from mpctl.launch.slurm.limits import SaveNeed, default_signal_seconds, limit_issues
 from mpctl.launch.slurm.partitions import (
@@ -42,13 +42,11 @@ class Submission:
         return chosen_partition(self.partitions, self.settings.partition)
 
     @property
-    def device(self) -> Literal["cpu", "cuda"]:
-        """Where ranks run; where the job leaves it open, cuda on nodes with GPUs."""
-        job = self.plan.job
-        if job.launch.device != "auto":
-            return job.launch.device
-        if job.cluster.device is not None:
-            return job.cluster.device.kind
+    def device(self) -> Device:
+        """Where ranks run; where the job leaves it open, cuda on nodes with GPUs. Raises InputError
+        for a kind that mpctl only plans."""
+        if device := named_device(self.plan.job):
+            return device
         groups = self.partition.groups if self.partition else ()
         return "cuda" if any(group.gpus for group in groups) else "cpu"
 
