@@ -1,14 +1,14 @@
 """How far the planner's estimates are from published runs: `python -m benchmarks.accuracy`.
 
 For every table of tests/recorded/published_runs.json: mean absolute error of step seconds under the
-presets' constants (`fit`), and by constants that were fitted without each fifth of a table
-(`fifths`), with the gate that the latter is held to. For every sweep (runs of one model, batch,
-cluster and number of GPUs): Spearman's rank correlation of measured and estimated speed, and the
-regret, by how much the run that the planner would have chosen is slower than the best one. Memory
-errors where a run publishes its peak.
+presets' constants (`fit`), by constants that were fitted without each fifth of a table (`fifths`),
+with the gate that these are held to, and without each whole table (`tables`). For every sweep (runs
+of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of measured and
+estimated speed, and the regret, by how much the run that the planner would have chosen is slower
+than the best one. Memory errors where a run publishes its peak.
 
-`--cross` computes the fifths again and writes tests/recorded/cross_validated.json, which
-tests/calibrate/test_accuracy.py checks (some minutes); `--tables` leaves out whole tables too.
+`--cross` computes both again and writes tests/recorded/cross_validated.json, which
+tests/calibrate/test_accuracy.py checks (some minutes).
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from mpctl.calibrate.accuracy import (
     spearman,
 )
 from mpctl.calibrate.cross import Residuals, folds, residuals, tables
+from mpctl.calibrate.evaluate import open_evaluator
+from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.record import CrossRecord, hash_json, read_record, what_changed
+from mpctl.calibrate.runs import constants_of
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.time import find_step_time
 from tests.published import (
@@ -44,6 +47,7 @@ from tests.published import (
     read_priors,
 )
 
+ROUNDS = 12  # of the fit to all runs
 GIB = {"gb": 1e9, "gib": 2**30}
 # Which figure of the estimate a published peak is compared with: nvidia-smi counts context and
 # libraries too.
@@ -54,18 +58,28 @@ MEASURES = {
 
 
 def cross_validate() -> CrossRecord:
-    """Fit without each fifth: minutes."""
+    """Fit to all runs, then without each fifth and without each table: minutes."""
     runs, priors = published_runs(), read_priors()
     line = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     commit = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+    constants = constants_of(runs)
+    with open_evaluator(runs, constants) as evaluate:
+        fit = Fit(runs, constants, evaluate, priors)
+        whole = fit.solve(rounds=ROUNDS, say=_say)
+        fifths, apart = folds(fit, whole, say=_say), tables(fit, whole, say=_say)
     return CrossRecord(
         date=date.today().isoformat(),
         commit=commit,
         rows_sha256=hash_json(published_rows()),
         constants_sha256=hash_json(constant_values(runs, priors)),
         fitted=residuals(runs, {}),
-        fifths=folds(runs, priors),
+        fifths=fifths,
+        tables=apart,
     )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def memory_errors() -> Iterator[tuple[str, str, float]]:
@@ -139,9 +153,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--cross" in arguments:
         cross_validate().write(CROSS_VALIDATED)
     record = read_record(CROSS_VALIDATED)
-    columns = {"fit": residuals(runs, {}), "fifths": record.fifths}
-    if "--tables" in arguments:
-        columns["tables"] = tables(runs, read_priors())
+    columns = {"fit": residuals(runs, {}), "fifths": record.fifths, "tables": record.tables}
     print(f"{len(runs)} runs, {speed:.2f} ms an estimate; mean absolute error of a step, percent")
     changed = " and ".join(what_changed(record, published_rows(), runs, read_priors()))
     stale = f"; since then other {changed}: renew them by --cross" if changed else ""

@@ -1,8 +1,8 @@
 """How good estimates are against measured runs: rank correlation and regret of layout sweeps.
 
-A sweep is a set of runs with the same model, global batch, cluster and number of GPUs. They differ
-only in their layout, so that the estimate should put them in the measured order. Residuals are
-log(estimated / measured) by run id (`mpctl.calibrate.cross`).
+A sweep is a set of runs with the same model, global batch, data type, cluster and number of GPUs.
+They differ only in their layout, so that the estimate should put them in the measured order.
+Residuals are log(estimated / measured) by run id (`mpctl.calibrate.cross`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,17 @@ def find_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
     by_settings: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         if "step_seconds" in run.measured and (model := run.job.model) is not None:
-            shape = (model.layers, model.hidden, model.seq_length, model.vocab)
-            batch = run.job.training.global_batch_size
-            by_settings[(run.group, shape, run.job.world_size, batch)].append(run)
-    return {_title(sweep[0]): sweep for sweep in by_settings.values() if len(sweep) >= LEAST_SWEEP}
+            training, cluster = run.job.training, run.parts["clusters"]
+            model_key = model.model_copy(update={"name": None}).model_dump_json()
+            same = (run.group, cluster, model_key, run.job.world_size)
+            by_settings[(*same, training.global_batch_size, training.dtype)].append(run)
+    sweeps: dict[str, list[Run]] = {}
+    for sweep in by_settings.values():
+        if len(sweep) >= LEAST_SWEEP:
+            title = _title(sweep[0])
+            same_title = sum(known.startswith(title) for known in sweeps)
+            sweeps[f"{title} ({same_title + 1})" if same_title else title] = sweep
+    return sweeps
 
 
 def _title(run: Run) -> str:

@@ -3,31 +3,37 @@
 There are two kinds. `folds` leaves out every k-th run of each table, so that other runs of the same
 cluster and software remain in the fit. `tables` leaves out whole tables, so that what only one
 table says of a cluster or a software is lost. Both start from priors, because presets that were
-fitted to the same runs already contain them.
+fitted to the same runs already contain them: the fit to all runs is made first, and each of the
+others goes on from there without its runs, back to the prior where only those told a constant.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from mpctl.calibrate.fit import Fit
-from mpctl.calibrate.runs import Constant, Priors, Run, constants_of
+from mpctl.calibrate.fit import Fit, FitState, Say, say_nothing
+from mpctl.calibrate.runs import Constant, Run
+from mpctl.units import seconds_text
 
 FOLDS = 5
 NORMAL = 1.2533  # standard deviation to mean size of a normal
-ROUNDS = 7
+ROUNDS = 8
 Residuals = dict[str, list[float]]  # by a run's id: log(estimated / measured)
 
 
-def folds(runs: Sequence[Run], priors: Priors, *, count: int = FOLDS) -> Residuals:
-    """Residuals of every run under constants fitted without its fold, of `count` folds."""
-    fold_of = assign_folds(runs, count)
-    return _left_out(runs, fold_of, priors, dict.fromkeys(fold_of.values()))
+def folds(fit: Fit, whole: FitState, *, count: int = FOLDS, say: Say = say_nothing) -> Residuals:
+    """Residuals of every run under constants fitted without its fold, of `count` folds.
+
+    whole: the state of the fit to all runs, in which the others begin.
+    """
+    fold_of = assign_folds(fit.runs, count)
+    return _left_out(fit, whole, fold_of, dict.fromkeys(fold_of.values()), say)
 
 
-def one_fold(runs: Sequence[Run], priors: Priors, fold: int, *, count: int = FOLDS) -> Residuals:
+def one_fold(fit: Fit, whole: FitState, fold: int, *, count: int = FOLDS) -> Residuals:
     """The part of the result of `folds` for the runs of one fold: one fit instead of `count`."""
-    return _left_out(runs, assign_folds(runs, count), priors, [fold])
+    return _left_out(fit, whole, assign_folds(fit.runs, count), [fold], say_nothing)
 
 
 def assign_folds(runs: Sequence[Run], count: int = FOLDS) -> dict[str, int]:
@@ -40,25 +46,29 @@ def assign_folds(runs: Sequence[Run], count: int = FOLDS) -> dict[str, int]:
     return fold_of
 
 
-def tables(runs: Sequence[Run], priors: Priors) -> Residuals:
+def tables(fit: Fit, whole: FitState, *, say: Say = say_nothing) -> Residuals:
     """Residuals of every run under constants that were fitted without its table."""
-    group_of = {run.id: run.group for run in runs}
-    return _left_out(runs, group_of, priors, dict.fromkeys(group_of.values()))
+    group_of = {run.id: run.group for run in fit.runs}
+    return _left_out(fit, whole, group_of, dict.fromkeys(group_of.values()), say)
 
 
 def _left_out(
-    runs: Sequence[Run], part_of: Mapping[str, Hashable], priors: Priors, parts: Iterable[Hashable]
+    fit: Fit, whole: FitState, part_of: Mapping[str, Hashable], parts: Iterable[Hashable], say: Say
 ) -> Residuals:
     """Residuals of the runs of each part under a fit to all other runs.
 
     part_of: part by run id. A constant on which none of the other runs depends has its prior.
     """
     found: Residuals = {}
-    untold = Fit(runs, constants_of(runs), priors).start
-    for part in parts:
-        others = [run for run in runs if part_of[run.id] != part]
-        values = Fit(others, constants_of(others), priors).solve(rounds=ROUNDS)
-        found |= residuals([run for run in runs if part_of[run.id] == part], untold | values)
+    started, wanted = time.monotonic(), list(parts)
+    for done, part in enumerate(wanted, 1):
+        out = [at for at, run in enumerate(fit.runs) if part_of[run.id] == part]
+        others = fit.without(out)
+        state = others.solve(rounds=ROUNDS, begin=whole)
+        evaluated = fit.evaluate(others.values(state.shift), out, False)
+        found |= {fit.runs[at].id: evaluated[at].residuals for at in out}
+        left = (time.monotonic() - started) / done * (len(wanted) - done)
+        say(f"left out {part} ({done} of {len(wanted)}), {seconds_text(left)} left")
     return found
 
 

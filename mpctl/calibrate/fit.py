@@ -5,7 +5,9 @@ and linear for large |r|, so that one odd run pulls no harder than any other. A 
 the weight n^(3/4), so that long tables do not decide alone. Leaving a prior costs
 (shift / slack)^2 / 2, the shift being in the logarithm. The minimum is found by damped Gauss-Newton
 steps (Levenberg-Marquardt) on a quadratic with the loss's slope at the current residuals. A run is
-differentiated only by the constants on which it depends.
+differentiated only by the constants on which it depends. Slopes are measured where the fit starts
+and where it no longer gains; between, each step corrects them by what it found (Broyden's rank-one
+update).
 
 By hand, with one constant c to which a step is proportional, and no prior: runs that are 1.1, 1.2
 and 1.5 times as slow as estimated with c = 1 give c of about 1.2, the median.
@@ -14,27 +16,55 @@ and 1.5 times as slow as estimated with c = 1 give c of about 1.2, the median.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log, sqrt
+from operator import mul
 
+from mpctl.calibrate.evaluate import Evaluate, Evaluation, own_constants
 from mpctl.calibrate.runs import Constant, Priors, Run, get_prior
 
 NOISE = 0.04  # of one run, in the logarithm: what replicates and unmodelled effects leave
 SOFT = 0.02  # below it a residual counts by its square
-STEP = 0.02  # of a derivative, in the logarithm
 ENOUGH = 1e-3  # part of the cost that a round must gain for another to follow
+HOPELESS = 1e6  # damping of steps that are too short to gain
 Shift = Mapping[Constant, float]  # in the logarithm, from the priors
+Say = Callable[[str], None]
+
+
+def say_nothing(text: str) -> None:
+    """Where progress is told to nobody."""
+
+
+@dataclass(frozen=True)
+class FitState:
+    """Where a fit stands.
+
+    shift: of each constant from its prior; found: each run's evaluation there, by its number.
+    """
+
+    shift: Shift
+    found: Mapping[int, Evaluation]
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fit of constants to runs. priors: values by `Constant.key`; a preset's value otherwise."""
+    """A fit of constants to runs.
+
+    evaluate: of these runs by these constants (`open_evaluator`). priors: values by `Constant.key`;
+    a preset's value otherwise. left_out: numbers of runs that the fit must not see.
+    """
 
     runs: Sequence[Run]
     constants: Sequence[Constant]
+    evaluate: Evaluate
     priors: Priors = field(default_factory=dict)
+    left_out: Collection[int] = frozenset()
+
+    def without(self, left_out: Collection[int]) -> Fit:
+        """The same fit without the runs of these numbers."""
+        return replace(self, left_out=frozenset(left_out))
 
     @cached_property
     def start(self) -> dict[Constant, float]:
@@ -46,90 +76,131 @@ class Fit:
         return found
 
     @cached_property
-    def weight(self) -> list[float]:
-        """Weight of each run, n^(-1/4) in a group of n runs: the group has the weight n^(3/4)."""
-        sizes = Counter(run.group for run in self.runs)
-        return [sizes[run.group] ** -0.25 for run in self.runs]
+    def used(self) -> list[int]:
+        """Numbers of the runs that the fit sees."""
+        return [at for at in range(len(self.runs)) if at not in self.left_out]
 
     @cached_property
-    def own(self) -> list[list[Constant]]:
-        """The constants that each run depends on."""
-        return [[c for c in self.constants if run.has(c)] for run in self.runs]
+    def weight(self) -> dict[int, float]:
+        """Weight of each run, n^(-1/4) in a group of n runs: the group has the weight n^(3/4)."""
+        sizes = Counter(self.runs[at].group for at in self.used)
+        return {at: sizes[self.runs[at].group] ** -0.25 for at in self.used}
+
+    @cached_property
+    def own(self) -> list[list[int]]:
+        """Numbers of the constants that each run depends on."""
+        number = {c: i for i, c in enumerate(self.constants)}
+        return [[number[c] for c in own] for own in own_constants(self.runs, self.constants)]
+
+    def values(self, shift: Shift) -> dict[Constant, float]:
+        """The constants' values at a shift."""
+        return {c: self.start[c] * exp(shift[c]) for c in self.constants}
 
     def solve(
-        self, *, rounds: int = 10, say: Callable[[str], None] = lambda text: None
-    ) -> dict[Constant, float]:
-        """The values of all constants with the least cost that was found.
+        self, *, rounds: int = 10, begin: FitState | None = None, say: Say = say_nothing
+    ) -> FitState:
+        """The state with the least cost that was found.
 
-        rounds: Gauss-Newton steps at most. say: called with a line of text after each.
+        rounds: Gauss-Newton steps at most. begin: a state of a fit to more runs, which is near and
+        whose slopes are taken for measured ones. say: called with a line of text after each round.
         """
-        shift = dict.fromkeys(self.constants, 0.0)
-        damping, residuals = 1.0, self._residuals(shift)
-        cost = self._cost(residuals, shift)
+        state = self._known(begin) if begin else self._measured(dict.fromkeys(self.constants, 0.0))
+        damping, is_measured = 0.01 if begin else 1.0, True
+        cost = self.cost(state)
         for turn in range(rounds):
-            matrix, slope = self._normal(residuals, shift)
-            while True:
-                step = _solved(matrix, slope, damping)
-                moved = {
-                    c: min(shift[c] - d, log(c.most / self.start[c]))
-                    for c, d in zip(self.constants, step, strict=True)
-                }
-                tried = self._residuals(moved)
-                new = self._cost(tried, moved)
-                if new < cost or damping > 1e6:
-                    break
-                damping *= 5
-            gain = cost - new
+            new, damping = self._step(state, cost, damping)
+            gain = cost - self.cost(new)
             if gain > 0:
-                shift, residuals, cost, damping = moved, tried, new, damping / 5
-            say(f"round {turn}: cost {cost:.2f}")
-            if gain < ENOUGH * cost:
+                state, cost = new, cost - gain
+            say(f"round {turn + 1}: cost {cost:.2f}")
+            is_stuck = gain < ENOUGH * cost
+            if is_stuck and (is_measured or begin):
                 break
-        return {c: self._value(c, shift) for c in self.constants}
+            if is_stuck:
+                state, damping = self._measured(state.shift), 0.01
+            is_measured = is_stuck
+        return state
 
-    def _value(self, constant: Constant, shift: Shift) -> float:
-        return self.start[constant] * exp(shift[constant])
+    def _known(self, begin: FitState) -> FitState:
+        """A state of a fit to more runs as one of this: a constant on which no run depends that
+        this one sees goes back to its prior."""
+        told = {i for at in self.used for i in self.own[at]}
+        shift = {c: begin.shift[c] if i in told else 0.0 for i, c in enumerate(self.constants)}
+        return FitState(shift, {at: begin.found[at] for at in self.used})
 
-    def _run(self, at: int, shift: Shift) -> list[float]:
-        return self.runs[at].residuals({c: self._value(c, shift) for c in self.own[at]})
+    def _measured(self, shift: Shift) -> FitState:
+        return FitState(shift, self.evaluate(self.values(shift), self.used, True))
 
-    def _residuals(self, shift: Shift) -> list[list[float]]:
-        return [self._run(at, shift) for at in range(len(self.runs))]
+    def _step(self, state: FitState, cost: float, damping: float) -> tuple[FitState, float]:
+        """The state after a step that gains, and the damping for the next; where none gains, the
+        last that was tried."""
+        matrix, slope = self._normal(state)
+        while True:
+            step = _solved(matrix, slope, damping)
+            shift = {
+                c: min(state.shift[c] - d, log(c.most / self.start[c]))
+                for c, d in zip(self.constants, step, strict=True)
+            }
+            new = self._moved(state, shift)
+            if self.cost(new) < cost:
+                return new, damping / 5
+            if damping > HOPELESS:
+                return new, damping
+            damping *= 5
 
-    def _cost(self, residuals: Sequence[Sequence[float]], shift: Shift) -> float:
-        off = sum(
-            weight * _loss(r) / len(found)
-            for weight, found in zip(self.weight, residuals, strict=True) for r in found
-        )  # fmt: skip
-        return off + sum((shift[c] / c.slack) ** 2 for c in self.constants) / 2
+    def _moved(self, state: FitState, shift: Shift) -> FitState:
+        """The state at another shift, with slopes corrected by what the way there has shown."""
+        there = self.evaluate(self.values(shift), self.used, False)
+        moves = [shift[c] - state.shift[c] for c in self.constants]
+        found = {}
+        for at in self.used:
+            way = [moves[i] for i in self.own[at]]
+            found[at] = _corrected(state.found[at], there[at].residuals, way)
+        return FitState(shift, found)
 
-    def _normal(
-        self, residuals: Sequence[Sequence[float]], shift: Shift
-    ) -> tuple[list[list[float]], list[float]]:
-        """Normal equations (matrix, right side) of the weighted least squares at this shift.
+    def cost(self, state: FitState) -> float:
+        """What the fit makes small: weighted losses of the residuals, and the price of shifts."""
+        off = 0.0
+        for at in self.used:
+            residuals = state.found[at].residuals
+            off += self.weight[at] * sum(map(_loss, residuals)) / len(residuals)
+        return off + sum((state.shift[c] / c.slack) ** 2 for c in self.constants) / 2
 
-        Derivatives are finite differences of the residuals.
-        """
-        index = {c: i for i, c in enumerate(self.constants)}
-        size = len(index)
+    def _normal(self, state: FitState) -> tuple[list[list[float]], list[float]]:
+        """Normal equations (matrix, right side) of the weighted least squares at this state."""
+        size = len(self.constants)
         matrix = [[0.0] * size for _ in range(size)]
-        slope = [0.0] * size
-        for c, i in index.items():
-            matrix[i][i] += 1 / c.slack**2
-            slope[i] += shift[c] / c.slack**2
-        for at, found in enumerate(residuals):
-            columns = []
-            for c in self.own[at]:
-                moved = self._run(at, {**shift, c: shift[c] + STEP})
-                slopes = [(a - b) / STEP for a, b in zip(moved, found, strict=True)]
-                columns.append((index[c], slopes))
-            for k, r in enumerate(found):
-                pull = self.weight[at] * _pull(r) / len(found)
+        slope = [state.shift[c] / c.slack**2 for c in self.constants]
+        for i, c in enumerate(self.constants):
+            matrix[i][i] = 1 / c.slack**2
+        for at in self.used:
+            residuals, slopes = state.found[at]
+            columns = [(i, row) for i, row in zip(self.own[at], slopes, strict=True) if any(row)]
+            for k, r in enumerate(residuals):
+                pull = self.weight[at] * _pull(r) / len(residuals)
                 for i, a in columns:
                     slope[i] += pull * r * a[k]
+                    row = matrix[i]
                     for j, b in columns:
-                        matrix[i][j] += pull * a[k] * b[k]
+                        row[j] += pull * a[k] * b[k]
         return matrix, slope
+
+
+def _corrected(found: Evaluation, residuals: list[float], way: Sequence[float]) -> Evaluation:
+    """The evaluation after a way: slopes change along it as little as explains the new residuals.
+
+    A constant without any slope keeps none.
+    """
+    moved = [i for i, row in enumerate(found.slopes) if any(row) and way[i]]
+    length = sum(way[i] ** 2 for i in moved)
+    if length < 1e-8:
+        return Evaluation(residuals, found.slopes)
+    slopes = [list(row) for row in found.slopes]
+    for k, (old, new) in enumerate(zip(found.residuals, residuals, strict=True)):
+        missing = new - old - sum(found.slopes[i][k] * way[i] for i in moved)
+        for i in moved:
+            slopes[i][k] += missing * way[i] / length
+    return Evaluation(residuals, slopes)
 
 
 def _loss(r: float) -> float:
@@ -147,14 +218,16 @@ def _solved(
     """x of (M + damping diag(M)) x = right, by Cholesky; M is symmetric and positive definite."""
     n = len(right)
     low = [[0.0] * n for _ in range(n)]
+    first = [next(j for j, value in enumerate(row) if value) for row in matrix]  # left of it: 0
     for i in range(n):
-        for j in range(i + 1):
+        for j in range(first[i], i + 1):
+            k = max(first[i], first[j])
             value = matrix[i][j] * (1 + damping if i == j else 1)
-            value -= sum(a * b for a, b in zip(low[i][:j], low[j][:j], strict=True))
+            value -= sum(map(mul, low[i][k:j], low[j][k:j]))
             low[i][j] = sqrt(max(value, 1e-12)) if i == j else value / low[j][j]
     y: list[float] = []
     for i in range(n):
-        y.append((right[i] - sum(low[i][k] * y[k] for k in range(i))) / low[i][i])
+        y.append((right[i] - sum(map(mul, low[i][:i], y))) / low[i][i])
     x = [0.0] * n
     for i in range(n - 1, -1, -1):
         x[i] = (y[i] - sum(low[k][i] * x[k] for k in range(i + 1, n))) / low[i][i]

@@ -1,6 +1,6 @@
 """The results of a cross-validation as a JSON document that says from what they were made.
 
-Five fits take minutes, so tests read the record instead. It is up to date as long as three things
+The fits take minutes, so tests read the record instead. It is up to date as long as three things
 have not changed: the rows of the runs and the constants with their priors (compared by SHA-256),
 and the estimate (compared by its residuals under the presets, which the record contains too).
 """
@@ -27,7 +27,7 @@ class CrossRecord:
     """The residuals of all runs, and from what they were made.
 
     fitted: residuals by run id under the presets; fifths: under constants that were fitted without
-    the fold of the run. date, commit: when and with which code.
+    the fold of the run; tables: without its table. date, commit: when and with which code.
     """
 
     date: str
@@ -36,6 +36,7 @@ class CrossRecord:
     constants_sha256: str
     fitted: Residuals
     fifths: Residuals
+    tables: Residuals
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, one run a line."""

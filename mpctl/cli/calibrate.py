@@ -32,6 +32,10 @@ CrossOption = Annotated[
         help="Also cross-validate, by fitting again without parts of the runs; takes minutes."
     ),
 ]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Processes that estimate runs; one a core where that pays if absent."),
+]
 
 
 @app.command()
@@ -41,6 +45,7 @@ def calibrate(
     priors: PriorsOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Iterations of the fit.")] = 10,
     cross: CrossOption = False,
+    processes: ProcessesOption = None,
 ) -> None:
     """Fit the constants of devices, clusters and runtime profiles to measured steps.
 
@@ -48,22 +53,30 @@ def calibrate(
     determine them. The fitted presets are copies: with --out presets they are found by name here.
     """
     from mpctl.calibrate.cross import folds, residuals, tables
+    from mpctl.calibrate.evaluate import open_evaluator
     from mpctl.calibrate.fit import Fit
     from mpctl.calibrate.runs import constants_of, read_runs
     from mpctl.calibrate.write import write_presets
     from mpctl.render.calibrate import print_fit
 
     measured, prior_values = read_runs(_rows(runs)), _priors(priors)
-    fit = Fit(measured, constants_of(measured), prior_values)
-    values = fit.solve(rounds=rounds, say=lambda text: print(text, file=sys.stderr))
+    constants = constants_of(measured)
     by_fold, by_group = {}, {}
-    if cross:
-        by_fold, by_group = folds(measured, prior_values), tables(measured, prior_values)
+    with open_evaluator(measured, constants, processes) as evaluate:
+        fit = Fit(measured, constants, evaluate, prior_values)
+        whole = fit.solve(rounds=rounds, say=_say)
+        if cross:
+            by_fold, by_group = folds(fit, whole, say=_say), tables(fit, whole, say=_say)
+    values = fit.values(whole.shift)
     paths = write_presets(measured, values, by_fold, by_group, out)
     errors = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
     if cross:
         errors |= {"a fifth left out": by_fold, "group left out": by_group}
     print_fit(measured, errors, paths)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _priors(path: Path | None) -> dict[str, float]:

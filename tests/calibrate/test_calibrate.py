@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.calibrate.cross import spread
+from mpctl.calibrate.cross import residuals, spread
+from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
 from mpctl.calibrate.write import write_presets, written
@@ -21,6 +22,17 @@ from tests.published import published_runs
 
 SLOWDOWN = Constant("clusters", "vtrain-a100", "slowdown", 1.0)
 LAYER = Constant("runtimes", "megatron-deepspeed", "host.layer", 1.0)
+
+
+def start_of(runs: list[Run], constants: list[Constant]) -> dict[Constant, float]:
+    with open_evaluator(runs, constants, 1) as evaluate:
+        return Fit(runs, constants, evaluate).start
+
+
+def fitted(runs: list[Run], constants: list[Constant], processes: int = 1) -> dict[Constant, float]:
+    with open_evaluator(runs, constants, processes) as evaluate:
+        fit = Fit(runs, constants, evaluate)
+        return fit.values(fit.solve().shift)
 
 
 def like_measured(runs: list[Run], values: dict[Constant, float]) -> list[Run]:
@@ -40,9 +52,9 @@ def runs() -> list[Run]:
 
 
 def test_a_fit_finds_the_constants_behind_the_runs(runs: list[Run]) -> None:
-    start = Fit(runs, [SLOWDOWN, LAYER]).start
+    start = start_of(runs, [SLOWDOWN, LAYER])
     truth = {SLOWDOWN: start[SLOWDOWN] * 1.2, LAYER: start[LAYER] * 0.7}
-    values = Fit(like_measured(runs, truth), [SLOWDOWN, LAYER]).solve()
+    values = fitted(like_measured(runs, truth), [SLOWDOWN, LAYER])
     assert values[SLOWDOWN] == pytest.approx(truth[SLOWDOWN], rel=0.02)
     assert values[LAYER] == pytest.approx(truth[LAYER], rel=0.03)
 
@@ -50,16 +62,42 @@ def test_a_fit_finds_the_constants_behind_the_runs(runs: list[Run]) -> None:
 def test_an_odd_run_pulls_no_harder_than_any_other(runs: list[Run]) -> None:
     exact = like_measured(runs[:8], {})
     odd = replace(exact[0], measured={"step_seconds": 5 * exact[0].measured["step_seconds"]})
-    values = Fit([odd, *exact[1:]], [SLOWDOWN]).solve()
-    assert values[SLOWDOWN] == pytest.approx(Fit(exact, [SLOWDOWN]).start[SLOWDOWN], rel=0.02)
+    values = fitted([odd, *exact[1:]], [SLOWDOWN])
+    assert values[SLOWDOWN] == pytest.approx(start_of(exact, [SLOWDOWN])[SLOWDOWN], rel=0.02)
 
 
 def test_a_prior_holds_what_few_runs_tell(runs: list[Run]) -> None:
     stiff = replace(SLOWDOWN, slack=0.001)
-    start = Fit(runs, [SLOWDOWN]).start[SLOWDOWN]
+    start = start_of(runs, [SLOWDOWN])[SLOWDOWN]
     slow = like_measured(runs[:3], {SLOWDOWN: start * 1.5})
-    assert Fit(slow, [stiff]).solve()[stiff] == pytest.approx(start, rel=0.01)
-    assert Fit(slow, [SLOWDOWN]).solve()[SLOWDOWN] == pytest.approx(start * 1.5, rel=0.05)
+    assert fitted(slow, [stiff])[stiff] == pytest.approx(start, rel=0.01)
+    assert fitted(slow, [SLOWDOWN])[SLOWDOWN] == pytest.approx(start * 1.5, rel=0.05)
+
+
+def test_runs_left_out_tell_a_fit_nothing(runs: list[Run]) -> None:
+    """A fit that goes on from one to all runs ends where one without them ends; a constant that
+    only they told, here of a runtime that only they name, is back at its prior."""
+    constants = [SLOWDOWN, LAYER]
+    slow = like_measured(runs[:6], {SLOWDOWN: 1.3})
+    mixed = [*(replace(run, parts={**run.parts, "runtimes": "mpctl"}) for run in slow), *runs[6:]]
+    with open_evaluator(mixed, constants, 1) as evaluate:
+        fit = Fit(mixed, constants, evaluate)
+        others = fit.without(range(6, len(mixed)))
+        state = others.solve(begin=fit.solve())
+    assert state.shift[LAYER] == 0
+    alone = fitted(slow, [SLOWDOWN])[SLOWDOWN]
+    assert fit.values(state.shift)[SLOWDOWN] == pytest.approx(alone, rel=0.01)
+
+
+@pytest.mark.slow  # two processes start: 3 s
+def test_two_processes_find_what_one_finds(runs: list[Run]) -> None:
+    constants = [SLOWDOWN, LAYER]
+    assert fitted(runs, constants, 2) == fitted(runs, constants, 1)
+    with open_evaluator(runs, constants, 2) as evaluate:
+        values = start_of(runs, constants)
+        found = evaluate(values, [3, 4], True)
+    assert {runs[at].id: found[at].residuals for at in (3, 4)} == residuals(runs[3:5], values)
+    assert all(len(found[at].slopes) == 2 for at in (3, 4))
 
 
 def test_the_first_cluster_of_a_device_is_never_slower_than_it() -> None:
@@ -81,7 +119,7 @@ def test_lines_change_and_words_stay() -> None:
 
 def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path: Path) -> None:
     constants = constants_of(runs)
-    values = {c: Fit(runs, constants).start[c] * 0.99 for c in constants}
+    values = {c: value * 0.99 for c, value in start_of(runs, constants).items()}
     off = {run.id: [0.1] for run in runs}
     paths = write_presets(runs, values, off, {}, tmp_path)
     tables = {p.relative_to(tmp_path).as_posix(): tomllib.loads(p.read_text()) for p in paths}
