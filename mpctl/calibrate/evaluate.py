@@ -32,7 +32,7 @@ OwnConstants = Sequence[Sequence[Constant]]  # those that each run depends on
 _RunParts = tuple[str, str, JobSpec, RuntimeProfile, Mapping[Kind, str], Mapping[str, float]]
 
 
-class Evaluation(NamedTuple):
+class RunEvaluation(NamedTuple):
     """residuals: log(estimated / measured) of a run, one or two. slopes: of each of its constants,
     the change of each residual over that of the constant's logarithm; empty unless asked for."""
 
@@ -41,12 +41,12 @@ class Evaluation(NamedTuple):
 
 
 # The evaluations of some runs, by number: of (values, numbers of runs, whether with slopes).
-Evaluate = Callable[[Values, Collection[int], bool], dict[int, Evaluation]]
+Evaluate = Callable[[Values, Collection[int], bool], dict[int, RunEvaluation]]
 
 
 def evaluate_run(
     run: Run, own: Sequence[Constant], values: Values, with_slopes: bool
-) -> Evaluation:
+) -> RunEvaluation:
     """A run's residuals and slopes. own: the constants on which it depends."""
     here = {c: values[c] for c in own}
     found = run.residuals(here)
@@ -55,7 +55,7 @@ def evaluate_run(
         step = STEP if here[c] * exp(STEP) <= c.most else -STEP
         moved = run.residuals({**here, c: here[c] * exp(step)})
         slopes.append([(a - b) / step for a, b in zip(moved, found, strict=True)])
-    return Evaluation(found, slopes)
+    return RunEvaluation(found, slopes)
 
 
 @contextmanager
@@ -88,18 +88,18 @@ def _processes(own: OwnConstants) -> int:
 
 
 def _evaluate_here(runs: Mapping[int, Run], own: OwnConstants) -> Evaluate:
-    def evaluate(values: Values, which: Collection[int], slopes: bool) -> dict[int, Evaluation]:
+    def evaluate(values: Values, which: Collection[int], slopes: bool) -> dict[int, RunEvaluation]:
         return {at: evaluate_run(runs[at], own[at], values, slopes) for at in which}
 
     return evaluate
 
 
 def _evaluate_there(workers: Sequence[Connection]) -> Evaluate:
-    def evaluate(values: Values, which: Collection[int], slopes: bool) -> dict[int, Evaluation]:
+    def evaluate(values: Values, which: Collection[int], slopes: bool) -> dict[int, RunEvaluation]:
         for number, worker in enumerate(workers):
             share = [at for at in which if at % len(workers) == number]
             worker.send((values, share, slopes))
-        found: dict[int, Evaluation] = {}
+        found: dict[int, RunEvaluation] = {}
         for worker in workers:
             answer = worker.recv()
             if isinstance(answer, tuple):

@@ -22,7 +22,7 @@ from functools import cached_property
 from math import exp, log, sqrt
 from operator import mul
 
-from mpctl.calibrate.evaluate import Evaluate, Evaluation, own_constants
+from mpctl.calibrate.evaluate import Evaluate, RunEvaluation, own_constants
 from mpctl.calibrate.runs import Constant, Priors, Run, get_prior
 
 NOISE = 0.04  # of one run, in the logarithm: what replicates and unmodelled effects leave
@@ -45,7 +45,7 @@ class FitState:
     """
 
     shift: Shift
-    found: Mapping[int, Evaluation]
+    found: Mapping[int, RunEvaluation]
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Fit:
         return matrix, slope
 
 
-def _corrected(found: Evaluation, residuals: list[float], way: Sequence[float]) -> Evaluation:
+def _corrected(found: RunEvaluation, residuals: list[float], way: Sequence[float]) -> RunEvaluation:
     """The evaluation after a way: slopes change along it as little as explains the new residuals.
 
     A constant without any slope keeps none.
@@ -194,13 +194,13 @@ def _corrected(found: Evaluation, residuals: list[float], way: Sequence[float]) 
     moved = [i for i, row in enumerate(found.slopes) if any(row) and way[i]]
     length = sum(way[i] ** 2 for i in moved)
     if length < 1e-8:
-        return Evaluation(residuals, found.slopes)
+        return RunEvaluation(residuals, found.slopes)
     slopes = [list(row) for row in found.slopes]
     for k, (old, new) in enumerate(zip(found.residuals, residuals, strict=True)):
         missing = new - old - sum(found.slopes[i][k] * way[i] for i in moved)
         for i in moved:
             slopes[i][k] += missing * way[i] / length
-    return Evaluation(residuals, slopes)
+    return RunEvaluation(residuals, slopes)
 
 
 def _loss(r: float) -> float:
