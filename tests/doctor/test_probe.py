@@ -45,7 +45,7 @@ def test_a_probe_that_hangs_is_given_up() -> None:
     probe = RunningProbe("slow", lambda: time.sleep(30) or Limits(), 0.1).start()  # type: ignore
     began = time.monotonic()
     probe.wait()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     assert probe.error == "no answer within 0.1 s"
 
 

@@ -110,7 +110,7 @@ def test_a_killed_worker_is_named(data: Path, tmp_path: Path) -> None:
     killed = time.monotonic()
     run.worker(3).kill()
     run.ended()
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 60  # its peers would wait 300 s for it
     assert run.process.returncode == 1
     assert not run.left_behind()
     failure = run.summary["failure"]

@@ -181,5 +181,5 @@ def test_an_ssh_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.M
     ssh.start([0])
     started = time.monotonic()
     ssh.end()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     assert ssh.clients[0].returncode is not None

@@ -43,9 +43,9 @@ def test_a_list_has_a_bound(text: str) -> None:
 
 
 def test_a_thousand_nodes_take_no_time() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(expand_node_list(",".join(f"rack{n}[001-010]" for n in range(100)))) == 1000
-    assert time.perf_counter() - start < 0.1
+    assert time.process_time() - start < 1
 
 
 def test_addresses_of_nodes() -> None:
