@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, refused
 from mpctl.interop.texts import Tree, yaml_text
 from mpctl.layout.topology import zero_stage
@@ -49,10 +49,7 @@ def _is_sharded(job: JobSpec) -> bool:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job, t = plan.job, plan.job.training
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job, divisor=0)
-    yield from zero_note(job)
-    yield from sequence_note(job, "tensor parallelism without it")
+    yield from plan_notes(plan, "accelerate", divisor=0)
     yield (
         f"in the script: batches of {t.micro_batch_size} a data-parallel rank, "
         f"Accelerator(gradient_accumulation_steps={job.num_microbatches}), and the model itself; "

@@ -15,7 +15,7 @@ from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
 from mpctl.interop.megatron import SAYABLE, SCHEDULES, layout_text, megatron_refusals
 from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, NORMS, ORDERS, POSITIONS
-from mpctl.interop.notes import plan_notes, schedule_note, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import find_order, refused_model
 from mpctl.interop.texts import Source, Value, python_value
 from mpctl.layout.topology import zero_stage
@@ -43,11 +43,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job)
-    yield from zero_note(job)
-    yield from schedule_note(job, SCHEDULES, "1F1B")
-    yield from sequence_note(job, "Megatron-Core")
+    yield from plan_notes(plan, "Megatron-Core", schedules=SCHEDULES)
     if zero_stage(job) > 1:
         yield f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than ZeRO 1's"
     if job.training.reduced_dtype == "bf16" and job.training.dtype != "fp32":

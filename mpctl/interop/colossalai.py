@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes, schedule_note, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, find_order, refused, uneven_setting
 from mpctl.interop.texts import Value, python_call
 from mpctl.layout.topology import job_grid, zero_stage
@@ -55,11 +55,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job)
-    yield from zero_note(job)
-    yield from schedule_note(job, ("1f1b", "interleaved"), "1F1B")
-    yield from sequence_note(job, "Colossal-AI")
+    yield from plan_notes(plan, "Colossal-AI", schedules=("1f1b", "interleaved"))
     if _is_grid(plan):
         yield (
             f"tensor_mode {job.parallel.tensor_mode} is in colossalai.legacy alone, whose layers "

@@ -16,7 +16,7 @@ from math import log2
 
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes, schedule_note, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, refused, uneven_setting
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
@@ -54,11 +54,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job, p = plan.job, plan.job.parallel
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job, divisor=0)
-    yield from zero_note(job)
-    yield from schedule_note(job, ("1f1b",), "its TrainSchedule, 1F1B,")
-    yield from sequence_note(job, "DeepSpeed")
+    yield from plan_notes(plan, "DeepSpeed", divisor=0, schedules=("1f1b",))
     if p.pp > 1:
         yield (
             "layers: your model as a list for PipelineModule, its blocks of a class named like "

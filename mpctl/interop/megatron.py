@@ -28,13 +28,7 @@ from mpctl.interop.megatron_flags import (
     TRAINING_FLAGS,
     MegatronFlag,
 )
-from mpctl.interop.notes import (
-    plan_notes,
-    schedule_note,
-    sequence_note,
-    vocabulary_note,
-    zero_note,
-)
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, find_order, refused, refused_model
 from mpctl.layout.topology import zero_stage
 from mpctl.pipeline.stages import Span
@@ -98,11 +92,7 @@ def model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job)
-    yield from zero_note(job)
-    yield from schedule_note(job, SCHEDULES, "1F1B")
-    yield from sequence_note(job, "Megatron-LM")
+    yield from plan_notes(plan, "Megatron-LM", schedules=SCHEDULES)
     if zero_stage(job) > 1:
         yield (
             f"approximated: ZeRO {zero_stage(job)} is Megatron-FSDP, other code than the "

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
 from mpctl.interop.llama_shapes import llama_refusals
-from mpctl.interop.notes import plan_notes, schedule_note, sequence_note, vocabulary_note, zero_note
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, refused, refused_model
 from mpctl.interop.texts import Scalar, Tree, yaml_text
 from mpctl.layout.topology import zero_stage
@@ -52,11 +52,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job, divisor=1)
-    yield from zero_note(job)
-    yield from schedule_note(job, tuple(ENGINES), "1f1b")
-    yield from sequence_note(job, "nanotron")
+    yield from plan_notes(plan, "nanotron", divisor=1, schedules=ENGINES)
     if job.parallel.pp > 1:
         yield "approximated: nanotron cuts stages by its own cost of a block, not as the plan does"
     if job.model is None:

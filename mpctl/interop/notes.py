@@ -8,17 +8,31 @@ By hand, tp 4, cp 2 and pp 4 on 64 ranks with a global batch of 128:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import model_name, placement_text, sizes_text, verdict
 from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.units import plural
 
 
-def plan_notes(plan: Plan) -> Iterator[str]:
+def plan_notes(
+    plan: Plan, launcher: str, *, divisor: int | None = None, schedules: Iterable[str] = SCHEDULES
+) -> Iterator[str]:
+    """What every target says: the layout and whether it fits, the padded vocabulary, and what of
+    the plan has no effect or is another thing there. divisor: of its padding, where it is not the
+    model's; 0 where the launcher pads nothing. schedules: those that it runs."""
+    yield from layout_notes(plan)
+    yield from vocabulary_note(plan.job, divisor=divisor)
+    yield from zero_note(plan.job)
+    yield from schedule_note(plan.job, tuple(schedules))
+    yield from sequence_note(plan.job, launcher)
+
+
+def layout_notes(plan: Plan) -> Iterator[str]:
     """Model, sizes and place of the ranks; how dp and the micro batches follow; whether it fits."""
     job, sizes = plan.job, plan.job.sizes
     model = model_name(job)
@@ -62,13 +76,13 @@ def zero_note(job: JobSpec) -> Iterator[str]:
         yield f"ZeRO {job.parallel.zero} shares nothing: dp x cp is 1"
 
 
-def schedule_note(job: JobSpec, known: tuple[str, ...], instead: str) -> Iterator[str]:
+def schedule_note(job: JobSpec, known: tuple[str, ...]) -> Iterator[str]:
     """Where the software has another schedule than the plan's. known: those that it runs."""
     p = job.parallel
     if p.pp > 1 and p.schedule not in known:
         yield (
-            f"approximated: schedule {p.schedule} is not there; {instead} runs instead, with the "
-            "same losses and another bubble and memory"
+            f"approximated: schedule {p.schedule} is not there; 1F1B runs instead, with the same "
+            "losses and another bubble and memory"
         )
 
 

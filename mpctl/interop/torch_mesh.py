@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from mpctl.axes import AXIS_NAMES
 from mpctl.interop.emitted import EmitTarget
-from mpctl.interop.notes import plan_notes, vocabulary_note, zero_note
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
@@ -38,9 +38,7 @@ ZERO = {
 
 def _notes(plan: Plan) -> Iterator[str]:
     job, t = plan.job, plan.job.training
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job)
-    yield from zero_note(job)
+    yield from plan_notes(plan, "torch")
     yield f"axes slowest first; rank order {job.parallel.order}, fastest first"
     if stage := zero_stage(job):
         yield ZERO[stage]

@@ -16,13 +16,7 @@ from collections.abc import Iterator
 from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
 from mpctl.interop.llama_shapes import llama_refusals
-from mpctl.interop.notes import (
-    plan_notes,
-    schedule_note,
-    sequence_note,
-    vocabulary_note,
-    zero_note,
-)
+from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, refused
 from mpctl.interop.texts import Value, python_call
 from mpctl.layout.topology import zero_stage
@@ -62,11 +56,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
 
 def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
-    yield from plan_notes(plan)
-    yield from vocabulary_note(job, divisor=0)
-    yield from zero_note(job)
-    yield from schedule_note(job, tuple(SCHEDULES), "1F1B")
-    yield from sequence_note(job, "torchtitan")
+    yield from plan_notes(plan, "torchtitan", divisor=0, schedules=SCHEDULES)
     if job.parallel.pp > 1 and zero_stage(job):
         yield "in a pipeline gradients are reduced once, after all micro batches of a step"
     if job.training.recompute == "selective":
