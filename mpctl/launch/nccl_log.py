@@ -20,8 +20,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from mpctl.launch.verdict import Verdict, ranks_text
+from mpctl.launch.verdict import Verdict
 from mpctl.rundir.collective_log import RANGES, parse_rank_ranges
+from mpctl.units import ranks_text
 
 WATCHDOG = "Watchdog caught collective operation timeout"
 DEFAULT = "default_pg"

@@ -3,7 +3,7 @@
 A pure function of what every rank has logged (rundir/collective_log.py), of what its host sees of
 its process and of its Python stack. wait_graph.py finds the rank at fault; here it is put in words:
 
-    did not join all_reduce #1234 (16.0 MiB) of group tp (ranks 2, 3), in which rank 2 has waited
+    did not join all_reduce #1234 (16.0 MiB) of group tp (ranks 2-3), in which rank 2 has waited
     for 12 s: its process is stopped (SIGSTOP, or a debugger)
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from mpctl.launch.attempt import STOPPED
 from mpctl.launch.wait_graph import Progress, Wait, WaitGraph, wait_graph
 from mpctl.rundir.collective_log import CollectiveProgress
-from mpctl.units import bytes_text
+from mpctl.units import bytes_text, ranks_text
 
 ENDED_STATES = ("zombie", "dead", "")
 ENDED, HALTED, RUNNING = range(3)
@@ -109,7 +109,7 @@ def _blocks(evidence: HangEvidence, graph: WaitGraph, rank: int, seconds: float)
 
 
 def _missed(rank: int, waits: Sequence[Wait], seconds: float | None = None) -> str:
-    """`did not join all_reduce #12 (4.0 KiB) of group tp (ranks 2, 3), in which rank 2 waits`."""
+    """`did not join all_reduce #12 (4.0 KiB) of group tp (ranks 2-3), in which rank 2 waits`."""
     first = waits[0]
     waiting = [wait.rank for wait in waits if wait.key == first.key]
     several = len(waiting) > 1
@@ -126,7 +126,7 @@ def _missed(rank: int, waits: Sequence[Wait], seconds: float | None = None) -> s
 
 
 def describe(wait: Wait) -> str:
-    """`all_reduce #12 (4.0 KiB) of group tp (ranks 2, 3)`, `message #7 from rank 0 to rank 2`."""
+    """`all_reduce #12 (4.0 KiB) of group tp (ranks 2-3)`, `message #7 from rank 0 to rank 2`."""
     group = wait.group
     size = f" ({bytes_text(group.bytes)})" if wait.number == group.started else ""
     ranks = list(group.ranks)
@@ -206,10 +206,3 @@ def _kinds(wait: Wait, progress: Progress) -> dict[str, list[int]]:
             if group.key == wait.group.key and group.started == wait.number:
                 kinds.setdefault(f"{group.kind} of {bytes_text(group.bytes)}", []).append(rank)
     return kinds
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 3, 5`, `ranks 0, 1, 2, 3, 4, 5, 6, 7 and 24 more`."""
-    more = len(ranks) - SHOWN_RANKS
-    names = ", ".join(map(str, ranks[:SHOWN_RANKS]))
-    return f"rank{'s' * (len(ranks) > 1)} {names}{f' and {more} more' if more > 0 else ''}"

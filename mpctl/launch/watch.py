@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from mpctl.launch.attempt import STOPPED, AttemptState, RankState
 from mpctl.launch.cluster import Attempt
 from mpctl.launch.collective_watch import CollectiveWatch
-from mpctl.launch.verdict import blocked_in, ranks_text
+from mpctl.launch.verdict import blocked_in
 from mpctl.rundir.breadcrumb import JOINED, JOINING
 from mpctl.spec.launch import LaunchSpec
+from mpctl.units import ranks_text
 
 LOOK_SECONDS = 1.0
 STOPPED_LOOKS = 5

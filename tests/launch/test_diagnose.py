@@ -141,7 +141,7 @@ def test_a_rank_that_crashed_is_named_with_its_collective(attempt: Attempt) -> N
     assert (failure.rank, failure.would_repeat) == (1, True)
     assert failure.error == (
         "killed by signal 11 (SIGSEGV); it did not join all_reduce #1 (4.0 KiB) of group dp "
-        "(ranks 0, 1), in which rank 0 waits"
+        "(ranks 0-1), in which rank 0 waits"
     )
 
 
@@ -157,7 +157,7 @@ def test_what_nccl_says_where_no_log_of_collectives_is_left(attempt: Attempt) ->
     attempt.log(1, WATCHDOG)
     attempt.summary({0: -6, 1: -6, 2: -6, 3: -15})
     failure = attempt.failure()
-    assert failure.rank == 3 and "did not join collective #8 of group dp (ranks 2, 3)" in (
+    assert failure.rank == 3 and "did not join collective #8 of group dp (ranks 2-3)" in (
         failure.error
     )
 

@@ -52,7 +52,7 @@ def test_a_rank_that_computes_for_ever_is_named(data: Path, tmp_path: Path) -> N
     assert run.process.returncode == 1 and not run.left_behind(3)
     failure = run.summary["failure"]
     assert failure["rank"] == 1
-    assert failure["error"].startswith("did not join ") and "(ranks 0, 1)" in failure["error"]
+    assert failure["error"].startswith("did not join ") and "(ranks 0-1)" in failure["error"]
     assert "in which rank 0 has waited for 15 s: it computes; it is at " in failure["error"]
     assert "sitecustomize.py:9 in spin" in failure["error"]
     print(f"ended {seconds:.2f} s after it began to compute, the limit is {LIMIT:g} s")
@@ -80,7 +80,7 @@ def test_a_stopped_rank_is_told_from_one_that_computes(data: Path, tmp_path: Pat
     run.ended()
     error = run.summary["failure"]["error"]
     assert error.startswith("its process is stopped (SIGSTOP, or a debugger); it did not join ")
-    assert error.endswith("(ranks 0, 1), in which rank 0 waits")
+    assert error.endswith("(ranks 0-1), in which rank 0 waits")
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_a_member_that_started_less_than_the_others() -> None:
     logs = {rank: log(rank, "default_pg", 5, 5) for rank in (0, 2, 3)}
     judged = judge_nccl_logs({**logs, 1: log(1, "default_pg", 4, 4) + log(1, "tp 0-1", 9, 9)})
     assert judged is not None
-    assert judged.rank == 0 and "group tp (ranks 0, 1), in which rank 1 waited" in judged.error
+    assert judged.rank == 0 and "group tp (ranks 0-1), in which rank 1 waited" in judged.error
 
 
 def test_logs_that_name_nobody() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.launch.verdict import HangEvidence, ProcessView, Verdict, blocked_in, judge, ranks_text
+from mpctl.launch.verdict import HangEvidence, ProcessView, Verdict, blocked_in, judge
 from tests.launch.test_wait_graph import Ranks, tp_and_dp
 
 RUNNING = {rank: ProcessView(processor=1.0) for rank in range(4)}
@@ -73,7 +73,7 @@ def test_ranks_that_wait_for_each_other() -> None:
     ranks = Ranks().waits(0, "pp 0,1", 3, "s").at(0, "pp 1,0", 2, kind="s")
     ranks.waits(1, "pp 1,0", 3, "s").at(1, "pp 0,1", 2, kind="s")
     judged = verdict(ranks)
-    assert judged.rank is None and judged.error.startswith("ranks 0, 1 wait for each other: rank 0")
+    assert judged.rank is None and judged.error.startswith("ranks 0-1 wait for each other: rank 0")
 
 
 def test_different_collectives_under_one_number() -> None:
@@ -96,7 +96,3 @@ def test_one_that_was_stopped_while_it_waited() -> None:
     assert judged is not None and judged.rank == 1
     assert judged.error.startswith("joined and did not finish all_reduce #3")
     assert judged.error.endswith("its process is stopped (SIGSTOP, or a debugger)")
-
-
-def test_many_ranks_are_named_in_few_words() -> None:
-    assert ranks_text(range(32)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 24 more"

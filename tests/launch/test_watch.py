@@ -176,7 +176,7 @@ def test_a_rank_that_keeps_another_waiting(scene: Scene, monkeypatch: pytest.Mon
     assert not scene.watch.is_healthy(scene.processes)
     assert scene.watch.hang == HangReport(
         1,
-        "did not join all_reduce #1 (4.0 KiB) of group tp (ranks 0, 1), in which rank 0 has waited "
+        "did not join all_reduce #1 (4.0 KiB) of group tp (ranks 0-1), in which rank 0 has waited "
         "for 4 s: it computes; it is at mpctl/x.py:1 in f",
         is_wait=True,
     )
@@ -215,7 +215,7 @@ def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.M
         now[0] += 1.0
     assert scene.watch.hang is not None and scene.watch.hang.error == (
         "its process is stopped (SIGSTOP, or a debugger); it did not join all_reduce #1 (4.0 KiB) "
-        "of group tp (ranks 0, 1), in which rank 0 waits"
+        "of group tp (ranks 0-1), in which rank 0 waits"
     )
 
 
@@ -224,7 +224,7 @@ def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.M
     [
         ((0, 0), "torchrun, which listens at 127.0.0.1:29500, has not started any rank"),
         ((JOINING, 1), "rank 1 did not connect to the others at 127.0.0.1:29500"),
-        ((JOINING, JOINING), "ranks 0, 1 cannot reach the others at 127.0.0.1:29500"),
+        ((JOINING, JOINING), "ranks 0-1 cannot reach the others at 127.0.0.1:29500"),
     ],
 )
 def test_a_start_without_progress(tmp_path: Path, starts: tuple[int, int], words: str) -> None:
