@@ -37,7 +37,7 @@ from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.norm import LayerNorm, RMSNorm
 from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
-from mpctl.kernels.replicated import ReplicatedLinear, ReplicatedTable
+from mpctl.kernels.replicated import ReplicatedTable
 from mpctl.shard import Shard
 from mpctl.sharding import local_range
 from mpctl.tensor_grid import TensorGrid
@@ -80,9 +80,6 @@ class TensorParallel(Protocol):
 
     def norm(self, kind: Norm, hidden: int, *, eps: float) -> nn.Module:
         """Normalisation over the last dimension of activations between layers, [b, s, h]."""
-
-    def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> nn.Module:
-        """A small linear layer between layers: [b, s, inputs] -> [b, s, outputs]."""
 
     def replicated_table(self, rows: int, hidden: int, *, init: Init) -> nn.Module:
         """A small lookup table: row numbers [..] -> [.., hidden]."""
@@ -149,15 +146,11 @@ class TensorParallel1D:
     def norm(self, kind: Norm, hidden: int, *, eps: float) -> LayerNorm | RMSNorm:
         """A replicated norm; its gradients are partial under sequence parallelism."""
         norm = NORMS[kind](hidden, eps=eps, backend=self.context.backend, **self._tensors)
-        return self._marked(norm)
-
-    def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> ReplicatedLinear:
-        """Replicated; its gradients are partial under sequence parallelism."""
-        return self._marked(ReplicatedLinear(inputs, outputs, init=init, **self._tensors))
+        return self.context.replicated(norm)
 
     def replicated_table(self, rows: int, hidden: int, *, init: Init) -> ReplicatedTable:
         """Replicated; its gradients are partial under sequence parallelism."""
-        return self._marked(ReplicatedTable(rows, hidden, init=init, **self._tensors))
+        return self.context.replicated(ReplicatedTable(rows, hidden, init=init, **self._tensors))
 
     def word_embedding(
         self, vocab: int, hidden: int, *, padded_vocab: int, init: Init
@@ -190,12 +183,6 @@ class TensorParallel1D:
     def _words(self, padded_vocab: int) -> range:
         return local_range(padded_vocab, parts=self.group.size, index=self.group.rank)
 
-    def _marked(self, module: M) -> M:
-        """Under sequence parallelism a replicated module's gradients are partial sums over tp."""
-        if self.context.sequence_parallel:
-            mark_partial(module)
-        return module
-
 
 @dataclass(frozen=True)
 class ShardContext:
@@ -223,6 +210,13 @@ class ShardContext:
     def layers(self) -> TensorParallel:
         """What makes the split modules."""
         return self.tensor_parallel(self)
+
+    def replicated(self, module: M) -> M:
+        """A module that every rank of 1d holds whole: under sequence parallelism it meets a rank's
+        own positions alone, so that its gradients are partial sums over tp."""
+        if self.sequence_parallel:
+            mark_partial(module)
+        return module
 
     @property
     def holds_first_position(self) -> bool:

@@ -22,6 +22,7 @@ from mpctl.families.single_stack import SingleStackModule
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.mlp import activation_of
 from mpctl.kernels.parameters import Init
+from mpctl.kernels.replicated import ReplicatedLinear
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
@@ -51,15 +52,14 @@ class BERT(SingleStackModule):
     def _build_heads(
         self, model: ModelSpec, training: TrainingSpec, shard_context: ShardContext
     ) -> None:
-        layers, h = shard_context.layers, model.hidden
-        init = Init("normal", training.init_std)
-        self.transform = layers.replicated_linear(h, h, init=init)
+        h, init = model.hidden, Init("normal", training.init_std)
+        self.transform = _whole_linear(h, h, init, shard_context)
         self.activation = activation_of(model.activation)
         self.transform_norm = model_norm(model, shard_context)
         self.head = self.head or nn.Module()
-        self.head.bias = layers.word_bias(padded(model, shard_context.tp))
-        self.pooler = layers.replicated_linear(h, h, init=init)
-        self.next = layers.replicated_linear(h, CLASSES, init=init)
+        self.head.bias = shard_context.layers.word_bias(padded(model, shard_context.tp))
+        self.pooler = _whole_linear(h, h, init, shard_context)
+        self.next = _whole_linear(h, CLASSES, init, shard_context)
 
     def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """[b, s/c, h] of tokens, positions and segments; post-norm models norm their sum."""
@@ -91,3 +91,12 @@ class BERT(SingleStackModule):
         if follows is None:
             return total
         return total + F.cross_entropy(follows.to(losses.dtype), batch["next"], reduction="sum")
+
+
+def _whole_linear(inputs: int, outputs: int, init: Init, context: ShardContext) -> ReplicatedLinear:
+    """It multiplies whole rows of hidden states, which 1d alone has: BERT runs in no other mode
+    (family.py)."""
+    linear = ReplicatedLinear(
+        inputs, outputs, init=init, dtype=context.dtype, device=context.device
+    )
+    return context.replicated(linear)

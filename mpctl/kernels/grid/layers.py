@@ -83,13 +83,6 @@ class GridTensorParallel:
             **self._tensors,
         )
 
-    def replicated_linear(self, inputs: int, outputs: int, *, init: Init) -> nn.Module:
-        """Raises NotImplementedError: a row of hidden states is on several ranks."""
-        raise NotImplementedError(
-            f"a replicated linear layer of {inputs} inputs under tensor_mode {self.grid.mode} "
-            "(use 1d)"
-        )
-
     def replicated_table(self, rows: int, hidden: int, *, init: Init) -> ReplicatedTable:
         """Each rank's columns of a lookup table."""
         dims = ("positions", "hidden")

@@ -100,11 +100,6 @@ def test_ranks_of_a_grid_do_not_share_the_columns_of_a_head() -> None:
             ParallelSelfAttention(config, _context(mode, tp), "layers.0")
 
 
-def test_a_row_of_hidden_states_on_several_ranks_meets_no_whole_matrix() -> None:
-    with pytest.raises(NotImplementedError, match=r"tensor_mode 2d \(use 1d\)"):
-        _context("2d", 4).layers.replicated_linear(8, 8, init=WEIGHTS)
-
-
 def test_print_says_which_part_a_rank_has() -> None:
     layers = _context("2d", 4).layers
     texts = [
