@@ -28,6 +28,13 @@ def bytes_text(amount: float) -> str:
     raise AssertionError("unreachable")
 
 
+def part_text(part: float, whole: float) -> str:
+    """`61.2 of 79.6 GiB`: a part of an amount of bytes, the unit once where both have it."""
+    texts = bytes_text(part), bytes_text(whole)
+    unit = texts[1].split()[1]
+    return f"{texts[0].removesuffix(f' {unit}')} of {texts[1]}"
+
+
 def seconds_text(seconds: float) -> str:
     """`0.0421` -> `42.1 ms`; minutes and hours beyond 120 s."""
     if seconds < 1e-3:

@@ -19,6 +19,7 @@ from mpctl.estimate.job import Estimate
 from mpctl.planning.document import nearest_part
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.planning.schemas import NearestPart
+from mpctl.planning.summary import verdict
 from mpctl.rules.validate import with_tried_hints
 from mpctl.search.nearest import with_nearest
 from mpctl.spec.load import LoadedJob
@@ -40,10 +41,13 @@ class PeakMemory(TypedDict):
 class Figures(TypedDict):
     """The figures of an answer, None where they are not known.
 
+    verdict: whether it fits, and by how much, in words.
     stage_memory_bytes: allocated by tensors, of one rank of each stage. breakdown: seconds of the
     step by part; time to gather keys and values over cp is in `other`.
     """
 
+    fits: bool | None
+    verdict: str | None
     step_seconds: float | None
     step_seconds_low: float | None
     step_seconds_high: float | None
@@ -54,7 +58,6 @@ class Figures(TypedDict):
     peak_memory_bytes: PeakMemory | None
     stage_memory_bytes: list[int] | None
     breakdown: dict[str, float] | None
-    fits: bool | None
 
 
 class FindingEntry(IssueEntry):
@@ -71,6 +74,8 @@ class Answer(Figures, NearestPart):
 
 
 NO_FIGURES: Figures = {
+    "fits": None,
+    "verdict": None,
     "step_seconds": None,
     "step_seconds_low": None,
     "step_seconds_high": None,
@@ -81,7 +86,6 @@ NO_FIGURES: Figures = {
     "peak_memory_bytes": None,
     "stage_memory_bytes": None,
     "breakdown": None,
-    "fits": None,
 }
 FIGURES = tuple(NO_FIGURES)
 NO_NEAREST: NearestPart = {}
@@ -190,6 +194,7 @@ def figures(plan: Plan) -> Figures:
         },
         "stage_memory_bytes": [stage.allocated_bytes for stage in memory],
         "fits": plan.fits,
+        "verdict": verdict(plan),
     }
 
 

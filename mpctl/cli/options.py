@@ -43,6 +43,12 @@ FLAGS = (
     Flag("--nodes", "cluster.nodes", int, "Number of nodes (hosts)."),
     Flag("--gpus-per-node", "cluster.gpus_per_node", int, "GPUs, and so ranks, on each node."),
     Flag("--cluster", "cluster", str, "A cluster preset: its name or its file."),
+    Flag(
+        "--headroom",
+        "cluster.headroom",
+        float,
+        "Percent of a device's memory that must stay free for a layout to fit; 5 by default.",
+    ),
     Flag("--model", "model", str, "A model preset: its name or its file."),
     Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
     Flag(

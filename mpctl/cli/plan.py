@@ -131,8 +131,9 @@ def plan(
     The layout alone needs no model (mpctl plan --nodes 2 --gpus-per-node 8 --tp 2 --pp 4).
 
     Exit codes: 0 the job fits its devices' memory, or that is not known; 2 bad input or an illegal
-    layout; 3 the layout is legal but needs more memory than a device has. With --rank, --explain,
-    --compare, --compare-tensor-modes and --batch the exit code does not say whether the job fits.
+    layout; 3 the layout is legal but leaves less than the headroom of a device's memory. With
+    --rank, --explain, --compare, --compare-tensor-modes and --batch the exit code does not say
+    whether the job fits.
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
     if from_ is not None:

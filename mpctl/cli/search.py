@@ -95,7 +95,7 @@ def search(
     does a job with a tensor mode other than 1d.
 
     Exit codes: 0 a layout was found; 2 bad input, no legal layout, or none whose step time can be
-    estimated; 3 there are legal layouts, but none fits the devices' memory.
+    estimated; 3 there are legal layouts, but none fits the devices' memory with its headroom.
     """
     from mpctl.render.tasks import PATIENCE, TaskBar
     from mpctl.search.document import search_document

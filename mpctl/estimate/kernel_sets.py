@@ -1,7 +1,8 @@
 """The sets of kernels whose saved activations are known (saved_activations.py).
 
 A runtime's preset names one as memory.kernels: `mpctl` is this project's own, `megatron` those of
-Megatron-LM and Transformer Engine, `half` torchtitan's, which recompute every second product.
+Megatron-LM and Transformer Engine, `eager` the same without fused activations, `half` torchtitan's,
+which recompute every second product.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal, get_args
 from mpctl.errors import InputError
 from mpctl.spec.presets import get_file
 
-KernelSet = Literal["mpctl", "megatron", "half"]
+KernelSet = Literal["mpctl", "megatron", "eager", "half"]
 KERNEL_SETS: dict[str, KernelSet] = {name: name for name in get_args(KernelSet)}
 
 

@@ -26,6 +26,7 @@ from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import actions, peak_in_flight
 from mpctl.spec.job import JobSpec
 from mpctl.spec.parallel import ScheduleName
+from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.spec.schedules import SCHEDULES
 
 
@@ -91,6 +92,7 @@ class StageContents:
         spans, states = layout.stages[stage], find_states(layout, stage)
         chunks = tuple(chunk_bytes(layout, stage, chunk, shapes) for chunk in range(len(spans)))
         lasting, gathered = weights_besides(layout, stage)
+        lasting += gather_buffers(shapes, layout.profile.memory)
         work = gathered + states.passing
         if layout.job.parallel.pp > 1:
             ends = {layer for span in spans for layer in span}
@@ -102,6 +104,13 @@ class StageContents:
 
 # Contents of stages by all that they follow from: owned by who compares many layouts of one model.
 MemoryCache = dict[Hashable, StageContents]
+
+
+def gather_buffers(shapes: ActivationShapes, memory: RuntimeMemory) -> float:
+    """Bytes that a runtime keeps for gathered hidden states, from the first step on."""
+    if not shapes.splits:
+        return 0.0
+    return memory.gather_buffers * shapes.batch * shapes.seq * shapes.hidden * shapes.value
 
 
 def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[StageMemory]:

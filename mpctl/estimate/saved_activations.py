@@ -78,6 +78,8 @@ def _mlp(shapes: ActivationShapes, rows: Dims) -> Iterator[SavedTensor]:
     part = SavedPart.MLP
     if shapes.is_gated or shapes.activation != "relu" or shapes.kernels != "mpctl":
         yield SavedTensor("mlp up", (*rows, "ffn"), times=2 if shapes.is_gated else 1, part=part)
+    if shapes.is_gated and shapes.kernels == "eager":
+        yield SavedTensor("mlp gate", (*rows, "ffn"), part=part)
     yield SavedTensor("mlp activation", (*rows, "ffn"), part=part)
 
 

@@ -99,7 +99,8 @@ def _shared(amount: float, n: int, is_shared: bool) -> int:
 
 def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
-    is added, stand-ins for the dW of a layer, and under ZeRO 3 what is gathered."""
+    is added, stand-ins for the dW of a layer, buckets in which replicas reduce gradients, and under
+    ZeRO 3 what is gathered."""
     job, memory = layout.job, layout.profile.memory
     if memory.kernels == "mpctl":
         return 0.0, 0.0
@@ -117,7 +118,10 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
         return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
     if memory.weight_gradients == "layer" and layout.model.attention == "flash":
         return float((layer + head) * width), 0.0
-    return 0.0, float(largest * width)
+    buckets = 0.0
+    if memory.reduction_bytes and layout.replicas > 1:
+        buckets = memory.reduction_bytes * local_parameters(layout, stage, trained_only=True)
+    return buckets, float(largest * width)
 
 
 def _numel(weights: Iterable[ParameterSpec], grid: TensorGrid) -> int:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
+from mpctl.units import bytes_text, count_text, part_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 class PlanSummary:
     """Main figures of a plan, bytes and FLOP/s of one rank; None for what is not known.
 
-    fits: whether the fullest rank's device_bytes are at most device_memory_bytes. fullest_stage:
-    the stage of that rank. step_seconds_low, step_seconds_high: 9 of 10 measured steps lie between.
+    fits: whether the fullest rank's device_bytes leave headroom_percent of device_memory_bytes
+    free. fullest_stage: the stage of that rank. step_seconds_low, step_seconds_high: 9 of 10
+    measured steps lie between.
     """
 
     fits: bool | None = None
@@ -39,6 +41,7 @@ class PlanSummary:
     allocated_bytes: int | None = None
     device_bytes: int | None = None
     device_memory_bytes: int | None = None
+    headroom_percent: float | None = None
     step_seconds: float | None = None
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
@@ -64,6 +67,7 @@ def plan_summary(plan: Plan) -> PlanSummary:
         allocated_bytes=fullest.allocated_bytes,
         device_bytes=fullest.device_bytes,
         device_memory_bytes=device.memory_bytes if device else None,
+        headroom_percent=plan.job.cluster.headroom,
         **_speeds(plan.estimate),
     )
 
@@ -134,16 +138,30 @@ def training_text(job: JobSpec) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the plan fits its devices, in one line: `fits: a rank needs ...`."""
+    """Whether the plan fits its devices, in one line, and what is left or lacking:
+    `fits: 61.2 of 79.6 GiB, 18.4 GiB free (headroom 5 %)` or
+    `does not fit: 9.3 GiB too much on stage 0 (84.9 of 79.6 GiB, headroom 5 %)`."""
     if plan.estimate is None:
         return "legal; memory and time are not estimated: no model is named (--model NAME)"
-    fullest, device = plan.estimate.fullest_stage, plan.job.cluster.device
+    fullest, cluster = plan.estimate.fullest_stage, plan.job.cluster
     who = "a rank" if plan.job.parallel.pp == 1 else f"stage {fullest.stage}"
-    need = f"{who} needs {bytes_text(fullest.device_bytes)}"
-    if device is None:
-        return f"legal; not known whether it fits: {need}, and no device is named (--cluster NAME)"
-    fits = "fits" if plan.fits else "does not fit"
-    return f"{fits}: {need}, the device has {bytes_text(device.memory_bytes)}"
+    if cluster.device is None:
+        need = bytes_text(fullest.device_bytes)
+        unknown = f"legal; not known whether it fits: {who} needs {need}"
+        return f"{unknown}, and no device is named (--cluster NAME)"
+    return fit_text(cluster, fullest.device_bytes, who)
+
+
+def fit_text(cluster: ClusterSpec, need: int, who: str) -> str:
+    """Whether so many bytes on a device of the cluster leave its headroom free, and what is left or
+    lacking. who: the rank or stage that needs them."""
+    assert cluster.device is not None, "without a device it is not known whether a job fits"
+    have, headroom = cluster.device.memory_bytes, f"headroom {cluster.headroom:g} %"
+    over = need - (cluster.usable_bytes or 0)
+    if over <= 0:
+        return f"fits: {part_text(need, have)}, {bytes_text(have - need)} free ({headroom})"
+    lacking = f"does not fit: {bytes_text(over)} too much on {who}"
+    return f"{lacking} ({part_text(need, have)}, {headroom})"
 
 
 def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:

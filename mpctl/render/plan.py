@@ -31,7 +31,7 @@ from mpctl.render.plan_layout import groups_part, nodes_part, ranks_part
 from mpctl.render.plan_stages import memory_part, traffic_part
 from mpctl.rules.check import Check
 from mpctl.topology import Topology
-from mpctl.units import bytes_text, plural, seconds_text
+from mpctl.units import plural, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.planning.schemas import RankDocument
@@ -80,16 +80,7 @@ def _headline(plan: Plan) -> Text:
     name, sizes = model_name(plan.job), sizes_text(plan.job)
     mark, style = FITS[plan.fits]
     title = f"{name}: {sizes}" if name else sizes
-    return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}{_room(plan)}", style))
-
-
-def _room(plan: Plan) -> str:
-    """What the fullest device has left, or lacks; nothing where it is not known."""
-    device = plan.job.cluster.device
-    if plan.fits is None or plan.estimate is None or device is None:
-        return ""
-    left = device.memory_bytes - plan.estimate.fullest_stage.device_bytes
-    return f": {bytes_text(abs(left))} {'to spare' if left >= 0 else 'too much'}"
+    return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
 
 
 def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:

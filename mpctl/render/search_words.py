@@ -37,14 +37,20 @@ def headline(document: SearchDocument) -> str:
 
 
 def header_lines(document: SearchDocument) -> Iterator[str]:
-    """What all layouts have in common, what was searched, and how many were estimated."""
+    """Whether no. 1 fits, what all layouts have in common, what was searched, and how many layouts
+    were estimated."""
+    if document["best"]:
+        yield f"no. 1 {document['best'][0]['verdict']}"
     fixed = document["fixed"]
     common = [f"{_setting_name(name)} {fixed[name]}" for name in HEADER_SETTINGS if name in fixed]
     free = ", ".join(_setting_name(name) for name in document["searched"])
     searched = f"; searched: {free}" if free else ""
     yield ", ".join([document["dtype"], f"global batch {document['global_batch_size']}",
                      f"runtime {document['runtime']}", *common]) + searched  # fmt: skip
-    yield f"{plural(document['estimated'], 'layout')} estimated, the others ruled out by bounds"
+    headroom = f"headroom {document['headroom_percent']:g} %"
+    yield (f"{plural(document['estimated'], 'layout')} estimated, "
+           f"{document['too_large']:,} left out for memory ({headroom}), the others ruled out by "
+           "bounds")  # fmt: skip
 
 
 def _setting_name(name: str) -> str:
@@ -60,8 +66,6 @@ def notes(document: SearchDocument) -> Iterator[str]:
         yield f"extrapolated: {'; '.join(first['extrapolates'])}"
     if any(has_price(entry) for entry in document["best"]) or document["by_gpus"]:
         yield "Gtok: a billion tokens"
-    memory = bytes_text(document["device_memory_bytes"] or 0)
-    yield f"memory: on the device of the fullest rank, which has {memory}"
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:

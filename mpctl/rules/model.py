@@ -200,20 +200,21 @@ def slow_dtype(job: JobSpec) -> Iterator[Check]:
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:
-    """The check that the fullest stage, whose peak is `heaviest_bytes`, fits its device; None
-    without a device."""
-    device = job.cluster.device
-    if device is None:
+    """The check that the fullest stage, whose peak is `heaviest_bytes`, fits its device and leaves
+    the cluster's headroom free; None without a device."""
+    device, usable = job.cluster.device, job.cluster.usable_bytes
+    if device is None or usable is None:
         return None
     need, have = bytes_text(heaviest_bytes), bytes_text(device.memory_bytes)
     rule, where = "memory-fits", "parallel"
-    if heaviest_bytes > device.memory_bytes:
-        over = bytes_text(heaviest_bytes - device.memory_bytes)
+    if heaviest_bytes > usable:
+        over, headroom = bytes_text(heaviest_bytes - usable), job.cluster.headroom
         return Check(
             rule,
             "warning",
             where,
-            f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name}",
+            f"stage {stage} needs {need} a rank, {over} above the {have} of {device.name} less "
+            f"{headroom:g} % headroom",
             "raise tp, pp or zero, or training.recompute full",
         )
     return Check(rule, "ok", where, f"stage {stage}, the fullest, needs {need} of {have}")

@@ -45,6 +45,8 @@ class LayoutEntry(PriceEntry):
     words.
     """
 
+    fits: bool
+    verdict: str
     gpus: int
     settings: dict[str, SettingValue]
     step_seconds: float
@@ -54,7 +56,6 @@ class LayoutEntry(PriceEntry):
     tokens_per_second: float
     mfu: float
     peak_bytes: int
-    fits: bool
     gpu_hours_per_billion_tokens: float
     breakdown: dict[str, float]
     layout: str
@@ -74,10 +75,11 @@ class SearchDocument(TypedDict):
     """Schema mpctl.search/1: what `mpctl search --json` prints.
 
     fixed: settings of a layout that were given. searched: those that varied. estimated: number of
-    layouts whose step was estimated. is_complete: false after Ctrl-C. best: fastest first, or what
-    the objective prefers. reasons: a sentence for each of best but the first. own: the layout that
-    the job has as given. front: for less and less memory, the fastest layout. by_gpus: with
-    `--gpus`, the best layout of each number of GPUs.
+    layouts whose step was estimated. too_large: number of layouts left out for their memory, of
+    those that no bound on time had ruled out before. is_complete: false after Ctrl-C. best: fastest
+    first, or what the objective prefers. reasons: a sentence for each of best but the first. own:
+    the layout that the job has as given. front: for less and less memory, the fastest layout.
+    by_gpus: with `--gpus`, the best layout of each number of GPUs.
     """
 
     schema: Literal["mpctl.search/1"]
@@ -85,6 +87,7 @@ class SearchDocument(TypedDict):
     model: str | None
     device: str | None
     device_memory_bytes: int | None
+    headroom_percent: float
     gpus: int
     runtime: str
     dtype: str
@@ -95,6 +98,7 @@ class SearchDocument(TypedDict):
     objective: str
     is_complete: bool
     estimated: int
+    too_large: int
     best: list[LayoutEntry]
     reasons: list[str]
     own: LayoutEntry | None
@@ -119,6 +123,7 @@ def search_document(
         "model": job.model.name if job.model else None,
         "device": device.name if device else None,
         "device_memory_bytes": device.memory_bytes if device else None,
+        "headroom_percent": job.cluster.headroom,
         "gpus": job.world_size,
         "runtime": job.training.runtime,
         "dtype": job.training.dtype,
@@ -129,6 +134,7 @@ def search_document(
         "objective": result.objective,
         "is_complete": result.is_complete,
         "estimated": result.estimated,
+        "too_large": result.too_large,
         "best": entries(best),
         "reasons": list(reasons(best[0], best[1:])) if best else [],
         "own": _layout_entry(given, price, command) if given else None,
@@ -152,6 +158,8 @@ def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLin
     time, hours = choice.time, choice.gpu_hours_per_billion
     cost: PriceEntry = {} if price is None else {"price_per_billion_tokens": price * hours}
     return {
+        "fits": choice.fits,
+        "verdict": choice.verdict,
         "gpus": choice.job.world_size,
         "settings": choice.layout._asdict(),
         "step_seconds": time.total,
@@ -161,7 +169,6 @@ def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLin
         "tokens_per_second": choice.tokens_per_second,
         "mfu": time.mfu,
         "peak_bytes": choice.bytes,
-        "fits": choice.fits,
         "gpu_hours_per_billion_tokens": hours,
         **cost,
         "breakdown": time.parts(),

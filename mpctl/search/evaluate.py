@@ -88,7 +88,7 @@ class LayoutEvaluator:
         self.space, self.model = space, space.model
         self.profile: RuntimeProfile = get_profile(job.training.runtime)
         self.speed: Speed = device_speed(job.cluster, job.training.dtype)
-        self.device_memory = job.cluster.device.memory_bytes
+        self.usable_memory: int = job.cluster.usable_bytes or 0
         self.cache: dict[Hashable, Any] = {}
         self.stage_memories: MemoryCache = {}
 
@@ -212,7 +212,7 @@ def missing_link(evaluator: LayoutEvaluator) -> str | None:
     cluster = evaluator.space.job.cluster
     sizes = {"inter_node": cluster.nodes, "intra_node": cluster.gpus_per_node or 1}
     level = next((name for name, n in sizes.items() if n > 1 and not getattr(cluster, name)), None)
-    memory = evaluator.device_memory
+    memory = evaluator.usable_memory
     if level is None or evaluator.min_state_bytes > memory:
         return None  # not even the states fit, however they are shared
     fitting = (one for one in evaluator.space.layouts() if evaluator.device_bytes(one) <= memory)

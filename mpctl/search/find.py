@@ -50,13 +50,15 @@ class FoundLayouts:
 
     best: the layouts that were looked for, best first. front: of those and the best of each memory
     budget, the ones that nothing else beats in both seconds and bytes. evaluated: every layout that
-    was. is_complete: false after Ctrl-C.
+    was. is_complete: false after Ctrl-C. too_large: layouts that were left out for their memory, of
+    those that no bound on time had ruled out before.
     """
 
     best: list[EvaluatedLayout] = field(default_factory=list)
     front: list[EvaluatedLayout] = field(default_factory=list)
     is_complete: bool = True
     evaluated: list[EvaluatedLayout] = field(default_factory=list)
+    too_large: int = 0
 
 
 @dataclass
@@ -145,7 +147,8 @@ class BranchAndBound:
         self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
         self.evaluated: list[EvaluatedLayout] = []
         self.is_complete = True
-        memory = evaluator.device_memory
+        self.too_large_count = 0
+        memory = evaluator.usable_memory
         limits = [memory * share / budgets for share in range(budgets, 0, -1)]
         self.budgets = [MemoryBudget(limit, 1 if at else top) for at, limit in enumerate(limits)]
         self.least_memory = MemoryBudget(memory, top, by_bytes=True)
@@ -186,13 +189,15 @@ class BranchAndBound:
             yield from self._families(part)
         elif self._wants(bound, self._min_bytes(part)):
             yield from self._members(part, bound)
+        elif self._wants(bound, 0.0) and self._min_bytes(part) > self.budgets[0].limit:
+            self.too_large_count += sum(1 for _ in self.space.members(part))
 
     def _families(self, axes: AxesKey) -> Iterator[tuple[float, LayoutFamily]]:
         if not self._wants(self.bound.of_axes(axes), 0.0):
             return
         for family in self.space.families(axes):
             bound = self.bound.of_family(family)
-            if self._wants(bound, self._known_min_bytes(family)):
+            if self._wants(bound, 0.0):
                 yield bound, family
 
     def _members(
@@ -203,7 +208,10 @@ class BranchAndBound:
         for zero in self.space.zero_stages(family):
             sizes[zero] = self.evaluator.min_bytes(plain, zero)
         wanted = {zero for zero, size in sizes.items() if self._wants(bound, size)}
-        layouts = (one for one in self.space.members(family) if one.zero in wanted)
+        large = {zero for zero, size in sizes.items() if size > self.budgets[0].limit}
+        members = list(self.space.members(family))
+        self.too_large_count += sum(one.zero in large for one in members)
+        layouts = (one for one in members if one.zero in wanted)
         for layout_bound, layout in self.bound.of_members(family, bound, layouts):
             if self._wants(layout_bound, sizes[layout.zero]):
                 yield layout_bound, layout
@@ -231,6 +239,7 @@ class BranchAndBound:
         if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero)):
             return
         size = self.evaluator.device_bytes(layout)
+        self.too_large_count += size > self.budgets[0].limit
         if self._wants(bound, size):
             self._add(layout, size, self.budgets)
 
@@ -254,7 +263,10 @@ class BranchAndBound:
                 key = _without_micro_batch(family)
                 if key in dropped:
                     continue
-                if self._min_bytes(family) > self.least_memory.most_bytes:
+                needed = self._min_bytes(family)
+                if needed > self.least_memory.limit:
+                    self.too_large_count += sum(1 for _ in self.space.members(family))
+                if needed > self.least_memory.most_bytes:
                     dropped.add(key)
                     continue
                 self._add_small(family)
@@ -262,6 +274,7 @@ class BranchAndBound:
     def _add_small(self, family: LayoutFamily) -> None:
         for layout in self.space.members(family):
             size = self.evaluator.device_bytes(layout)
+            self.too_large_count += size > self.least_memory.limit
             if size <= self.least_memory.most_bytes:
                 self._add(layout, size, [self.least_memory])
 
@@ -269,6 +282,7 @@ class BranchAndBound:
         """Evaluate every layout of the space."""
         for layout in self.space.layouts():
             size = self.evaluator.device_bytes(layout)
+            self.too_large_count += size > self.budgets[0].limit
             self._add(layout, size, [*self.budgets, self.least_memory])
 
     def result(self, objective: Objective) -> FoundLayouts:
@@ -279,7 +293,7 @@ class BranchAndBound:
             for point in sorted({point for budget in self.budgets for point in budget.best}):
                 if not front or point.bytes < front[-1].bytes:
                     front.append(point)
-        return FoundLayouts(best, front, self.is_complete, self.evaluated)
+        return FoundLayouts(best, front, self.is_complete, self.evaluated, self.too_large_count)
 
 
 def _without_micro_batch(family: LayoutFamily) -> tuple[object, ...]:

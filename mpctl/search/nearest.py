@@ -54,7 +54,7 @@ def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:
         evaluator = LayoutEvaluator(space)
     except MissingFigure:
         return []
-    if evaluator.min_state_bytes > evaluator.device_memory:
+    if evaluator.min_state_bytes > evaluator.usable_memory:
         return []
     bound, given = StepTimeBound(evaluator), layout_of(job)
     nearest: list[EvaluatedLayout] = []
@@ -81,7 +81,7 @@ def _fastest(
     bound: StepTimeBound, layouts: Iterable[LayoutSettings], count: int
 ) -> list[EvaluatedLayout]:
     """The fastest of some layouts that fit their device and pass the rules."""
-    evaluator, memory = bound.evaluator, bound.evaluator.device_memory
+    evaluator, memory = bound.evaluator, bound.evaluator.usable_memory
     fitting = (one for one in layouts if evaluator.min_bytes(one, one.zero) <= memory)
     by_bound = sorted((bound.of_family(bound.family_of(one)), one) for one in fitting)
     fastest: list[EvaluatedLayout] = []

@@ -18,6 +18,7 @@ from mpctl.planning.layout_settings import (
     setting_text,
 )
 from mpctl.planning.plan import make_plan
+from mpctl.planning.summary import fit_text
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout
 from mpctl.spec.job import JobSpec
@@ -48,8 +49,13 @@ class LayoutReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest rank fits its device."""
-        return self.bytes <= self.device_memory
+        """Whether the fullest rank fits its device and leaves the headroom free."""
+        return self.bytes <= (self.job.cluster.usable_bytes or 0)
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, and by how much, in words."""
+        return fit_text(self.job.cluster, self.bytes, "the fullest rank")
 
     @property
     def tokens_per_second(self) -> float:
@@ -98,9 +104,7 @@ def given_reason(best: LayoutReport, given: LayoutReport) -> str:
     if not settings:
         return "the job as given has this layout"
     if not given.fits:
-        have = bytes_text(given.device_memory)
-        return (f"the job as given ({settings}) does not fit: its fullest rank needs "
-                f"{bytes_text(given.bytes)}, the device has {have}")  # fmt: skip
+        return f"the job as given ({settings}) {given.verdict}"
     return f"the job as given ({settings}): {_difference(best, given)}"
 
 

@@ -28,8 +28,9 @@ class SearchResult:
 
     best, front: on the number of GPUs that the objective prefers. by_gpus: the best layout of each
     number, None where none was found; why_none says why. given: the layout of the job as given.
-    seen: every layout that was estimated for `best`. estimated: how many in all. is_complete: false
-    where it was interrupted. searched: the fields of a layout that varied.
+    seen: every layout that was estimated for `best`. estimated: how many in all. too_large: how
+    many were left out for their memory. is_complete: false where it was interrupted. searched: the
+    fields of a layout that varied.
     """
 
     request: SearchRequest
@@ -41,6 +42,7 @@ class SearchResult:
     given: LayoutReport | None = None
     seen: list[EvaluatedLayout] = field(default_factory=list)
     estimated: int = 0
+    too_large: int = 0
     is_complete: bool = True
     searched: list[str] = field(default_factory=list)
 
@@ -63,6 +65,7 @@ def answer_search(
             evaluator=evaluators[gpus], on_progress=_of_gpus(on_progress, gpus),
         )  # fmt: skip
         result.estimated += len(found.evaluated)
+        result.too_large += found.too_large
         result.is_complete &= found.is_complete
         return found
 
@@ -153,7 +156,8 @@ def _nothing_fits(request: SearchRequest, counts: Sequence[int]) -> InputError:
     for gpus in counts:
         space = request.space(None if gpus == request.job.world_size else gpus)
         if next(space.layouts(), None) is not None:
-            message = f"none of {plural(_legal(space), 'legal layout')} fits the memory of {where}"
+            none = f"none of {plural(_legal(space), 'legal layout')} fits the memory of {where}"
+            message = f"{none} with {space.job.cluster.headroom:g} % headroom"
             narrower = ", or training.dtype bf16" * (request.job.training.dtype in ("fp32", "fp64"))
             hint = f"use more GPUs, a smaller model, or another --fix{narrower}"
             return DoesNotFit.of("nothing-fits", "cluster", message, hint)

@@ -119,8 +119,21 @@ class ClusterSpec(StrictModel):
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
     intra_node: LinkSpec | None = Field(None, description="link between the GPUs of one node")
     inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
+    headroom: Annotated[float, Field(ge=0, le=90)] = Field(
+        5.0,
+        description="percent of a device's memory that a job must leave free by its plan to fit; "
+        "the default is calibrated on runs that did not fit (docs/benchmarks.md)",
+    )
     slowdown: Factor = Field(
         1.0,
         description="kernel time relative to the device preset: clocks, cooling, library versions",
     )
     source: str | None = Field(None, description="where the figures come from")
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """Bytes of a device's memory that a job may take: all but the headroom; None without a
+        device."""
+        if self.device is None:
+            return None
+        return int(self.device.memory_bytes * (1 - self.headroom / 100))

@@ -20,8 +20,9 @@ class RuntimeMemory(StrictModel):
 
     kernels: str = Field(
         "mpctl",
-        description="kernels whose saved activations are counted: mpctl, megatron, or half "
-        "(torchtitan's, which recompute every second matrix product)",
+        description="kernels whose saved activations are counted: mpctl, megatron, eager (as "
+        "megatron, without fused activations) or half (torchtitan's, which recompute every second "
+        "matrix product)",
     )
     parameter_dtype: DType | None = Field(
         None,
@@ -41,6 +42,15 @@ class RuntimeMemory(StrictModel):
     weight_gradients: Literal["one", "layer"] = Field(
         "one",
         description="weight gradients held at once in backward: the largest one, or a layer's",
+    )
+    reduction_bytes: Amount = Field(
+        0.0,
+        description="bytes held for a gradient besides, where replicas reduce them: DDP's buckets",
+    )
+    gather_buffers: Amount = Field(
+        0.0,
+        description="hidden states of a micro batch, gathered over tp, that buffers of "
+        "asynchronous tensor parallelism hold all the time",
     )
     slack: Part = Field(1.0, description="bytes that the allocator reserves for an allocated byte")
     context_bytes: Annotated[float, Field(ge=0, le=1e12), AS_MEMORY] = Field(

@@ -192,19 +192,30 @@ def test_a_job_that_does_not_fit_is_not_called_faster(mpctl: Mpctl) -> None:
              "--zero", 1, *small)  # fmt: skip
     found = mpctl(*asked, "--fix", "micro_batch_size=4", "--json").document
     assert found["own"]["fits"] is False
-    assert "does not fit: its fullest rank needs" in found["own_reason"]
+    assert "does not fit: " in found["own_reason"]
     assert "faster" not in found["own_reason"] and "slower" not in found["own_reason"]
 
 
 def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> None:
     lines = mpctl("search", *SMALL, "--top", 1).out.splitlines()
     assert lines[0] == "gpt2-medium on 8 GPUs of NVIDIA A100-SXM4-80GB: most tokens a second"
-    assert lines[1] == (
+    assert lines[1].startswith("no. 1 fits: ") and lines[1].endswith("free (headroom 5 %)")
+    assert " left out for memory (headroom 5 %)" in lines[3]
+    assert lines[2] == (
         "bf16, global batch 32, runtime mpctl, ZeRO 1; searched: tp, dp, pp, chunks, schedule, "
         "balance, micro batch, recompute, sequence parallelism, tensor mode, tensor depth"
     )
     kept = [word for key in ("tp", "pp", "micro_batch_size") for word in ("--fix", f"{key}=1")]
-    assert mpctl("search", *SMALL, *kept).out.splitlines()[1].endswith("; searched: recompute")
+    assert mpctl("search", *SMALL, *kept).out.splitlines()[2].endswith("; searched: recompute")
+
+
+def test_headroom_leaves_layouts_out(mpctl: Mpctl) -> None:
+    asked = ("search", *SMALL, "--micro-batch-size", 4, "--set",
+             "cluster.device.memory_bytes=8 GiB", "--top", 50, "--json")  # fmt: skip
+    whole, less = (mpctl(*asked, "--headroom", share).document for share in (0, 50))
+    assert max(entry["peak_bytes"] for entry in whole["best"]) > 4 * 2**30
+    assert all(entry["peak_bytes"] <= 4 * 2**30 and entry["fits"] for entry in less["best"])
+    assert less["headroom_percent"] == 50 and less["too_large"] > 0
 
 
 def test_the_page_of_a_search_begins_with_its_answer(mpctl: Mpctl, tmp_path: Path) -> None:
