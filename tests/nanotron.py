@@ -29,7 +29,8 @@ def nanotron_rows(outcome: Outcome) -> list[dict[str, Any]]:
     """The runs that came to this: id, group, source, job and measured.
 
     outcome: `ran`; `soft`, below 5 % MFU or of a model that is a guess; `failed`, crashed or out of
-    memory. measured: `step_seconds` and `peak_mem_gb` (allocated), or `failed`.
+    memory. measured: `step_seconds` and `peak_mem_gib_reserved`, what torch reserved on rank 0, of
+    the first stage (log_throughput in nanotron's helpers.py), or `failed`.
     """
     return [row for told, row in _rows() if told == outcome]
 
@@ -83,4 +84,4 @@ def _measured(line: dict[str, str], tokens: int, gpus: int) -> dict[str, Any]:
     if line["outcome"] == "failed":
         return {"failed": "crashed or out of memory"}
     speed = int(line["tokens_per_s_per_gpu"]) * gpus
-    return {"step_seconds": tokens / speed, "peak_mem_gb": float(line["peak_gb"])}
+    return {"step_seconds": tokens / speed, "peak_mem_gib_reserved": float(line["peak_gb"])}

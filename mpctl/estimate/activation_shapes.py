@@ -24,20 +24,22 @@ class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
     kernels: whose kernels run (estimate/saved_activations.py). value: bytes of an element of the
-    training dtype. micro_batch: samples of a micro batch; looked_up: those whose words this rank of
-    tp looks up in its part of the table; batch: those that it computes. seq, decoder_seq: positions
-    of this rank of cp. hidden: of this rank, between the layers. inner: columns of the queries on
-    this rank of tp; kv: of keys and values together; heads, ffn, vocab: likewise; table_rows: rows
-    of the word table, with padding. kv_heads: of the whole model. mode: of tensor parallelism;
-    side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts: into how many parts heads
-    are cut. splits: whether sequence parallelism is on. input_parts: into how many parts the saved
-    input of a recomputed layer is cut among the ranks of tp; 0 where it is offloaded from the
-    device.
+    training dtype; operand: of a saved operand of a product, which is smaller where fp8 kernels
+    keep it as they multiplied it. micro_batch: samples of a micro batch; looked_up: those whose
+    words this rank of tp looks up in its part of the table; batch: those that it computes. seq,
+    decoder_seq: positions of this rank of cp. hidden: of this rank, between the layers. inner:
+    columns of the queries on this rank of tp; kv: of keys and values together; heads, ffn, vocab:
+    likewise; table_rows: rows of the word table, with padding. kv_heads: of the whole model. mode:
+    of tensor parallelism; side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts:
+    into how many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into
+    how many parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
+    offloaded from the device.
     """
 
     kernels: KernelSet
     is_cuda: bool
     value: int
+    operand: int
     micro_batch: int
     looked_up: int
     batch: int
@@ -80,7 +82,13 @@ class ActivationShapes(NamedTuple):
 
     def bytes_of(self, tensors: Iterable[SavedTensor]) -> float:
         """Bytes of saved tensors together on this rank."""
-        widths = {"value": self.value, "float": self.wide, "mask": 1, "index": 8}
+        widths = {
+            "value": self.value,
+            "operand": self.operand,
+            "float": self.wide,
+            "mask": 1,
+            "index": 8,
+        }
         return sum(
             float(prod(getattr(self, dim) for dim in tensor.dims))
             * widths[tensor.width]
@@ -95,15 +103,18 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     job, model = layout.job, layout.model
     t, p, memory = job.training, job.parallel, layout.profile.memory
     tp, cp, grid = p.tp, p.cp, layout.grid
+    kernels = kernel_set(memory.kernels, t.runtime)
+    value = max(2, DTYPE_BYTES[t.dtype])
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
     table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])
     is_narrowed = grid.mode == "1d"  # on a grid logits of pad rows are made, and not looked at
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
-        kernels=kernel_set(memory.kernels, t.runtime),
+        kernels=kernels,
         is_cuda=is_cuda(job),
-        value=max(2, DTYPE_BYTES[t.dtype]),
+        value=value,
+        operand=1 if kernels == "megatron" and DTYPE_BYTES[t.dtype] <= 1 else value,
         micro_batch=t.micro_batch_size,
         looked_up=sizes["batch"] * table_parts if grid.mode != "1d" else sizes["batch"],
         batch=sizes["batch"],

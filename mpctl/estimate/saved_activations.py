@@ -8,8 +8,10 @@ rank of tp, but under sequence parallelism each rank has its own positions of th
 Kernels `mpctl` are this project's as a rehearsal measures them (runtime/memory_tracker.py).
 `megatron` is Korthikanti et al., arXiv 2205.05198, section 4.1, in bytes of 16 bit, units of sbh:
 norms 4, their results 4, q k v and context 8, MLP 16, masks 2, and scores 5as/h; without scores in
-memory Transformer Engine's fused kernels. `half` is torchtitan's selective recomputation: of a
-layer its input, the attention's result and every second product's.
+memory Transformer Engine's fused kernels, which keep a product's operand in 8 bits where it is
+multiplied so. `eager` is the same with a gated activation of two kernels, the first of which saves
+its result as well. `half` is torchtitan's selective recomputation: of a layer its input, the
+attention's result and every second product's.
 
 By hand, one layer of b 1, s 2, h 4, fp32, no dropout, flash: 4 x 2 x 4 elements of norms and their
 results, 4 of q k v and context, 8 of the MLP: 16 x 8 x 4 = 512 bytes, and some of statistics.
@@ -47,6 +49,8 @@ def layer_activations(
     rows = ("batch", attentions[0].queries)
     saved: list[SavedTensor] = []
     recomputed: list[SavedTensor] = []
+    if shapes.operand < shapes.value:  # the context as a product's operand, beside attention's own
+        saved.append(SavedTensor("context operand", (*rows, "inner"), "operand"))
     for attention in attentions:
         saved += _branch(shapes, ("batch", attention.queries), attention.part)
         own, again = attention_saved(shapes, attention)
@@ -68,7 +72,7 @@ def _branch(
 ) -> Iterator[SavedTensor]:
     """What a residual branch saves: its norm, its input and the dropout mask of its result."""
     yield from norm_saved(shapes.norm, rows, f"{name} norm", part)
-    yield SavedTensor(f"{name} input", (*rows, "hidden"), is_outer=True, part=part)
+    yield SavedTensor(f"{name} input", (*rows, "hidden"), "operand", is_outer=True, part=part)
     if shapes.dropout:
         yield SavedTensor(f"{name} mask", (*rows, "hidden"), "mask", is_outer=True, part=part)
 
@@ -80,7 +84,7 @@ def _mlp(shapes: ActivationShapes, rows: Dims) -> Iterator[SavedTensor]:
         yield SavedTensor("mlp up", (*rows, "ffn"), times=2 if shapes.is_gated else 1, part=part)
     if shapes.is_gated and shapes.kernels == "eager":
         yield SavedTensor("mlp gate", (*rows, "ffn"), part=part)
-    yield SavedTensor("mlp activation", (*rows, "ffn"), part=part)
+    yield SavedTensor("mlp activation", (*rows, "ffn"), "operand", part=part)
 
 
 def _every_second(rows: Dims) -> Iterator[SavedTensor]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-Width = Literal["value", "float", "mask", "index"]
-"""Bytes of an element: of the training dtype, of float32 at least, 1, 8."""
+Width = Literal["value", "operand", "float", "mask", "index"]
+"""Bytes of an element: of activations, of a product's operands, of float32 at least, 1, 8."""
 
 
 class SavedPart(Enum):

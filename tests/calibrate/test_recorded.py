@@ -17,7 +17,7 @@ def test_the_sweep_of_nanotron_is_read_as_rows() -> None:
     first = ran[0]
     assert first["id"] == "nanotron_1B_16n_dp128_tp1_pp1_mbs1_acc2_z0"
     assert first["measured"]["step_seconds"] == pytest.approx(256 * 4096 / (24_494 * 128))
-    assert first["measured"]["peak_mem_gb"] == 36.7
+    assert first["measured"]["peak_mem_gib_reserved"] == 36.7
     for row in (*ran, *soft, *failed):
         parallel, cluster = row["job"]["parallel"], row["job"]["cluster"]
         ranks = parallel["tp"] * parallel["pp"] * parallel["dp"]

@@ -59,6 +59,8 @@ def layer_bytes(job: JobSpec, stack: int = 0) -> float:
         ({"model.attention": "flash"}, 32 * SBH),
         ({"model.attention": "flash", "training.dropout": 0.1}, 34 * SBH),
         ({"training.dtype": "fp32"}, (4 * 16 + 2) * SBH + SCORES * 9 // 5),  # masks stay a byte
+        # fp8 operands: norms 4 + 2, q k v 6, context 2 and its operand 1, MLP 8 and its operand 4
+        ({"model.attention": "flash", "training.dtype": "fp8"}, 27 * SBH),
         # a causal rank of cp 2 has 5/8 of its pairs: 1 and 4 of 4 blocks of keys
         ({"parallel.cp": 2}, 17 * SBH + SCORES * 5 // 16),
         # ours: the same tensors; with attention dropout q, k and v are copied for their products
