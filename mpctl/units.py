@@ -17,6 +17,9 @@ from decimal import Decimal
 
 DTYPE_BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "mxfp8": 1,
                "nvfp4": 1}  # fmt: skip
+# Bytes of an operand's element in dtypes that only products of linear layers have, with its scale:
+# one byte for 32 elements of mxfp8, for 16 of nvfp4.
+PRODUCT_BYTES = {"fp8": 1.0, "mxfp8": 1 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 
 
 def bytes_text(amount: float) -> str:

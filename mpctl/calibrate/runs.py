@@ -30,25 +30,26 @@ Kind = Literal["devices", "clusters", "runtimes"]
 SLACK: dict[Kind, dict[str, float]] = {
     "devices": {"kernels.products": 0.1, "kernels.memory": 0.08, "kernels.flash": 0.1,
                 "kernels.flash_backward": 0.1, "kernels.misaligned": 0.08,
-                "kernels.unaligned": 0.4},
+                "kernels.unaligned": 0.4, "kernels.narrow.fp8": 0.1,
+                "kernels.narrow.mxfp8": 0.1, "kernels.narrow.nvfp4": 0.1},
     "clusters": {"slowdown": 0.05, "intra_node.efficiency": 0.1, "inter_node.efficiency": 0.15},
     "runtimes": {"operators.passes": 0.15, "operators.gradient_bytes": 0.3,
                  "operators.optimizer_bytes": 0.25, "operators.cast_bytes": 0.4,
                  "operators.flash": 0.2, "operators.flash_backward": 0.2,
                  "overlap.tp": 0.2, "overlap.pp": 0.3, "overlap.dp": 0.3, "overlap.zero": 0.1,
-                 "overlap.drag": 0.5, "host.layer": 0.4, "host.micro_batch": 0.5,
-                 "host.message": 0.5, "host.sync": 0.5, "host.step": 0.5},
+                 "overlap.products": 0.3, "overlap.cp": 0.3, "overlap.drag": 0.5,
+                 "host.layer": 0.4, "host.micro_batch": 0.5, "host.message": 0.5,
+                 "host.sync": 0.5, "host.step": 0.5},
 }  # fmt: skip
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
 SCALED = "operators.hidden.forward"  # stands for all of them
-TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",), "b200": ("gb200",),
-        "b300": ("gb300",)}  # fmt: skip  # one chip: what it reaches is shared
+TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
           "kernels.unaligned", "intra_node.efficiency",
           "inter_node.efficiency", "overlap.tp", "overlap.pp", "overlap.dp",
-          "overlap.zero")  # fmt: skip
+          "overlap.zero", "overlap.products", "overlap.cp")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,18 +225,19 @@ def get_value(model: Any, path: str) -> float:
 def constants_of(runs: Sequence[Run]) -> list[Constant]:
     """The constants that can be fitted to these runs: those above 0 in a preset that a run uses.
 
-    The slowdown of the first cluster with a device is not among them: the device's constants
-    describe that cluster, and others may be slower.
+    The slowdown of the first cluster with a device that has none in its preset is not among them:
+    the device's constants describe that cluster, and others may be slower.
     """
     found: dict[Constant, None] = {}
     first: dict[str, str] = {}
     for run in runs:
         device, cluster = _family(run.parts["devices"])[0], run.parts["clusters"]
-        first.setdefault(device, cluster)
+        if run.job.cluster.slowdown == 1:
+            first.setdefault(device, cluster)
         for kind, slacks in SLACK.items():
             name, tied = _family(run.parts[kind])
             for path, slack in slacks.items():
-                is_reference = path == "slowdown" and first[device] == cluster
+                is_reference = path == "slowdown" and first.get(device) == cluster
                 if get_value(run.model(kind), path) > 0 and not is_reference:
                     most = _most(path)
                     found[Constant(kind, name, path, slack, tied, most)] = None
@@ -244,7 +246,7 @@ def constants_of(runs: Sequence[Run]) -> list[Constant]:
 
 def _most(path: str) -> float:
     """Upper bound of the constant at a path: a device reaches at most a share of its peak."""
-    if path in ("kernels.products", "kernels.memory"):
+    if path in ("kernels.products", "kernels.memory") or path.startswith("kernels.narrow"):
         return LARGEST_PART
     return 1.0 if path in SHARES else UNBOUNDED
 

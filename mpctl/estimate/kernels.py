@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from mpctl.spec.base import DType
 from mpctl.spec.cluster import ClusterSpec, Kernels
+from mpctl.units import PRODUCT_BYTES
 
 # rows, columns, rate beside that of the largest; smaller ones reload their operands more often
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.9), (128, 64, 0.68), (64, 128, 0.68),
@@ -74,8 +75,8 @@ class MissingFigure(LookupError):
 
 
 def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
-    """The speed of the cluster's device at a dtype; under fp8 only linear layers are fp8, the rest
-    is bf16. Raises MissingFigure where the preset has no rate for it."""
+    """The speed of the cluster's device at a dtype; of fp8, mxfp8 and nvfp4 only the products of
+    linear layers are, the rest is bf16. Raises MissingFigure where the preset has no rate."""
     device, slowdown = cluster.device, cluster.slowdown
     if device is None:
         raise MissingFigure("no cluster.device is named")
@@ -89,9 +90,9 @@ def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
     if device.memory_bandwidth is None:
         notes.append(f"{device.name}: no memory bandwidth, what it bounds takes no time")
     bandwidth = (device.memory_bandwidth or inf) * kernels.memory / slowdown
-    rest = device.peak_flops.get("bf16", peak) if dtype == "fp8" else peak
-    fp8 = (kernels.products_fp8 if dtype == "fp8" else None) or kernels.products
-    reached = (peak * fp8 / slowdown, rest * kernels.products / slowdown)
+    rest = device.peak_flops.get("bf16", peak) if dtype in PRODUCT_BYTES else peak
+    part = kernels.narrow.find(dtype) or kernels.products
+    reached = (peak * part / slowdown, rest * kernels.products / slowdown)
     linear, other = (_rates(kernels, rate, bandwidth) for rate in reached)
     flash, back = (rest * part / slowdown for part in (kernels.flash, kernels.flash_backward))
     return Speed(

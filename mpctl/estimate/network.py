@@ -97,6 +97,11 @@ class Network:
             routes[axis] = self._find(axis)
         return routes[axis]
 
+    def multicasts(self, axis: str) -> bool:
+        """Whether the groups of an axis lie within switches that broadcast and add."""
+        link = self.cluster.intra_node
+        return link is not None and link.multicast and self.route(axis).nodes == 1
+
     @cached_property
     def _routes(self) -> dict[str, Route]:
         return {}

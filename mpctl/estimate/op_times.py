@@ -1,7 +1,7 @@
 """The seconds of one micro batch in a layer or in one of a model's ends, by pass.
 
-A kernel is launched by a host thread, which needs its time too: the slower of the two sets the pace
-(time.py).
+A kernel is launched by a host thread, which needs its time too: the slower of the two sets the
+pace.
 
 By hand, two layers of 1 s forward and an end of 3 s: 2 x 1 + 3 = 5 s forward.
 """
@@ -9,6 +9,8 @@ By hand, two layers of 1 s forward and an end of 3 s: 2 x 1 + 3 = 5 s forward.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+
+SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
 
 @dataclass(slots=True)
@@ -39,3 +41,18 @@ class OpTimes:
 
 
 NAMES = tuple(field.name for field in fields(OpTimes))
+
+
+def pace(seconds: tuple[float, float]) -> float:
+    """The slower of kernels and their host, and somewhat more where they are near each other."""
+    faster, slower = sorted(seconds)
+    if not faster:
+        return slower
+    return float(slower * (1 + (faster / slower) ** SHARPNESS) ** (1 / SHARPNESS))
+
+
+def cover_backwards(pp: int, chunks: int) -> float:
+    """Backwards of a stage beside which its gradients may be reduced and parameters gathered: the
+    last one; of several chunks all but one are done while the last pp micro batches pass the
+    others. By hand, 4 stages of 2 chunks: 1 + 3 / 2."""
+    return 1 + (pp - 1) * (1 - 1 / chunks)

@@ -29,7 +29,7 @@ from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.estimate.message import Message
 from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import MissingLink, Network
-from mpctl.estimate.op_times import OpTimes
+from mpctl.estimate.op_times import OpTimes, cover_backwards, pace
 from mpctl.estimate.p2p import transfers
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
 from mpctl.estimate.work import OperatorTimer
@@ -39,8 +39,6 @@ from mpctl.operators.matmul import LayerStack
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.spec.schedules import SCHEDULES
-
-SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
 
 def find_step_time(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepTime | str:
@@ -283,10 +281,15 @@ class StepTimeModel:
             else:
                 rest[message.axis if message.axis in rest else "tp"] += seconds
         overlap = self.operators.profile.overlap
-        backward = sum(p.chunk.backward for p in self.passes[stage])
-        hidden = min(self._beside_share(overlap.dp) * covered, backward)
+        hidden = min(self._beside_share(overlap.dp) * covered, self._last_backward(stage))
         rest["dp"] += covered - hidden + overlap.drag * hidden
         return _ClosingTimes(**rest)
+
+    def _last_backward(self, stage: int) -> float:
+        """Seconds of a stage's work that may hide its gradients and parameters."""
+        row = self.passes[stage]
+        covers = cover_backwards(self.job.parallel.pp, len(row))
+        return covers * sum(p.chunk.backward for p in row)
 
     @cached_property
     def _optimizer(self) -> list[float]:
@@ -299,11 +302,3 @@ class StepTimeModel:
     @property
     def _host_step(self) -> float:
         return self.operators.speed.host * self.operators.profile.host.step
-
-
-def pace(seconds: tuple[float, float]) -> float:
-    """The slower of kernels and their host, and somewhat more where they are near each other."""
-    faster, slower = sorted(seconds)
-    if not faster:
-        return slower
-    return float(slower * (1 + (faster / slower) ** SHARPNESS) ** (1 / SHARPNESS))

@@ -2,10 +2,10 @@
 
 Products come from the operator table, each at its local shape (kernels.py); what memory bounds, as
 passes over tensors that the runtime's profile counts (spec/runtime.py); messages over tp and cp
-(layer_messages.py) over the network's routes. Backward of a column product may send while the
-product's own dW runs; in 2d and 2.5d a product is one of q steps, each of which may hide messages
-of another. 3d computes one product of gathered parts, 1/l of each side. Recomputation repeats the
-forward, or the part of it that the profile says.
+(layer_messages.py) over the network's routes, less what kernels hide of them (hiding.py). In 2d and
+2.5d a product is one of q steps; 3d computes one product of gathered parts, 1/l of each side.
+Recomputation repeats the forward, or the part of it that the profile says. Of fp8, mxfp8 and nvfp4
+are the products of the layers' linear operators alone, whose operands are cast first.
 
 By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 1, 1 and 1 s.
 """
@@ -18,9 +18,10 @@ from functools import cached_property
 from math import prod
 
 from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
+from mpctl.estimate.hiding import Hiding
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.layer_messages import LayerMessages
-from mpctl.estimate.message import Message, Phase
+from mpctl.estimate.message import Message
 from mpctl.estimate.network import Network
 from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.recompute import is_repeated, repeats_last_product
@@ -31,6 +32,7 @@ from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
+from mpctl.units import PRODUCT_BYTES
 
 SYNCED = 8  # ranks of tp for which host.sync is stated
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
@@ -76,6 +78,11 @@ class OperatorTimer:
         return LayerMessages(self.layout, self.profile)
 
     @cached_property
+    def hiding(self) -> Hiding:
+        """What of those messages goes on beside kernels."""
+        return Hiding(self.profile.overlap, self.network, self.steps)
+
+    @cached_property
     def tp(self) -> int:
         """Tensor-parallel ranks."""
         return self.job.parallel.tp
@@ -99,6 +106,7 @@ class OperatorTimer:
         scores = OpTimes()
         for core in stack.cores:
             self._core(scores, core, flow)
+        self.hiding.keys_and_values(work, scores)
         work.add(scores)
         self._host(work, flow)
         self._repeat(work, scores, ahead.forward, flow)
@@ -163,26 +171,25 @@ class OperatorTimer:
     def _product(
         self, work: OpTimes, product: MatMul, flow: GradFlow, messages: Sequence[Message]
     ) -> None:
-        """Forward, dX and dW; fp8 casts the operands of linear layers first."""
+        """Forward, dX and dW. Narrow operands are cast first: inputs and gradients each time,
+        weights once a step."""
         operators, needs = self.profile.operators, flow.needs[product.name]
         m, k, n = self._shape(product, flow.part.weights)
         steps = self.steps
-        is_fp8 = self.job.training.dtype == "fp8" and not product.is_head
-        rates, width = (self.speed.linear, 1) if is_fp8 else (self.speed.other, self.width)
-        casts = operators.cast_bytes * is_fp8 / self.speed.bandwidth
-        forward = product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + n)
-        back = 0.0
-        work.forward += steps * forward
+        narrow = None if product.is_head else PRODUCT_BYTES.get(self.job.training.dtype)
+        rates, width = (self.speed.linear, narrow) if narrow else (self.speed.other, self.width)
+        casts = operators.cast_bytes / self.speed.bandwidth if narrow else 0.0
+        once = n / self.job.num_microbatches
+        forward = product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + once)
+        inputs = weights = 0.0
         if needs.x:
-            back = product_seconds(rates, m, n, k, width, self.width) + casts * m * n
-            work.dgrad += steps * back
+            inputs = product_seconds(rates, m, n, k, width, self.width) + casts * m * n
         if needs.w:
-            seconds = product_seconds(rates, k, m, n, width, self.gradient)
-            back += seconds
-            work.wgrad += steps * seconds
-            self._hide(work, product, seconds, messages)
-        if steps > 1:
-            self._hide_steps(work, product, messages, steps * forward, steps * back)
+            weights = product_seconds(rates, k, m, n, width, self.gradient)
+        work.forward += steps * forward
+        work.dgrad += steps * inputs
+        work.wgrad += steps * weights
+        self.hiding.product(work, product, messages, (forward, inputs, weights))
         self._elementwise(work, product, flow, n if "tp" in product.backward_axes else k)
 
     def _elementwise(self, work: OpTimes, product: MatMul, flow: GradFlow, features: int) -> None:
@@ -224,48 +231,6 @@ class OperatorTimer:
                 work.tp_forward += seconds
             else:
                 work.tp_backward += seconds
-
-    def _hide(
-        self, work: OpTimes, product: MatMul, seconds: float, messages: Sequence[Message]
-    ) -> None:
-        """What the product sends backward beside its own dW of so many seconds."""
-        share = self.profile.overlap.tp
-        if not share:
-            return
-        sent = sum(
-            self.network.seconds(message)
-            for message in messages
-            if message.product == product.name and message.cover == "weight_gradient"
-        )
-        hidden = share * min(sent, seconds)
-        work.tp_backward -= hidden
-        work.wgrad += self.profile.overlap.drag * hidden
-
-    def _hide_steps(
-        self, work: OpTimes, product: MatMul, messages: Sequence[Message], ahead: float, back: float
-    ) -> None:
-        """What a product in steps sends beside them: all but one of its messages of a kind, which
-        go before the first step or behind the last. ahead, back: seconds of all steps of a
-        forward, and of both gradients."""
-        share, drag = self.profile.overlap.tp, self.profile.overlap.drag
-        if not share:
-            return
-
-        def hidden(phase: Phase, seconds: float) -> float:
-            sent = sum(
-                self.network.seconds(message) * (message.count - 1) / message.count
-                for message in messages
-                if (message.product, message.cover, message.phase)
-                == (product.name, "product", phase)
-            )
-            return share * min(sent, seconds * (self.steps - 1) / self.steps)
-
-        forward, backward = hidden("forward", ahead), hidden("backward", back)
-        again = hidden("recompute", ahead)
-        work.tp_forward -= forward
-        work.tp_backward -= backward + again
-        work.forward += drag * forward
-        work.dgrad += drag * (backward + again)
 
     def _core(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
         """softmax(Q K^T) V, forward and backward."""

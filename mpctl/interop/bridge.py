@@ -25,6 +25,7 @@ from mpctl.spec.model import ModelSpec
 
 PRECISION = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
 }  # fmt: skip
 ACTIVATIONS = {
     "gelu": Source("torch.nn.functional.gelu"), "gelu_tanh": Source("torch.nn.functional.gelu"),

@@ -48,7 +48,8 @@ SWITCHES = (
     "--use-mcore-models", "--use-flash-attn", "--no-async-tensor-model-parallel-allreduce",
 )  # fmt: skip
 VALUES = (
-    "--data-parallel-sharding-strategy", "--ckpt-format", "--fp8-format", "--recompute-granularity",
+    "--data-parallel-sharding-strategy", "--ckpt-format", "--fp8-format", "--fp8-recipe",
+    "--fp4-format", "--fp4-recipe", "--recompute-granularity",
     "--recompute-method", "--recompute-num-layers", "--num-query-groups", "--rotary-base",
     "--rope-scaling-factor", "--num-virtual-stages-per-pipeline-rank",
     "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout",
@@ -208,12 +209,21 @@ def _read_precision(reader: _Reader) -> None:
         _read_plain(reader, FP16_FLAGS)
         if not reader.has("--accumulate-allreduce-grads-in-fp32"):
             s["training.gradient_dtype"] = "fp16"
-    elif reader.has("--bf16") or reader.has("--fp8-format"):
-        s["training.dtype"] = "fp8" if reader.has("--fp8-format") else "bf16"
+    elif reader.has("--bf16") or reader.has("--fp8-format") or reader.has("--fp4-format"):
+        s["training.dtype"] = _narrow_dtype(reader) or "bf16"
         if reader.has("--grad-reduce-in-bf16"):
             s["training.gradient_dtype"] = "bf16"
     else:
         s["training.dtype"] = "fp32"
+
+
+def _narrow_dtype(reader: _Reader) -> str | None:
+    """The dtype of products of fewer than 16 bits; None where there are none."""
+    if reader.has("--fp4-format"):
+        return "nvfp4"
+    if reader.has("--fp8-format"):
+        return "mxfp8" if reader.value("--fp8-recipe") == "mxfp8" else "fp8"
+    return None
 
 
 def _read_recompute(reader: _Reader) -> None:

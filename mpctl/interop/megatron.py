@@ -22,6 +22,7 @@ from mpctl.interop.megatron_flags import (
     FSDP_STRATEGIES,
     LAYOUT_FLAGS,
     MODEL_FLAGS,
+    NARROW_FLAGS,
     ORDERS,
     ROPE_SCALING,
     SOFTWARE,
@@ -37,8 +38,9 @@ from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 
 SAYABLE = Sayable(
-    "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", "fp8"), partition=True
-)
+    "Megatron-LM", orders=tuple(ORDERS), dtypes=("fp32", "bf16", "fp16", *NARROW_FLAGS),
+    partition=True,
+)  # fmt: skip
 SCHEDULES = ("1f1b", "interleaved")
 Flags = Iterator[str]
 
@@ -99,8 +101,9 @@ def _notes(plan: Plan) -> Iterator[str]:
             "distributed optimizer, with its own checkpoint format; CUDA_DEVICE_MAX_CONNECTIONS "
             "must not be 1"
         )
-    if job.training.dtype == "fp8":
-        yield "approximated: fp8 is --fp8-format hybrid over bf16, with Transformer Engine's recipe"
+    if narrow := NARROW_FLAGS.get(job.training.dtype):
+        yield (f"approximated: {job.training.dtype} is {' '.join(narrow)} over bf16, with "
+               "Transformer Engine's recipe")  # fmt: skip
     if job.model is None:
         yield "no model is named: add --num-layers and the other flags of its shape"
     elif job.parallel.schedule == "1f1b" and job.parallel.vpp > 1:
@@ -209,10 +212,9 @@ def layout_text(stages: Iterable[Iterable[Span]]) -> str:
 def _batch_flags(job: JobSpec) -> Flags:
     t = job.training
     yield from plain_flags(job, BATCH_FLAGS)
-    if t.dtype in ("bf16", "fp8"):
+    if t.dtype == "bf16" or t.dtype in NARROW_FLAGS:
         yield "--bf16"
-    if t.dtype == "fp8":
-        yield from ("--fp8-format", "hybrid")
+        yield from NARROW_FLAGS.get(t.dtype, ())
     if t.reduced_dtype == "bf16":
         yield "--grad-reduce-in-bf16"
     if t.dtype == "fp16":

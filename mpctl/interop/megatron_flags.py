@@ -17,6 +17,12 @@ POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 ATTENTIONS = {"flash": "flash", "unfused": "unfused"}
 LR_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "wsd": "WSD"}
+NARROW_FLAGS = {
+    "fp8": ("--fp8-format", "hybrid"),
+    "mxfp8": ("--fp8-format", "e4m3", "--fp8-recipe", "mxfp8"),
+    "nvfp4": ("--fp4-format", "e2m1", "--fp4-recipe", "nvfp4"),
+}
+"""Products of fewer than 16 bits, by training.dtype, beside --bf16."""
 FSDP_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}
 ROPE_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position": 8192.0}
 """What --use-rope-scaling fixes (megatron/core/models/common/embeddings/rotary_pos_embedding)."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from mpctl.estimate.gradient_messages import ReplicaGroup, sent_zero_stage
 from mpctl.estimate.network import MissingLink
-from mpctl.estimate.op_times import OpTimes
+from mpctl.estimate.op_times import OpTimes, cover_backwards
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.evaluate import SLACK, LayoutEvaluator, layer_key
 from mpctl.search.keys import DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
@@ -220,6 +220,7 @@ class StepTimeBound:
         host = self._host(family) * family.vpp
         backward = most * (costs.most.backward + costs.most.host_backward) + host
         backward += costs.ends.backward + costs.ends.host_backward
+        backward *= cover_backwards(family.axes.pp, family.vpp)
         step = _Step(least, family.axes.microbatches, backward)
         for layout in layouts:
             added = self._optimizer(layout, least * costs.trained)

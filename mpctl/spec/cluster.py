@@ -26,6 +26,24 @@ from mpctl.spec.base import (
 )
 
 
+class NarrowProducts(StrictModel):
+    """What large products of operands of 8 and 4 bits reach of their own peak; as those of 16 bits
+    when absent."""
+
+    fp8: Part | None = Field(None, description="one scale a tensor (fp8)")
+    mxfp8: Part | None = Field(None, description="one scale for 32 elements (mxfp8)")
+    nvfp4: Part | None = Field(
+        None,
+        description="4 bits, one scale for 16 elements (nvfp4); its recipe's rounding and "
+        "rotations of operands, and what it leaves in more bits, included",
+    )
+
+    def find(self, dtype: DType) -> float | None:
+        """The fraction at a dtype, None where it is not told."""
+        found: float | None = getattr(self, dtype, None)
+        return found
+
+
 class Kernels(StrictModel):
     """How much of a device's data sheet its kernels reach, fitted to measured matrix products and
     runs."""
@@ -36,8 +54,8 @@ class Kernels(StrictModel):
     products: Part = Field(
         description="fraction of peak FLOP/s that a large matrix product reaches"
     )
-    products_fp8: Part | None = Field(
-        None, description="the same for fp8 products; as `products` when absent"
+    narrow: NarrowProducts = Field(
+        default_factory=NarrowProducts, description="the same of products of fewer bits, by dtype"
     )
     depth: Annotated[float, Field(ge=0, le=1e6)] = Field(
         0.0,
@@ -106,6 +124,11 @@ class LinkSpec(StrictModel):
     latency: Seconds = Field(0.0, description="time before a message's first byte, seconds")
     efficiency: Part = Field(1.0, description="fraction of the bandwidth that large messages reach")
     start: Seconds = Field(0.0, description="time that every collective takes to start, seconds")
+    multicast: bool = Field(
+        False,
+        description="its switches broadcast and add (NVLink SHARP): kernels can send in pieces "
+        "what the product beside them needs or makes",
+    )
 
 
 class ClusterSpec(StrictModel):

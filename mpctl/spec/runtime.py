@@ -80,6 +80,14 @@ class OverlapShares(StrictModel):
     tp: Share = Field(
         description="share of a column product's gradient sum hidden by its weights' gradient"
     )
+    products: Share = Field(
+        0.0,
+        description="share of sequence parallelism's gathers and scatters that go in pieces beside "
+        "the product that needs or makes them",
+    )
+    cp: Share = Field(
+        0.0, description="share of messages of keys and values hidden by attention's own kernels"
+    )
     pp: Share = Field(description="share of a message between stages hidden by their work")
     dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
     zero: Share = Field(

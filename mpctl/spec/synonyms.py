@@ -168,6 +168,8 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "fp32": ("float32", "float", "single", "torch.float32", "32"),
         "fp64": ("float64", "double", "torch.float64"),
         "fp8": ("float8", "e4m3", "hybrid"),
+        "mxfp8": ("fp8_mx",),
+        "nvfp4": ("fp4", "float4", "e2m1"),
     },
     "training.recompute": {
         "full": ("true", "block", "uniform", "layer", "all", "on", "yes"),

@@ -48,6 +48,8 @@ LAYOUTS: dict[str, Settings] = {
     "fp16": {"training.dtype": "fp16", "training.loss_scale": 4096.0},
     "bf16 gradients": {"training.dtype": "bf16", "training.gradient_dtype": "bf16"},
     "fp8": {"training.dtype": "fp8", "parallel.tp": 2},
+    "mxfp8": {"training.dtype": "mxfp8", "parallel.tp": 2},
+    "nvfp4": {"training.dtype": "nvfp4"},
     "full": {"training.recompute": "full", "parallel.tp": 2,
              "training.partition_activations": True},
     "selective": {"training.recompute": "selective", "training.micro_batch_size": 2},

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mpctl.errors import InputError
+from mpctl.interop.megatron_flags import NARROW_FLAGS
 from mpctl.interop.registry import emit_plan
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
 
@@ -66,7 +67,7 @@ def test_torch_builds_the_groups_of_the_plan(name: str) -> None:
         assert dist.get_process_group_ranks(both) == list(topology.group(rank, "dp", "cp"))
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "fp8"])
+@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in NARROW_FLAGS])
 def test_the_snippet_says_batch_and_stages(name: str) -> None:
     plan = plan_of(LAYOUTS[name])
     job = plan.job

@@ -1,0 +1,57 @@
+"""Messages beside kernels and products of fewer bits, by hand on the ideal device of test_time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.estimate.op_times import cover_backwards
+from tests.estimate.test_time import DEVICE, timed, with_part
+
+SPLIT: dict[str, Any] = {"parallel.tp": 2, "parallel.sequence_parallel": True}
+
+
+def test_pieces_go_beside_their_product_where_the_link_multicasts() -> None:
+    """A block's 4 gathers and scatters forward, and the 2 gathers backward that no dW covers, each
+    beside a product that is shorter; half of what fits is hidden."""
+    shares = with_part("overlap", products=0.5)
+    apart, beside = timed(SPLIT, shares), timed({**SPLIT, "cluster.intra_node.multicast": True},
+                                                shares)  # fmt: skip
+    forward = [64 * 192, 64 * 64, 64 * 256, 64 * 256]  # k n of qkv, out, up, down
+    seconds = 2 * 16 / 2 * (sum(forward) + 2 * (forward[1] + forward[3])) / 1e12
+    assert apart.total - beside.total == pytest.approx(2 * 0.5 * seconds)
+    assert timed({**SPLIT, "cluster.intra_node.multicast": True}).total == apart.total
+
+
+def test_keys_and_values_travel_beside_attention() -> None:
+    job = {"parallel.cp": 2}
+    apart, beside = timed(job), timed(job, with_part("overlap", cp=1.0))
+    scores = (
+        2 * 3 * 4 * 8 * 16 * 64 / 1e12
+    )  # 2 layers, 8 queries of 16 keys, forward and twice back
+    assert apart.cp - beside.cp == pytest.approx(min(scores, apart.cp))
+
+
+def test_gradients_of_all_chunks_but_one_hide_beside_the_last_micro_batches() -> None:
+    assert cover_backwards(1, 1) == cover_backwards(8, 1) == 1
+    assert cover_backwards(4, 2) == 2.5
+
+
+@pytest.mark.parametrize(("dtype", "part"), [("fp8", 0.5), ("mxfp8", 0.4), ("nvfp4", 0.25)])
+def test_products_of_layers_alone_have_fewer_bits(dtype: str, part: float) -> None:
+    """Scores and the head stay in bf16, at 1 TFLOP/s; casts of inputs and gradients are made each
+    time, those of weights once a step."""
+    kernels = {**DEVICE["kernels"], "narrow": {dtype: part}}
+    device = {**DEVICE, "peak_flops": {"bf16": 1e12, dtype: 8e12}, "kernels": kernels,
+              "memory_bandwidth": 1e18}  # fmt: skip
+    job = {"cluster.device": device, "training.dtype": dtype, "training.global_batch_size": 4}
+    free, cast = timed(job), timed(job, with_part("operators", cast_bytes=1e6))
+    products = 4 * 16 * 2 * 12 * 6 * 64 * 64
+    rest = 4 * 16 * (2 * 12 * 16 * 64 + 6 * 64 * 256)
+    assert free.compute == pytest.approx(products / (8e12 * part) + rest / 1e12)
+    weights = 64 * 192 + 64 * 64 + 2 * 64 * 256
+    inputs, outputs = 16 * (3 * 64 + 256), 16 * (192 + 2 * 64 + 256)
+    moved = 2 * (weights + 4 * (inputs + outputs)) / 1e12
+    assert cast.compute - free.compute == pytest.approx(moved)
+    assert free.peak == 8e12
