@@ -61,7 +61,14 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.split()[1] in QUICK])
+def _case(command: str) -> object:
+    """A rehearsal starts a process that imports torch; tests/launch/test_rehearse.py has a small
+    one for every run of the tests."""
+    marks = [pytest.mark.slow] if "--rehearse" in command else []
+    return pytest.param(command, id=command, marks=marks)
+
+
+@pytest.mark.parametrize("command", [_case(c) for c in COMMANDS if c.split()[1] in QUICK])
 def test_every_command_is_accepted(
     command: str, texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

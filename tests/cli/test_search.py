@@ -144,7 +144,7 @@ def test_a_search_where_nothing_fits_exits_3(mpctl: Mpctl) -> None:
                     said.issues["nothing-fits"]["message"])  # fmt: skip
 
 
-@pytest.mark.parametrize("counts", ["4", "4,8"])
+@pytest.mark.parametrize("counts", ["4", pytest.param("4,8", marks=pytest.mark.slow)])
 def test_a_search_where_nothing_can_be_timed_names_the_link(mpctl: Mpctl, counts: str) -> None:
     for json_flag in ([], ["--json"]):
         said = mpctl("search", "demo", "--gpus", counts, *json_flag)

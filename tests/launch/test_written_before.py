@@ -49,6 +49,7 @@ def test_its_files_are_listed_and_shown(folder: Path, capsys: Capture) -> None:
     assert shown["schema"] == "mpctl.show/1"
 
 
+@pytest.mark.slow
 def test_another_layout_loads_its_checkpoint(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "one-rank"
     argv = ["launch", str(folder / "job.toml"), "--tp", "1", "--run-dir", str(run), "--steps", "1",

@@ -35,7 +35,7 @@ try:
     hints = []
 except InputError as error:
     hints = [issue.hint for issue in error.issues]
-space = SearchSpace(plan.job, {"schedule": "eager", "pp": 4})
+space = SearchSpace(plan.job, {"schedule": "eager", "pp": 4, "tp": 2})
 evaluator = LayoutEvaluator(space)
 bound = StepTimeBound(evaluator)
 layouts = list(space.layouts())

@@ -31,8 +31,12 @@ from tests.runtime.tiny import make_trainer, settings, tiny_job, tiny_plan, trai
 
 NO_DROPOUT = {"training__dropout": 0.0, "training__attention_dropout": 0.0}
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16"}
-QUICK = {("gpt", "tp2-cp2"), ("llama", "tp2-sp-cp2-full"), ("bert", "tp4-sp"), ("t5", "cp2-dp2"),
-         ("glm", "tp2-cp2"), ("gpt", "tp2-full-parts"), ("bert-pre", "order")}  # fmt: skip
+HOW: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {**NO_DROPOUT, **CUDA}}
+QUICK = {
+    "cpu": {("gpt", "tp2-cp2"), ("llama", "tp2-sp-cp2-full"), ("bert", "tp4-sp"),
+            ("t5", "cp2-dp2"), ("glm", "tp2-cp2")},
+    "cuda": {("gpt", "tp2-full-parts"), ("bert-pre", "order")},
+}  # fmt: skip
 
 
 def rehearsed(job: JobSpec, rank: int) -> dict[str, Any]:
@@ -55,12 +59,14 @@ def is_as_planned(job: JobSpec, account: dict[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("how", [{}, {**NO_DROPOUT, **CUDA}], ids=["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("shape", "mode"),
+    ("shape", "mode", "how"),
     [
-        pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
-        for shape in SHAPES for mode in MODES
+        pytest.param(
+            shape, mode, HOW[how], id=f"{shape}-{mode}-{how}",
+            marks=[pytest.mark.slow] * ((shape, mode) not in QUICK[how]),
+        )
+        for shape in SHAPES for mode in MODES for how in HOW
     ],
 )  # fmt: skip
 def test_every_family_and_axis_is_as_planned(shape: str, mode: str, how: dict[str, Any]) -> None:
@@ -74,12 +80,13 @@ def test_every_family_and_axis_is_as_planned(shape: str, mode: str, how: dict[st
     ("model", "how", "changes"),
     [
         ("gpt", layout(2, 2, "interleaved", dp=2), {"training__micro_batch_size": 1}),
-        ("llama", layout(4, schedule="gpipe"), CUDA),
+        pytest.param("llama", layout(4, schedule="gpipe"), CUDA, marks=pytest.mark.slow),
         ("t5", layout(2, 2, tp=2), {}),
-        ("glm", layout(2, tp=2), {**SEQUENCE, "training__recompute": "full", **CUDA}),
+        pytest.param("glm", layout(2, tp=2), {**SEQUENCE, "training__recompute": "full", **CUDA},
+                     marks=pytest.mark.slow),
         ("bert", layout(2, cp=2), {"training__freeze": ["[!pn]*"]}),
     ],
-)
+)  # fmt: skip
 def test_every_stage_is_as_planned(
     model: str, how: dict[str, Any], changes: dict[str, Any]
 ) -> None:
@@ -152,7 +159,12 @@ def test_real_tensors_take_the_same_bytes(
 
 @pytest.mark.parametrize(
     ("how", "stage", "run"),
-    [(layout(4), 1, 5), (layout(2, 2), 0, 8), (layout(2, 2), 1, 6), (layout(2, tp=2), 1, 3)],
+    [
+        (layout(4), 1, 5),
+        pytest.param(layout(2, 2), 0, 8, marks=pytest.mark.slow),
+        pytest.param(layout(2, 2), 1, 6, marks=pytest.mark.slow),
+        (layout(2, tp=2), 1, 3),
+    ],
 )
 def test_more_micro_batches_than_are_run_would_add_their_token_ids_alone(
     monkeypatch, how: dict[str, Any], stage: int, run: int

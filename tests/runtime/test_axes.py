@@ -46,7 +46,8 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
 }
 STEPS = 4
 # The rest: make test-all.
-QUICK_MODES = {"gpt": set(MODES) - {"cp2-dp2", "tp4-sp", "order"}, "bert-pre": set()}
+QUICK_GPT = {"cp2", "tp2-sp", "tp2-sp-cp2-full", "tp2-full-parts", "tp2-selective"}
+QUICK_MODES = {"gpt": QUICK_GPT, "bert-pre": set()}
 QUICK = {shape: QUICK_MODES.get(shape, {"tp2-sp-cp2-full"}) for shape in SHAPES}
 CASES = [
     pytest.param(shape, mode, marks=[pytest.mark.slow] * (mode not in QUICK[shape]))

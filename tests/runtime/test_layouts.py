@@ -10,8 +10,16 @@ import torch
 from mpctl.launch.summary import planned_traffic
 from tests.runtime.tiny import STEPS, column, tiny_job, tiny_plan, train, whole_weights
 
-LAYOUTS = [(2, 1), (1, 2), (2, 2), (4, 1)]
+ALL = [(2, 1), (1, 2), (2, 2), (4, 1)]
 SAME_FP32, SAME_FP64 = 1e-5, 1e-10  # relative; 6e-8 and 2e-16 were measured
+
+
+def slow_but(*fast: tuple[int, int]) -> list[object]:
+    """All layouts, of which `make test` runs the fast ones."""
+    return [pytest.param(*one, marks=() if one in fast else pytest.mark.slow) for one in ALL]
+
+
+LAYOUTS, IN_FLOAT64 = slow_but(*ALL[:3]), slow_but((2, 2))
 
 
 def test_training_learns_and_has_dropout(runs) -> None:
@@ -31,7 +39,7 @@ def test_every_layout_has_the_loss_of_one_process(runs, tp: int, dp: int) -> Non
     assert last[1] == pytest.approx(last[0], rel=SAME_FP32)
 
 
-@pytest.mark.parametrize(("tp", "dp"), LAYOUTS)
+@pytest.mark.parametrize(("tp", "dp"), IN_FLOAT64)
 def test_in_float64_even_the_parameters_are_the_same(runs, tp: int, dp: int) -> None:
     one, many = runs.get(dtype="fp64"), runs.get(tp, dp, "fp64")
     assert column(many) == pytest.approx(column(one), rel=SAME_FP64)

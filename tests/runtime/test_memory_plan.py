@@ -56,8 +56,7 @@ GRIDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 LAYOUTS |= GRIDS
 QUICK = {("gpt", "interleaved"), ("gpt", "cuda"), ("llama", "tp2-sp"), ("bert", "full"),
-         ("gpt", "2d"), ("llama", "3d-full"),
-         ("t5", "cp2-dry"), ("glm", "selective"), ("llama", "zero-bubble-full"),
+         ("llama", "3d-full"), ("glm", "selective"), ("llama", "zero-bubble-full"),
          ("t5", "zero-bubble-few"), ("t5", "cuda-fp32")}  # fmt: skip
 
 

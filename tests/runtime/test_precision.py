@@ -31,10 +31,8 @@ def curve(
     return [*column(ranks), ranks[0]["records"][-1]["validation_loss"]]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [pytest.param(s, marks=[pytest.mark.slow] * (s != "t5")) for s in SHAPES if s != "bert-pre"],
-)
+@pytest.mark.slow  # test_optimizer.py has a fast one
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "bert-pre"])
 def test_bf16_tracks_float32(runs: Any, tmp_path: Any, shape: str) -> None:
     exact = curve(runs, tmp_path, shape, "fp32")
     assert exact[-2] < exact[0] - 0.3  # it learns, so there is something to track

@@ -32,7 +32,7 @@ def _copy(source: Path, run_dir: Path, *steps: int) -> Path:
     [
         ((2, 1), (1, 1)),
         ((2, 1), (1, 2)),
-        ((2, 1), (4, 1)),
+        pytest.param((2, 1), (4, 1), marks=pytest.mark.slow),
         pytest.param((4, 1), (1, 1), marks=pytest.mark.slow),
     ],
 )
