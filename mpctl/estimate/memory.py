@@ -146,7 +146,7 @@ def _settings(layout: JobLayout, shapes: ActivationShapes) -> Hashable:
 def _contents(
     layout: JobLayout, stage: int, shapes: ActivationShapes, settings: Hashable, known: MemoryCache
 ) -> StageContents:
-    key = (layout.stages[stage], stage == 0, stage == layout.last_stage, settings)
+    key = (layout.stages[stage], stage == 0, stage == layout.head_stage, settings)
     contents = known.get(key)
     if contents is None:
         contents = known[key] = StageContents.of(layout, stage, shapes)

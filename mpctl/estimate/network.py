@@ -7,7 +7,9 @@ ranks lie in each: rings enter and leave a node once, through as much of its net
 that share the node leave to this one, the part of g of its ranks. The slower of the two links sets
 the pace; where any group of an axis leaves its node, all count as such. Latency: `start`, and a
 step of the ring inside a node for each rank and between nodes for each node; an all-reduce over
-many nodes goes up and down a tree (NCCL's double binary one) where that is shorter. From stage to
+many nodes goes up and down a tree (NCCL's double binary one) where that is shorter, and may be
+faster where switches add up (`all_reduce`). On some networks large groups reach less of it than
+those of two nodes (`decay`). From stage to
 stage a message crosses one link, which the ranks of a stage on one node share.
 
 By hand, 1 MB over 10 GB/s and 5 us from a stage to the next: 105 us in a node, 4 x 100 + 5 us from
@@ -43,7 +45,7 @@ class Route:
 
     ranks: of a group; nodes: that a group spans; seconds_per_byte: of the slowest link of a ring;
     start: seconds before the first byte; inside, between: seconds of latency of a step of the ring
-    within a node and from node to node.
+    within a node and from node to node; reducing: an all-reduce's bandwidth over that of others.
     """
 
     ranks: int
@@ -52,6 +54,7 @@ class Route:
     start: float
     inside: float
     between: float
+    reducing: float = 1.0
 
     def collective(self, kind: str, size: float) -> float:
         """Seconds of one collective of `size` bytes over this route."""
@@ -60,6 +63,7 @@ class Route:
         phases = ring_phases(kind)
         share = 1.0 if kind in PIPELINED else phases * (self.ranks - 1) / self.ranks
         sent = share * size * self.seconds_per_byte
+        sent /= self.reducing if phases == 2 else 1.0
         hops = self.nodes if self.nodes > 1 else 0  # a ring of t ranks in one node has t - 1 steps
         ring = phases * ((self.ranks - self.nodes) * self.inside + hops * self.between)
         return sent + self.start + (min(ring, self._tree) if phases == 2 else ring)
@@ -128,12 +132,13 @@ class Network:
         paces = [1 / (inner.bandwidth * inner.efficiency)] if inner else []
         if outer:
             sharing = max(1.0, self._used / in_node)
-            paces.append(sharing / (outer.bandwidth * outer.efficiency))
+            crowd = max(1.0, ranks / (2 * self._used)) ** outer.decay
+            paces.append(sharing * crowd / (outer.bandwidth * outer.efficiency))
         slowest = outer or inner
         assert slowest is not None, "a group of two ranks has a link"
         return Route(
             ranks, nodes, max(paces), slowest.start,
-            inner.latency if inner else 0.0, outer.latency if outer else 0.0,
+            inner.latency if inner else 0.0, outer.latency if outer else 0.0, slowest.all_reduce,
         )  # fmt: skip
 
     @property
@@ -166,6 +171,12 @@ class Network:
 
     def _are_apart(self, stages: Collection[int]) -> bool:
         return len({self.topology.node(self._pipeline[stage]) for stage in stages}) > 1
+
+    @property
+    def pipelines_cross_nodes(self) -> bool:
+        """Whether the stages of a pipeline lie on several nodes."""
+        first, last = self._pipeline[0], self._pipeline[-1]
+        return self.topology.node(first) != self.topology.node(last)
 
     @property
     def _sharing(self) -> int:

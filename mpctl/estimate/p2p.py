@@ -52,7 +52,7 @@ class SharedParameter:
 def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTransfer]:
     """Transfers of one micro batch at every boundary of virtual stages: activations, then
     gradients. scatters: the runtime sends a part of a whole tensor from each tp rank."""
-    table, parallel = layout.table, layout.job.parallel
+    parallel = layout.job.parallel
     virtual = [
         (StageChunk(stage, chunk), span)
         for chunk, row in enumerate(zip(*layout.stages, strict=True))
@@ -62,11 +62,28 @@ def transfers(layout: JobLayout, *, scatters: bool = False) -> Iterator[P2PTrans
     is_whole = split == 1 and parallel.tensor_mode == "1d"
     parts = parallel.tp if scatters and is_whole else 1
     for (before, (_, layer)), (behind, _) in pairwise(virtual):
-        sizes = [message_bytes(layout, dims) // split for dims in table.boundary(layer)]
-        trained = zip(sizes, table.boundary_needs(layer), strict=True)
-        backward = tuple(size for size, is_trained in trained if is_trained)
+        sizes, needs = _handed_on(layout, before.stage, layer)
+        backward = tuple(size for size, is_trained in zip(sizes, needs, strict=True) if is_trained)
         yield _transfer(before, behind, tuple(sizes), parts, is_forward=True)
         yield _transfer(behind, before, backward, parts, is_forward=False)
+
+
+def _handed_on(layout: JobLayout, stage: int, layer: int) -> tuple[list[int], tuple[bool, ...]]:
+    """Bytes of the tensors that a stage hands on, and whether each has a gradient.
+
+    layer: the first one of the next stage. Where the loss lies on a stage behind the head's, logits
+    go there, as float32 from a stage that only casts them; behind the loss nothing does.
+    """
+    parallel, table = layout.job.parallel, layout.table
+    if stage < layout.head_stage or parallel.vpp > 1:
+        split = parallel.tp if parallel.sequence_parallel else 1
+        sizes = [message_bytes(layout, dims) // split for dims in table.boundary(layer)]
+        return sizes, table.boundary_needs(layer)
+    if stage >= layout.loss_stage:
+        return [], ()
+    casts = 1 if stage == layout.head_stage else 2
+    words = layout.model.vocab // parallel.tp
+    return [message_bytes(layout, ("batch", "seq")) * words * casts], (True,)
 
 
 def _transfer(

@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 from mpctl.estimate.band import find_band
+from mpctl.estimate.closing import ClosingTimes, closing_times
 from mpctl.estimate.communication import local_parameters
 from mpctl.estimate.flops import model_and_hardware_flops
+from mpctl.estimate.host import pipeline_host
 from mpctl.estimate.kernels import MissingFigure, device_speed
 from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
 from mpctl.estimate.message import Message
@@ -72,16 +73,6 @@ class _ChunkPass:
     cp: float
     dp: float
     other: float
-
-
-class _ClosingTimes(NamedTuple):
-    """Seconds of a stage in messages once a step, by group, as far as nothing hides them; tp: over
-    any group of its grid."""
-
-    dp: float
-    tp: float
-    pp: float
-    world: float
 
 
 @dataclass(frozen=True)
@@ -177,7 +168,8 @@ class StepTimeModel:
                 n for part in slices for count, flow in part.blocks for n in (count, id(flow))
             ]
             names = [name for name, stages in shared.items() if stage in stages]
-            keys.append((*ends, -1, *layers, *names))
+            is_loss = stage == self.layout.loss_stage
+            keys.append((*ends, -1, *layers, *names, is_loss))
         return keys
 
     def _pass(self, stage: int, chunk: int) -> _ChunkPass:
@@ -185,9 +177,19 @@ class StepTimeModel:
         for part in self.layout.chunk_slices(stage, chunk):
             for layers, flow in part.blocks:
                 work.add(self._block(part.stack, flow), layers)
+                work.host_forward += layers * self._crossing
+                work.host_backward += layers * 2 * flow.after * self._crossing
             for end in part.ends:
                 work.add(self.operators.end(end))
+        if self.layout.head_stage != self.layout.loss_stage:
+            held = (stage == self.layout.loss_stage) - (stage == self.layout.head_stage)
+            work.add(self.operators.loss(self.layout.table.flows[-1].exit), held)
         return self._paced(work, self.messages.gradients.chunk(stage, chunk))
+
+    @cached_property
+    def _crossing(self) -> float:
+        operators = self.operators
+        return pipeline_host(operators.profile.host, self.job.parallel, operators.network)
 
     def _block(self, stack: LayerStack, flow: GradFlow) -> OpTimes:
         blocks = self._blocks
@@ -263,27 +265,20 @@ class StepTimeModel:
         return [known[key] for key in self._stage_keys]
 
     @cached_property
-    def _closing(self) -> list[_ClosingTimes]:
+    def _closing(self) -> list[ClosingTimes]:
         """Seconds of each stage in messages once a step."""
-        known: dict[Hashable, _ClosingTimes] = {}
+        known: dict[Hashable, ClosingTimes] = {}
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
                 known[key] = self._closing_of(stage)
         return [known[key] for key in self._stage_keys]
 
-    def _closing_of(self, stage: int) -> _ClosingTimes:
+    def _closing_of(self, stage: int) -> ClosingTimes:
         """Gradients and parameters beside the last backward, the rest after it."""
-        covered, rest = 0.0, {"dp": 0.0, "tp": 0.0, "pp": 0.0, "world": 0.0}
-        for message in self.messages.once_a_step(stage):
-            seconds = self.operators.network.seconds(message)
-            if message.cover == "last_backward":
-                covered += seconds
-            else:
-                rest[message.axis if message.axis in rest else "tp"] += seconds
-        overlap = self.operators.profile.overlap
-        hidden = min(self._beside_share(overlap.dp) * covered, self._last_backward(stage))
-        rest["dp"] += covered - hidden + overlap.drag * hidden
-        return _ClosingTimes(**rest)
+        operators = self.operators
+        beside = self._beside_share(self._last_backward(stage))
+        messages = self.messages.once_a_step(stage)
+        return closing_times(messages, operators.network, operators.profile.overlap, beside)
 
     def _last_backward(self, stage: int) -> float:
         """Seconds of a stage's work that may hide its gradients and parameters."""

@@ -19,6 +19,7 @@ from math import prod
 
 from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
 from mpctl.estimate.hiding import Hiding
+from mpctl.estimate.host import layer_host
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message
@@ -34,7 +35,6 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import MemoryPasses, RuntimeProfile
 from mpctl.units import PRODUCT_BYTES
 
-SYNCED = 8  # ranks of tp for which host.sync is stated
 ENTRY_PASSES = 6.0  # lookup, positions, dropout: reads and writes of hidden states
 
 
@@ -124,9 +124,21 @@ class OperatorTimer:
                 self._passes(
                     work, MemoryPasses(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
                 )
-            if "vocab" in product.writes:
-                self._loss(work, product, flow)
+        work.add(self.loss(flow))
         self._accumulate(work, tuple(w for w in flow.trained if len(w.shape) > 1))
+        return work
+
+    def loss(self, flow: GradFlow) -> OpTimes:
+        """Casts, softmax and its gradient over the logits of an end, where it has any."""
+        work, passes = OpTimes(), self.profile.operators.logits
+        for product in flow.part.products:
+            if "vocab" in product.writes:
+                weight = next(w for w in flow.part.weights if w.name == product.parameter)
+                words = weight.shape[weight.dims.index("vocab")] // self.layout.grid.feature_parts
+                logits = words * prod(self.sizes[dim] for dim in product.rows)
+                back = passes.backward * flow.needs[product.name].y
+                work.forward += passes.forward * logits / self.speed.bandwidth
+                work.dgrad += back * logits / self.speed.bandwidth
         return work
 
     def _repeat(self, work: OpTimes, scores: OpTimes, products: float, flow: GradFlow) -> None:
@@ -145,8 +157,7 @@ class OperatorTimer:
                 work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))
 
     def _host(self, work: OpTimes, flow: GradFlow) -> None:
-        host = self.profile.host
-        own = host.layer + host.sync * (min(self.tp, SYNCED) / SYNCED) ** 3
+        own = layer_host(self.profile.host, self.tp)
         work.host_forward = own
         work.host_backward = 2 * own * flow.after
 
@@ -259,13 +270,3 @@ class OperatorTimer:
         work.dgrad += gradients * (scores + context)
         size = heads * queries * keys * w
         self._passes(work, self.profile.operators.scores, size, flow)
-
-    def _loss(self, work: OpTimes, product: MatMul, flow: GradFlow) -> None:
-        """Casts, softmax and its gradient over the logits."""
-        rows = prod(self.sizes[dim] for dim in product.rows)
-        weight = next(w for w in flow.part.weights if w.name == product.parameter)
-        words = weight.shape[weight.dims.index("vocab")] // self.layout.grid.feature_parts
-        logits = rows * words
-        passes = self.profile.operators.logits
-        work.forward += passes.forward * logits / self.speed.bandwidth
-        work.dgrad += passes.backward * logits / self.speed.bandwidth * flow.needs[product.name].y

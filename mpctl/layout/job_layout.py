@@ -23,6 +23,7 @@ from mpctl.layout.topology import job_grid, job_topology, replicas
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
+from mpctl.pipeline.filled import FilledCut, is_filled, job_cut
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -80,8 +81,24 @@ class JobLayout:
 
     @property
     def last_stage(self) -> int:
-        """Number of the pipeline's last stage, which computes the loss."""
+        """Number of the pipeline's last stage."""
         return len(self.stages) - 1
+
+    @property
+    def head_stage(self) -> int:
+        """Number of the stage that has the output head: the last, unless the runtime fills stages
+        one after the other (pipeline/filled.py)."""
+        return self._cut.head_stage if self._cut else self.last_stage
+
+    @property
+    def loss_stage(self) -> int:
+        """Number of the stage that computes the loss: the head's, or the one that it sends the
+        logits to."""
+        return self._cut.loss_stage if self._cut else self.last_stage
+
+    @cached_property
+    def _cut(self) -> FilledCut | None:
+        return job_cut(self.model, self.job.parallel.pp) if is_filled(self.job) else None
 
     @cached_property
     def profile(self) -> RuntimeProfile:
@@ -133,7 +150,7 @@ class JobLayout:
     def _slices(self, stage: int) -> list[list[StageSlice]]:
         """The slices of a stage by chunk, each stage's made when it is first asked for."""
         if stage not in self._known_slices:
-            ends = {"is_first": stage == 0, "is_last": stage == self.last_stage}
+            ends = {"is_first": stage == 0, "is_last": stage == self.head_stage}
             self._known_slices[stage] = [
                 self.table.stage_slices([span], **ends) for span in self.stages[stage]
             ]
@@ -146,7 +163,7 @@ class JobLayout:
     def stage_parameters(self, stage: int) -> Iterator[ParameterSpec]:
         """Every parameter of a stage under its global name, once each."""
         return self.table.stage_weights(
-            self.stages[stage], is_first=stage == 0, is_last=stage == self.last_stage
+            self.stages[stage], is_first=stage == 0, is_last=stage == self.head_stage
         )
 
     @cached_property

@@ -20,6 +20,7 @@ from itertools import accumulate
 
 from mpctl.errors import Offer
 from mpctl.pipeline.balance import balanced_counts
+from mpctl.pipeline.filled import is_filled, job_cut
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.units import plural
@@ -71,6 +72,8 @@ def job_stages(job: JobSpec, layers: int) -> list[list[Span]]:
     p = job.parallel
     if p.stage_balance == "cost":
         return _balanced(job, layers)
+    if job.model is not None and is_filled(job):
+        return spans_of(job_cut(job.model, p.pp).counts, p.pp)
     return stage_layers(
         layers, pp=p.pp, vpp=p.vpp, first=p.first_stage_layers, last=p.last_stage_layers,
         embedding_is_layer=p.embedding_is_layer, loss_is_layer=p.loss_is_layer,

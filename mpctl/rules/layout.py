@@ -11,6 +11,7 @@ from mpctl.errors import Offer
 from mpctl.families import get_family
 from mpctl.layout.topology import find_topology, replicas
 from mpctl.pipeline.balance import balanced_counts
+from mpctl.pipeline.filled import is_filled
 from mpctl.pipeline.schedule.legality import schedule_conflicts
 from mpctl.pipeline.stages import UnevenLayersError, job_stages, spans_of
 from mpctl.rules.check import Check, listed, refusal
@@ -143,7 +144,7 @@ def _stage_check(job: JobSpec, where: str, layers: int) -> Check:
         offers = [_without_decoder(offer, job) for offer in error.offers]
         return refusal("layers-per-stage", where, str(error), *offers, more=error.hint)
     counts = sorted({sum(stop - start for start, stop in spans) for spans in stages})
-    if counts[0] < 1:
+    if counts[0] < 1 and not is_filled(job):
         return Check(
             "layers-per-stage",
             "error",
@@ -170,10 +171,11 @@ def _without_decoder(offer: Offer, job: JobSpec) -> Offer:
 
 
 def _is_chosen(job: JobSpec) -> bool:
-    """Whether the job says how many layers its end stages hold, or that their costs do."""
+    """Whether the job says how many layers its end stages hold, or that their costs do; or its
+    runtime fills stages by cost."""
     p = job.parallel
     given = p.first_stage_layers or p.last_stage_layers or p.embedding_is_layer or p.loss_is_layer
-    return bool(given) or p.stage_balance == "cost"
+    return bool(given) or p.stage_balance == "cost" or is_filled(job)
 
 
 def is_countable(model: ModelSpec) -> bool:

@@ -127,13 +127,16 @@ class StepTimeBound:
                     numel, trained = (sum(w.local_numel(grid) for w in ws) for ws in weights)
                     sizes.append((numel, trained, kind.after))
                 ends += [(1, pass_bound(operators.end(e), slow)) for e in (flow.entry, flow.exit)]
+            head = OpTimes()  # where the runtime fills stages, the loss may lie on the next one
+            head.add(operators.end(table.flows[-1].exit))
+            head.add(operators.loss(table.flows[-1].exit), -int(self.space.runs.fills_stages))
         except MissingLink:
             return None
         least, most = (
             PassBound(*(f(one[at] for _, one in layers) for at in range(4))) for f in (min, max)
         )
         return CostBounds(
-            total_of([*layers, *ends]), least, most, total_of(ends), ends[-1][1],
+            total_of([*layers, *ends]), least, most, total_of(ends), pass_bound(head, slow),
             min(numel for numel, _, _ in sizes), min(trained for _, trained, _ in sizes),
             all(goes_back for *_, goes_back in sizes),
         )  # fmt: skip
@@ -198,10 +201,11 @@ class StepTimeBound:
 
     def _find_slow_stages(self, layout: LayoutSettings) -> list[StageLayers]:
         stages = self.evaluator.stages(self.space.job_of(layout), layout)
+        last = self.evaluator.job_layout(layout).head_stage
         slow: dict[tuple[int, bool], StageLayers] = {}
         before = 0
         for number, spans in enumerate(stages):
-            count, is_last = sum(stop - start for start, stop in spans), number == len(stages) - 1
+            count, is_last = sum(stop - start for start, stop in spans), number == last
             slow[count, is_last] = StageLayers(before, count, is_last)
             before += spans[0][1] - spans[0][0]
         return list(slow.values())

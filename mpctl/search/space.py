@@ -30,6 +30,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any, NamedTuple
 
+from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
 from mpctl.search.keys import AXES, DEFAULT_ORDER, AxesKey, LayerKey, LayoutFamily
@@ -213,6 +214,8 @@ class SearchSpace:
 
     def _balances(self, pp: int, vpp: int) -> Iterator[str]:
         even = self.layers % (pp * vpp) == 0 or self.counts_ends(pp * vpp)
+        if self.runs.fills_stages and pp > 1 and vpp == 1:
+            even = self.fills(pp)
         by_cost = self.runs.by_cost and pp > 1 and (vpp == 1 or "vpp" in self.fixed)
         legal = ["even"] * even + ["cost"] * by_cost
         if even or self.fixed.get("stage_balance") != "even":
@@ -223,6 +226,10 @@ class SearchSpace:
         first one would hold one at most, the layout is not searched."""
         is_deep = self.layers + 2 > 2 * blocks
         return is_deep and ends_count_as_layers(self.layers, blocks, self.job.training.runtime)
+
+    def fills(self, pp: int) -> bool:
+        """Whether a runtime that fills stages one after the other gives each of them something."""
+        return self.job.model is not None and job_cut(self.job.model, pp).loss_stage == pp - 1
 
     def zero_stages(self, family: LayoutFamily) -> list[int]:
         """ZeRO stages; with a single replica all are the same, and one is tried."""

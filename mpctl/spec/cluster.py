@@ -129,6 +129,16 @@ class LinkSpec(StrictModel):
         description="its switches broadcast and add (NVLink SHARP): kernels can send in pieces "
         "what the product beside them needs or makes",
     )
+    all_reduce: Factor = Field(
+        1.0,
+        description="bandwidth of an all-reduce over that of gathers and scatters; above 1 where "
+        "switches add up",
+    )
+    decay: Share = Field(
+        0.0,
+        description="between nodes, exponent by which collectives of more ranks than those of two "
+        "nodes reach less: efficiency x (ranks / ranks of two nodes)^-decay",
+    )
 
 
 class ClusterSpec(StrictModel):

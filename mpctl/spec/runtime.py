@@ -90,6 +90,11 @@ class OverlapShares(StrictModel):
     )
     pp: Share = Field(description="share of a message between stages hidden by their work")
     dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
+    gather: Share | None = Field(
+        None,
+        description="share of the parameters that ZeRO 1 and 2 gather once a step hidden; as "
+        "`dp` when absent",
+    )
     zero: Share = Field(
         0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"
     )
@@ -127,6 +132,11 @@ class HostCosts(StrictModel):
     sync: Amount = Field(
         0.0,
         description="extra host time of a layer at tp 8, as a fraction; it scales as tp cubed",
+    )
+    rank_in_pipeline: Seconds = Field(
+        0.0,
+        description="further host time of a layer's forward for each rank of its tp group, where a "
+        "pipeline crosses nodes, seconds; twice as much in backward",
     )
     step: Seconds = Field(0.0, description="host time once a step, seconds")
 

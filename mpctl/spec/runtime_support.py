@@ -49,6 +49,11 @@ class RuntimeSupport(StrictModel):
         description="where layers do not divide over the stages, embedding and loss count as a "
         "layer each, if that divides",
     )
+    fills_stages: bool = Field(
+        False,
+        description="a stage takes layers, and at last head and loss, until the cost of all so far "
+        "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
+    )
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
     @property
