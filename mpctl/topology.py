@@ -228,26 +228,26 @@ class Topology:
         groups = self.groups(*self.kinds[kind])
         return groups if kind not in self._stages else [self._narrow(kind, g) for g in groups]
 
-    def straddling(self, axis: str) -> tuple[list[Group], int]:
+    def straddling(self, axis: str, network: int | None = None) -> tuple[list[Group], int]:
         """The first few groups of an axis or a union that leave their node, and how many there are
-        in all.
+        in all. network: ranks that count as together, instead of those of a node.
 
         Blocks and nodes repeat after lcm(block, node) ranks, so that one period is looked at.
         """
-        axes = self._single((axis,))
+        size, axes = network or self.gpus_per_node, self._single((axis,))
         used = [name for name in self.order if name in axes and self.sizes[name] > 1]
         reach = sum(self.strides[name] * (self.sizes[name] - 1) for name in used)
         block = self.strides[used[-1]] * self.sizes[used[-1]] if used else 1
-        if self.gpus_per_node % block == 0 or reach == 0:
+        if size % block == 0 or reach == 0:
             return [], 0
         inside = [name for name in self.order if name not in axes and self.strides[name] < block]
         starts_inside = self._offsets(inside)
-        period = min(lcm(block, self.gpus_per_node), self.world_size)
+        period = min(lcm(block, size), self.world_size)
         bases = [
             start + inner
             for start in range(0, period, block)
             for inner in starts_inside
-            if self.node(start + inner) != self.node(start + inner + reach)
+            if (start + inner) // size != (start + inner + reach) // size
         ]
         periods, rest = divmod(self.world_size, period)  # a last node may be partly used
         count = len(bases) * periods + sum(base < rest for base in bases)

@@ -91,7 +91,7 @@ FLAGS = (
         "--allow-tp-across-nodes/--no-allow-tp-across-nodes",
         "parallel.allow_tp_across_nodes",
         bool,
-        "Allow tensor-parallel groups that span nodes.",
+        "Allow tensor-parallel groups that leave their NVLink domain (by default a node).",
     ),
     Flag(
         "--micro-batch-size",

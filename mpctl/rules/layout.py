@@ -7,8 +7,9 @@ from dataclasses import replace
 from math import gcd
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.errors import Offer
+from mpctl.errors import Offer, Status
 from mpctl.families import get_family
+from mpctl.layout.link_levels import LinkLevel, topology_levels
 from mpctl.layout.topology import find_topology, replicas
 from mpctl.pipeline.balance import balanced_counts
 from mpctl.pipeline.filled import is_filled
@@ -22,7 +23,7 @@ from mpctl.topology import Group, Topology
 from mpctl.units import plural
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
-NAMED_RANKS = 32  # of a group that leaves its node
+NAMED_RANKS = 32  # of a group that leaves its domain
 WORTH_BALANCING = 1.1  # times the time of the best cut
 
 
@@ -76,28 +77,53 @@ def order_rules(job: JobSpec) -> Iterator[Check]:
         yield Check("axis-order", "error", "parallel.order", str(error), hint)
 
 
-def node_rules(job: JobSpec) -> Iterator[Check]:
-    """Tensor-parallel groups stay on one node: they all-reduce four times a layer, which only the
-    links inside a node carry fast enough."""
+def domain_rules(job: JobSpec) -> Iterator[Check]:
+    """Tensor-parallel groups stay in one NVLink domain, by default a node: they all-reduce four
+    times a layer, which only the links inside it carry fast enough."""
     topology = find_topology(job)
     if topology is None or job.parallel.tp == 1:
         return
-    shown, count = topology.straddling("tp")
-    rule, where = "tp-within-node", "parallel.tp"
+    domain, *_ = topology_levels(job.cluster, topology)
+    shown, count = topology.straddling("tp", domain.ranks)
+    rule, where = "tp-within-nvlink-domain", "parallel.tp"
     if not count:
-        yield Check(rule, "ok", where, "every tensor-parallel group stays on one node")
+        on = "on one node" if domain.name == "node" else "in one NVLink domain"
+        yield Check(rule, "ok", where, f"every tensor-parallel group stays {on}")
         return
-    per_node = topology.gpus_per_node
     named = " ".join(map(_members, shown))
     more = f" and {count - len(shown)} more" if count > len(shown) else ""
     noun = (
         "tensor-parallel group leaves its" if count == 1 else "tensor-parallel groups leave their"
     )
-    message = f"{count} {noun} node of {plural(per_node, 'GPU')}: {named}{more}"
-    allowed, offer = job.parallel.allow_tp_across_nodes, _tp_of_a_node(job, per_node)
+    message = f"{count} {noun} {_domain_text(domain, topology.gpus_per_node)}: {named}{more}"
+    allowed, offer = job.parallel.allow_tp_across_nodes, _tp_of_a_domain(job, domain.ranks)
     more = "" if allowed else "--allow-tp-across-nodes to do it on purpose"
     check = refusal(rule, where, message, offer, more=more)
     yield replace(check, status="warning") if allowed else check
+
+
+def _domain_text(domain: LinkLevel, per_node: int) -> str:
+    """`node of 8 GPUs`, `NVLink domain of 8 GPUs` or `NVLink domain of 64 GPUs (16 nodes)`."""
+    nodes = f" ({domain.ranks // per_node} nodes)" if domain.ranks > per_node else ""
+    return f"{domain.name} of {plural(domain.ranks, 'GPU')}{nodes}"
+
+
+def link_rules(job: JobSpec) -> Iterator[Check]:
+    """The NVLink domain holds whole nodes, and each level of the fabric whole networks of the one
+    below it; what is over is not counted."""
+    cluster, below = job.cluster, job.cluster.gpus_per_node or 1
+    levels = [("NVLink domain", "nvlink_domain", cluster.nvlink_domain or below, "node")]
+    levels += [(f.name, "fabric", f.gpus, "network below it") for f in cluster.fabric]
+    for name, key, gpus, lower in levels:
+        whole = gpus // below * below
+        if whole < gpus:
+            size = f"{name} of {plural(gpus, 'GPU')}"
+            counted = f", so it counts as {whole}" if whole else ""
+            message = f"{size} is no multiple of the {plural(below, 'GPU')} of a {lower}{counted}"
+            hint = f"use {' or '.join(map(str, sorted({whole, whole + below} - {0})))}"
+            status: Status = "warning" if whole else "error"
+            yield Check("link-levels", status, f"cluster.{key}", message, hint)
+        below = whole or gpus
 
 
 def _members(group: Group) -> str:
@@ -106,10 +132,10 @@ def _members(group: Group) -> str:
     return f"[{', '.join(map(str, few))}]"
 
 
-def _tp_of_a_node(job: JobSpec, per_node: int) -> Offer:
-    """Sizes of tp that stay on a node of so many ranks, with tp first in the order of axes."""
+def _tp_of_a_domain(job: JobSpec, ranks: int) -> Offer:
+    """Sizes of tp that stay in a domain of so many ranks, with tp first in the order of axes."""
     others = job.parallel.cp * job.parallel.pp
-    fits = tuple(k for k in divisors(per_node) if job.world_size % (k * others) == 0)
+    fits = tuple(k for k in divisors(ranks) if job.world_size % (k * others) == 0)
     axes = job.parallel.order.split("-")
     order = "-".join(["tp", *(axis for axis in axes if axis != "tp")])
     if axes[0] == "tp":

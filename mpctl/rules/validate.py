@@ -5,8 +5,8 @@ one, write the generator in the file of its subject and add a row to RULES, with
 that it reads: then every plan, launch, search and batch asks it, and the values that it offers are
 tried before they are told. What Megatron and its kin enforce one assertion at a time (world,
 layers, heads, kv heads, ffn, sequence, batches) stands in rules/ beside what they do not check:
-tensor-parallel groups that leave their node, the cluster against the layout, memory against the
-device.
+tensor-parallel groups that leave their NVLink domain, the cluster against the layout, memory
+against the device.
 
 A hint names only values that every rule accepts: each is tried on the job before it is told.
 """
@@ -37,7 +37,8 @@ class Rule(NamedTuple):
 RULES: tuple[Rule, ...] = (
     Rule(layout.world_rules, LAYOUT),
     Rule(layout.order_rules, LAYOUT),
-    Rule(layout.node_rules, LAYOUT),
+    Rule(layout.domain_rules, LAYOUT),
+    Rule(layout.link_rules, LAYOUT),
     Rule(layout.pipeline_rules, SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
     Rule(tensor_mode.combination_rules, BATCH),

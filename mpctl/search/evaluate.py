@@ -209,8 +209,8 @@ class LayoutEvaluator:
 def missing_link(evaluator: LayoutEvaluator) -> str | None:
     """The network level without a bandwidth because of which a layout that fits the memory cannot
     be timed: intra_node or inter_node; None where none fits, or each of them can be timed."""
-    cluster = evaluator.space.job.cluster
-    sizes = {"inter_node": cluster.nodes, "intra_node": cluster.gpus_per_node or 1}
+    cluster, domain = evaluator.space.job.cluster, evaluator.space.domain.ranks
+    sizes = {"inter_node": -(-evaluator.space.world // domain), "intra_node": domain}
     level = next((name for name, n in sizes.items() if n > 1 and not getattr(cluster, name)), None)
     memory = evaluator.usable_memory
     if level is None or evaluator.min_state_bytes > memory:

@@ -30,6 +30,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any, NamedTuple
 
+from mpctl.layout.link_levels import LinkLevel, link_levels
 from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
 from mpctl.planning.layout_settings import TRAINING, LayoutSettings, SettingValue
@@ -72,6 +73,12 @@ class SearchSpace:
     def world(self) -> int:
         """Ranks of the job."""
         return self.job.world_size
+
+    @cached_property
+    def domain(self) -> LinkLevel:
+        """The NVLink domains, by default nodes, that the job's ranks lie in."""
+        cluster = self.job.cluster
+        return link_levels(cluster, cluster.nodes, cluster.gpus_per_node or 1)[0]
 
     @cached_property
     def model(self) -> ModelSpec:
@@ -151,12 +158,11 @@ class SearchSpace:
         return layouts
 
     def tensor_sizes(self) -> Iterator[int]:
-        """Sizes of tp of which a grid divides the model, and which keep groups on their nodes
-        unless the job allows otherwise."""
-        per_node = self.job.cluster.gpus_per_node or 1
-        leaves_nodes = self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
+        """Sizes of tp of which a grid divides the model, and which keep groups in their NVLink
+        domains unless the job allows otherwise."""
+        may_leave = self.job.parallel.allow_tp_across_nodes or "tp" in self.fixed
         for tp in divisors(self.world):
-            stays = per_node % tp == 0 or leaves_nodes
+            stays = self.domain.ranks % tp == 0 or may_leave
             runs = tp == 1 or self._runs("tp", self.runs.tensor)
             if stays and runs and self._admits("tp", tp) and self.grids.of(tp):
                 yield tp
@@ -241,12 +247,12 @@ class SearchSpace:
 
     def orders(self, family: LayoutFamily) -> list[str]:
         """Orders of the axes over ranks: tp first, of the others those that place ranks otherwise
-        on nodes."""
+        in NVLink domains."""
         if "order" in self.fixed:
             return [self.fixed["order"]]
         sizes = dict(zip(AXES, family.sizes, strict=True))
         outer = [axis for axis in AXES[1:] if sizes[axis] > 1]
-        if self.job.cluster.nodes == 1 or len(outer) < 2:
+        if self.domain.ranks >= self.world or len(outer) < 2:
             return [DEFAULT_ORDER]
         idle = [axis for axis in AXES[1:] if axis not in outer]
         return ["-".join(("tp", *idle, *turn)) for turn in permutations(outer)]

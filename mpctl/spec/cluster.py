@@ -118,6 +118,7 @@ class DeviceSpec(StrictModel):
 class LinkSpec(StrictModel):
     """One level of the network: the links inside a node, or those between nodes."""
 
+    name: str | None = Field(None, description="what it is, such as NVLink5 or PCIe 4; in pictures")
     bandwidth: BytesPerSecond = Field(
         description="bytes/s in one direction: of a GPU (intra_node), of a node (inter_node)"
     )
@@ -141,6 +142,31 @@ class LinkSpec(StrictModel):
     )
 
 
+class InnerLinkSpec(LinkSpec):
+    """The links inside a node, or inside an NVLink domain of several nodes."""
+
+    direct_links: Count | None = Field(
+        None,
+        description="links of a GPU, one to each peer, that make up the bandwidth where there is "
+        "no switch (AMD's xGMI: 7); absent: a switch, by which any peer has all of it",
+    )
+
+
+class FabricSpec(StrictModel):
+    """One level of the network above the nodes' cards, such as a leaf, a rail group or a pod."""
+
+    name: str = Field(description="what it is, such as leaf, rail, pod")
+    gpus: Count = Field(description="GPUs under one such network")
+    oversubscription: Annotated[float, Field(ge=1, le=1e3)] = Field(
+        1.0,
+        description="how many times less bandwidth leaves one such network than its nodes' cards "
+        "have together (7 of 1:7); 1: none",
+    )
+    latency: Seconds = Field(
+        0.0, description="seconds that leaving one such network adds to inter_node.latency"
+    )
+
+
 class ClusterSpec(StrictModel):
     """The machines of a job: equal nodes of equal devices, and the links between them."""
 
@@ -150,12 +176,23 @@ class ClusterSpec(StrictModel):
         None, description="ranks (GPUs) on each host; as many as the layout needs when absent"
     )
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
-    intra_node: LinkSpec | None = Field(None, description="link between the GPUs of one node")
+    nvlink_domain: Count | None = Field(
+        None,
+        description="GPUs that the intra_node link joins, over several nodes (72 of an NVL72, 18 "
+        "nodes of 4); those of one node when absent",
+    )
+    intra_node: InnerLinkSpec | None = Field(
+        None, description="link between the GPUs of one node, or of one NVLink domain"
+    )
     inter_node: LinkSpec | None = Field(None, description="link between nodes, for a whole node")
     headroom: Annotated[float, Field(ge=0, le=90)] = Field(
         5.0,
         description="percent of a device's memory that a job must leave free by its plan to fit; "
         "the default is calibrated on runs that did not fit (docs/benchmarks.md)",
+    )
+    fabric: list[FabricSpec] = Field(
+        default_factory=list,
+        description="levels of the network above the nodes' cards, innermost first",
     )
     slowdown: Factor = Field(
         1.0,

@@ -72,5 +72,7 @@ class ParallelSpec(StrictModel):
         "even", description="stages of equal numbers of layers (even) or of equal compute (cost)"
     )
     allow_tp_across_nodes: bool = Field(
-        False, description="accept tensor-parallel groups that span several nodes"
+        False,
+        description="accept tensor-parallel groups that leave their NVLink domain (by default a "
+        "node)",
     )

@@ -145,8 +145,8 @@ def test_an_id_that_comes_again_is_told() -> None:
 def test_what_others_ran_is_estimated_though_it_would_not_be_launched() -> None:
     across = {"parallel__tp": 16, "parallel__pp": 1, "parallel__dp": 1}
     theirs, ours = answer(line(**across)), answer(line(**across, training__runtime="mpctl"))
-    assert theirs["step_seconds"] > 0 and rules(theirs, "warning") == ["tp-within-node"]
-    assert ours["step_seconds"] is None and rules(ours) == ["tp-within-node"]
+    assert theirs["step_seconds"] > 0 and rules(theirs, "warning") == ["tp-within-nvlink-domain"]
+    assert ours["step_seconds"] is None and rules(ours) == ["tp-within-nvlink-domain"]
     uneven = answer(line(model__layers=23))
     assert uneven["step_seconds"] > 0 and rules(uneven, "warning") == ["layers-assumed"]
 

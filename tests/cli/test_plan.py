@@ -56,7 +56,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
     ):
         assert words in said.out
     full = mpctl("plan", "two-nodes-16-gpus", "--full").out
-    assert "✓  tp-within-node" in full and "--full" not in full
+    assert "✓  tp-within-nvlink-domain" in full and "--full" not in full
 
 
 LARGE = "gpt3-175b-1024"

@@ -63,7 +63,7 @@ def test_checks_say_rule_status_and_message(mpctl: Mpctl) -> None:
     checks = document(mpctl("plan", "two-nodes-16-gpus", "--json"))["checks"]
     assert all({"rule", "status", "message"} <= set(check) for check in checks)
     status = {check["rule"]: check["status"] for check in checks}
-    assert status["tp-within-node"] == status["memory-fits"] == "ok"
+    assert status["tp-within-nvlink-domain"] == status["memory-fits"] == "ok"
 
 
 def test_without_a_model_there_is_topology_placement_and_checks(mpctl: Mpctl) -> None:

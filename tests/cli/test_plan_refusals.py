@@ -17,7 +17,7 @@ STRADDLING = ("plan", "--nodes", 2, "--gpus-per-node", 4, "--tp", 8)
 def test_tp_groups_that_leave_their_node_are_named(mpctl: Mpctl) -> None:
     said = mpctl(*STRADDLING, "--json")
     assert said.code == 2
-    issue = said.issues["tp-within-node"]
+    issue = said.issues["tp-within-nvlink-domain"]
     assert issue["where"] == "parallel.tp"
     assert "[0, 1, 2, 3, 4, 5, 6, 7]" in issue["message"]
     assert "use tp 1, 2 or 4" in issue["hint"]
@@ -29,10 +29,10 @@ def test_tp_groups_that_leave_their_node_are_named(mpctl: Mpctl) -> None:
 
 def test_and_may_be_allowed(mpctl: Mpctl) -> None:
     plan = document(mpctl(*STRADDLING, "--allow-tp-across-nodes", "--json"))
-    (check,) = [check for check in plan["checks"] if check["rule"] == "tp-within-node"]
+    (check,) = [check for check in plan["checks"] if check["rule"] == "tp-within-nvlink-domain"]
     assert check["status"] == "warning"
     assert "[0, 1, 2, 3, 4, 5, 6, 7]" in check["message"]
-    assert "!  tp-within-node: " in mpctl(*STRADDLING, "--allow-tp-across-nodes").out
+    assert "!  tp-within-nvlink-domain: " in mpctl(*STRADDLING, "--allow-tp-across-nodes").out
 
 
 @pytest.mark.parametrize(

@@ -214,12 +214,12 @@ def test_groups_of_a_grid_find_their_links() -> None:
     weight and output has two ranks on each."""
     layout = layout_of(GRIDS["3d"], {"cluster.nodes": 2, "cluster.gpus_per_node": 4})
     network = Network(layout.job.cluster, layout.topology)
-    spans = {a: (network.route(a).ranks, network.route(a).nodes) for a in layout.grid.groups}
+    spans = {a: (network.route(a).ranks, network.route(a).domains) for a in layout.grid.groups}
     assert spans == {
         "weight": (2, 1), "input": (2, 1), "output": (2, 2), "weight-input": (4, 1),
         "weight-output": (4, 2),
     }  # fmt: skip
-    assert (network.route("tp").ranks, network.route("tp").nodes) == (8, 2)
+    assert (network.route("tp").ranks, network.route("tp").domains) == (8, 2)
 
 
 def test_a_broadcast_passes_whole_along_a_ring() -> None:

@@ -91,7 +91,7 @@ def test_tp_within_node(tp: int, pp: int, cp: int, dp: int, gpus: int, order: st
         "parallel.cp": cp,
         "parallel.order": order,
     }
-    hint = way_out("tp-within-node", job, model=False)
+    hint = way_out("tp-within-nvlink-domain", job, model=False)
     if hint is None:
         return
     rest = [axis for axis in order.split("-") if axis != "tp"]
@@ -100,9 +100,9 @@ def test_tp_within_node(tp: int, pp: int, cp: int, dp: int, gpus: int, order: st
     for size in legal:
         mended = {**job, "parallel.tp": size, "parallel.order": "-".join(["tp", *rest])}
         assert_kept("world-size", mended, model=False)
-        assert_kept("tp-within-node", mended, model=False)
+        assert_kept("tp-within-nvlink-domain", mended, model=False)
     allowed = {**job, "parallel.allow_tp_across_nodes": True}
-    assert statuses("tp-within-node", allowed, model=False) == {"warning"}
+    assert statuses("tp-within-nvlink-domain", allowed, model=False) == {"warning"}
 
 
 @given(micro=small, dp=small, batch=st.integers(1, 200))

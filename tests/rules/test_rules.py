@@ -81,7 +81,7 @@ def test_a_size_far_beyond_the_cluster_is_answered_at_once() -> None:
 
 def test_a_group_of_many_ranks_that_leaves_its_node_is_named_by_its_ends() -> None:
     wide = {"cluster.nodes": 8, "cluster.gpus_per_node": 8, "parallel.tp": 64}
-    (check,) = answers("tp-within-node", wide, model=False)
+    (check,) = answers("tp-within-nvlink-domain", wide, model=False)
     assert check.message.endswith("[0, 1, 2, ..., 63]")
 
 

@@ -83,7 +83,7 @@ def test_checks_come_in_the_order_in_which_people_read_a_layout() -> None:
     rules = [check.rule for check in check_job(job_of({"parallel.tp": 2, "parallel.dp": 2}))]
     assert rules == [
         "world-size",
-        "tp-within-node",
+        "tp-within-nvlink-domain",
         "layers-per-stage",
         "tp-divides-heads",
         "tp-divides-ffn",

@@ -44,7 +44,7 @@ CASES = (
         r"tp, cp, dp, pp once",
     ),
     Case(
-        "tp-within-node",
+        "tp-within-nvlink-domain",
         {**TWO_NODES, "parallel.tp": 4},
         {**TWO_NODES, "parallel.tp": 4, "parallel.order": "dp-tp"},
         "parallel.tp",
@@ -52,7 +52,7 @@ CASES = (
         r"tp 1, 2, 4 or 8 .*--allow-tp-across-nodes",
     ),
     Case(
-        "tp-within-node",
+        "tp-within-nvlink-domain",
         {**TWO_NODES, "parallel.tp": 8, "model.heads": 16},
         {
             **TWO_NODES,
@@ -64,6 +64,31 @@ CASES = (
         ("1 tensor-parallel group leaves its node of 8",),
         r"tp 1, 2, 4 or 8",
         status="warning",
+    ),
+    Case(
+        "tp-within-nvlink-domain",
+        {"cluster": "dgx-gb200", "cluster.nodes": 4, "parallel.tp": 16},
+        {"cluster": "dgx-gb200", "cluster.nodes": 20, "parallel.tp": 16},
+        "parallel.tp",
+        ("1 tensor-parallel group leaves its NVLink domain of 40 GPUs (10 nodes)",),
+        r"tp 1, 2, 4, 5, 8, 10, 20 or 40; .*--allow-tp-across-nodes",
+    ),
+    Case(
+        "link-levels",
+        {**TWO_NODES, "cluster.nvlink_domain": 16},
+        {**TWO_NODES, "cluster.nvlink_domain": 20},
+        "cluster.nvlink_domain",
+        ("NVLink domain of 20 GPUs", "the 8 GPUs of a node, so it counts as 16"),
+        r"use 16 or 24",
+        status="warning",
+    ),
+    Case(
+        "link-levels",
+        {**TWO_NODES, "cluster.fabric": [{"name": "leaf", "gpus": 16}]},
+        {**TWO_NODES, "cluster.fabric": [{"name": "leaf", "gpus": 4}]},
+        "cluster.fabric",
+        ("leaf of 4 GPUs", "no multiple of the 8 GPUs of a network below it"),
+        r"use 8",
     ),
     Case(
         "layers-per-stage",
