@@ -29,10 +29,9 @@ SHOWN, ENDS, NEAR = 16, (8, 4), 4
 
 
 def memory_section(plan: Plan, stages: Sequence[StageMemory]) -> Raw:
-    """The section "Memory": a bar for each stage under the device's limit, and all sizes as a
-    table."""
-    device = plan.job.cluster.device
-    limit = device.memory_bytes if device else None
+    """The section "Memory": a bar for each stage under the device's memory less headroom, and all
+    sizes as a table."""
+    limit = plan.job.cluster.usable_bytes
     heaviest = max(stage.device_bytes for stage in stages)
     is_near = limit is not None and heaviest > limit / NEAR
     whole = 1.04 * max(heaviest, limit if is_near and limit else 0)
@@ -66,10 +65,10 @@ def _limit(limit: int | None, heaviest: int, is_drawn: bool) -> str:
         return "No device is named, so there is no limit to draw."
     if not is_drawn:
         times = f"{limit / heaviest:,.0f} times what the fullest rank needs"
-        return f"The device has {bytes_text(limit)}, {times}, so its limit is not drawn."
+        return f"A job may take {bytes_text(limit)}, {times}, so the limit is not drawn."
     verdict = "fits" if heaviest <= limit else "does not fit"
-    return (f"The dashed line is the device's {bytes_text(limit)}: the fullest rank's "
-            f"{bytes_text(heaviest)} {verdict}.")  # fmt: skip
+    return (f"The dashed line is the device's memory less headroom, {bytes_text(limit)}: the "
+            f"fullest rank's {bytes_text(heaviest)} {verdict}.")  # fmt: skip
 
 
 def _shares(stage: StageMemory) -> list[Share]:

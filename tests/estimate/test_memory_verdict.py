@@ -1,0 +1,20 @@
+"""Whether recorded runs of nanotron are said to fit as they did: the gate on a fifth of them."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from mpctl.spec.cluster import ClusterSpec
+from tests.verdicts import balanced_accuracy, judged_runs
+
+HEADROOM = ClusterSpec().headroom
+
+
+def test_runs_that_failed_for_memory_do_not_fit_and_others_do() -> None:
+    runs = judged_runs(every=5)
+    assert len(runs) > 300 and sum(not run.ran and run.has_cause for run in runs) > 80
+    assert balanced_accuracy(runs, HEADROOM) >= 0.92
+    # The headroom matters: none of it, or a third of the memory, judges more of them wrongly.
+    assert balanced_accuracy(runs, HEADROOM) > balanced_accuracy(runs, 33)
+    errors = [run.first_bytes / run.peak_bytes - 1 for run in runs if run.peak_bytes]
+    assert mean(map(abs, errors)) < 0.14 and abs(mean(errors)) < 0.05
