@@ -132,6 +132,7 @@ def _ask_model(
     answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool
 ) -> ModelSpec:
     """The shape of the model, which is added to the settings, with the data type to train in."""
+    from mpctl.spec.job import auto_dtype
     from mpctl.spec.load import load_job
 
     about = "The model: a preset, by name or file (`mpctl presets models`), or a family."
@@ -139,7 +140,7 @@ def _ask_model(
     settings["model"] = answers.take(
         "model", default, about, lambda text: read_model(text, is_family=is_family)
     )
-    settings["training.dtype"] = _dtype(cluster)
+    settings["training.dtype"] = auto_dtype(cluster.device)
     shape = load_job(None, settings).model
     assert shape is not None, "it was read"
     return shape
@@ -192,13 +193,6 @@ def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     tables = sorted(rest, key=lambda name: name.partition(".")[0])  # stable: parallel, training
     ordered |= {name: rest[name] for name in tables}
     return {**ordered, "data.corpus": ["python-stdlib"]}
-
-
-def _dtype(cluster: ClusterSpec) -> str:
-    """The fastest data type that trains without care on these devices."""
-    if cluster.device is None or _is_cpu(cluster):
-        return "fp32"
-    return next((t for t in ("bf16", "fp16") if t in cluster.device.peak_flops), "fp32")
 
 
 def _require_writable(path: Path, *, overwrite: bool) -> None:

@@ -115,7 +115,7 @@ FLAGS = (
         "--dtype",
         "training.dtype",
         str,
-        "Data type of parameters and activations: fp32, bf16, fp16, ...",
+        "Data type of parameters and activations: auto, fp32, bf16, fp16, ...",
     ),
     Flag("--steps", "training.steps", int, "Number of training steps."),
     Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout."),

@@ -86,7 +86,7 @@ def _others_states(
     """Under another runtime: its dtypes, shared evenly."""
     t, zero, n = layout.job.training, layout.job.parallel.zero, layout.replicas
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
-    reduced = memory.gradient_bytes.get(t.dtype, DTYPE_BYTES[t.reduced_dtype])
+    reduced = memory.gradient_bytes.get(t.chosen_dtype, DTYPE_BYTES[t.reduced_dtype])
     return StateBytes(
         count, _shared(count * width, n, zero >= 3), _shared(trained * reduced, n, zero >= 2),
         _shared(trained * _optimizer_width(width), n, zero >= 1),

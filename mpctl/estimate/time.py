@@ -58,7 +58,7 @@ def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepT
     rate; timing a message raises MissingLink where a link has no bandwidth."""
     job = layout.job
     chosen = profile or layout.profile
-    speed = device_speed(job.cluster, job.training.dtype)
+    speed = device_speed(job.cluster, job.training.chosen_dtype)
     network = Network(job.cluster, layout.topology)
     return StepTimeModel(layout, OperatorTimer(layout, speed, network, chosen))
 

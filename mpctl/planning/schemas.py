@@ -22,9 +22,11 @@ class StackSpans(TypedDict):
 
 
 class TrainingEntry(TypedDict):
-    """How the model is trained; micro_batches: of a step on each pipeline."""
+    """How the model is trained. dtype_is_auto: whether the data type followed from the device;
+    micro_batches: of a step on each pipeline."""
 
     dtype: str
+    dtype_is_auto: bool
     global_batch_size: int | None
     micro_batch_size: int
     micro_batches: int

@@ -118,6 +118,7 @@ def training_settings(job: JobSpec) -> TrainingEntry:
     t = job.training
     return {
         "dtype": t.dtype,
+        "dtype_is_auto": t.is_dtype_auto,
         "global_batch_size": t.global_batch_size,
         "micro_batch_size": t.micro_batch_size,
         "micro_batches": job.num_microbatches,

@@ -49,7 +49,7 @@ def _add_rows(table: Table, rows: Iterator[tuple[str, list[str]]]) -> None:
 
 def _setting_rows(document: CompareDocument) -> Iterator[tuple[str, list[str]]]:
     training: list[Mapping[str, object]] = [*document["training"]]
-    for key in training[0]:
+    for key in (key for key in training[0] if key != "dtype_is_auto"):
         yield TITLES.get(key, key), _setting_cells([settings[key] for settings in training])
     shown = {"parallel.zero", *(f"training.{key}" for key in training[0])}
     for name, values in document["settings"].items():

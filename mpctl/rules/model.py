@@ -8,8 +8,7 @@ from mpctl.errors import Offer
 from mpctl.rules.check import Check, divides, refusal
 from mpctl.rules.tensor_mode import feature_columns, feature_parts, grid_divides
 from mpctl.sharding import divisors, padded_vocab, splits_kv_heads
-from mpctl.spec.base import DType
-from mpctl.spec.job import JobSpec
+from mpctl.spec.job import HALVES, JobSpec
 from mpctl.units import bytes_text, plural
 
 
@@ -176,12 +175,9 @@ def dtype_rules(job: JobSpec) -> Iterator[Check]:
         )
 
 
-HALVES: tuple[DType, ...] = ("bf16", "fp16")
-
-
 def slow_dtype(job: JobSpec) -> Iterator[Check]:
-    """fp32 is the default, and on a GPU of today many times slower than 16-bit products; on a CPU,
-    where jobs are tried out, it is what people want."""
+    """fp32 on a GPU of today is many times slower than 16-bit products; on a CPU, where jobs are
+    tried out, it is what people want."""
     device, dtype = job.cluster.device, job.training.dtype
     if (
         device is None

@@ -87,7 +87,7 @@ class LayoutEvaluator:
             raise MissingFigure("no cluster.device is named")
         self.space, self.model = space, space.model
         self.profile: RuntimeProfile = get_profile(job.training.runtime)
-        self.speed: Speed = device_speed(job.cluster, job.training.dtype)
+        self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype)
         self.usable_memory: int = job.cluster.usable_bytes or 0
         self.cache: dict[Hashable, Any] = {}
         self.stage_memories: MemoryCache = {}

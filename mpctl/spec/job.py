@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.spec.base import Bytes, Probability, StrictModel
+from mpctl.spec.base import Bytes, DType, Probability, StrictModel
 from mpctl.spec.checkpoint import CheckpointSpec
-from mpctl.spec.cluster import ClusterSpec
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.launch import LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
@@ -105,7 +105,8 @@ class JobSpec(StrictModel):
 
 
 def complete(job: JobSpec) -> JobSpec:
-    """The job with dp, ranks a node and global batch filled in where they were left open."""
+    """The job with dp, ranks a node, global batch and data type filled in where they were left
+    open."""
     p, cluster, training = job.parallel, job.cluster, job.training
     if cluster.gpus_per_node is None:
         needed = p.tp * p.cp * p.pp * (p.dp or 1)
@@ -115,21 +116,25 @@ def complete(job: JobSpec) -> JobSpec:
     if training.global_batch_size is None:
         batch = training.micro_batch_size * job.sizes["dp"]
         training = training.model_copy(update={"global_batch_size": batch})
+    if training.dtype == "auto":
+        training = training.with_auto_dtype(auto_dtype(cluster.device))
     return job.model_copy(update={"parallel": parallel, "training": training})
 
 
 # Settings that `complete` derives from the others where they are left open.
 OPEN_SETTINGS = (
     "parallel.dp", "parallel.embedding_is_layer", "parallel.loss_is_layer",
-    "cluster.gpus_per_node", "training.global_batch_size",
+    "cluster.gpus_per_node", "training.global_batch_size", "training.dtype",
 )  # fmt: skip
+OPEN = (None, False, "auto")
+HALVES: tuple[DType, ...] = ("bf16", "fp16")
 
 
 def open_settings_of(job: JobSpec) -> frozenset[str]:
     """The settings that a job leaves open and `complete` fills in, by their full names."""
     tables = {name: getattr(job, name).model_dump() for name in ("parallel", "cluster", "training")}
     keys = (name.split(".") for name in OPEN_SETTINGS)
-    return frozenset(f"{table}.{key}" for table, key in keys if not tables[table][key])
+    return frozenset(f"{table}.{key}" for table, key in keys if tables[table][key] in OPEN)
 
 
 def changed_job(
@@ -153,6 +158,17 @@ def changed_job(
         return complete(JobSpec.model_validate(raw))
     except ValidationError:
         return None
+
+
+def auto_dtype(device: DeviceSpec | None) -> DType:
+    """What training.dtype `auto` stands for: bf16 on an accelerator that has it, fp16 on an older
+    one; fp32 on a CPU, where jobs are tried out and losses compared, and where no device is named.
+
+    By hand: bf16 on an H100, fp16 on a V100, fp32 on a laptop.
+    """
+    if device is None or device.is_cpu:
+        return "fp32"
+    return next((half for half in HALVES if half in device.peak_flops), "fp32")
 
 
 def _ends_as_layers(job: JobSpec) -> dict[str, bool]:

@@ -73,7 +73,11 @@ class TrainingSpec(StrictModel):
     global_batch_size: Count | None = Field(
         None, description="samples of one step over all replicas; micro_batch_size x dp when absent"
     )
-    dtype: DType = Field("fp32", description="data type of parameters and activations")
+    dtype: Literal["auto", DType] = Field(
+        "auto",
+        description="data type of parameters and activations; auto: bf16, or else fp16, "
+        "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one",
+    )
     gradient_dtype: DType | None = Field(
         None,
         description="data type in which gradients are summed; fp32 when absent (fp64 with dtype "
@@ -205,6 +209,22 @@ class TrainingSpec(StrictModel):
             if step >= first:
                 step += last - first + 1
         return step
+
+    @property
+    def chosen_dtype(self) -> DType:
+        """`dtype` of a job that is complete, where `auto` stands for none."""
+        assert self.dtype != "auto", "complete (spec/job.py) chooses it"
+        return self.dtype
+
+    @property
+    def is_dtype_auto(self) -> bool:
+        """Whether nobody named the data type, so that it followed from device and runtime."""
+        return self.dtype == "auto" or "dtype" not in self.model_fields_set
+
+    def with_auto_dtype(self, dtype: DType) -> TrainingSpec:
+        """The same with the data type that `auto` stands for, which is told as such."""
+        named = self.model_fields_set - {"dtype"}
+        return TrainingSpec.model_construct(named, **{**dict(self), "dtype": dtype})
 
     @property
     def lowest_rate(self) -> float:

@@ -28,6 +28,7 @@ from tests.jobs import job_of
 SMALL: dict[str, Any] = {
     "cluster.preset": "selene", "model.layers": 4, "model.hidden": 64, "model.heads": 8,
     "model.vocab": 256, "model.seq_length": 64, "training.micro_batch_size": 1,
+    "training.dtype": "fp32",
 }  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "gpt": {},

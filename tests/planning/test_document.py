@@ -18,7 +18,7 @@ T5: dict[str, Any] = {
 }  # fmt: skip
 PIPE: dict[str, Any] = {
     "cluster": "dgx-a100", "cluster.nodes": 1, "cluster.gpus_per_node": 3, "parallel.pp": 3,
-    "training.global_batch_size": 4,
+    "training.global_batch_size": 4, "training.dtype": "fp32",
 }  # fmt: skip
 
 

@@ -107,7 +107,7 @@ def test_divides_names_only_ways_of_a_sensible_size() -> None:
 def test_the_balanced_cut_is_legal_and_shortens_the_step(settings: dict[str, Any]) -> None:
     job = {**settings, "cluster": "dgx-a100", "cluster.nodes": 1,
            "cluster.gpus_per_node": settings["parallel.pp"], "training.micro_batch_size": 4,
-           "training.global_batch_size": 64}  # fmt: skip
+           "training.global_batch_size": 64, "training.dtype": "fp32"}  # fmt: skip
     (check,) = [c for c in answers("stage-balance", job) if c.status == "warning"]
     balanced = {**job, "parallel.stage_balance": check.hint.split()[-1]}
     even, better = make_plan(job_of(job)).estimate, make_plan(job_of(balanced)).estimate

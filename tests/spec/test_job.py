@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from math import prod
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mpctl.spec.job import JobSpec, complete
-from mpctl.spec.load import parse
+from mpctl.spec.job import JobSpec, changed_job, complete
+from mpctl.spec.load import load_job, parse
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
 size = st.integers(1, 8)
+OLD_DEVICE = {
+    "name": "old", "kind": "cuda", "memory_bytes": 2**34, "peak_flops": {"fp32": 1e12},
+    "source": "made up",
+}  # fmt: skip
 
 
 @given(tp=size, pp=size, cp=size, dp=size, micro=size, data=st.data())
@@ -60,10 +65,46 @@ def test_what_was_given_stays() -> None:
         {
             "cluster": {"nodes": 2, "gpus_per_node": 8},
             "parallel": {"tp": 2, "dp": 4},
-            "training": {"global_batch_size": 12},
+            "training": {"global_batch_size": 12, "dtype": "bf16"},
         }
     )
     assert complete(given_job) == given_job  # 4 replicas on 16 ranks: for validate.py to refuse
+
+
+@pytest.mark.parametrize(
+    ("settings", "dtype"),
+    [
+        ({"cluster": "dgx-h100"}, "bf16"),
+        ({"cluster": "dgx-h100", "cluster.device.kind": "rocm"}, "bf16"),
+        ({"cluster": "dgx2-v100"}, "fp16"),
+        ({"cluster.device": OLD_DEVICE}, "fp32"),
+        ({"cluster": "this-machine"}, "fp32"),
+        ({}, "fp32"),
+    ],
+)
+def test_the_data_type_follows_from_the_device(settings: dict[str, object], dtype: str) -> None:
+    job = load_job(None, settings)
+    assert (job.training.dtype, job.training.is_dtype_auto) == (dtype, True)
+    assert load_job(None, {**settings, "training.dtype": "auto"}) == job
+    named = load_job(None, {**settings, "training.dtype": "fp32"}).training
+    assert (named.dtype, named.is_dtype_auto) == ("fp32", False)
+
+
+def test_a_run_keeps_the_data_type_that_was_chosen(tmp_path: Path) -> None:
+    """What a run directory holds names it, so that another machine does not choose again."""
+    job = load_job(None, {"cluster": "dgx-h100"})
+    kept = tmp_path / "job.json"
+    kept.write_text(job.model_dump_json(), "utf-8")
+    elsewhere = load_job(str(kept), {"cluster": "this-machine"}).training
+    assert (elsewhere.dtype, elsewhere.is_dtype_auto) == ("bf16", False)
+
+
+def test_a_changed_job_chooses_the_data_type_anew() -> None:
+    job = load_job(None, {"cluster": "dgx-h100"})
+    device = {**job.cluster.model_dump()["device"], "peak_flops": {"fp16": 1e12}}
+    old = changed_job(job, {"cluster.device": device}, frozenset({"training.dtype"}))
+    assert old is not None
+    assert (old.training.dtype, old.training.is_dtype_auto) == ("fp16", True)
 
 
 def test_a_job_is_frozen() -> None:
