@@ -23,6 +23,7 @@ from mpctl.topology import Group, Topology
 from mpctl.units import plural
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
+LARGEST_NODE = 64  # GPUs that are offered for one node
 NAMED_RANKS = 32  # of a group that leaves its domain
 WORTH_BALANCING = 1.1  # times the time of the best cut
 
@@ -43,8 +44,8 @@ def world_rules(job: JobSpec) -> Iterator[Check]:
         yield refusal("world-size", "parallel", message, *offers, more=more)
     elif p.dp is not None and inner * p.dp != world:
         message = f"dp {p.dp} x {layout} = {inner * p.dp} ranks, but the cluster has {cluster}"
-        offer = Offer("parallel.dp", (world // inner,), "dp")
-        yield refusal("world-size", "parallel.dp", message, offer)
+        offers = [Offer("parallel.dp", (world // inner,), "dp"), *_other_node(job, inner * p.dp)]
+        yield refusal("world-size", "parallel.dp", message, *offers)
     else:
         message = f"dp {world // inner} x {layout} fills {cluster}"
         yield Check("world-size", "ok", "parallel", message)
@@ -64,7 +65,14 @@ def _world_ways(job: JobSpec, inner: int) -> tuple[list[Offer], str]:
     more = f"a multiple of {plural(multiple, 'node')}"
     if not offers:  # no single axis can mend it
         more = f"tp x cp x pp of {listed(divisors(world))}; or {more}"
-    return offers, more
+    return [*offers, *_other_node(job, inner)], more
+
+
+def _other_node(job: JobSpec, ranks: int) -> list[Offer]:
+    """A single node with a GPU, or a process of a rehearsal on CPUs, for each rank."""
+    if job.cluster.nodes > 1 or ranks > LARGEST_NODE:
+        return []
+    return [Offer("cluster.gpus_per_node", (ranks,), "--gpus-per-node")]
 
 
 def order_rules(job: JobSpec) -> Iterator[Check]:

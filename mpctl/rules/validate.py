@@ -42,6 +42,7 @@ RULES: tuple[Rule, ...] = (
     Rule(layout.pipeline_rules, SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
     Rule(tensor_mode.combination_rules, BATCH),
+    Rule(tensor_mode.compile_rules, {"parallel", "launch"}),
     Rule(tensor_mode.runtime_mode_rules, BATCH),
     Rule(tensor_mode.family_mode_rules, SHAPE),
     Rule(layout.zero_rules, LAYOUT),

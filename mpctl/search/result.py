@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from mpctl.errors import DoesNotFit, InputError
 from mpctl.estimate.kernels import MissingFigure
+from mpctl.rules.check import listed
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
@@ -162,7 +163,22 @@ def _nothing_fits(request: SearchRequest, counts: Sequence[int]) -> InputError:
             hint = f"use more GPUs, a smaller model, or another --fix{narrower}"
             return DoesNotFit.of("nothing-fits", "cluster", message, hint)
     hint = "change --fix and --max-*, the number of GPUs, or training.global_batch_size"
+    if hindering := listed([_shown(request, name) for name in _hindering(request, counts)]):
+        where += f" with what is fixed; without {hindering} there is one"
     return InputError.of("no-layout", "parallel", f"no legal layout fills {where}", hint)
+
+
+def _hindering(request: SearchRequest, counts: Sequence[int]) -> Iterator[str]:
+    """Fixed fields of a layout of which each, left open, makes some layout legal."""
+    for name in request.fixed:
+        others = {key: value for key, value in request.fixed.items() if key != name}
+        spaces = (replace(request, fixed=others).space(gpus) for gpus in counts)
+        if any(next(space.layouts(), None) is not None for space in spaces):
+            yield name
+
+
+def _shown(request: SearchRequest, name: str) -> str:
+    return f"{name} {request.fixed[name]}"
 
 
 def _legal(space: SearchSpace) -> int:

@@ -144,6 +144,13 @@ def test_a_search_where_nothing_fits_exits_3(mpctl: Mpctl) -> None:
                     said.issues["nothing-fits"]["message"])  # fmt: skip
 
 
+def test_a_fixed_setting_that_leaves_no_layout_is_named(mpctl: Mpctl) -> None:
+    said = mpctl("search", "demo", "--fix", "tensor_mode=2d", "--fix", "pp=1", "--json")
+    assert said.issues["no-layout"]["message"] == (
+        "no legal layout fills 2 GPUs with what is fixed; without tensor_mode 2d there is one"
+    )
+
+
 @pytest.mark.parametrize("counts", ["4", pytest.param("4,8", marks=pytest.mark.slow)])
 def test_a_search_where_nothing_can_be_timed_names_the_link(mpctl: Mpctl, counts: str) -> None:
     for json_flag in ([], ["--json"]):

@@ -28,6 +28,14 @@ CASES = (
         r"dp 8$",
     ),
     Case(
+        "world-size",
+        {"cluster.gpus_per_node": 4, "parallel.tp": 4},
+        {"cluster.gpus_per_node": 2, "parallel.tp": 4},
+        "parallel",
+        ("tp 4", "1 node x 2 GPUs = 2"),
+        r"use tp 1 or 2; or --gpus-per-node 4; or a multiple of 2 nodes$",
+    ),
+    Case(
         "axis-order",
         {"parallel.order": "dp-tp"},
         {"parallel.order": "tp-tp-xp"},
