@@ -4,7 +4,8 @@ Job files, presets, run directories (job.json), lines of a batch and `--set` all
 which asks here, so that a row of RENAMED_KEYS is all that renaming a key takes. By hand, with the
 row RenamedKey(("training",), "lr", "learning_rate", "0.9"), the table {"lr": 1e-4} of [training] is
 read as {"learning_rate": 1e-4}. A row with `new_table` also moves the key to another table of the
-job: `training.keep_last` is read as `checkpoint.keep_last`.
+job: `training.keep_last` is read as `checkpoint.keep_last`. A new name with a dot is a key of a
+table within: `products_fp8` of a device's kernels is read as `narrow.fp8`.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ class RenamedKey(NamedTuple):
 
 
 TRAINING, CHECKPOINT = ("training",), ("checkpoint",)
+KERNELS = ("cluster", "device", "kernels")
 RENAMED_KEYS: tuple[RenamedKey, ...] = (
     RenamedKey(TRAINING, "checkpoint_interval", "interval", "0.2", CHECKPOINT),
     RenamedKey(TRAINING, "checkpoint_at_end", "at_end", "0.2", CHECKPOINT),
     RenamedKey(TRAINING, "keep_last", "keep_last", "0.2", CHECKPOINT),
     RenamedKey(TRAINING, "keep_every", "keep_every", "0.2", CHECKPOINT),
+    RenamedKey(KERNELS, "products_fp8", "narrow.fp8", "0.2"),
 )
 
 
@@ -63,14 +66,16 @@ def with_new_names(table: dict[str, Any], where: Where) -> tuple[dict[str, Any],
 
 
 def with_all_new_names(job: dict[str, Any]) -> dict[str, Any]:
-    """A whole job (a job.json) under today's keys: the tables that lie directly in it.
+    """A whole job (a job.json) under today's keys. Raises InputError where a key is given under
+    both names."""
+    return _all_renamed(job, ())
 
-    Raises InputError where a key is given under both names.
-    """
-    job, _ = with_new_names(job, ())
+
+def _all_renamed(table: dict[str, Any], where: Where) -> dict[str, Any]:
+    table, _ = with_new_names(table, where)
     return {
-        key: with_new_names(value, (key,))[0] if isinstance(value, dict) else value
-        for key, value in job.items()
+        key: _all_renamed(value, (*where, key)) if isinstance(value, dict) else value
+        for key, value in table.items()
     }
 
 
@@ -81,7 +86,8 @@ def old_keys(where: Where) -> list[str]:
 
 def _has_old_key(table: dict[str, Any], where: Where, row: RenamedKey) -> bool:
     if row.new_table is None:
-        return row.table == where and row.old in table
+        within = table.get(row.new.rpartition(".")[0], {})
+        return row.table == where and row.old in table and isinstance(within, dict)
     if where:
         return False
     before, after = table.get(row.table[0]), table.get(row.new_table[0], {})
@@ -89,9 +95,14 @@ def _has_old_key(table: dict[str, Any], where: Where, row: RenamedKey) -> bool:
 
 
 def _renamed(table: dict[str, Any], row: RenamedKey) -> dict[str, Any]:
-    if row.new in table:
+    inner, _, key = row.new.rpartition(".")
+    below = table.get(inner, {}) if inner else table
+    if key in below:
         raise _given_twice(row, row.new)
-    return {row.new if key == row.old else key: value for key, value in table.items()}
+    if not inner:
+        return {key if name == row.old else name: value for name, value in table.items()}
+    rest = {name: value for name, value in table.items() if name != row.old}
+    return {**rest, inner: {**below, key: table[row.old]}}
 
 
 def _moved(job: dict[str, Any], row: RenamedKey) -> dict[str, Any]:

@@ -21,6 +21,7 @@ ROWS = (
     RenamedKey(("training",), "peak_rate", "learning_rate", "9.9"),
     RenamedKey(("training",), "save_after", "interval", "9.9", ("checkpoint",)),
     RenamedKey(("cluster", "device"), "hbm_bytes", "memory_bytes", "9.9"),
+    RenamedKey(("cluster", "device", "kernels"), "eight_bits", "narrow.fp8", "9.9"),
 )
 
 
@@ -58,6 +59,26 @@ def test_a_run_directorys_job_is_read(tmp_path: Path) -> None:
     loaded = load_partial(str(path))
     assert loaded.job == load_job("demo", {"training.learning_rate": 1e-4})
     assert loaded.warnings == ()  # a launch wrote it: nobody can mend that
+
+
+def test_a_key_becomes_one_of_a_table_within(tmp_path: Path) -> None:
+    """Beside the keys of that table; also in the job.json that an older version wrote."""
+    job = load_job("demo", {"cluster": "selene"}).model_dump()
+    kernels = job["cluster"]["device"]["kernels"]
+    kernels["eight_bits"] = 0.5
+    del kernels["narrow"]["fp8"]
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(job))
+    loaded = load_partial(str(path))
+    assert loaded.issues == () and loaded.job is not None and loaded.job.cluster.device is not None
+    narrow = loaded.job.cluster.device.kernels.narrow
+    assert (narrow.fp8, narrow.mxfp8) == (0.5, None)
+    del kernels["narrow"]  # as it was
+    path.write_text(json.dumps(job))
+    assert load_partial(str(path)).job == loaded.job
+    typed = load_partial(None, {"cluster": "selene", "cluster.device.kernels.eight_bits": 0.5})
+    (warning,) = typed.warnings
+    assert "cluster.device.kernels.narrow.fp8 since version 9.9" in warning.message
 
 
 @pytest.mark.parametrize("name", ["training.peak_rate", "peak_rate", "peak-rate"])
@@ -125,13 +146,17 @@ def test_tables_that_are_none_are_left_to_the_schema() -> None:
     for raw in ({"training": 3}, {"training": {"save_after": 1}, "checkpoint": 3}):
         assert load_partial(None, raw).issues
         assert renamed.with_all_new_names(dict(raw)) == raw
+    wrong = {"cluster.device.kernels": {"eight_bits": 0.5, "narrow": 3}}
+    assert load_partial(None, {"cluster": "selene", **wrong}).issues
 
 
 def test_every_row_names_a_key_that_there_is() -> None:
     from mpctl.spec.names import keys_at
 
     for row in (*RENAMED_KEYS, *ROWS):
-        assert row.new in keys_at(list(row.table_now)) and row.old not in keys_at(list(row.table))
+        *inner, key = row.new.split(".")
+        assert key in keys_at([*row.table_now, *inner])
+        assert row.old not in keys_at(list(row.table))
 
 
 def test_a_key_that_moved_under_its_own_name_is_found_by_the_key_alone(
