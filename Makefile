@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Two workers, a file to a worker: what a file's tests share is made once.
-TWO := -n 2 --dist loadfile
+# A file to a worker: what a file's tests share is made once. Three on two cores, as tests of launches
+# wait for processes.
+WORKERS := -n 3 --dist loadfile
 
 .PHONY: demo test test-all test-clusters lint types bench soak reference constraints clean
 
@@ -24,12 +25,12 @@ demo: $(READY)
 test test-all: export OMP_NUM_THREADS := 1
 
 test: $(READY) lint types
-	$(BIN)/python -m pytest $(TWO) -m "not slow and not cluster"
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not cluster"
 
 # With the coverage of branches, in ranks and commands that tests start too (pyproject.toml).
 test-all: $(READY) lint types
 	rm -rf .coverage && mkdir .coverage
-	$(BIN)/python -m coverage run -m pytest $(TWO) -m "not cluster"; code=$$?; \
+	$(BIN)/python -m coverage run -m pytest $(WORKERS) -m "not cluster"; code=$$?; \
 	$(BIN)/python -m coverage combine -q; $(BIN)/python -m coverage report; exit $$code
 
 # Several nodes on this machine: Slurm, sshd, network namespaces. As root it installs what is
