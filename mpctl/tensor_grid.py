@@ -242,6 +242,8 @@ class TensorGrid:
         """
         if self.mode == "1d":
             is_whole = not any(self.weight_axes(dims))
+            if dims[-1] == "head_size":  # a norm of heads, of which each rank has its own
+                return "tp" if self.size > 1 else ""
             return "tp" if self.sequence_parallel and is_whole and self.size > 1 else ""
         is_matrix = len(dims) == 2 and (dims[0] in FEATURES or dims[-1] in FEATURES)
         if is_matrix:

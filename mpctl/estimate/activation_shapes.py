@@ -64,6 +64,10 @@ class ActivationShapes(NamedTuple):
     activation: str
     is_gated: bool
     is_rotary: bool
+    qk_norm: bool
+    norm_order: str
+    is_parallel: bool
+    shares_norm: bool
     is_flash: bool
     dropout: bool
     attention_dropout: bool
@@ -139,6 +143,10 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         activation=model.activation,
         is_gated=model.gated,
         is_rotary=model.position == "rotary",
+        qk_norm=bool(model.qk_norm),
+        norm_order=model.norm_order,
+        is_parallel=model.parallel_residual,
+        shares_norm=model.parallel_residual and model.shared_norm,
         is_flash=model.attention == "flash",
         dropout=t.dropout > 0 or assumed,
         attention_dropout=t.attention_dropout > 0 or assumed,

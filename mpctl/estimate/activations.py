@@ -98,15 +98,18 @@ def chunk_bytes(
 class _StackPart(NamedTuple):
     """What a chunk has of a stack, as far as memory goes.
 
-    layers: how many of its layers save anything. entry, exit: what the family says these ends save,
-    None where the chunk does not have them. has_logits: whether the exit gives logits.
+    layers: how many of its layers save anything, by their attentions. entry, exit: what the family
+    says these ends save, None where the chunk does not have them. has_logits: whether the exit
+    gives logits. predicted: attentions of the exit's own layers (multi-token prediction), each of
+    which gives logits too.
     """
 
     attentions: tuple[AttentionOp, ...]
-    layers: int
+    layers: tuple[tuple[tuple[AttentionOp, ...], int], ...]
     entry: tuple[SavedTensor, ...] | None
     exit: tuple[SavedTensor, ...] | None
     has_logits: bool
+    predicted: tuple[AttentionOp, ...] = ()
 
     @property
     def seq(self) -> str:
@@ -119,12 +122,17 @@ class _StackPart(NamedTuple):
     @classmethod
     def of(cls, stage_slice: StageSlice) -> _StackPart:
         stack = stage_slice.stack
+        counts: dict[tuple[AttentionOp, ...], int] = {}
+        for count, flow in stage_slice.blocks:
+            if flow.after:
+                counts[flow.cores] = counts.get(flow.cores, 0) + count
         return cls(
             stack.cores,
-            sum(count for count, flow in stage_slice.blocks if flow.after),
+            tuple(counts.items()),
             stack.entry.saved if stage_slice.has_entry else None,
             stack.exit.saved if stage_slice.has_exit else None,
             stage_slice.has_exit and stack.has_logits,
+            stack.exit.cores if stage_slice.has_exit else (),
         )
 
 
@@ -198,14 +206,17 @@ def _pieces(
     if part.entry is not None:
         tensors = entry_activations(shapes, part.seq, part.entry)
         pieces.append(_Piece(shapes.bytes_of(tensors)))
-    if part.layers:
-        layer = _layer(shapes, part.attentions)
-        shared = shapes.bytes_of(shared_activations(shapes, part.attentions))
-        pieces.append(_Piece(*layer, number=part.layers, shared=shared))
+    shared = shapes.bytes_of(shared_activations(shapes, part.attentions))
+    for at, (attentions, number) in enumerate(part.layers):
+        layer = _layer(shapes, attentions)
+        pieces.append(_Piece(*layer, number=number, shared=0.0 if at else shared))
     if part.exit is not None:
-        tensors = exit_activations(part.seq, part.exit, has_logits=part.has_logits)
+        end = exit_activations(part.seq, part.exit, has_logits=part.has_logits)
         temporary = _loss_bytes(shapes, part.seq, logit_bytes) if part.has_logits else 0.0
-        pieces.append(_Piece(shapes.bytes_of(tensors), temporary, split_temporary=temporary))
+        loss = _Piece(shapes.bytes_of(end), temporary, split_temporary=temporary)
+        pieces.append(loss)
+        for core in part.predicted:
+            pieces += [_Piece(*_layer(shapes, (core,))), loss]
     return pieces
 
 

@@ -24,7 +24,7 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
     form = activation_shapes(layout)
     for stack in layout.table.stacks:
         prefix = f"memory.{stack.figure_name}"
-        layer = layer_activations(form, stack.cores)
+        layer = layer_activations(form, stack.cores_of(stack.layers - 1))
         yield from _layer(form, prefix, layer.saved)
         yield from _layer(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):

@@ -8,7 +8,7 @@ dW alone for its second part: what is run again and the scores belong to the fir
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from mpctl.estimate.communication import batch_sizes
 from mpctl.estimate.recompute import is_repeated
@@ -32,21 +32,21 @@ def model_and_hardware_flops(layout: JobLayout) -> tuple[float, float]:
     """(model FLOP, hardware FLOP) of a rank on the average in one step; the second includes what
     recomputation repeats, with selective recomputation the scores (arXiv 2205.05198, eq. 7, 8)."""
     table, plain, repeated = layout.table, 0.0, 0.0
-    for stack, flow in zip(table.stacks, table.flows, strict=True):
+    for flow in table.flows:
         for run, kind in flow.runs:
-            plain += len(run) * block_flops(layout, stack.cores, kind, again=0)
-            repeated += len(run) * _repeated(layout, stack.cores, kind)
+            plain += len(run) * block_flops(layout, kind, again=0)
+            repeated += len(run) * _repeated(layout, kind)
         plain += sum(end_flops(layout, end) for end in (flow.entry, flow.exit))
     share = layout.num_microbatches / layout.job.parallel.pp
     return plain * share, (plain + repeated) * share
 
 
-def _repeated(layout: JobLayout, cores: Sequence[AttentionOp], flow: GradFlow) -> float:
+def _repeated(layout: JobLayout, flow: GradFlow) -> float:
     if is_repeated(layout, layout.profile, flow):
-        return block_flops(layout, cores, flow, FORWARD, again=0)
+        return block_flops(layout, flow, FORWARD, again=0)
     if layout.job.training.recompute != "selective":
         return 0.0
-    return sum((_core_flops(layout, core, flow, 0, FORWARD) for core in cores), 0.0)
+    return _scores_flops(layout, flow, 0, FORWARD)
 
 
 def pass_flops(
@@ -56,29 +56,24 @@ def pass_flops(
     total = 0.0
     for part in slices:
         for layers, flow in part.blocks:
-            total += layers * block_flops(layout, part.stack.cores, flow, kinds)
+            total += layers * block_flops(layout, flow, kinds)
         total += sum(end_flops(layout, end, kinds) for end in part.ends)
     return total
 
 
 def block_flops(
-    layout: JobLayout,
-    cores: Sequence[AttentionOp],
-    flow: GradFlow,
-    kinds: Collection[Kind] = ALL,
-    again: int | None = None,
+    layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL, again: int | None = None
 ) -> float:
     """FLOP of one layer and micro batch on one rank. again: forwards that backward repeats; None is
     what the job's recomputation says."""
     if again is None:
         again = int(is_repeated(layout, layout.profile, flow))
-    scores = sum(_core_flops(layout, core, flow, again, kinds) for core in cores)
-    return _part_flops(layout, flow, again, kinds) + scores
+    return _part_flops(layout, flow, again, kinds) + _scores_flops(layout, flow, again, kinds)
 
 
 def end_flops(layout: JobLayout, flow: GradFlow, kinds: Collection[Kind] = ALL) -> float:
     """FLOP of one end of a stack and micro batch on one rank."""
-    return _part_flops(layout, flow, 0, kinds)
+    return _part_flops(layout, flow, 0, kinds) + _scores_flops(layout, flow, 0, kinds)
 
 
 def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
@@ -88,6 +83,11 @@ def _passes(kinds: Collection[Kind], *, inputs: int, weights: int = 0) -> int:
         "backward_input": inputs, "backward_weight": weights,
     }  # fmt: skip
     return sum(counts[kind] for kind in kinds)
+
+
+def _scores_flops(layout: JobLayout, flow: GradFlow, again: int, kinds: Collection[Kind]) -> float:
+    """FLOP of all attentions of a layer or an end, micro batch and rank."""
+    return sum((_core_flops(layout, core, flow, again, kinds) for core in flow.cores), 0.0)
 
 
 def _core_flops(

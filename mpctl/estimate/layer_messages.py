@@ -65,12 +65,7 @@ class LayerMessages:
         over_tp += list(self._repeated(stack, flow, over_tp))
         over_tp.sort(key=lambda message: (message.axis, message.kind, message.bytes))
         is_again = is_repeated(self.layout, self.profile, flow)
-        attention = (
-            message
-            for core in stack.cores
-            for message in self._keys_and_values(core, flow, is_again=is_again)
-        )
-        return [*over_tp, *attention]
+        return [*over_tp, *self._attentions(flow, is_again=is_again)]
 
     def end(self, flow: GradFlow) -> list[Message]:
         """Messages of one micro batch before the first or after the last layer of a stack; logits
@@ -83,7 +78,11 @@ class LayerMessages:
             if "vocab" in product.writes and self.tp > 1:
                 sent = loss_messages(self.layout.grid, self._rows(product.rows))
                 messages += [self._message(message, "loss") for message in sent]
-        return messages
+        return [*messages, *self._attentions(flow, is_again=False)]
+
+    def _attentions(self, flow: GradFlow, *, is_again: bool) -> Iterator[Message]:
+        for core in flow.cores:
+            yield from self._keys_and_values(core, flow, is_again=is_again)
 
     def _products(self, flow: GradFlow, what: str) -> Iterator[Message]:
         for product in flow.part.products:
@@ -191,4 +190,5 @@ def _gathered(axis: str, what: str, size: int, again: bool, trained: bool) -> It
 
 def forward_flow(flow: GradFlow) -> GradFlow:
     """The same part of a model where no gradient is computed: a validation's forward."""
-    return GradFlow(flow.part, dict.fromkeys(flow.needs, NO_GRADIENTS), (), after=False)
+    needs = dict.fromkeys(flow.needs, NO_GRADIENTS)
+    return GradFlow(flow.part, needs, (), after=False, cores=flow.cores)

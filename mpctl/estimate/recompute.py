@@ -21,7 +21,7 @@ from mpctl.spec.runtime import RuntimeProfile
 
 def repeats_last_product(layout: JobLayout, profile: RuntimeProfile) -> bool:
     """Whether full recomputation runs a layer's last product again."""
-    needs_result = layout.job.training.dropout > 0 or layout.model.norm_order == "post"
+    needs_result = layout.job.training.dropout > 0 or layout.model.norm_order != "pre"
     needs_result |= layout.grid.mode != "1d"
     return needs_result or not profile.operators.stops_early
 

@@ -70,9 +70,15 @@ def layer_activations(
 def _branch(
     shapes: ActivationShapes, rows: Dims, name: str, part: SavedPart = SavedPart.OTHER
 ) -> Iterator[SavedTensor]:
-    """What a residual branch saves: its norm, its input and the dropout mask of its result."""
-    yield from norm_saved(shapes.norm, rows, f"{name} norm", part)
-    yield SavedTensor(f"{name} input", (*rows, "hidden"), "operand", is_outer=True, part=part)
+    """What a residual branch saves: its norms, its input and the dropout mask of its result. A
+    second branch that reads the input of the first (parallel residual) has that saved already."""
+    is_second = shapes.is_parallel and part is SavedPart.MLP
+    if not (is_second and shapes.shares_norm):
+        norms = list(norm_saved(shapes.norm, rows, f"{name} norm", part))
+        yield from norms[1:] if is_second else norms
+        yield SavedTensor(f"{name} input", (*rows, "hidden"), "operand", is_outer=True, part=part)
+    if shapes.norm_order == "sandwich":
+        yield from norm_saved(shapes.norm, rows, f"{name} output norm", part)
     if shapes.dropout:
         yield SavedTensor(f"{name} mask", (*rows, "hidden"), "mask", is_outer=True, part=part)
 

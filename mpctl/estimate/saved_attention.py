@@ -58,6 +58,20 @@ class _AttentionTensors:
         ]
 
     @property
+    def normed(self) -> Saved:
+        """What norms of queries and keys save: their statistics, a float a head, and what lies
+        between them and the kernel, unless that is what rotary positions give."""
+        if not self.shapes.qk_norm:
+            return []
+        heads = SavedTensor("query norm statistics", (*self.rows, "heads"), "float")
+        share = 0.5 / self.shapes.head_size
+        keys = SavedTensor("key norm statistics", (*self.keys, "kv"), "float", share)
+        if self.turned:
+            return [heads, keys]
+        normed = SavedTensor("normed queries", (*self.rows, "inner"))
+        return [heads, keys, normed, SavedTensor("normed keys", (*self.keys, "kv"), times=0.5)]
+
+    @property
     def turned(self) -> Saved:
         """Queries and keys after rotary positions."""
         if not self.shapes.is_rotary or self.shapes.kernels != "mpctl":
@@ -95,10 +109,10 @@ class _AttentionTensors:
 
     def of_megatron(self) -> tuple[Saved, Saved]:
         """Scores are held unless the kernel is fused."""
+        saved = self.inputs + self.normed + self.gathered + self.context
         if not self.shapes.holds_scores:
-            return self.inputs + self.gathered + self.context + self.sums, []
+            return saved + self.sums, []
         scores = list(self.pairs.scores(has_dropout=self.shapes.attention_dropout))
-        saved = self.inputs + self.gathered + self.context
         if self.shapes.recompute == "selective":
             return saved, scores
         return saved + scores, []
@@ -117,23 +131,26 @@ class _AttentionTensors:
         elif attention.is_causal:
             scores += pairs.masks(1)
         if shapes.recompute == "selective":
-            return self.inputs + self.turned + self.gathered + self.context, scores
-        return scores + self.context + self.turns, []
+            kept = self.inputs + self.normed + self.turned + self.gathered
+            return kept + self.context, scores
+        return scores + self.normed + self.context + self.turns, []
 
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and a sum a row."""
         shapes, attention = self.shapes, self.attention
         copies = 2 if self.turned or shapes.cp > 1 else 1
         tensors = self._fused_inputs() + self.gathered + self.context * copies + self.sums
+        tensors += self.normed
         if attention.has_sample_mask:
             tensors += self.pairs.masks(1, width="value", per_sample=True)
-        if attention.has_bias and attention.is_causal:
+        if attention.has_slopes or (attention.has_bias and attention.is_causal):
             tensors += self.pairs.bias()
-        elif attention.is_causal and shapes.cp > 1 and not shapes.is_cuda:
+        elif attention.window or (attention.is_causal and shapes.cp > 1 and not shapes.is_cuda):
             tensors += self.pairs.masks(1, width="value")
         tensors += self.turns
-        if shapes.recompute == "selective" and attention.has_bias:
-            return self.inputs + self.gathered + self.context, tensors
+        is_formed_again = attention.has_bias or attention.has_slopes or attention.window
+        if shapes.recompute == "selective" and is_formed_again:
+            return self.inputs + self.normed + self.gathered + self.context, tensors
         return tensors, []
 
     def _fused_inputs(self) -> Saved:
@@ -202,5 +219,5 @@ class _ScorePairs:
         return [SavedTensor("attention mask", dims, width, times * self.share)]
 
     def bias(self) -> Sequence[SavedTensor]:
-        """The learned bias of each head with the causal mask in it."""
+        """The bias of each head with the causal mask in it."""
         return [SavedTensor("masked bias", ("heads", *self.dims), times=self.share)]

@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from mpctl.estimate.attention_times import AttentionTimer
 from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
 from mpctl.estimate.hiding import Hiding
 from mpctl.estimate.host import layer_host
-from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
+from mpctl.estimate.kernels import Speed, product_seconds
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message
 from mpctl.estimate.network import Network
 from mpctl.estimate.op_times import OpTimes
 from mpctl.estimate.recompute import is_repeated, repeats_last_product
+from mpctl.estimate.variants import NORM_PASSES, extra_norm_bytes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp, LayerStack, MatMul, ParameterSpec
+from mpctl.operators.matmul import LayerStack, MatMul, ParameterSpec
 from mpctl.sharding import AXIS_OF_DIM
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -73,6 +75,11 @@ class OperatorTimer:
         return gradient_bytes(self.job.training, self.profile)
 
     @cached_property
+    def attention(self) -> AttentionTimer:
+        """What times softmax(Q K^T) V."""
+        return AttentionTimer(self.layout, self.speed, self.profile)
+
+    @cached_property
     def messages(self) -> LayerMessages:
         """What layers and ends send over tp and cp."""
         return LayerMessages(self.layout, self.profile)
@@ -99,13 +106,10 @@ class OperatorTimer:
         self._send(work, messages)
         self._products(work, flow, messages)
         ahead = OpTimes(work.forward)
-        hidden = self._bytes("batch", stack.seq, "hidden") / self.split * (1 + len(stack.cores))
-        self._passes(work, self.profile.operators.hidden, hidden, flow)
-        if self.job.training.dropout:
-            self._passes(work, self.profile.operators.dropout, hidden, flow)
+        self._hidden(work, stack.seq, flow)
         scores = OpTimes()
-        for core in stack.cores:
-            self._core(scores, core, flow)
+        for core in flow.cores:
+            self.attention.add(scores, core, flow)
         self.hiding.keys_and_values(work, scores)
         work.add(scores)
         self._host(work, flow)
@@ -125,6 +129,10 @@ class OperatorTimer:
                     work, MemoryPasses(forward=ENTRY_PASSES, backward=ENTRY_PASSES), hidden, flow
                 )
         work.add(self.loss(flow))
+        for core in flow.cores:
+            self._hidden(work, core.queries, flow)
+            self.attention.add(work, core, flow)
+            self._host(work, flow)
         self._accumulate(work, tuple(w for w in flow.trained if len(w.shape) > 1))
         return work
 
@@ -140,6 +148,19 @@ class OperatorTimer:
                 work.forward += passes.forward * logits / self.speed.bandwidth
                 work.dgrad += back * logits / self.speed.bandwidth
         return work
+
+    def _hidden(self, work: OpTimes, seq: str, flow: GradFlow) -> None:
+        """Norms, sums and dropout of a layer's branches over the hidden states."""
+        model, branches = self.model, 1 + len(flow.cores)
+        hidden = self._bytes("batch", seq, "hidden") / self.split
+        self._passes(work, self.profile.operators.hidden, hidden * branches, flow)
+        if self.job.training.dropout:
+            self._passes(work, self.profile.operators.dropout, hidden * branches, flow)
+        extra = extra_norm_bytes(
+            model, branches=branches, hidden=hidden, row=self._bytes("batch", seq),
+            parts=self.layout.grid.feature_parts,
+        )  # fmt: skip
+        self._passes(work, NORM_PASSES, extra, flow)
 
     def _repeat(self, work: OpTimes, scores: OpTimes, products: float, flow: GradFlow) -> None:
         training = self.job.training
@@ -242,31 +263,3 @@ class OperatorTimer:
                 work.tp_forward += seconds
             else:
                 work.tp_backward += seconds
-
-    def _core(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
-        """softmax(Q K^T) V, forward and backward."""
-        model, p = self.model, self.job.parallel
-        gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
-        queries, keys = self.sizes[core.queries], self.sizes[core.keys] * p.cp
-        batch, heads = self.sizes["batch"], model.heads / self.layout.grid.feature_parts
-        if model.attention == "flash" and not self.job.training.attention_dropout:
-            pairs = batch * queries * keys * (0.5 if core.is_causal else 1.0)
-            columns = int(heads * model.head_size)
-            own = self.profile.operators
-            work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
-            if gradients:
-                seconds = flash_seconds(self.speed, pairs, columns, backward=True)
-                work.dgrad += seconds / own.flash_backward
-        else:
-            self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
-
-    def _held_scores(
-        self, work: OpTimes, heads: int, queries: int, keys: int, gradients: int, flow: GradFlow
-    ) -> None:
-        rates, d, w = self.speed.other, self.model.head_size, self.width
-        scores = product_seconds(rates, queries, d, keys, w, w, heads)
-        context = product_seconds(rates, queries, keys, d, w, w, heads)
-        work.forward += scores + context
-        work.dgrad += gradients * (scores + context)
-        size = heads * queries * keys * w
-        self._passes(work, self.profile.operators.scores, size, flow)

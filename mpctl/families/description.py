@@ -19,6 +19,15 @@ from mpctl.spec.prompt import PromptForm
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
+    from mpctl.spec.hf import ConfigReader
+
+VARIANTS = (
+    "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
+    "rotary_fraction", "window_rotary_base", "attention_window", "attention_window_every",
+    "full_attention_every", "attention_scale", "attention_softcap", "logit_softcap", "qk_norm",
+    "head_bias", "mtp_layers",
+)  # fmt: skip
+"""Keys of a model by which decoders differ from the common shape of all families."""
 
 
 def no_tokens(model: ModelSpec) -> tuple[str, ...]:
@@ -28,6 +37,11 @@ def no_tokens(model: ModelSpec) -> tuple[str, ...]:
 
 def no_schemes() -> Mapping[str, Scheme]:
     """No class of Hugging Face's transformers: weights are neither imported nor exported."""
+    return {}
+
+
+def no_readers() -> Mapping[str, ConfigReader]:
+    """No config.json of Hugging Face is read as a model of the family."""
     return {}
 
 
@@ -75,8 +89,9 @@ class ModelFamily:
     prompt: how `mpctl sample` reads a prompt; None where sampling is not offered. has_perplexity:
     whether exp(loss) is a perplexity: where the loss is the mean over tokens alone. hub_schemes:
     the classes of Hugging Face's transformers that can hold its models, by kind of positions;
-    called only where weights are imported or exported. synonyms: what other software calls the
-    family or models like it, lower case with underscores; for hints, never accepted.
+    called only where weights are imported or exported. config_readers: how their config.json is
+    read, by model_type. variants: which of VARIANTS it takes. synonyms: what other software calls
+    the family or models like it, lower case with underscores; for hints, never accepted.
     """
 
     name: str
@@ -95,6 +110,8 @@ class ModelFamily:
     has_perplexity: bool = True
     synonyms: tuple[str, ...] = ()
     hub_schemes: Callable[[], Mapping[str, Scheme]] = no_schemes
+    config_readers: Callable[[], Mapping[str, ConfigReader]] = no_readers
+    variants: tuple[str, ...] = ()
 
     @property
     def has_decoder(self) -> bool:

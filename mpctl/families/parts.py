@@ -11,6 +11,7 @@ Letters: b batch, s sequence, h hidden, v vocabulary; t tp, c cp.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -36,8 +37,9 @@ def layer_config(
     """
     std = training.init_std
     mlp = MLPConfig(
-        model.hidden, model.ffn, model.activation, model.bias, std, std / (2 * model.layers) ** 0.5
-    )
+        model.hidden, model.ffn, model.activation, "mlp" in model.biased, std,
+        std / (2 * model.layers) ** 0.5,
+    )  # fmt: skip
     return LayerConfig(
         _attention_config(model, training, mlp, causal=causal, scale=scale),
         mlp,
@@ -48,42 +50,72 @@ def layer_config(
         recompute=training.recompute,
         partition_activations=training.partition_activations,
         offload_activations=training.offload_activations,
+        parallel_residual=model.parallel_residual,
+        shared_norm=model.shared_norm,
     )
 
 
 def _attention_config(
     model: ModelSpec, training: TrainingSpec, mlp: MLPConfig, *, causal: bool, scale: float | None
 ) -> AttentionConfig:
-    """The attention beside `mlp`, whose projections have the same biases and initial values."""
+    """The attention beside `mlp`, whose projections have the same initial values."""
     return AttentionConfig(
         model.hidden,
         model.heads,
         kv_heads=model.kv_heads,
         head_dim=model.head_size,
         causal=causal,
-        scale=scale,
+        scale=model.attention_scale if scale is None else scale,
         dropout=training.attention_dropout,
-        rotary=_rotary(model),
-        bias=mlp.bias,
+        rotary=_rotary(model, model.rotary_base),
+        alibi=model.position == "alibi",
+        qk_norm=model.norm if model.qk_norm else None,
+        eps=model.norm_epsilon,
+        bias="qkv" in model.biased,
+        output_bias="output" in model.biased,
         init_std=mlp.init_std,
         output_std=mlp.output_std,
     )
 
 
-def _rotary(model: ModelSpec) -> Rotary | None:
+def _rotary(model: ModelSpec, base: float, *, scaled: bool = True) -> Rotary | None:
     if model.position != "rotary":
         return None
-    scaling = model.rotary_scaling.model_dump() if model.rotary_scaling else None
-    return Rotary(model.head_size, model.rotary_base, scaling)
+    scaling = model.rotary_scaling.model_dump() if model.rotary_scaling and scaled else None
+    size, fraction = model.head_size, model.rotary_fraction
+    return Rotary(size, base, scaling, None if fraction == 1 else int(size * fraction))
+
+
+def with_window(config: LayerConfig, model: ModelSpec, layer: int) -> LayerConfig:
+    """The configuration of the layer of this number, whose attention may have a window, and with it
+    another base of rotary positions, which no scaling stretches."""
+    window = model.window_of(layer)
+    if window is None:
+        return config
+    attention = replace(config.attention, window=window)
+    if model.window_rotary_base is not None:
+        rotary = _rotary(model, model.window_rotary_base, scaled=False)
+        attention = replace(attention, rotary=rotary)
+    return replace(config, attention=attention)
 
 
 def self_attention_layers(
-    config: LayerConfig, shard_context: ShardContext, numbers: Iterable[int], *, prefix: str
+    config: LayerConfig,
+    shard_context: ShardContext,
+    numbers: Iterable[int],
+    *,
+    prefix: str,
+    model: ModelSpec,
 ) -> nn.ModuleDict:
-    """Layers of self-attention and MLP, by their global numbers: `prefix.7`."""
-    return nn.ModuleDict(
-        {str(n): ParallelTransformerLayer(config, shard_context, f"{prefix}.{n}") for n in numbers}
-    )
+    """Layers of self-attention and MLP, by their global numbers: `prefix.7`. model: says which of
+    them have windows."""
+    layers = {
+        str(n): ParallelTransformerLayer(
+            with_window(config, model, n), shard_context, f"{prefix}.{n}"
+        )
+        for n in numbers
+    }
+    return nn.ModuleDict(layers)
 
 
 class Embedding(nn.Module):

@@ -50,7 +50,7 @@ class SingleStackModule(FamilyModule):
         )
         config = layer_config(model, training, causal=causal)
         self.layers = self_attention_layers(
-            config, shard_context, stage_slice.layers, prefix="layers"
+            config, shard_context, stage_slice.layers, prefix="layers", model=model
         )
         self.head: nn.Module | None = None
         if stage_slice.has_exit:

@@ -24,8 +24,9 @@ from mpctl.kernels.config import AttentionConfig
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
+from mpctl.kernels.parameters import mark_partial
 from mpctl.kernels.regions import gather_sequence
-from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.kernels.tensor_parallel import NORMS, ShardContext
 from mpctl.sharding import divisors, splits_kv_heads
 
 
@@ -56,7 +57,10 @@ class ParallelSelfAttention(nn.Module):
         parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
         h, bias = config.hidden, config.bias
         self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
-        self.output = layers.row_linear(parts[0], h, bias=bias, init=config.output_init)
+        self.query_norm = _head_norm(config, shard_context)
+        self.key_norm = _head_norm(config, shard_context)
+        of_output = bias if config.output_bias is None else config.output_bias
+        self.output = layers.row_linear(parts[0], h, bias=of_output, init=config.output_init)
 
     def forward(
         self,
@@ -77,6 +81,8 @@ class ParallelSelfAttention(nn.Module):
         if isinstance(positions, Tensor) and positions.dim() > 1:
             positions = context.own_samples(positions, inside=True)
         query, key, value = self._split(self.qkv(hidden))
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
         if self.config.rotary is not None:
             given = rows if positions is None else positions
@@ -128,6 +134,20 @@ class ParallelSelfAttention(nn.Module):
         scale = "" if config.scale is None else f", scale={config.scale}"
         core = f"d={config.head_size}, causal={config.causal}, dropout={config.dropout}{scale}"
         return f"{heads}{kv}, {core}, t={t}" + (f", c={c}" if c > 1 else "")
+
+
+def _head_norm(config: AttentionConfig, shard_context: ShardContext) -> nn.Module | None:
+    """A norm over the d columns of a head, the same for all heads: each rank meets its own heads
+    only, so that its gradients are partial sums over tp."""
+    if config.qk_norm is None:
+        return None
+    norm = NORMS[config.qk_norm](
+        config.head_size, eps=config.eps, dtype=shard_context.dtype, device=shard_context.device,
+        backend=shard_context.backend,
+    )  # fmt: skip
+    if shard_context.tp.size > 1:
+        mark_partial(norm)
+    return norm
 
 
 def _check_kv(heads: int, kv_heads: int, head_dim: int, t: int) -> None:

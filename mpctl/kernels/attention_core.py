@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mpctl.kernels.alibi import distance_bias, slopes
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.config import AttentionConfig
 from mpctl.kernels.context import NO_CP, context_blocks, gather_context
@@ -57,7 +58,8 @@ class AttentionCore:
     rng_site, heads: the name and the global numbers of the local heads, for the dropout mask.
     recompute: compute scores again in backward, where any would be kept. cp: the group over which
     the sequence is split. scale: of the scores, before the bias; None is 1/sqrt(d). backend:
-    computes the product where there is no dropout.
+    computes the product where there is no dropout. window: keys that a query sees, None for all.
+    slopes: of the local heads with ALiBi, empty without.
     """
 
     rng_site: str
@@ -68,21 +70,26 @@ class AttentionCore:
     cp: Group = NO_CP
     scale: float | None = None
     backend: KernelBackend = TORCH_BACKEND
+    window: int | None = None
+    slopes: tuple[float, ...] = ()
 
     @classmethod
     def of(
         cls, config: AttentionConfig, shard_context: ShardContext, rng_site: str, *, recompute: bool
     ) -> AttentionCore:
         """The core of a layer's attention; ValueError where its heads do not divide by tp."""
+        heads = shard_context.layers.local_heads(config.heads)
         return cls(
             rng_site,
-            shard_context.layers.local_heads(config.heads),
+            heads,
             dropout=config.dropout,
             causal=config.causal,
             recompute=recompute,
             cp=shard_context.cp,
             scale=config.scale,
             backend=shard_context.backend,
+            window=config.window,
+            slopes=slopes(config.heads)[heads.start : heads.stop] if config.alibi else (),
         )
 
     def __call__(
@@ -130,7 +137,7 @@ class AttentionCore:
     def _attend(self, block: _Block) -> Tensor:
         has_dropout = block.rng is not None and block.rng.active(self.dropout)
         attend = self._step_by_step if has_dropout else self._fused
-        if self.recompute and (has_dropout or block.bias is not None):
+        if self.recompute and (has_dropout or block.bias is not None or self._makes_masks):
             # one argument a tensor: those are what checkpointing saves, and checks
             result: Tensor = recomputed(lambda *fields: attend(_Block(*fields)), *block)
             return result
@@ -138,7 +145,7 @@ class AttentionCore:
 
     def _fused(self, block: _Block) -> Tensor:
         query, key, value, rows, _, mask, bias = block
-        if mask is None and bias is None:
+        if mask is None and bias is None and not self._makes_masks:
             # Whole squares from position 0, or the last rows of a longer prefix; one row sees all.
             first = self.causal and rows.start == 0
             is_tail = self.causal and not first and len(rows) > 1
@@ -147,7 +154,7 @@ class AttentionCore:
                 query, key, value, lower, is_causal=first, scale=self.scale, enable_gqa=True
             )
         key, value = _repeated(query, key, value)
-        seen = self._seen(mask, rows, key)
+        seen, bias = self._seen(mask, rows, key), self._biased(bias, rows, query, key)
         if bias is not None:
             bias = bias.to(query.dtype)
             seen = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
@@ -161,6 +168,7 @@ class AttentionCore:
         # [b, a/t, q, d] x [b, a/t, d, s] -> [b, a/t, q, s]
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         scores = query.mul(scale) @ key.transpose(-1, -2)
+        bias = self._biased(bias, rows, query, key)
         scores = scores if bias is None else scores.add_(bias)
         seen = self._seen(mask, rows, key)
         if seen is not None:
@@ -177,8 +185,23 @@ class AttentionCore:
     def _seen(self, mask: Tensor | None, rows: range, key: Tensor) -> Tensor | None:
         if not self.causal:
             return mask
-        causal = causal_mask(rows, range(key.shape[-2]), device=key.device)
+        keys = range(key.shape[-2])
+        causal = causal_mask(rows, keys, window=self.window, device=key.device)
         return causal if mask is None else mask & causal
+
+    @property
+    def _makes_masks(self) -> bool:
+        """Whether a window or slopes make a mask of their own for every block."""
+        return self.window is not None or bool(self.slopes)
+
+    def _biased(
+        self, bias: Tensor | None, rows: range, query: Tensor, key: Tensor
+    ) -> Tensor | None:
+        """The bias with what ALiBi adds, [b or 1, a/t, q, s]."""
+        if not self.slopes:
+            return bias
+        distance = distance_bias(self.slopes, rows, key.shape[-2], query)
+        return distance if bias is None else bias + distance
 
 
 def _lower_right(queries: int, keys: int) -> Tensor:

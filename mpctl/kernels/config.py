@@ -21,9 +21,11 @@ from mpctl.kernels.parameters import Init
 from mpctl.kernels.rotary import Rotary
 from mpctl.sharding import local_size
 
-Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "swiglu", "geglu", "geglu_tanh"]
-Norm = Literal["layernorm", "rmsnorm"]
-NormOrder = Literal["pre", "post"]
+Activation = Literal[
+    "gelu", "gelu_tanh", "relu", "relu2", "silu", "swiglu", "geglu", "geglu_tanh"
+]  # fmt: skip
+Norm = Literal["layernorm", "rmsnorm", "nonparametric"]
+NormOrder = Literal["pre", "post", "output", "sandwich"]
 Recompute = Literal["none", "selective", "full"]
 GATED: tuple[Activation, ...] = ("swiglu", "geglu", "geglu_tanh")
 
@@ -36,9 +38,12 @@ class AttentionConfig:
     attention, arXiv 2305.13245); as many as heads by default. head_dim: features of a head,
     hidden / heads by default. causal: a query sees keys at its own and earlier positions only.
     scale: factor of the scores, 1 / sqrt(head_dim) by default. dropout: probability of dropping an
-    attention weight. rotary: rotary positions of queries and keys. bias: whether the projections
-    have biases. init_std: standard deviation of initial weights; output_std: that of the output
-    projection, init_std by default.
+    attention weight. rotary: rotary positions of queries and keys. window: keys that a causal query
+    sees, itself among them; all by default. alibi: whether scores fall with the distance (ALiBi).
+    qk_norm: kind of the norms of each head's queries and keys, none by default; eps: theirs. bias:
+    whether the projections have biases; output_bias: the output's, as bias by default. init_std:
+    standard deviation of initial weights; output_std: that of the output projection, init_std by
+    default.
 
     Raises ValueError where heads do not divide hidden (and head_dim is not given), kv_heads do not
     divide heads, or a value is out of its range.
@@ -52,7 +57,12 @@ class AttentionConfig:
     scale: float | None = None
     dropout: float = 0.0
     rotary: Rotary | None = None
+    window: int | None = None
+    alibi: bool = False
+    qk_norm: Norm | None = None
+    eps: float = 1e-5
     bias: bool = True
+    output_bias: bool | None = None
     init_std: float = 0.02
     output_std: float | None = None
 
@@ -61,6 +71,8 @@ class AttentionConfig:
         _check_positive(head_dim=self.head_size)
         _check_probability("attention dropout", self.dropout)
         local_size(self.heads, parts=self.num_kv_heads)
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ValueError(f"window {self.window}: it is 1 or more, of causal attention")
         if self.rotary is not None and self.rotary.head_dim != self.head_size:
             raise ValueError(
                 f"rotary positions of {self.rotary.head_dim} features for heads of "
@@ -135,11 +147,13 @@ class MLPConfig:
 class LayerConfig:
     """A transformer layer: attention and MLP, each with a norm, dropout and a residual sum.
 
-    eps: added to the norms' variance. norm_order: norms before attention and MLP (pre) or after
-    the residual sums (post). dropout: of both branches, before they are added. recompute: what
-    backward computes again instead of keeping it: nothing (none), attention scores (selective) or
-    all but the layer's input (full). With full, partition_activations keeps 1/t of that input on
-    each tensor-parallel rank, and offload_activations keeps it in host memory.
+    eps: added to the norms' variance. norm_order: norms before attention and MLP (pre), after the
+    residual sums (post), of the results of attention and MLP (output), before and of the results
+    (sandwich). dropout: of both branches, before they are added. recompute: what backward computes
+    again instead of keeping it: nothing (none), attention scores (selective) or all but the layer's
+    input (full). With full, partition_activations keeps 1/t of that input on each tensor-parallel
+    rank, and offload_activations keeps it in host memory. parallel_residual: attention and MLP both
+    read the layer's input; shared_norm: through one norm.
 
     Raises ValueError for an unknown name, for widths that differ, and where partition_activations
     or offload_activations is set without recompute full.
@@ -154,8 +168,12 @@ class LayerConfig:
     recompute: Recompute = "none"
     partition_activations: bool = False
     offload_activations: bool = False
+    parallel_residual: bool = False
+    shared_norm: bool = False
 
     def __post_init__(self) -> None:
+        if self.parallel_residual and self.norm_order != "pre":
+            raise ValueError(f"norm_order {self.norm_order}: parallel_residual has norms before")
         _check_known("norm", self.norm, get_args(Norm))
         _check_known("norm_order", self.norm_order, get_args(NormOrder))
         _check_known("recompute", self.recompute, get_args(Recompute))

@@ -1,4 +1,5 @@
-"""One transformer layer of self-attention and MLP, pre-norm or post-norm (residual.py).
+"""One transformer layer of self-attention and MLP, with norms in any order (residual.py), the MLP
+behind attention or beside it (parallel residual: GPT-NeoX, arXiv 2204.06745, section 2.1).
 
 The parallel split is Megatron-LM's (arXiv 1909.08053, figure 4), for either order. Collectives of
 b*s*h elements each, whole message, forward + backward:
@@ -27,6 +28,8 @@ Letters: b batch, s sequence, h hidden, a heads, t tp, c cp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from mpctl.kernels.attention import ParallelSelfAttention
@@ -48,15 +51,20 @@ class ParallelTransformerLayer(ResidualLayer):
 
     def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
         super().__init__(config, shard_context, rng_site)
-        self.attention_norm = self._norm()
+        order = config.norm_order
+        has_first, has_result = order != "output", order in ("output", "sandwich")
+        shares = config.parallel_residual and config.shared_norm
+        self.attention_norm = self._norm() if has_first else None
         self.attention = ParallelSelfAttention(
             config.attention,
             shard_context,
             f"{rng_site}.attention.probabilities",
             recompute=config.recompute == "selective",
         )
-        self.mlp_norm = self._norm()
+        self.attention_output_norm = self._norm() if has_result else None
+        self.mlp_norm = self._norm() if has_first and not shares else None
         self.mlp = ParallelMLP(config.mlp, shard_context)
+        self.mlp_output_norm = self._norm() if has_result else None
 
     def forward(
         self,
@@ -87,5 +95,19 @@ class ParallelTransformerLayer(ResidualLayer):
         def attend(x: Tensor) -> Tensor:
             return self.attention(x, rng, mask=mask, bias=bias, positions=positions, cache=cache)
 
-        hidden = self._branch("attention", hidden, self.attention_norm, attend, rng)
-        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng)
+        if self.config.parallel_residual:
+            return self._both(hidden, attend, rng)
+        hidden = self._branch(
+            "attention", hidden, self.attention_norm, attend, rng, self.attention_output_norm
+        )
+        return self._branch("mlp", hidden, self.mlp_norm, self.mlp, rng, self.mlp_output_norm)
+
+    def _both(
+        self, hidden: Tensor, attend: Callable[[Tensor], Tensor], rng: CounterRNG | None
+    ) -> Tensor:
+        """x + drop(attention(norm(x))) + drop(mlp(norm(x))), with one norm or two."""
+        assert self.attention_norm is not None
+        read = self.attention_norm(hidden)
+        attended = self._dropout(attend(read), rng, "attention")
+        read = read if self.mlp_norm is None else self.mlp_norm(hidden)
+        return hidden + attended + self._dropout(self.mlp(read), rng, "mlp")

@@ -26,10 +26,20 @@ def numbers(positions: Positions, device: torch.device | None = None) -> Tensor:
 
 
 def causal_mask(
-    queries: Positions, keys: Positions, *, device: torch.device | None = None
+    queries: Positions,
+    keys: Positions,
+    *,
+    window: int | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """[q, k]: whether the key's global position is at most the query's."""
-    return numbers(queries, device)[:, None] >= numbers(keys, device)
+    """[q, k]: whether the key's global position is at most the query's and, with a window, among
+    the last `window` up to it.
+
+    By hand, window 2: query 3 sees keys 2 and 3.
+    """
+    rows, columns = numbers(queries, device)[:, None], numbers(keys, device)
+    seen = rows >= columns
+    return seen if window is None else seen & (columns > rows - window)
 
 
 def padding_mask(real: Tensor) -> Tensor:

@@ -25,11 +25,33 @@ from torch import Tensor, nn
 from mpctl.kernels.config import Activation, MLPConfig
 from mpctl.kernels.tensor_parallel import ShardContext
 
+
+class _SquaredReLU(torch.autograd.Function):
+    """relu(x)^2, which keeps x alone: torch's own operations keep relu(x) beside their result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return F.relu(x).square_()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return F.relu(x).mul_(2).mul_(grad)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (arXiv 2109.08668, section 3.1; Nemotron-4, arXiv 2402.16819)."""
+    result: Tensor = _SquaredReLU.apply(x)
+    return result
+
+
 # gelu is exact (arXiv 1606.08415), gelu_tanh the approximation that GPT-2 was trained with.
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "relu2": squared_relu,
     "silu": F.silu,
 }
 _GATES: dict[Activation, Callable[[Tensor], Tensor]] = {

@@ -2,6 +2,8 @@
 
 pre     x += drop(branch(norm(x)))        GPT-2, T5, Llama
 post    x = norm(x + drop(branch(x)))     BERT (arXiv 1706.03762, section 3.1)
+output  x += drop(norm(branch(x)))        OLMo 2 (arXiv 2501.00656, section 3.2)
+sandwich  x += drop(norm(branch(norm'(x))))   Gemma 2 (arXiv 2408.00118, section 2)
 """
 
 from __future__ import annotations
@@ -62,13 +64,16 @@ class ResidualLayer(nn.Module):
         self,
         name: str,
         x: Tensor,
-        norm: nn.Module,
+        norm: nn.Module | None,
         compute: Callable[[Tensor], Tensor],
         rng: CounterRNG | None,
+        output_norm: nn.Module | None = None,
     ) -> Tensor:
-        if self.config.norm_order == "post":
+        if self.config.norm_order == "post" and norm is not None:
             return norm(x + self._dropout(compute(x), rng, name))
-        return x + self._dropout(compute(norm(x)), rng, name)
+        result = compute(x if norm is None else norm(x))
+        result = result if output_norm is None else output_norm(result)
+        return x + self._dropout(result, rng, name)
 
     def _dropout(self, x: Tensor, rng: CounterRNG | None, branch: str) -> Tensor:
         rng_site = f"{self.rng_site}.{branch}"

@@ -32,24 +32,33 @@ class Rotary:
     """The law of the angles. Raises ValueError for an odd head_dim or a scaling that lacks a key.
 
     scaling: Llama 3.1's stretch of the slow frequencies to a longer context, a mapping of factor,
-    low_freq_factor, high_freq_factor and original_max_position.
+    low_freq_factor, high_freq_factor and original_max_position. columns: how many of a head are
+    turned, the first ones (GPT-NeoX); all by default.
     """
 
     head_dim: int
     base: float = 10000.0
     scaling: Mapping[str, float] | None = None
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd, rotary positions turn pairs")
+        if self.turned % 2 or not 0 < self.turned <= self.head_dim:
+            raise ValueError(f"columns {self.turned} of {self.head_dim}: rotary turns pairs")
         lacking = [key for key in LLAMA3_KEYS if key not in (self.scaling or LLAMA3_KEYS)]
         if lacking:
             raise ValueError(f"rotary scaling lacks {', '.join(lacking)}")
 
+    @property
+    def turned(self) -> int:
+        """Columns of a head that are turned."""
+        return self.head_dim if self.columns is None else self.columns
+
     def frequencies(self, device: torch.device | None = None) -> Tensor:
-        """[d/2] float64, radians a position."""
-        exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=device)
-        plain = self.base ** (-exponent / self.head_dim)
+        """[d/2] float64, radians a position, of the columns that are turned."""
+        exponent = torch.arange(0, self.turned, 2, dtype=torch.float64, device=device)
+        plain = self.base ** (-exponent / self.turned)
         return plain if self.scaling is None else _stretched(plain, self.scaling)
 
     def table(self, positions: Positions, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,9 +80,13 @@ class Rotary:
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    # [b, a, s, d] -> 2 of [b, a, s, d/2] -> [b, a, s, d]
-    low, high = x.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+    # [b, a, s, d] -> 2 of [b, a, s, d/2] -> [b, a, s, d]; what is not turned follows as it is
+    half = cos.shape[-1]
+    low, high, rest = x.tensor_split((half, 2 * half), dim=-1)
+    parts = [low * cos - high * sin, high * cos + low * sin]
+    if rest.shape[-1]:
+        parts.append(rest.to(parts[0].dtype))
+    return torch.cat(parts, dim=-1).to(x.dtype)
 
 
 def _stretched(plain: Tensor, scaling: Mapping[str, float]) -> Tensor:

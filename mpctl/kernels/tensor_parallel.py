@@ -35,7 +35,7 @@ from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
-from mpctl.kernels.norm import LayerNorm, RMSNorm
+from mpctl.kernels.norm import LayerNorm, PlainLayerNorm, RMSNorm
 from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.kernels.replicated import ReplicatedTable
 from mpctl.shard import Shard
@@ -43,7 +43,10 @@ from mpctl.sharding import local_range
 from mpctl.tensor_grid import TensorGrid
 from mpctl.transport.group import Group
 
-NORMS: dict[Norm, type[LayerNorm] | type[RMSNorm]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+AnyNorm = LayerNorm | RMSNorm | PlainLayerNorm
+NORMS: dict[Norm, type[AnyNorm]] = {
+    "layernorm": LayerNorm, "rmsnorm": RMSNorm, "nonparametric": PlainLayerNorm
+}  # fmt: skip
 NO_TP = Group()  # of weights that are whole
 WHOLE_GRID = TensorGrid()
 M = TypeVar("M", bound=nn.Module)
@@ -143,7 +146,7 @@ class TensorParallel1D:
         """Columns of W over the ranks (linear.py)."""
         return RowParallelLinear(inputs, outputs, bias=bias, init=init, **self._split)
 
-    def norm(self, kind: Norm, hidden: int, *, eps: float) -> LayerNorm | RMSNorm:
+    def norm(self, kind: Norm, hidden: int, *, eps: float) -> AnyNorm:
         """A replicated norm; its gradients are partial under sequence parallelism."""
         norm = NORMS[kind](hidden, eps=eps, backend=self.context.backend, **self._tensors)
         return self.context.replicated(norm)

@@ -26,6 +26,7 @@ from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan
 from mpctl.rules.check import listed
+from mpctl.rules.launched import not_launched
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.event_files import missing_tensorboard
@@ -161,6 +162,8 @@ def _unsupported(job: JobSpec) -> Iterator[Issue]:
             message = f"{dtype} is planned but not run by this version"
             hint = f"use {', '.join(runs.dtypes)}"
             yield Issue("not-run-yet", f"training.{key}", message, hint)
+    for check in not_launched(job):
+        yield Issue("not-run-yet", check.where, check.message, check.hint)
 
 
 def _decoder_length(model: ModelSpec) -> Iterator[Issue]:

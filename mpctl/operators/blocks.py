@@ -56,11 +56,15 @@ def final_norm_saved(model: ModelSpec, hidden: Dims) -> tuple[SavedTensor, ...]:
     return (*norm_saved(model.norm, rows, "final norm"), hidden_saved(rows, "normed"))
 
 
-def norm_weights(name: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """Scale [h] and, for layernorm, bias [h]."""
-    weight = ParameterSpec(f"{name}.weight", (model.hidden,), ("hidden",))
-    bias = ParameterSpec(f"{name}.bias", (model.hidden,), ("hidden",))
-    return (weight, bias) if model.norm == "layernorm" else (weight,)
+def norm_weights(
+    name: str, model: ModelSpec, size: tuple[str, int] | None = None
+) -> tuple[ParameterSpec, ...]:
+    """Scale [h] and, for layernorm, bias [h]; none of a norm without weights. size: name and size
+    of the dimension, where it is another than hidden."""
+    dim, width = size or ("hidden", model.hidden)
+    weight = ParameterSpec(f"{name}.weight", (width,), (dim,))
+    bias = ParameterSpec(f"{name}.bias", (width,), (dim,))
+    return {"layernorm": (weight, bias), "rmsnorm": (weight,)}.get(model.norm, ())
 
 
 def linear_weights(
@@ -74,21 +78,49 @@ def linear_weights(
 
 
 def attention_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """Norm, fused q | k | v and output of a layer's self-attention."""
+    """Norms, fused q | k | v and output of a layer's self-attention."""
     hidden, width = ("hidden", model.hidden), model.heads * model.head_size
     fused = width + 2 * model.kv_heads * model.head_size
+    has_bias = {name: name in model.biased for name in ("qkv", "output")}
     return (
-        *norm_weights("attention_norm", model),
-        *linear_weights("attention.qkv", ("heads", fused), hidden, bias=model.bias),
-        *linear_weights("attention.output", hidden, ("heads", width), bias=model.bias),
+        *_norm_before("attention", model),
+        *linear_weights("attention.qkv", ("heads", fused), hidden, bias=has_bias["qkv"]),
+        *_query_key_norms(model),
+        *linear_weights("attention.output", hidden, ("heads", width), bias=has_bias["output"]),
+        *_norm_of_result("attention", model),
+    )
+
+
+def _query_key_norms(model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    """Norms of queries and of keys: of a head, which all heads share, or of all heads together."""
+    if not model.qk_norm:
+        return ()
+    of_all, size = model.qk_norm == "width", model.head_size
+    query = ("heads", model.heads * size) if of_all else ("head_size", size)
+    key = ("heads", model.kv_heads * size) if of_all else ("head_size", size)
+    return (
+        *norm_weights("attention.query_norm", model, query),
+        *norm_weights("attention.key_norm", model, key),
     )
 
 
 def mlp_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
-    """Norm, up and down of a layer's MLP; gate and up are fused."""
+    """Norms, up and down of a layer's MLP; gate and up are fused."""
     hidden, inner = ("hidden", model.hidden), model.ffn * (2 if model.gated else 1)
+    has_bias, shares = "mlp" in model.biased, model.parallel_residual and model.shared_norm
     return (
-        *norm_weights("mlp_norm", model),
-        *linear_weights("mlp.up", ("ffn", inner), hidden, bias=model.bias),
-        *linear_weights("mlp.down", hidden, ("ffn", model.ffn), bias=model.bias),
+        *(() if shares else _norm_before("mlp", model)),
+        *linear_weights("mlp.up", ("ffn", inner), hidden, bias=has_bias),
+        *linear_weights("mlp.down", hidden, ("ffn", model.ffn), bias=has_bias),
+        *_norm_of_result("mlp", model),
     )
+
+
+def _norm_before(branch: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    """The norm of a branch that has the branch's name; behind the sum for norm_order post."""
+    return () if model.norm_order == "output" else norm_weights(f"{branch}_norm", model)
+
+
+def _norm_of_result(branch: str, model: ModelSpec) -> tuple[ParameterSpec, ...]:
+    has_one = model.norm_order in ("output", "sandwich")
+    return norm_weights(f"{branch}_output_norm", model) if has_one else ()

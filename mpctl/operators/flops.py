@@ -2,7 +2,8 @@
 
 A product of m x k by k x n takes 2mnk FLOP forward, as many again for dX and for dW (Narayanan et
 al., arXiv 2104.04473, appendix). Attention multiplies queries with keys and scores with values, 4
-times their pairs times the width of the heads; causal scores count whole. How often each is done in
+times their pairs times the width of the heads; causal scores count whole, of a window twice those
+that it sees. How often each is done in
 a step is the caller's: the estimate counts passes of actions, the balance of stages those of a
 whole micro batch. Counts are of one rank times tp, so that they stay whole numbers: what every tp
 rank computes alike counts tp times. In every tensor mode a rank computes 1/tp of a product whose
@@ -48,5 +49,5 @@ class FlopCounter:
 
     def scores(self, core: AttentionOp, passes: int) -> int:
         """FLOP x tp of one attention, `passes` times; keys are those of the whole sequence."""
-        pairs = self.sizes["batch"] * self.sizes[core.queries] * self.sizes[core.keys] * self.cp
-        return 4 * pairs * self.width * passes
+        pairs = core.counted_pairs(self.sizes[core.queries], self.sizes[core.keys] * self.cp)
+        return 4 * self.sizes["batch"] * pairs * self.width * passes

@@ -22,11 +22,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from itertools import groupby
+from typing import Any
 
-from mpctl.operators.matmul import GradNeeds, LayerStack, OperatorGroup, ParameterSpec
+from mpctl.operators.matmul import (
+    AttentionOp,
+    GradNeeds,
+    LayerStack,
+    MatMul,
+    OperatorGroup,
+    ParameterSpec,
+)
 
 IsFrozen = Callable[[str], bool]
 
@@ -36,13 +44,14 @@ class GradFlow:
     """What backward computes of one layer or end.
 
     part: its products and parameters. needs: gradients by the product's name. trained: parameters
-    that are not frozen. after: whether the gradient of its result is needed.
+    that are not frozen. after: whether the gradient of its result is needed. cores: its attentions.
     """
 
     part: OperatorGroup
     needs: Mapping[str, GradNeeds]
     trained: tuple[ParameterSpec, ...]
     after: bool
+    cores: tuple[AttentionOp, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,32 +124,39 @@ class _LayerWalk:
     source: bool
     joins: bool
 
-    def __call__(self, trained: tuple[ParameterSpec, ...], *, before: bool) -> GradFlow:
+    def __call__(
+        self, trained: tuple[ParameterSpec, ...], cores: tuple[AttentionOp, ...], *, before: bool
+    ) -> GradFlow:
         stack = self.stack
-        foreign = {core.key_product for core in stack.cores if core.keys != stack.seq}
-        return _walk(
+        foreign = {core.key_product for core in cores if core.keys != stack.seq}
+        flow = _walk(
             stack.block, trained, before=before, source=self.source, foreign=foreign,
             joins=self.joins,
         )  # fmt: skip
+        return replace(flow, cores=cores)
 
 
 def _runs(
     walk: _LayerWalk, is_frozen: IsFrozen | None, *, before: bool
 ) -> Iterator[tuple[range, GradFlow]]:
-    """Ranges of layers that train the same parameters and whose inputs need the same gradients.
+    """Ranges of layers that train the same parameters, whose inputs need the same gradients and
+    whose attentions see as many keys.
 
-    is_frozen None: nothing is frozen, and all layers are alike.
+    is_frozen None: nothing is frozen; without a period all layers are then alike.
     """
     stack, weights = walk.stack, walk.stack.block.weights
-    if is_frozen is None:
-        yield range(stack.layers), walk(weights, before=True)
+    if is_frozen is None and not stack.period:
+        yield range(stack.layers), walk(weights, stack.cores, before=True)
         return
-    kinds: dict[tuple[tuple[ParameterSpec, ...], bool], GradFlow] = {}
+    before = before or is_frozen is None
+    kinds: dict[tuple[Any, ...], GradFlow] = {}
     flows: list[GradFlow] = []
     for layer in range(stack.layers):
-        kind = _trained(weights, is_frozen, f"{stack.prefix}.{layer}."), before
+        own, cores = f"{stack.prefix}.{layer}.", stack.cores_of(layer)
+        trained = weights if is_frozen is None else _trained(weights, is_frozen, own)
+        kind = (cores, before) if is_frozen is None else (trained, cores, before)
         if kind not in kinds:
-            kinds[kind] = walk(kind[0], before=before)
+            kinds[kind] = walk(trained, cores, before=before)
         flows.append(kinds[kind])
         before = flows[-1].after
     for _, run in groupby(range(stack.layers), key=lambda layer: id(flows[layer])):
@@ -159,13 +175,15 @@ def _walk(
     trained bias is added behind the first product.
     """
     names, stream = {weight.name for weight in trained}, before
-    products = {product.parameter: product for product in part.products}
+    products: dict[str, list[MatMul]] = {}
+    for product in part.products:
+        products.setdefault(product.parameter, []).append(product)
     needs: dict[str, GradNeeds] = {}
     for weight in part.weights:
-        product, w = products.get(weight.name), weight.name in names
-        if product is not None:
+        w = weight.name in names
+        for product in products.get(weight.name, ()):
             x = product.input_gradient and (source if product.name in foreign else stream)
             stream = stream or x or (joins and not needs)
             needs[product.name] = GradNeeds(x, w, x or w or product.bias in names)
         stream = stream or w
-    return GradFlow(part, needs, trained, stream)
+    return GradFlow(part, needs, trained, stream, part.cores)

@@ -158,8 +158,9 @@ class AttentionOp:
     dimensions of the two sides, equal for self-attention. query_product, key_product: names of the
     matrix products that write queries, and keys with values. is_causal: a query sees no later key.
     has_bias: a learned bias per head is added to the scores (T5's relative positions).
+    has_slopes: a bias per head that follows from the distance is added to them (ALiBi).
     has_sample_mask: each sample has a mask [s, s] of its own (GLM), so that masks have a batch
-    dimension.
+    dimension. window: of a causal one, how many keys a query sees, itself among them; 0 for all.
     """
 
     part: str
@@ -169,12 +170,29 @@ class AttentionOp:
     key_product: str = "attention.qkv"
     is_causal: bool = False
     has_bias: bool = False
+    has_slopes: bool = False
     has_sample_mask: bool = False
+    window: int = 0
 
     @property
     def is_cross(self) -> bool:
         """Whether the keys come from another stack than the queries."""
         return self.queries != self.keys
+
+    def counted_pairs(self, queries: int, keys: int) -> int:
+        """Pairs of a query and a key that FLOP are counted for. A causal attention's count whole;
+        of a window twice those that it sees, 2 s w - w^2, which for w = s is s^2 as well. queries:
+        of this rank; keys: of the whole sequence.
+
+        By hand, 8 queries and keys and a window of 2: 2 x 8 x 2 - 4 = 28 of 64.
+        """
+        if not self.window:
+            return queries * keys
+        return queries * (2 * keys - self.window) * self.window // keys
+
+    def seen_pairs(self, queries: int, keys: int) -> float:
+        """Pairs of a query and a key that it may see, without the half of the diagonal."""
+        return self.counted_pairs(queries, keys) * (0.5 if self.is_causal else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +200,20 @@ class OperatorGroup:
     """Matrix products and parameters of a layer or of an end of a stack, in the order of the data.
 
     saved: of an end, the tensors that its forward saves for its backward, but for those that every
-    embedding and every head has (estimate/saved_activations.py adds them).
+    embedding and every head has (estimate/saved_activations.py adds them). cores: of an end, the
+    attentions of layers that are part of it (multi-token prediction), one a layer.
     """
 
     products: tuple[MatMul, ...] = ()
     weights: tuple[ParameterSpec, ...] = ()
     saved: tuple[SavedTensor, ...] = ()
+    cores: tuple[AttentionOp, ...] = ()
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The names of its norms: `attention_norm`, `mlp_norm`."""
-        ending = ".weight"
-        names = (w.name.removesuffix(ending) for w in self.weights if w.name.endswith(ending))
+        """The names of its norms of hidden states: `attention_norm`, `mlp_norm`."""
+        ending, hidden = ".weight", [w for w in self.weights if w.dims == ("hidden",)]
+        names = (w.name.removesuffix(ending) for w in hidden if w.name.endswith(ending))
         return tuple(name for name in names if name.endswith("norm"))
 
 
@@ -204,11 +224,12 @@ class LayerStack:
     prefix: of parameter names; those in `block` are relative to `{prefix}.N.`, where layers count
     from 0 in each stack. block: one layer. cores: its attentions, the first over its own hidden
     states. entry, exit: embedding and head, or nothing. shared: parameters that every stage with a
-    layer of the stack holds (a bias that all layers add).
+    layer of the stack holds (a bias that all layers add). period: where layers differ in their
+    attentions (windows), those of layers 0, 1, .., which repeat; `cores` is then the first.
 
-    Layers of two kinds, such as a mixture of experts in every k-th layer, would make `block` a
-    function of the layer's number, with one OperatorGroup for each kind: the runs of alike layers
-    in grad_flow.py already carry their own group and count, and everything that counts asks them.
+    Layers of two kinds of products, such as a mixture of experts in every k-th layer, would make
+    `block` a function of the layer's number as well: the runs of alike layers in grad_flow.py
+    already carry their own group and count, and everything that counts asks them.
     """
 
     prefix: str
@@ -218,6 +239,11 @@ class LayerStack:
     entry: OperatorGroup = OperatorGroup()
     exit: OperatorGroup = OperatorGroup()
     shared: tuple[ParameterSpec, ...] = ()
+    period: tuple[tuple[AttentionOp, ...], ...] = ()
+
+    def cores_of(self, layer: int) -> tuple[AttentionOp, ...]:
+        """The attentions of a layer, by its number in the stack."""
+        return self.period[layer % len(self.period)] if self.period else self.cores
 
     @property
     def name(self) -> str:

@@ -47,10 +47,10 @@ def norm_saved(
 ) -> Iterator[SavedTensor]:
     """What a norm saves: its input [rows, hidden] and statistics of each row.
 
-    norm: `layernorm`, which has a scale and a mean a row, or `rmsnorm`, which has the scale alone.
+    norm: `rmsnorm`, which has a scale a row, or another kind, which has a mean as well.
     """
     yield SavedTensor(f"{name} input", (*rows, "hidden"), is_outer=True, part=part)
-    statistics = 2 if norm == "layernorm" else 1
+    statistics = 1 if norm == "rmsnorm" else 2
     yield SavedTensor(f"{name} statistics", rows, "float", statistics, is_outer=True, part=part)
 
 

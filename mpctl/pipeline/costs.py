@@ -15,12 +15,9 @@ By hand, GPT, h 512, s 256, v 32000: a layer 6 (12 h^2 + 2 s h) = 20.4e6 a token
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mpctl.families import get_table
 from mpctl.operators.flops import FlopCounter
 from mpctl.operators.grad_flow import GradFlow
-from mpctl.operators.matmul import AttentionOp
 from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.balance import LayerCosts
 from mpctl.spec.job import JobSpec
@@ -52,7 +49,7 @@ def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCo
     for stack, flow in zip(table.stacks, table.flows, strict=True):
         own: list[int] = []
         for run, kind in flow.runs:
-            own += [_block(counter, kind, stack.cores, again)] * len(run)
+            own += [_block(counter, kind, again)] * len(run)
         before, exit_ = _end(counter, flow.entry), _end(counter, flow.exit)
         if layers:
             own[0] += before
@@ -64,17 +61,22 @@ def layer_costs(job: JobSpec, model: ModelSpec, table: OperatorTable) -> LayerCo
     return LayerCosts(layers, entry, exit_)
 
 
-def _block(counter: FlopCounter, flow: GradFlow, cores: Sequence[AttentionOp], again: int) -> int:
+def _block(counter: FlopCounter, flow: GradFlow, again: int) -> int:
     """FLOP x tp of one layer; a layer without a backward is not recomputed."""
     again *= any(needs.y for needs in flow.needs.values())
-    scores = (
-        counter.scores(
-            core, 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
-        )
-        for core in cores
-    )
-    return counter.products(flow, lambda needs: 1 + again + needs.x + needs.w) + sum(scores)
+    products = counter.products(flow, lambda needs: 1 + again + needs.x + needs.w)
+    return products + _scores(counter, flow, again)
 
 
 def _end(counter: FlopCounter, flow: GradFlow) -> int:
-    return counter.products(flow, lambda needs: 1 + needs.x + needs.w)
+    products = counter.products(flow, lambda needs: 1 + needs.x + needs.w)
+    return products + _scores(counter, flow, 0)
+
+
+def _scores(counter: FlopCounter, flow: GradFlow, again: int) -> int:
+    return sum(
+        counter.scores(
+            core, 1 + again + flow.needs[core.query_product].y + flow.needs[core.key_product].y
+        )
+        for core in flow.cores
+    )

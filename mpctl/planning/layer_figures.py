@@ -54,13 +54,13 @@ def layer_figures(layout: JobLayout) -> LayerFigures:
     """The figures of the first layer of the model."""
     stack, flow = _first(layout)
     shapes = activation_shapes(layout)
-    saved = layer_activations(shapes, stack.cores).saved
+    saved = layer_activations(shapes, flow.cores).saved
     messages = LayerMessages(layout, layout.profile).block(stack, flow)
     between = [message for message in messages if message.axis != "cp"]
     numel = sum(weight.local_numel(layout.grid) for weight in flow.part.weights)
     ranks = layout.group_sizes
     return LayerFigures(
-        flops=block_flops(layout, stack.cores, flow),
+        flops=block_flops(layout, flow),
         parameter_bytes=numel * value_bytes(layout.job.training),
         saved_bytes=round(shapes.bytes_of(saved)),
         sent_bytes=sent_bytes(between, ranks),

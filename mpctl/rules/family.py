@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.families import all_builtin, get_family
-from mpctl.rules.check import Check, divides
+from mpctl.rules.check import Check, divides, listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 
@@ -30,12 +30,11 @@ def family_rules(job: JobSpec) -> Iterator[Check]:
                     f"use {least} or more")  # fmt: skip
     if model.norm_order not in family.norm_orders:
         others = [other.name for other in all_builtin() if model.norm_order in other.norm_orders]
-        where = "before attention and MLP" if model.norm_order == "post" else "after the sums"
         yield Check(
             "family-norms",
             "error",
             "model.norm_order",
-            f"family {family.name} has its norms {where}",
+            f"{model.norm_order}, but family {family.name} has {listed(family.norm_orders)}",
             f"use {' or '.join(family.norm_orders)}, or family {' or '.join(others)}",
         )
     if not family.grouped_queries and model.kv_heads != model.heads:

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mpctl.errors import Offer
-from mpctl.rules import family, freeze, layout, model, rates, tensor_mode
+from mpctl.rules import family, freeze, launched, layout, model, rates, tensor_mode
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -48,6 +48,8 @@ RULES: tuple[Rule, ...] = (
     Rule(layout.zero_rules, LAYOUT),
     Rule(model.position_rules, SHAPE),
     Rule(family.family_rules, SHAPE),
+    Rule(launched.variant_rules, {"model"}),
+    Rule(launched.launched_rules, SHAPE | BATCH),
     Rule(family.decoder_rules, SHAPE),
     Rule(family.relative_rules, {"model"}),
     Rule(model.head_rules, SHAPE),

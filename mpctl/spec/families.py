@@ -15,6 +15,7 @@ installed packages takes milliseconds.
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "mpctl.families"
 DEFAULT_FAMILY = "gpt"
-NormOrder = Literal["pre", "post"]
+NormOrder = Literal["pre", "post", "output", "sandwich"]
 
 
 @runtime_checkable
@@ -38,6 +39,10 @@ class FamilyDefaults(Protocol):
     @property
     def norm_orders(self) -> tuple[NormOrder, ...]:
         """The orders of norms that the family accepts, its default first."""
+
+    @property
+    def config_readers(self) -> Callable[[], Mapping[str, Any]]:
+        """How config.json files of its classes are read (hf.py's ConfigReader), by model_type."""
 
     @property
     def synonyms(self) -> tuple[str, ...]:

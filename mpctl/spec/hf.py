@@ -1,8 +1,8 @@
 """The shape of a model from a Hugging Face config.json (the shape only, never weights or code).
 
-Keys and defaults are those of the config classes of `transformers` (GPT2Config, LlamaConfig,
-MistralConfig, BertConfig, T5Config). What a Model cannot express is refused in words rather than
-dropped, for a plan as for weights.
+A family says how the configs of its classes are read (ModelFamily.config_readers); here is what
+they share. Keys and defaults are those of the config classes of `transformers`. What a Model cannot
+express is refused in words rather than dropped, for a plan as for weights.
 By hand: `{"model_type": "gpt2", "n_embd": 768, "activation_function": "gelu_new"}` gives family
 gpt, hidden 768 and activation gelu_tanh.
 """
@@ -10,23 +10,26 @@ gpt, hidden 768 and activation gelu_tanh.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeGuard
 
 from mpctl.errors import InputError, Issue
+from mpctl.spec.families import builtin_families, load_family
 
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
+Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
 
 # Our key -> the names that configs of different families use for it, first match wins.
 NAMES: dict[str, tuple[str, ...]] = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "decoder_layers": ("num_decoder_layers",),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "ffn": ("intermediate_size", "n_inner", "d_ff"),
+    "hidden": ("hidden_size", "n_embd", "n_embed", "d_model"),
+    "ffn": ("intermediate_size", "n_inner", "d_ff", "ffn_hidden_size"),
     "heads": ("num_attention_heads", "n_head", "num_heads"),
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("head_dim", "d_kv"),
@@ -35,60 +38,18 @@ NAMES: dict[str, tuple[str, ...]] = {
     "token_types": ("type_vocab_size",),
     "relative_buckets": ("relative_attention_num_buckets",),
     "relative_max_distance": ("relative_attention_max_distance",),
-    "norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps"),
+    "norm_epsilon": ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", "norm_eps"),
     "tied_embeddings": ("tie_word_embeddings",),
 }
-LLAMA: Raw = {
-    "family": "gpt",
-    "activation": "swiglu",
-    "norm": "rmsnorm",
-    "position": "rotary",
-    "bias": False,
-    "tied_embeddings": False,
-    "norm_epsilon": 1e-6,
-}
-T5: Raw = {
-    "family": "t5",
-    "activation": "relu",
-    "norm": "rmsnorm",
-    "position": "relative",
-    "bias": False,
-    "head_dim": 64,
-    "norm_epsilon": 1e-6,
-}
-# Relative positions set no bound: the lengths T5 was trained at, inputs and the targets that
-# corrupting 15 % of 568 tokens in spans of 3 leaves (arXiv 1910.10683, sections 3.1.2 and 3.1.4).
-T5_LENGTHS: Raw = {"seq_length": 512, "decoder_seq_length": 114}
-FAMILIES: dict[str, Raw] = {
-    "gpt2": {"family": "gpt", "activation": "gelu_tanh", "tied_embeddings": True},
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "bert": {"family": "bert", "norm_epsilon": 1e-12},
-    "t5": T5,
-}
-# Settings that change what the model computes and that no [model] key expresses, with the value
-# that they must have. Planning refuses others as importing weights does: the plan would be of
-# another model than the one that the config describes.
-FIXED: dict[str, Raw] = {
-    "gpt2": {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-    },
-    "bert": {
-        "is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute",
-    },
-    "t5": {"is_encoder_decoder": True, "is_decoder": False},
-}  # fmt: skip
-MISTRAL_WINDOW = 4096  # MistralConfig's sliding_window where a config does not say
-ACTIVATION_NAMES = ("activation_function", "hidden_act", "feed_forward_proj")
+ACTIVATION_NAMES = (
+    "activation_function", "hidden_activation", "hidden_act", "feed_forward_proj", "activation"
+)  # fmt: skip
 PLAIN = {
-    "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu", "relu2": "relu2", "gelu": "gelu", "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
 }  # fmt: skip
-GATED = {name: law.replace("gelu", "geglu") for name, law in PLAIN.items() if law != "relu"}
+GATED = {name: law.replace("gelu", "geglu") for name, law in PLAIN.items() if "gelu" in law}
 GATED |= {"silu": "swiglu", "swish": "swiglu"}
-BIAS_NAMES = ("attention_bias", "mlp_bias")
 # Our key of a Llama 3.1 scaling -> theirs.
 SCALING = {
     "factor": "factor",
@@ -97,7 +58,52 @@ SCALING = {
     "original_max_position": "original_max_position_embeddings",
 }
 
-Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigReader:
+    """How the config.json of one `model_type` is read.
+
+    shape: keys of ours as the class has them where the config does not say. names: where the class
+    has another name for a key of ours than NAMES. gated: whether its MLP always is. parts: what is
+    read besides numbers and activation. fixed: settings that change what the model computes and
+    that no key of ours expresses, with the value that they must have. last: changes the whole shape
+    once it is read.
+    """
+
+    shape: Mapping[str, Any]
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gated: bool = False
+    parts: tuple[Callable[[Raw], Found], ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    last: Callable[[Raw], Raw] = dict
+
+    def read(self, config: Raw, file: Path) -> Raw:
+        """The shape of this config; InputError with everything in it that cannot be used."""
+        shape: Raw = {**self.shape, "source": str(file)}
+        wrong: list[str] = []
+        found = chain(
+            numbers(config, {**NAMES, **self.names}),
+            activation(config, gated=self.gated),
+            *(part(config) for part in self.parts),
+            _fixed(config, self.fixed),
+        )
+        for item in found:
+            if isinstance(item, str):
+                wrong.append(item)
+            else:
+                shape[item[0]] = item[1]
+        if wrong:
+            hint = "give the [model] keys themselves instead of hf_config, to plan without it"
+            raise InputError(Issue("hf-config", WHERE, f"{file}: {what}", hint) for what in wrong)
+        if "seq_length" in shape:  # stays the model's limit where training uses shorter sequences
+            shape["max_positions"] = shape["seq_length"]
+        return self.last(shape)
+
+
+def config_readers() -> dict[str, ConfigReader]:
+    """How each known `model_type` is read, by the families that come with mpctl."""
+    families = filter(None, map(load_family, builtin_families()))
+    return {kind: read for family in families for kind, read in family.config_readers().items()}
 
 
 def shape_from_hf(name: Any) -> Raw:
@@ -107,36 +113,12 @@ def shape_from_hf(name: Any) -> Raw:
     """
     file, config = _read(name)
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        hint = f"known: {', '.join(FAMILIES)}; or give the [model] keys themselves"
+    readers = config_readers()
+    if not isinstance(kind, str) or kind not in readers:
+        hint = f"known: {', '.join(sorted(readers))}; or give the [model] keys themselves"
         message = f"model_type {short(kind)} in {file} is not known"
         raise InputError.of("unknown-model-type", WHERE, message, hint)
-    shape: Raw = {**FAMILIES[kind], "source": str(file)}
-    wrong: list[str] = []
-    for found in chain(
-        _numbers(config),
-        _activation(config, kind),
-        _biases(config, kind),
-        _rotary(config, kind),
-        _scaled(config, kind),
-        _fixed(config, kind),
-        _window(config, kind),
-    ):
-        if isinstance(found, str):
-            wrong.append(found)
-        else:
-            shape[found[0]] = found[1]
-    if wrong:
-        hint = "give the [model] keys themselves instead of hf_config, to plan without it"
-        raise InputError(Issue("hf-config", WHERE, f"{file}: {what}", hint) for what in wrong)
-    if "seq_length" in shape:  # stays the model's limit where training uses shorter sequences
-        shape["max_positions"] = shape["seq_length"]
-    if kind == "t5":
-        shape.pop("max_positions", None)
-        shape |= T5_LENGTHS
-        if "layers" in shape:
-            shape.setdefault("decoder_layers", shape["layers"])
-    return shape
+    return readers[kind].read(config, file)
 
 
 def _read(name: Any) -> tuple[Path, Any]:
@@ -153,8 +135,9 @@ def _read(name: Any) -> tuple[Path, Any]:
         raise InputError.of("bad-syntax", WHERE, f"{file} is no JSON: {error}") from None
 
 
-def _numbers(config: Raw) -> Found:
-    for ours, theirs in NAMES.items():
+def numbers(config: Raw, names: Mapping[str, tuple[str, ...]]) -> Found:
+    """Keys of ours that are numbers, or true and false, by their names for them."""
+    for ours, theirs in names.items():
         name = next((name for name in theirs if config.get(name) is not None), None)
         if name is None:
             continue
@@ -164,8 +147,8 @@ def _numbers(config: Raw) -> Found:
             yield f"{name} is {short(config[name])}, which is no number"
 
 
-def _activation(config: Raw, kind: str) -> Found:
-    """A llama's MLP is always gated; a t5 says so by the prefix `gated-`; the others never are.
+def activation(config: Raw, *, gated: bool) -> Found:
+    """The MLP's activation; a t5's is gated where its name has the prefix `gated-`.
 
     T5 1.1 has the tanh form in its gate and calls it gated-gelu.
     """
@@ -173,49 +156,50 @@ def _activation(config: Raw, kind: str) -> Found:
         if (text := config.get(name)) is None:
             continue
         plain = text.removeprefix("gated-") if isinstance(text, str) else ""
-        known = GATED if kind in ("llama", "mistral") or plain != text else PLAIN
-        if kind == "t5" and text == "gated-gelu":
+        known = GATED if gated or plain != text else PLAIN
+        if text == "gated-gelu":
             plain = "gelu_new"
         if plain in known:
             yield "activation", known[plain]
         else:
             yield f"{name} is {short(text)}, which is none of {', '.join(known)}"
-
-
-def _biases(config: Raw, kind: str) -> Found:
-    """A Model has biases in all linear layers or in none; so has a config without these keys."""
-    if kind not in ("llama", "mistral"):
         return
-    wanted = {name: config.get(name) or False for name in BIAS_NAMES}
-    if len(set(map(str, wanted.values()))) == 1:
-        yield "bias", wanted["mlp_bias"]
-    else:
-        yield (
-            f"{' and '.join(f'{name} {short(value)}' for name, value in wanted.items())}: "
-            "biases in some linear layers only cannot be expressed"
-        )
 
 
-def _rotary(config: Raw, kind: str) -> Found:
-    """Base and scaling of rotary positions: one table since transformers 5, two keys before."""
-    if kind not in ("llama", "mistral"):
-        return
+def flag(config: Raw, name: str, default: bool) -> bool:
+    """A setting that is true or false; null counts as the class's default."""
+    value = config.get(name)
+    return default if value is None else bool(value)
+
+
+def rotary(config: Raw, *, fraction: float = 1.0) -> Found:
+    """Base, share and scaling of rotary positions: one table since transformers 5, keys before.
+
+    fraction: part of a head that the class turns where the config does not say.
+    """
     table = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(table, dict):
         yield f"the scaling of rotary positions is {short(table)}, which is no table"
         return
-    base = table.get("rope_theta", config.get("rope_theta"))
-    if _is_number(base):
-        yield "rotary_base", float(base)
-    elif base is not None:
-        yield f"rope_theta is {short(base)}, which is no number"
-    turned = table.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if turned not in (None, 1):
-        yield f"partial_rotary_factor {short(turned)} cannot be expressed, only 1"
+    for ours, theirs, default in (
+        ("rotary_base", ("rope_theta", "rotary_emb_base"), None),
+        ("rotary_fraction", ("partial_rotary_factor", "rotary_pct"), fraction),
+    ):
+        places = ((name, where[name]) for where in (table, config) for name in theirs
+                  if where.get(name) is not None)  # fmt: skip
+        name, value = next(places, (theirs[0], default))
+        if is_number(value):
+            yield ours, float(value)
+        elif value is not None:
+            yield f"{name} is {short(value)}, which is no number"
+    yield from _scaling(table)
+
+
+def _scaling(table: Raw) -> Found:
     law = table.get("rope_type", table.get("type", "default"))
     if law == "llama3":
         given = {ours: table[theirs] for ours, theirs in SCALING.items() if theirs in table}
-        wrong = [SCALING[key] for key in SCALING if not _is_number(given.get(key))]
+        wrong = [SCALING[key] for key in SCALING if not is_number(given.get(key))]
         if wrong:
             yield f"rope_type llama3 lacks a number for {', '.join(wrong)}"
         else:
@@ -224,41 +208,52 @@ def _rotary(config: Raw, kind: str) -> Found:
         yield f"rope_type is {short(law)}, which is none of default, llama3"
 
 
-def _scaled(config: Raw, kind: str) -> Found:
-    """A T5 scales its logits where the word table is its head, and nowhere else.
-
-    transformers 5 says which by a key of its own, beside a tie_word_embeddings that is true for a
-    head of its own as well.
-    """
-    scaled = config.get("scale_decoder_outputs")
-    if kind != "t5" or scaled is None:
+def window(config: Raw, size: Any, *, full_every: int | None = None) -> Found:
+    """Sliding windows of so many tokens, in every layer but each full_every-th, unless layer_types
+    says which layers have them; none where the window is as long as the sequence."""
+    length = next((config[n] for n in NAMES["seq_length"] if is_number(config.get(n))), None)
+    if size is None:
         return
-    if scaled is True and config.get("tie_word_embeddings") is False:
-        yield "scale_decoder_outputs true without tie_word_embeddings cannot be expressed"
-    else:
-        yield "tied_embeddings", scaled
+    if not is_number(size):
+        yield f"sliding_window is {short(size)}, which is no number"
+        return
+    if length is not None and size >= length:
+        return
+    pattern = {} if full_every is None else {"full_attention_every": full_every}
+    if (kinds := config.get("layer_types")) is not None:
+        found = _pattern(kinds)
+        if found is None:
+            yield f"layer_types {short(kinds)}: no pattern of windows that can be expressed"
+            return
+        pattern = found
+    if pattern.get("attention_window_every") != 0:
+        yield from {"attention_window": size, **pattern}.items()
 
 
-def _fixed(config: Raw, kind: str) -> Found:
-    for key, value in FIXED.get(kind, {}).items():
+def _pattern(kinds: Any) -> dict[str, int] | None:
+    """Our keys for which layers have a window; attention_window_every 0 where none has, None where
+    no keys of ours say it."""
+    names = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or not all(kind in names for kind in kinds):
+        return None
+    has_window = [kind == names[1] for kind in kinds]
+    if not any(has_window):
+        return {"attention_window_every": 0}
+    for n in range(1, len(kinds) + 1):
+        if has_window == [layer % n == 0 for layer in range(len(kinds))]:
+            return {"attention_window_every": n}
+        if has_window == [(layer + 1) % n != 0 for layer in range(len(kinds))]:
+            return {"full_attention_every": n}
+    return {} if all(has_window) else None
+
+
+def _fixed(config: Raw, fixed: Mapping[str, Any]) -> Found:
+    for key, value in fixed.items():
         given = config.get(key, value)
         if given != value and not (given is None and value is False):
             yield f"{key} {short(given)} cannot be expressed, only {json.dumps(value)}"
 
 
-def _window(config: Raw, kind: str) -> Found:
-    """A Mistral's attention may be limited to the last tokens; ours sees all of the sequence."""
-    window = config.get("sliding_window", MISTRAL_WINDOW)
-    if kind != "mistral" or window is None:
-        return
-    names = NAMES["seq_length"]
-    length = next((config[name] for name in names if _is_number(config.get(name))), None)
-    if not _is_number(window) or length is None or window < length:
-        yield (
-            f"sliding_window {short(window)} limits attention to fewer than "
-            f"{length or 'all'} tokens, which cannot be expressed, only null"
-        )
-
-
-def _is_number(value: Any) -> TypeGuard[int | float]:
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Whether it is a number of JSON; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

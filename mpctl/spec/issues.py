@@ -12,6 +12,16 @@ from mpctl.spec.model import DERIVED
 from mpctl.spec.names import nearest, value_hint
 
 LONGEST_VALUE = 60
+EXPERTS, LATENT = "mixtures of experts", "multi-head latent attention (MLA)"
+# Keys of models that are not planned yet: one issue tells all of a job.
+NOT_PLANNED = {
+    **dict.fromkeys(
+        ("model.experts", "model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn",
+         "model.dense_layers", "model.moe_layer_every", "parallel.ep", "parallel.etp"), EXPERTS),
+    **dict.fromkeys(
+        ("model.attention_kind", "model.q_lora_rank", "model.kv_lora_rank",
+         "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.v_head_dim"), LATENT),
+}  # fmt: skip
 
 
 class SchemaError(InputError):
@@ -19,8 +29,29 @@ class SchemaError(InputError):
 
     def __init__(self, error: ValidationError) -> None:
         details = [dict(detail) for detail in error.errors(include_url=False)]
-        super().__init__(_issue_of(d) for d in details if not _is_consequence(d))
+        told: list[dict[str, Any]] = []
+        experts: list[dict[str, Any]] = []
+        for detail in details:
+            is_theirs = detail["type"] == "extra_forbidden" and _name(detail) in NOT_PLANNED
+            (experts if is_theirs else told).append(detail)
+        issues = [_issue_of(d) for d in told if not _is_consequence(d)]
+        super().__init__([*_not_planned(list(map(_name, experts))), *issues])
         self.locations = [(detail["type"], _path(detail)) for detail in details]
+
+
+def _name(detail: dict[str, Any]) -> str:
+    return ".".join(map(str, _path(detail)))
+
+
+def _not_planned(keys: list[str]) -> list[Issue]:
+    """One issue for all keys of models that are not planned yet."""
+    if not keys:
+        return []
+    what = " and ".join(dict.fromkeys(NOT_PLANNED[key] for key in keys))
+    names = ", ".join(key.split(".")[1] if key.startswith("model.") else key for key in keys)
+    message = f"{what} are not planned yet: {names}"
+    hint = "leave these keys out to plan the dense model of the other keys"
+    return [Issue("not-planned", keys[0], message, hint)]
 
 
 def _path(detail: dict[str, Any]) -> list[Any]:

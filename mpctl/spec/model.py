@@ -7,10 +7,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from mpctl.spec.base import Heads, Hidden, Layers, Rows, StrictModel, Width
-from mpctl.spec.families import DEFAULT_FAMILY, check_family, default_norm_order, list_families
+from mpctl.spec.families import (
+    DEFAULT_FAMILY,
+    NormOrder,
+    check_family,
+    default_norm_order,
+    list_families,
+)
 
 FamilyName = Annotated[str, AfterValidator(check_family)]
 Ratio = Annotated[float, Field(ge=1e-6, le=1e12)]
+Multiplier = Annotated[float, Field(ge=1e-9, le=1e9)]
+BIASED: dict[bool | str, tuple[str, ...]] = {
+    True: ("qkv", "output", "mlp"), False: (), "qkv": ("qkv",), "attention": ("qkv", "output"),
+    "mlp": ("mlp",),
+}  # fmt: skip
 DERIVED = ("ffn", "kv_heads", "head_dim", "max_positions", "norm_order")  # see derived_values
 
 
@@ -61,26 +72,50 @@ class ModelSpec(StrictModel):
         description="rows of a learned position table; rotary: longest sequence that the model is "
         "made for; seq_length when absent"
     )
-    activation: Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"] = Field(
-        "gelu", description="activation of the MLP; swiglu and geglu are gated"
+    activation: Literal["gelu", "gelu_tanh", "relu", "relu2", "swiglu", "geglu", "geglu_tanh"] = (
+        Field(
+            "gelu",
+            description="activation of the MLP; relu2 is the square of relu; swiglu and geglu are "
+            "gated",
+        )
     )
-    norm: Literal["layernorm", "rmsnorm"] = Field("layernorm", description="kind of norm")
-    norm_order: Literal["pre", "post"] = Field(
+    norm: Literal["layernorm", "rmsnorm", "nonparametric"] = Field(
+        "layernorm", description="kind of norm; nonparametric: layernorm without weights (OLMo)"
+    )
+    norm_order: NormOrder = Field(
         "pre",
-        description="norms before attention and MLP (pre) or after the residual sums (post, as in "
-        "bert)",
+        description="norms before attention and MLP (pre), after the residual sums (post, as in "
+        "bert), of the results of attention and MLP (output, OLMo 2), or before and of the "
+        "results (sandwich, Gemma 2)",
+    )
+    embedding_norm: bool = Field(False, description="whether embeddings are normed (BLOOM)")
+    embedding_multiplier: Multiplier | None = Field(
+        None, description="factor of the embeddings (Gemma: the root of hidden); 1 when absent"
+    )
+    parallel_residual: bool = Field(
+        False, description="whether attention and MLP both read the layer's input (GPT-NeoX)"
+    )
+    shared_norm: bool = Field(
+        False, description="whether they read it through one norm; with parallel_residual (Phi)"
     )
     norm_epsilon: Annotated[float, Field(ge=1e-20, le=1)] = Field(
         1e-5, description="epsilon of the norms"
     )
-    position: Literal["learned", "rotary", "relative", "none"] = Field(
-        "learned", description="kind of positions: gpt learned, rotary or none; t5 relative"
+    position: Literal["learned", "rotary", "alibi", "relative", "none"] = Field(
+        "learned",
+        description="kind of positions: gpt learned, rotary, alibi (BLOOM) or none; t5 relative",
     )
     rotary_base: Annotated[float, Field(ge=1, le=1e12)] = Field(
         10000.0, description="base of rotary positions (Hugging Face: rope_theta)"
     )
     rotary_scaling: RotaryScaling | None = Field(
         None, description="scaling of rotary positions for longer sequences; none when absent"
+    )
+    rotary_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
+    )
+    window_rotary_base: Annotated[float, Field(ge=1, le=1e12)] | None = Field(
+        None, description="rotary_base of layers with a window (Gemma 3); rotary_base when absent"
     )
     relative_buckets: Width = Field(
         32, description="t5: buckets of relative positions, rows of their table"
@@ -92,9 +127,44 @@ class ModelSpec(StrictModel):
     attention: Literal["flash", "unfused"] = Field(
         "flash", description="unfused attention holds the score matrix in memory, flash does not"
     )
-    bias: bool = Field(True, description="whether linear layers have biases")
+    attention_window: Rows | None = Field(
+        None,
+        description="keys that a query sees, itself among them (sliding window); all that came "
+        "before when absent",
+    )
+    attention_window_every: Layers | None = Field(
+        None, description="every so manieth layer has the window, from the first; all when absent"
+    )
+    full_attention_every: Layers | None = Field(
+        None, description="every so manieth layer has no window, the last of so many (Gemma 3: 6)"
+    )
+    attention_scale: Multiplier | None = Field(
+        None, description="factor of the attention scores; 1 / sqrt(head_dim) when absent"
+    )
+    attention_softcap: Multiplier | None = Field(
+        None, description="bound of the attention scores, c tanh(score / c) (Gemma 2)"
+    )
+    logit_softcap: Multiplier | None = Field(
+        None, description="bound of the logits, c tanh(logit / c) (Gemma 2)"
+    )
+    qk_norm: bool | Literal["width"] = Field(
+        False,
+        description="norms of queries and keys: of each head (true, Qwen3), or of all heads "
+        "together (width, OLMo 2)",
+    )
+    bias: bool | Literal["qkv", "attention", "mlp"] = Field(
+        True,
+        description="whether linear layers have biases: all, none, or those of q, k and v alone "
+        "(qkv, Qwen2), of attention, of the MLP",
+    )
+    head_bias: bool = Field(False, description="whether the output layer has a bias (Phi)")
     tied_embeddings: bool = Field(
         True, description="whether the output layer shares the word table"
+    )
+    mtp_layers: Annotated[int, Field(ge=0, le=64)] = Field(
+        0,
+        description="layers of multi-token prediction, each with a projection of 2 hidden to "
+        "hidden and another pass of the output layer (DeepSeek-V3)",
     )
     source: str | None = Field(None, description="where the shape comes from")
 
@@ -118,6 +188,28 @@ class ModelSpec(StrictModel):
     def gated(self) -> bool:
         """Whether the MLP's first matrix is two: one of them gates the other."""
         return self.activation in ("swiglu", "geglu", "geglu_tanh")
+
+    @property
+    def biased(self) -> frozenset[str]:
+        """Which linear layers of a block have biases: `qkv`, `output` (of attention), `mlp`."""
+        return frozenset(BIASED[self.bias])
+
+    def window_of(self, layer: int) -> int | None:
+        """Keys that a query of this layer sees at most; None where it sees all that came before.
+
+        By hand, a window of 128 in every second layer: 128 in layers 0 and 2, None in 1 and 3.
+        """
+        window, full = self.attention_window, self.full_attention_every
+        if window is None or window >= self.seq_length:
+            return None
+        is_full = full is not None and (layer + 1) % full == 0
+        return None if is_full or layer % (self.attention_window_every or 1) else window
+
+    @property
+    def window_period(self) -> int:
+        """After how many layers the pattern of windows repeats, or ends."""
+        every = (self.attention_window_every or 1) * (self.full_attention_every or 1)
+        return min(every, self.layers)
 
     @property
     def all_layers(self) -> int:

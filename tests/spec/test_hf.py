@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from mpctl.errors import InputError, Issue
+from mpctl.families.gpt.configs import BIAS_NAMES
 from mpctl.families.t5.special import target_length
-from mpctl.spec.hf import BIAS_NAMES, FIXED
+from mpctl.spec.hf import config_readers
 from mpctl.spec.load import load_job
 from mpctl.spec.model import ModelSpec
 
@@ -185,8 +186,6 @@ def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None
 @pytest.mark.parametrize(
     ("config", "keys", "words"),
     [
-        (LLAMA, {"attention_bias": True}, "biases in some linear layers only"),
-        (LLAMA, {"mlp_bias": True, "attention_bias": False}, "biases in some linear layers only"),
         (GPT2, {"activation_function": "tanh"}, "activation_function is 'tanh'"),
         (LLAMA, {"hidden_act": "relu"}, "hidden_act is 'relu', which is none of"),
         (T5, {"feed_forward_proj": "gated-relu"}, "feed_forward_proj is 'gated-relu'"),
@@ -194,10 +193,22 @@ def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None
         (BERT, {"hidden_act": ["gelu"]}, "hidden_act is ['gelu']"),
         (BERT, {"hidden_size": {"x": 1}}, "hidden_size is {'x': 1}, which is no number"),
         (BERT, {"vocab_size": "x" * 9999}, "which is no number"),
-        (MISTRAL, {"sliding_window": 4096}, "sliding_window 4096 limits attention"),
-        (MISTRAL, {"sliding_window": "long"}, "sliding_window 'long' limits attention"),
-        (LLAMA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 cannot be expressed"),
-        (LLAMA, {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+        (MISTRAL, {"sliding_window": "long"}, "sliding_window is 'long', which is no number"),
+        (
+            MISTRAL,
+            {
+                "sliding_window": 64,
+                "layer_types": [
+                    "sliding_attention",
+                    "sliding_attention",
+                    "full_attention",
+                    "full_attention",
+                ],
+            },
+            "no pattern of windows",
+        ),
+        (LLAMA, {"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half'"),
+        (LLAMA, {"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
         (GPT2, {"scale_attn_weights": False}, "scale_attn_weights False cannot be expressed"),
         (GPT2, {"scale_attn_weights": None}, "scale_attn_weights None cannot be expressed"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
@@ -221,9 +232,44 @@ def test_what_a_model_cannot_express_is_said(
 def test_a_mistral_that_names_no_window_has_that_of_its_class(tmp_path: Path) -> None:
     """MistralConfig's default is 4096 tokens, as transformers would run it."""
     config = {key: value for key, value in MISTRAL.items() if key != "sliding_window"}
-    (issue,) = issues_of(write(tmp_path, config))
-    assert "sliding_window 4096 limits attention" in issue.message
-    assert model_of(write(tmp_path, {**config, "max_position_embeddings": 4096})).layers == 32
+    assert model_of(write(tmp_path, config)).attention_window == 4096
+    assert model_of(write(tmp_path, {**config, "sliding_window": None})).attention_window is None
+
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "windows"),
+    [
+        ([SLIDING, FULL] * 2, [64, None, 64, None]),
+        ([SLIDING, SLIDING, FULL, SLIDING], [64, 64, None, 64]),
+        ([SLIDING, FULL, FULL, SLIDING], [64, None, None, 64]),
+        ([SLIDING] * 4, [64] * 4),
+        ([FULL] * 4, [None] * 4),
+    ],
+)
+def test_which_layers_have_windows(
+    tmp_path: Path, kinds: list[str], windows: list[int | None]
+) -> None:
+    config = {**MISTRAL, "num_hidden_layers": 4, "sliding_window": 64, "layer_types": kinds}
+    model = model_of(write(tmp_path, config))
+    assert [model.window_of(layer) for layer in range(4)] == windows
+
+
+@pytest.mark.parametrize(
+    ("attention", "mlp", "biased"),
+    [
+        (True, False, {"qkv", "output"}),
+        (False, True, {"mlp"}),
+        (True, True, {"qkv", "output", "mlp"}),
+    ],
+)
+def test_biases_of_some_layers(
+    tmp_path: Path, attention: bool, mlp: bool, biased: set[str]
+) -> None:
+    config = {**LLAMA, "attention_bias": attention, "mlp_bias": mlp}
+    assert model_of(write(tmp_path, config)).biased == biased
 
 
 @pytest.mark.parametrize("layers", [100_000, 10**9])
@@ -259,7 +305,7 @@ WEIRD = [None, True, -1, 0.5, 1e999, "", "x", [], ["x"], {}, {"x": [1]}]
 def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any]) -> None:
     keys = [*config, *BIAS_NAMES, "num_decoder_layers", "num_key_value_heads"]
     keys += ["scale_decoder_outputs", "sliding_window", "partial_rotary_factor"]
-    keys += FIXED.get(config["model_type"], {})
+    keys += config_readers()[config["model_type"]].fixed
     for key, value in product(keys, WEIRD):
         path = write(tmp_path, {**config, key: value})
         try:

@@ -12,6 +12,7 @@ from mpctl.spec.prompt import PromptForm, PromptKind
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
+    from mpctl.spec.hf import ConfigReader
 
 
 def hub_schemes() -> Mapping[str, Scheme]:
@@ -19,6 +20,13 @@ def hub_schemes() -> Mapping[str, Scheme]:
     from mpctl.families.bert.scheme import BERT
 
     return {"learned": BERT}
+
+
+def config_readers() -> Mapping[str, ConfigReader]:
+    """The config.json files that are read as models of this family, by model_type."""
+    from mpctl.families.bert.configs import READERS
+
+    return READERS
 
 
 FAMILY = ModelFamily(
@@ -40,5 +48,6 @@ FAMILY = ModelFamily(
     prompt=PromptForm(PromptKind.FILL_WORDS, before=(CLS,), after=(SEP,)),
     has_perplexity=False,  # the loss has the next sentence's beside the words'
     hub_schemes=hub_schemes,
+    config_readers=config_readers,
     synonyms=("roberta", "encoder", "mlm"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mpctl.families.description import BatchArray, ModelFamily
+from mpctl.families.description import VARIANTS, BatchArray, ModelFamily
 from mpctl.families.gpt.ops import operator_table
 from mpctl.families.gpt.special import least_tokens
 from mpctl.spec.prompt import PromptForm, PromptKind
@@ -13,6 +13,7 @@ from mpctl.tensor_grid import MODES
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
+    from mpctl.spec.hf import ConfigReader
 
 
 def hub_schemes() -> Mapping[str, Scheme]:
@@ -23,11 +24,20 @@ def hub_schemes() -> Mapping[str, Scheme]:
     return {"learned": GPT2, "rotary": LLAMA}
 
 
+def config_readers() -> Mapping[str, ConfigReader]:
+    """The config.json files that are read as models of this family, by model_type."""
+    from mpctl.families.gpt.configs import READERS
+
+    return READERS
+
+
 FAMILY = ModelFamily(
     name="gpt",
     operator_table=operator_table,
     implementation="mpctl.families.gpt.implementation:IMPLEMENTATION",
-    positions=("learned", "rotary", "none"),
+    positions=("learned", "rotary", "alibi", "none"),
+    norm_orders=("pre", "output", "sandwich"),
+    variants=VARIANTS,
     tensor_modes=MODES,
     batch_arrays={
         "tokens": BatchArray(("batch", "seq"), is_tokens=True),
@@ -36,5 +46,6 @@ FAMILY = ModelFamily(
     least_tokens=least_tokens,
     prompt=PromptForm(PromptKind.CONTINUE),
     hub_schemes=hub_schemes,
+    config_readers=config_readers,
     synonyms=("gpt2", "gpt_2", "gpt3", "gpt_3", "opt", "decoder", "causal_lm"),
 )

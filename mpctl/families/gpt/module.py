@@ -34,6 +34,8 @@ class GPT(SingleStackModule):
     ) -> None:
         tables = {"position": model.max_positions} if model.position == "learned" else {}
         super().__init__(model, training, shard_context, stage_slice, tables=tables, causal=True)
+        has_norm = stage_slice.has_entry and model.embedding_norm
+        self.embedding_norm = model_norm(model, shard_context) if has_norm else None
         self.final_norm = model_norm(model, shard_context) if stage_slice.has_exit else None
 
     def embed(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
@@ -42,6 +44,10 @@ class GPT(SingleStackModule):
         is_learned = self.model.position == "learned"
         rows = {"position": batch.fields.get("positions")} if is_learned else {}
         hidden = self.embedding(batch["tokens"], **rows)
+        if self.model.embedding_multiplier is not None:
+            hidden = hidden * self.model.embedding_multiplier
+        if self.embedding_norm is not None:
+            hidden = self.embedding_norm(hidden)
         return self.embedding.dropped(hidden, rng)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from mpctl.spec.prompt import PromptForm, PromptKind
 
 if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
+    from mpctl.spec.hf import ConfigReader
 
 
 def hub_schemes() -> Mapping[str, Scheme]:
@@ -19,6 +20,13 @@ def hub_schemes() -> Mapping[str, Scheme]:
     from mpctl.families.t5.scheme import T5
 
     return {"relative": T5}
+
+
+def config_readers() -> Mapping[str, ConfigReader]:
+    """The config.json files that are read as models of this family, by model_type."""
+    from mpctl.families.t5.configs import READERS
+
+    return READERS
 
 
 FAMILY = ModelFamily(
@@ -39,5 +47,6 @@ FAMILY = ModelFamily(
     target_length=target_length,
     prompt=PromptForm(PromptKind.DECODE, after=(END,), start=PAD, end=END),
     hub_schemes=hub_schemes,
+    config_readers=config_readers,
     synonyms=("mt5", "flan_t5", "ul2", "encoder_decoder", "seq2seq"),
 )

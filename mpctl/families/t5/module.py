@@ -206,7 +206,9 @@ def _encoder(
     if part is None:
         return None
     config = layer_config(model, training, causal=False, scale=UNSCALED)
-    layers = self_attention_layers(config, shard_context, part.layers, prefix=part.stack.prefix)
+    layers = self_attention_layers(
+        config, shard_context, part.layers, prefix=part.stack.prefix, model=model
+    )
     return _Stack(model, training, shard_context, part, layers, bidirectional=True)
 
 

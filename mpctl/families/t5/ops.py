@@ -95,7 +95,7 @@ def _cross_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:
     hidden, width = ("hidden", model.hidden), model.heads * model.head_size
     return (
         *norm_weights("cross_norm", model),
-        *linear_weights("cross.query", ("heads", width), hidden, bias=model.bias),
-        *linear_weights("cross.key_value", ("heads", 2 * width), hidden, bias=model.bias),
-        *linear_weights("cross.output", hidden, ("heads", width), bias=model.bias),
+        *linear_weights("cross.query", ("heads", width), hidden, bias=bool(model.bias)),
+        *linear_weights("cross.key_value", ("heads", 2 * width), hidden, bias=bool(model.bias)),
+        *linear_weights("cross.output", hidden, ("heads", width), bias=bool(model.bias)),
     )

@@ -1,0 +1,59 @@
+"""What our module computes for families of Hugging Face is what transformers computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mpctl.families.batch import Batch
+from mpctl.families.modules import build_module
+from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.rules.launched import not_launched
+from mpctl.spec.job import JobSpec
+from mpctl.spec.training import TrainingSpec
+from tests.families.hf_configs import CONFIGS
+from tests.families.hf_weights import weights_of
+from tests.families.test_hf_sizes import model_of
+
+# Planned and not run, with the key that says why.
+ONLY_PLANNED = {
+    "gemma2": "attention_softcap", "phi": "head_bias", "phi with norms of heads": "head_bias",
+    "olmo2": "qk_norm",
+}  # fmt: skip
+RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, "gpt2")]
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    """In float32, as transformers computes norms and rotary positions in it whatever the dtype."""
+    kind, keys = CONFIGS[name]
+    torch.manual_seed(len(name))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model = model_of(tmp_path, {"model_type": kind, **keys})
+    ours = build_module(model, TrainingSpec(), ShardContext(dtype=torch.float32))
+    weights = weights_of(theirs, model)
+    own = dict(ours.named_parameters())
+    assert own.keys() == weights.keys()
+    tokens = torch.randint(0, model.vocab, (2, 16), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        for key, value in weights.items():
+            own[key][: len(value)].copy_(value)
+        expected = theirs(tokens).logits
+        said = ours(Batch(torch.arange(2), {"tokens": tokens}))[..., : model.vocab]
+    torch.testing.assert_close(said, expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_is_not_run_is_said(tmp_path: Path, name: str) -> None:
+    kind, keys = CONFIGS[name]
+    model = model_of(tmp_path, {"model_type": kind, **keys})
+    checks = list(not_launched(JobSpec(model=model)))
+    assert [check.where for check in checks][:1] == [
+        f"model.{key}" for key in [ONLY_PLANNED.get(name)] if key
+    ]
