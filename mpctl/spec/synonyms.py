@@ -176,6 +176,12 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "selective": ("attention", "core", "core_attn"),
         "none": ("false", "off", "no"),
     },
+    "training.runtime": {
+        "megatron-core": ("megatron", "megatron_lm", "mcore", "nemo", "megatron_bridge"),
+        "amd-megatron": ("primus", "rocm_megatron"),
+        "maxtext-gpu": ("maxtext",),
+        "pax-gpu": ("pax", "paxml"),
+    },
     "launch.device": {"cuda": ("gpu", "nvidia", "cuda:0"), "auto": ("any",)},
 }  # fmt: skip
 VALUES["training.gradient_dtype"] = VALUES["training.dtype"]

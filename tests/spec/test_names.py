@@ -11,6 +11,7 @@ from mpctl.search.request import FIELDS, read_request
 from mpctl.spec.families import builtin_families, family_synonyms
 from mpctl.spec.load import load_job, parse_settings
 from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
+from mpctl.spec.presets import preset_names
 from mpctl.spec.synonyms import BY_SETTING, MEANT, VALUES
 from tests.reference.keys import job_tables
 
@@ -136,7 +137,8 @@ def test_values_of_other_software_are_hinted(setting: str, value: object, meant:
 @pytest.mark.parametrize("setting", [*VALUES, "model.family"])
 def test_what_a_value_means_is_legal(setting: str) -> None:
     synonyms = family_synonyms() if setting == "model.family" else VALUES[setting]
-    legal = set(builtin_families()) if setting == "model.family" else LITERALS[setting]
+    legal = set({**LITERALS, "model.family": builtin_families(),
+                 "training.runtime": preset_names("runtimes")}[setting])  # fmt: skip
     assert synonyms.keys() <= legal
     named = [name for names in synonyms.values() for name in names]
     assert len(named) == len(set(named)) and not legal & set(named)
