@@ -101,3 +101,25 @@ def find_span(topology: Topology, axes: Sequence[str], ranks: int) -> Span:
     if networks == 1 and any(count for _, count in straddling):
         networks = 2
     return Span(networks, -(-size // networks))
+
+
+def shown_levels(cluster: ClusterSpec, topology: Topology) -> tuple[LinkLevel, ...]:
+    """The levels beyond a node, innermost first: an NVLink domain of several nodes, and the fabric;
+    none of them where each domain is a node and no fabric is named."""
+    domain, *fabric = topology_levels(cluster, topology)
+    several = (domain,) if domain.ranks > topology.gpus_per_node else ()
+    return (*several, *fabric)
+
+
+def find_holder(cluster: ClusterSpec, topology: Topology, kind: str) -> LinkLevel | None:
+    """The innermost level, a node first, that holds every group of a kind; None where none does."""
+    node = LinkLevel("node", topology.gpus_per_node)
+    levels = (node, *shown_levels(cluster, topology))
+    return next((level for level in levels if _holds(topology, kind, level.ranks)), None)
+
+
+def _holds(topology: Topology, kind: str, ranks: int) -> bool:
+    group = topology.group(0, *topology.kinds[kind])
+    if group[-1] - group[0] >= ranks:  # before all groups of a large world are looked at
+        return False
+    return find_span(topology, topology.kinds[kind], ranks).networks == 1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from mpctl.errors import InputError
 from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.estimate_document import communication_entry, memory_entry, time_entry
+from mpctl.planning.links import find_holder_name, link_entries
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import plan_summary, training_settings, verdict
 from mpctl.planning.tensor_blocks import blocks_entry, grid_entry
@@ -75,6 +76,8 @@ def plan_document(
         "world_size": topology.world_size,
         "nodes": topology.nodes,
         "gpus_per_node": topology.gpus_per_node,
+        "links": link_entries(plan, topology),
+        "within": {kind: find_holder_name(plan, topology, kind) for kind in topology.kinds},
         "sizes": topology.whole_sizes,
         "order": "-".join(topology.whole_order),
         **grid_entry(plan.job),

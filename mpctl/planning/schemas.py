@@ -227,8 +227,20 @@ class TensorGridPart(TypedDict):
     tensor_grid: dict[str, int]
 
 
+class LinkEntry(TypedDict):
+    """A level of links: the node, an NVLink domain of several nodes, or a level of the fabric.
+    ranks: of the job under one network of it; networks: how many there are."""
+
+    name: str
+    ranks: int
+    networks: int
+    oversubscription: float
+    latency_seconds: float
+
+
 class PlanDocument(TensorGridPart, RanksPart, StagesPart, NearestPart, EstimatePart):
-    """Schema mpctl.plan/1: what `mpctl plan --json` prints."""
+    """Schema mpctl.plan/1: what `mpctl plan --json` prints. within: of each kind of groups, the
+    name of the innermost level of links that holds all of them; None where none does."""
 
     schema: Literal["mpctl.plan/1"]
     fits: bool | None
@@ -237,6 +249,8 @@ class PlanDocument(TensorGridPart, RanksPart, StagesPart, NearestPart, EstimateP
     world_size: int
     nodes: int
     gpus_per_node: int
+    links: list[LinkEntry]
+    within: dict[str, str | None]
     sizes: dict[str, int]
     order: str
     groups: dict[str, list[list[int]] | GroupSummary]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
+from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
     main_figures,
@@ -60,13 +61,13 @@ def _paragraphs(
     yield NamedRows(_figures(plan, full=full))
     yield from _warnings(plan)
     yield Text("")
-    yield NamedRows(_facts(plan))
+    yield NamedRows(_facts(plan, topology))
     if estimate is not None:
         yield memory_part(estimate, full=full)
     yield Text("")
     yield from nodes_part(plan, topology, full=full)
     yield from grid_part(plan, topology)
-    yield from groups_part(topology, kinds, full=full)
+    yield from groups_part(plan, topology, kinds, full=full)
     if ranks:
         yield ranks_part(plan, topology)
     if estimate is not None:
@@ -110,9 +111,11 @@ def _parts(plan: Plan) -> Iterator[tuple[str | Text, str]]:
         yield Text("extrapolated", "yellow"), "; ".join(time.extrapolates)
 
 
-def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Layout, model and training, as name and text."""
+def _facts(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:
+    """Layout, links beyond the node, model and training, as name and text."""
     yield "layout", f"{placement_text(plan)}; {order_text(plan)}"
+    if links := links_text(plan, topology):
+        yield "links", links
     if plan.estimate is None:
         return
     yield "model", model_text(plan.estimate)

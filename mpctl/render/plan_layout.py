@@ -13,7 +13,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mpctl.layout.link_levels import shown_levels
 from mpctl.planning.document import rank_entry
+from mpctl.planning.links import find_holder_name
 from mpctl.planning.plan import Plan
 from mpctl.render.cells import group_number, letters, node_layers
 from mpctl.render.console import plain_table
@@ -22,6 +24,7 @@ from mpctl.topology import Topology
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 SHOWN_NODES, GPUS_A_ROW = 4, 8
+LEVEL_WIDTH = 15  # of the column of levels
 GROUPS_WIDTH = 54  # characters of the column of members, which with the others make 80
 
 
@@ -67,7 +70,11 @@ def _row(topology: Topology, ranks: range) -> Text:
 
 
 def groups_part(
-    topology: Topology, kinds: tuple[str, ...] | None, *, full: bool
+    plan: Plan,
+    topology: Topology,
+    kinds: tuple[str, ...] | None,
+    *,
+    full: bool,
 ) -> Iterator[RenderableType]:
     """The groups of each kind; kinds None: all kinds, of each the first groups. full: every one."""
     if kinds == ():
@@ -78,7 +85,7 @@ def groups_part(
     ]
     single = [kind for kind in kinds or topology.kinds if kind not in shown]
     if shown:
-        yield _groups_table(topology, shown, whole=lists_all)
+        yield _groups_table(plan, topology, shown, whole=lists_all)
     if single:
         yield Text(f"groups of one rank: {', '.join(single)}", style="dim")
 
@@ -87,16 +94,19 @@ def _group_size(topology: Topology, kind: str) -> int:
     return len(topology.find_group(kind, 0) or ())
 
 
-def _groups_table(topology: Topology, kinds: list[str], *, whole: bool) -> Table:
-    columns = ("group", "count", "size", "members")
-    table = plain_table("\nRank groups", columns, left=("group", "members"))
+def _groups_table(plan: Plan, topology: Topology, kinds: list[str], *, whole: bool) -> Table:
+    """A row a kind; where links join more than a node, with the innermost level that holds it."""
+    levels = ["within"] if shown_levels(plan.job.cluster, topology) else []
+    columns = ("group", "count", "size", *levels, "members")
+    table = plain_table("\nRank groups", columns, left=("group", "within", "members"))
     for kind in kinds:
         groups = topology.kind_groups(kind)
         if whole:
             members = " ".join(members_text(group, whole=True) for group in groups)
         else:
-            members = groups_text(groups, GROUPS_WIDTH)
-        table.add_row(kind, f"{len(groups):,}", str(len(groups[0])), members)
+            members = groups_text(groups, GROUPS_WIDTH - (LEVEL_WIDTH if levels else 0))
+        within = [find_holder_name(plan, topology, kind) or "-" for _ in levels]
+        table.add_row(kind, f"{len(groups):,}", str(len(groups[0])), *within, members)
     return table
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
+from textwrap import wrap
 
 from mpctl.estimate.timeline import StepLine, find_step_line
+from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
 from mpctl.planning.summary import (
     model_name,
@@ -30,13 +32,14 @@ from mpctl.render.cells import (
 )
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.svg_grid import GridPicture
+from mpctl.render.svg_levels import Drawn, framed_levels, nested
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
 from mpctl.topology import Topology
 from mpctl.units import plural, seconds_text
 
 EDGE, CELL, HIGH, SPACE, HEAD = 16, 56, 36, 4, 22
 TILE_WIDTH, TILE_HEIGHT = 72, 30
-COLOURS = 8
+COLOURS, LINE = 8, 150  # colours of cells; characters of a line
 Part = tuple[Raw, float]  # a drawing and its height
 
 TEXTURES = (
@@ -106,7 +109,9 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
         yield el("text", training_text(plan.job), y=12, class_="dim"), 22
     drawn = boxes(topology)
     is_tiled = drawn[0].number is None
-    yield _tiles(topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)
+    yield _tiles(plan, topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)
+    for line in wrap(links_text(plan, topology), LINE):
+        yield el("text", line, y=12, class_="dim"), 18
     what = "its first node (n), coloured by stage" if is_tiled else "rank and tp group"
     places = "dp (d), pp (p) and cp (c)" if topology.sizes["cp"] > 1 else "dp (d) and pp (p)"
     note = f"a cell: {what}; below it its {places} place"
@@ -160,13 +165,13 @@ def _nodes(plan: Plan, topology: Topology, drawn: list[Box]) -> Part:
     wide = min(topology.gpus_per_node, 8)
     rows = -(-topology.gpus_per_node // wide)
     width, height = wide * (CELL + SPACE) + 12, rows * (HIGH + SPACE) + HEAD + 8
-    columns = max(1, int((WIDTH + 10) // (width + 10)))
-    cells = [
-        el("g", _node(plan, topology, box, width, height, wide),
-           transform=f"translate({at % columns * (width + 10)} {at // columns * (height + 10)})")
-        for at, box in enumerate(drawn)
-    ]  # fmt: skip
-    return join(cells), -(-len(drawn) // columns) * (height + 10) + 6
+    pieces = [
+        Drawn(box.cells[0][0], _node(plan, topology, box, width, height, wide), width, height)
+        for box in drawn
+    ]
+    levels = framed_levels(plan, topology, topology.gpus_per_node)
+    picture = nested(levels, pieces, WIDTH)
+    return picture.drawn, picture.height + 16
 
 
 def _node(
@@ -187,7 +192,14 @@ def node_title(plan: Plan, topology: Topology, box: Box) -> str:
     return f"node {box.number}" + (f" · {layers}" if layers else "")
 
 
-def _tiles(topology: Topology, box: Box) -> Part:
+def _tiles(plan: Plan, topology: Topology, box: Box) -> Part:
+    if levels := framed_levels(plan, topology, len(box.cells[0])):
+        pieces = [
+            Drawn(cell[0], _cell(topology, cell, 0, 0, TILE_WIDTH, TILE_HEIGHT), TILE_WIDTH,
+                  TILE_HEIGHT) for cell in box.cells
+        ]  # fmt: skip
+        picture = nested(levels, pieces, WIDTH)
+        return picture.drawn, picture.height + 16
     columns = WIDTH // (TILE_WIDTH + SPACE)
     cells = [
         _cell(topology, cell, at % columns * (TILE_WIDTH + SPACE),

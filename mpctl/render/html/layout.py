@@ -6,9 +6,13 @@ coloured, and the groups of the rank that is pointed at; it gets sizes and strid
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from mpctl.axes import AXES, GRID_AXES
+from mpctl.layout.link_levels import LinkLevel
+from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
 from mpctl.render.cells import (
     Box,
@@ -24,6 +28,7 @@ from mpctl.render.html.grid import grid_part
 from mpctl.render.html.parts import details, note, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.render.svg import COLOURS, node_title
+from mpctl.render.svg_levels import framed_levels, level_title
 from mpctl.topology import Topology
 
 LISTED, MEMBERS = 8, 16
@@ -42,8 +47,9 @@ def layout_section(plan: Plan, topology: Topology) -> Raw:
         _key(topology, drawn, kind),
         el("p", "Point at a cell, or move with the arrow keys, to see its groups; Enter holds it.",
            id="said", class_="said", role="status", aria_live="polite", hidden=True),
-        el("div", *(_box(plan, topology, box, groups) for box in drawn),
+        el("div", *_map(plan, topology, drawn, groups),
            id="map", class_="tiles" if is_tiled else "nodes"),
+        *([note(f"Links: {links}.")] if (links := links_text(plan, topology)) else []),
         details("Rank groups as a table", groups_table(topology)),
         *grid_part(plan, topology),
     )  # fmt: skip
@@ -104,6 +110,32 @@ def _groups_met(topology: Topology, drawn: list[Box], kind: str) -> dict[int, in
         ranks[0]: met.setdefault(group_number(topology, ranks[0], topology.kinds[kind]), len(met))
         for box in drawn for ranks in box.cells
     }  # fmt: skip
+
+
+def _map(plan: Plan, topology: Topology, drawn: list[Box], groups: dict[int, int]) -> Iterator[Raw]:
+    """The boxes, in a frame for each network of links beyond a node, outermost first."""
+    if drawn[0].number is None:
+        tiles, size = drawn[0].cells, len(drawn[0].cells[0])
+        levels = framed_levels(plan, topology, size)
+        inner = levels[-1].ranks // size if levels else len(tiles)
+        drawn = [Box(None, tiles[at : at + inner]) for at in range(0, len(tiles), inner)]
+    else:
+        levels = framed_levels(plan, topology, topology.gpus_per_node)
+    yield from _framed(plan, topology, levels, drawn, groups)
+
+
+def _framed(
+    plan: Plan, topology: Topology, levels: Sequence[LinkLevel], drawn: list[Box],
+    groups: dict[int, int],
+) -> Iterator[Raw]:  # fmt: skip
+    if not levels:
+        yield from (_box(plan, topology, box, groups) for box in drawn)
+        return
+    level, *inner = levels
+    for at, held in groupby(drawn, key=lambda box: box.cells[0][0] // level.ranks):
+        inside = _framed(plan, topology, inner, list(held), groups)
+        title = el("h3", level_title(level, at))
+        yield el("div", title, el("div", *inside, class_="inside"), class_="level")
 
 
 def _box(plan: Plan, topology: Topology, box: Box, groups: dict[int, int]) -> Raw:
