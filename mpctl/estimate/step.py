@@ -44,7 +44,7 @@ PARTS = (
     StepPart(
         "cp",
         "messages of context parallelism",
-        "micro batches x keys and values sent over cp",
+        "micro batches x keys and values sent over cp that attention does not hide",
         is_per_microbatch=True,
     ),
     StepPart(
