@@ -54,7 +54,8 @@ def _formula(form: ActivationShapes, tensor: SavedTensor) -> str:
         parts = dict.fromkeys(("inner", "kv", "heads", "ffn"), form.feature_parts)
         parts |= {"batch": form.micro_batch // form.batch, "hidden": form.side}
     dims = (f"{dim} / {parts[dim]}" if dim in parts else dim for dim in tensor.dims)
-    return " x ".join((*dims, tensor.width))
+    is_value = tensor.width == "operand" and form.operand == form.value
+    return " x ".join((*dims, "value" if is_value else tensor.width))
 
 
 def _product(form: ActivationShapes, tensor: SavedTensor) -> str:

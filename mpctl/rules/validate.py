@@ -19,7 +19,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mpctl.errors import Offer
-from mpctl.rules import family, freeze, launched, layout, model, rates, tensor_mode
+from mpctl.rules import family, freeze, launched, layout, model, rates, runtime, tensor_mode
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -40,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     Rule(layout.domain_rules, LAYOUT),
     Rule(layout.link_rules, LAYOUT),
     Rule(layout.pipeline_rules, SHAPE | BATCH),
+    Rule(runtime.start_rules, LAYOUT | SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
     Rule(tensor_mode.combination_rules, BATCH),
     Rule(tensor_mode.compile_rules, {"parallel", "launch"}),

@@ -54,6 +54,11 @@ class RuntimeSupport(StrictModel):
         description="a stage takes layers, and at last head and loss, until the cost of all so far "
         "passes its share (pipeline/filled.py); else stages hold equal numbers of layers",
     )
+    needs_full_pipeline: bool = Field(
+        False,
+        description="it refuses fewer micro batches than stages before the last, and, where "
+        "replicas reduce gradients, stages without a parameter",
+    )
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
     @property

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from statistics import mean
 
+from mpctl.rules.validate import has_errors
 from mpctl.spec.cluster import ClusterSpec
 from tests.verdicts import balanced_accuracy, judged_runs
 
 HEADROOM = ClusterSpec().headroom
+
+
+def test_what_nanotron_refuses_to_start_is_refused_and_nothing_that_ran() -> None:
+    runs = judged_runs(every=5)
+    refused = [run for run in runs if has_errors(run.job)]
+    assert len(refused) > 20 and not any(run.ran for run in refused)
 
 
 def test_runs_that_failed_for_memory_do_not_fit_and_others_do() -> None:

@@ -1,5 +1,7 @@
 """The cases of every rule, by the subject of the rule."""
 
-from tests.rules.cases import family, layout, model, tensor_mode, training
+from tests.rules.cases import family, layout, model, runtime, tensor_mode, training
 
-CASES = (*layout.CASES, *model.CASES, *family.CASES, *training.CASES, *tensor_mode.CASES)
+CASES = (
+    *layout.CASES, *model.CASES, *family.CASES, *training.CASES, *tensor_mode.CASES, *runtime.CASES,
+)  # fmt: skip

@@ -1,0 +1,28 @@
+"""Cases of the rules of the software that runs a job."""
+
+from tests.rules.cases.case import Case
+
+EIGHT = {
+    "cluster.gpus_per_node": 8, "parallel.pp": 8, "model.layers": 16, "training.dtype": "bf16",
+    "training.runtime": "nanotron",
+}  # fmt: skip
+SIXTEEN = {**EIGHT, "cluster.gpus_per_node": 32, "parallel.pp": 16, "model.vocab": 65536}
+
+CASES = (
+    Case(
+        "pipeline-is-full",
+        {**EIGHT, "training.global_batch_size": 7},
+        {**EIGHT, "training.global_batch_size": 2},
+        "parallel.pp",
+        ("2 micro batches on 8 stages", "fewer than 7"),
+        r"training.global_batch_size 7",
+    ),
+    Case(
+        "stages-hold-something",
+        {**EIGHT, "training.global_batch_size": 7},
+        {**SIXTEEN, "training.global_batch_size": 64},
+        "parallel.pp",
+        ("of 16 stages", "DDP"),
+        r"use pp \d+ or less",
+    ),
+)
