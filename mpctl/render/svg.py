@@ -1,11 +1,13 @@
 """A plan as one SVG file that needs nothing from the network: the layout and the step's timeline.
 
 GPUs are coloured by tensor-parallel group, and each says its rank, the group's letter and its place
-along the other axes; the picture follows the reader's light or dark scheme.
+along the other axes; the picture follows the reader's light or dark scheme in a browser, and is
+light in programs that know no CSS variables (`with_plain_colours`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib.resources import files
 from textwrap import wrap
@@ -65,6 +67,22 @@ def picture_css() -> str:
     return files("mpctl.render.html").joinpath("picture.css").read_text("utf-8")
 
 
+def with_plain_colours(svg: str) -> str:
+    """A picture whose colours of the reader's scheme each stand behind the same colour in light,
+    which Inkscape, librsvg and others take: they drop the variable, and would fill with black.
+
+    >>> with_plain_colours('<rect style="fill:var(--paper)"/>')
+    '<rect style="fill:#ffffff;fill:var(--paper)"/>'
+    """
+    css = picture_css()
+    light = dict(re.findall(r"(--\w+): (#\w+)", css[: css.index("@media")]))
+
+    def both(found: re.Match[str]) -> str:
+        return f"{found[1]}:{light[found[2]]};{found[0]}" if found[2] in light else found[0]
+
+    return re.sub(r"\b(fill|stroke): ?var\((--\w+)\)", both, svg)
+
+
 def legend(step: StepLine) -> Raw:
     """A swatch and a word for each kind of work, and for the bubble."""
     parts, x = [], 0.0
@@ -85,12 +103,13 @@ def plan_svg(plan: Plan, topology: Topology) -> str:
     )
     wide, high = WIDTH + 2 * EDGE, number(height)
     label = _headline(plan, topology)
-    return el(
+    picture = el(
         "svg", el("title", label), el("style", Raw(picture_css())), textures(),
         el("rect", width="100%", height="100%", style="fill:var(--paper)"), parts,
         xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {wide} {high}", width=wide, height=high,
         role="img", aria_label=label,
-    ) + "\n"  # fmt: skip
+    )  # fmt: skip
+    return with_plain_colours(picture) + "\n"
 
 
 def _stacked(parts: Iterator[Part]) -> Iterator[Part]:

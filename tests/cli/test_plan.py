@@ -186,6 +186,18 @@ def test_svg_is_a_picture_of_layout_and_timeline(mpctl: Mpctl, tmp_path: Path) -
     assert "2 micro batches on 1 stage:" in path.read_text("utf-8")
 
 
+def test_an_svg_has_its_colours_where_css_variables_are_unknown(
+    mpctl: Mpctl, tmp_path: Path
+) -> None:
+    """Inkscape and librsvg drop `fill: var(--c0)`: what stands before it must be a colour."""
+    path = tmp_path / "plan.svg"
+    mpctl("plan", "demo", "--tensor-mode", "2d", "--tp", 4, "--gpus-per-node", 4, "--svg", path)
+    text = path.read_text("utf-8")
+    scheme = re.findall(r"(?:fill|stroke): ?var\(", text)
+    plain = re.findall(r"(fill|stroke):#[0-9a-f]{6};\1: ?var\(", text)
+    assert len(plain) == len(scheme) > 20
+
+
 def test_an_svg_that_cannot_be_written_is_said(mpctl: Mpctl, tmp_path: Path) -> None:
     said = mpctl(*GOLDEN, "--svg", tmp_path / "no" / "such" / "folder.svg")
     assert_refused(said, wants_json=False)
