@@ -32,13 +32,15 @@ SLACK: dict[Kind, dict[str, float]] = {
                 "kernels.flash_backward": 0.1, "kernels.misaligned": 0.08,
                 "kernels.unaligned": 0.4, "kernels.narrow.fp8": 0.1,
                 "kernels.narrow.mxfp8": 0.1, "kernels.narrow.nvfp4": 0.1},
-    "clusters": {"slowdown": 0.05, "intra_node.efficiency": 0.1, "inter_node.efficiency": 0.15},
+    "clusters": {"slowdown": 0.05, "intra_node.efficiency": 0.1, "inter_node.efficiency": 0.15,
+                 "inter_node.decay": 0.2},
     "runtimes": {"operators.passes": 0.15, "operators.gradient_bytes": 0.3,
                  "operators.optimizer_bytes": 0.25, "operators.cast_bytes": 0.4,
                  "operators.flash": 0.2, "operators.flash_backward": 0.2,
                  "overlap.tp": 0.2, "overlap.pp": 0.3, "overlap.dp": 0.3, "overlap.zero": 0.1,
                  "overlap.products": 0.3, "overlap.cp": 0.3, "overlap.drag": 0.5,
-                 "host.layer": 0.4, "host.micro_batch": 0.5, "host.message": 0.5,
+                 "host.layer": 0.4, "host.split": 0.5,
+                 "host.rank_in_pipeline": 0.3, "host.micro_batch": 0.5, "host.message": 0.5,
                  "host.sync": 0.5, "host.step": 0.5},
 }  # fmt: skip
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
@@ -48,7 +50,7 @@ SCALED = "operators.hidden.forward"  # stands for all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
 SHARES = ("kernels.flash", "kernels.flash_backward", "kernels.misaligned",
           "kernels.unaligned", "intra_node.efficiency",
-          "inter_node.efficiency", "overlap.tp", "overlap.pp", "overlap.dp",
+          "inter_node.efficiency", "inter_node.decay", "overlap.tp", "overlap.pp", "overlap.dp",
           "overlap.zero", "overlap.products", "overlap.cp")  # fmt: skip
 
 

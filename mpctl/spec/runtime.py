@@ -123,6 +123,9 @@ class HostCosts(StrictModel):
     layer: Seconds = Field(
         description="host time of a layer's forward, seconds; its backward takes twice as long"
     )
+    split: Seconds = Field(
+        0.0, description="further host time of a layer's forward that is split over tp, seconds"
+    )
     micro_batch: Seconds = Field(
         0.0, description="host time of a stage besides its layers, seconds a micro batch"
     )
