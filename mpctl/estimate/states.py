@@ -86,7 +86,9 @@ def _others_states(
     """Under another runtime: its dtypes, shared evenly."""
     t, zero, n = layout.job.training, layout.job.parallel.zero, layout.replicas
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
-    reduced = memory.gradient_bytes.get(t.chosen_dtype, DTYPE_BYTES[t.reduced_dtype])
+    reduced: float = DTYPE_BYTES[t.reduced_dtype]
+    if reduced >= 4:  # unless the job says that they are narrow
+        reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
     return StateBytes(
         count, _shared(count * width, n, zero >= 3), _shared(trained * reduced, n, zero >= 2),
         _shared(trained * _optimizer_width(width), n, zero >= 1),

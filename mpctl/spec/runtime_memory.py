@@ -31,7 +31,8 @@ class RuntimeMemory(StrictModel):
     )
     gradient_bytes: dict[DType, Amount] = Field(
         default_factory=dict,
-        description="bytes of a gradient by training.dtype; the reduced dtype's when absent",
+        description="bytes of a gradient by training.dtype, unless training.gradient_dtype is "
+        "narrower than fp32; the reduced dtype's when absent",
     )
     assumes_dropout: bool = Field(
         False, description="dropout counts as on where scores are held: the software's default"

@@ -9,7 +9,7 @@ import pytest
 from mpctl.estimate.activation_shapes import activation_shapes
 from mpctl.estimate.activations import ChunkBytes
 from mpctl.estimate.explain_memory import explain_memory
-from mpctl.estimate.memory import StageMemory, peak_activations
+from mpctl.estimate.memory import StageMemory, layout_memory, peak_activations
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.pipeline.schedule.orders import actions
@@ -188,6 +188,20 @@ def test_states_are_18_bytes_a_parameter_in_mixed_precision() -> None:
     parts = (full.parameter_bytes, full.gradient_bytes, full.optimizer_bytes)
     assert parts == (4 * count, 4 * count, 8 * count)
     assert full.allocated_bytes == full.device_bytes  # on a CPU there is nothing besides
+
+
+@pytest.mark.parametrize(
+    ("gradient_dtype", "dtype", "each"),
+    [(None, "bf16", 4), ("bf16", "bf16", 2), ("fp32", "bf16", 4), (None, "fp8", 2)],
+)
+def test_gradients_of_megatron_core_are_narrow_where_the_job_or_fp8_says_so(
+    gradient_dtype: str | None, dtype: str, each: int
+) -> None:
+    job = {"training.runtime": "megatron-core", "training.dtype": dtype}
+    if gradient_dtype:
+        job["training.gradient_dtype"] = gradient_dtype
+    (only,) = layout_memory(JobLayout.of(job_of(job)))
+    assert only.gradient_bytes == each * only.parameters
 
 
 @pytest.mark.parametrize("runtime", ["mpctl", "megatron-core"])
