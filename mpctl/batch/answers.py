@@ -18,8 +18,9 @@ from mpctl.errors import InputError, Issue, IssueEntry, Status
 from mpctl.estimate.job import Estimate
 from mpctl.planning.document import nearest_part
 from mpctl.planning.plan import Plan, make_plan
-from mpctl.planning.schemas import NearestPart
+from mpctl.planning.schemas import NearestPart, TrainingEntry
 from mpctl.planning.summary import verdict
+from mpctl.planning.training import training_settings
 from mpctl.rules.validate import with_tried_hints
 from mpctl.search.nearest import with_nearest
 from mpctl.spec.load import LoadedJob
@@ -67,9 +68,10 @@ class FindingEntry(IssueEntry):
 
 
 class Answer(Figures, NearestPart):
-    """The answer of one line, under its id."""
+    """The answer of one line, under its id; training: None where the job cannot be read."""
 
     id: RowId
+    training: TrainingEntry | None
     issues: list[FindingEntry]
 
 
@@ -164,10 +166,11 @@ def _estimated(row_id: RowId, loaded: LoadedJob, findings: list[Finding]) -> Ans
     findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
     if job.model is None:
         findings.append(("error", Issue("no-model", "model", "an estimate needs a model")))
+    training = training_settings(job)
     if plan.estimate is None:
-        return _answer(row_id, findings)
+        return _answer(row_id, findings, training=training)
     findings += _notes(plan.estimate)
-    return _answer(row_id, findings, figures(plan), nearest_part(plan))
+    return _answer(row_id, findings, figures(plan), nearest_part(plan), training=training)
 
 
 def _notes(estimate: Estimate) -> Iterator[Finding]:
@@ -223,6 +226,8 @@ def _answer(
     findings: Sequence[Finding],
     figures: Figures = NO_FIGURES,
     nearest: NearestPart = NO_NEAREST,
+    *,
+    training: TrainingEntry | None = None,
 ) -> Answer:
     """The answer with its keys in order; figures that JSON cannot hold become an issue."""
     if not _is_finite(figures):
@@ -230,7 +235,7 @@ def _answer(
         findings = [*findings, ("error", Issue("not-estimated", "time", message))]
         figures = NO_FIGURES
     issues: list[FindingEntry] = [{"status": s, **issue.as_dict()} for s, issue in findings]
-    return {"id": row_id, **figures, "issues": issues, **nearest}
+    return {"id": row_id, "training": training, **figures, "issues": issues, **nearest}
 
 
 def _is_finite(value: object) -> bool:

@@ -289,12 +289,14 @@ def _compare(job: JobSource, more: list[str], *, as_json: bool) -> None:
 
 def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     from mpctl.planning.explain import explain, explain_document
+    from mpctl.planning.training import training_settings
     from mpctl.render.json import print_json
 
-    figures = explain(job.plan(), wanted)
+    plan = job.plan()
+    figures, training = explain(plan, wanted), training_settings(plan.job)
     if as_json:
-        print_json(explain_document(figures))
+        print_json(explain_document(figures, training))
         return
     from mpctl.render.explain import print_figures
 
-    print_figures(figures)
+    print_figures(figures, training)

@@ -13,7 +13,7 @@ from mpctl.axes import AXIS_NAMES
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layer_figures import sent_bytes
 from mpctl.planning.plan import Overrides, Plan, load_plan
-from mpctl.planning.summary import training_settings
+from mpctl.planning.training import training_settings
 from mpctl.spec.load import parse_settings
 
 if TYPE_CHECKING:

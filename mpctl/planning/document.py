@@ -14,8 +14,9 @@ from mpctl.pipeline.stages import Span, stack_spans
 from mpctl.planning.estimate_document import communication_entry, memory_entry, time_entry
 from mpctl.planning.links import find_holder_name, link_entries
 from mpctl.planning.plan import Plan
-from mpctl.planning.summary import plan_summary, training_settings, verdict
+from mpctl.planning.summary import plan_summary, verdict
 from mpctl.planning.tensor_blocks import blocks_entry, grid_entry
+from mpctl.planning.training import training_settings
 from mpctl.topology import Topology
 from mpctl.units import plural
 

@@ -26,7 +26,7 @@ from mpctl.planning.plan import Plan
 from mpctl.units import DTYPE_BYTES, bytes_text
 
 if TYPE_CHECKING:
-    from mpctl.planning.schemas import ExplainDocument
+    from mpctl.planning.schemas import ExplainDocument, TrainingEntry
 
 HINTED_NAMES = 8  # at most
 SOURCES = {
@@ -52,9 +52,10 @@ def explain(plan: Plan, wanted: Sequence[str]) -> list[Figure]:
     return [f for f in figures if any(_is_below(f.name, name) for name in wanted)]
 
 
-def explain_document(figures: Sequence[Figure]) -> ExplainDocument:
-    """The figures as JSON."""
-    return {"schema": "mpctl.explain/1", "figures": [asdict(figure) for figure in figures]}
+def explain_document(figures: Sequence[Figure], training: TrainingEntry) -> ExplainDocument:
+    """The figures of a job as JSON; training: how it is trained."""
+    entries = [asdict(figure) for figure in figures]
+    return {"schema": "mpctl.explain/1", "training": training, "figures": entries}
 
 
 def all_figures(estimate: Estimate) -> Iterator[Figure]:

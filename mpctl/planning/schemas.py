@@ -22,16 +22,19 @@ class StackSpans(TypedDict):
 
 
 class TrainingEntry(TypedDict):
-    """How the model is trained. dtype_is_auto: whether the data type followed from the device;
-    micro_batches: of a step on each pipeline."""
+    """How the model is trained; what a search varies is None.
+
+    dtype_is_auto: whether the data type followed from the device. micro_batches: of a step on each
+    pipeline.
+    """
 
     dtype: str
     dtype_is_auto: bool
     global_batch_size: int | None
-    micro_batch_size: int
-    micro_batches: int
-    recompute: str
-    zero: int
+    micro_batch_size: int | None
+    micro_batches: int | None
+    recompute: str | None
+    zero: int | None
     runtime: str
 
 
@@ -276,4 +279,5 @@ class ExplainDocument(TypedDict):
     """Schema mpctl.explain/1: figures with the formulas that gave them."""
 
     schema: Literal["mpctl.explain/1"]
+    training: TrainingEntry
     figures: list[FigureEntry]

@@ -24,7 +24,7 @@ from mpctl.units import bytes_text, count_text, part_text, plural, rate_text, se
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
     from mpctl.estimate.step import StepTime
-    from mpctl.planning.schemas import SummaryEntry, TrainingEntry
+    from mpctl.planning.schemas import SummaryEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +113,6 @@ def model_text(estimate: Estimate) -> str:
     )
 
 
-def training_settings(job: JobSpec) -> TrainingEntry:
-    """The settings of training that every output states."""
-    t = job.training
-    return {
-        "dtype": t.dtype,
-        "dtype_is_auto": t.is_dtype_auto,
-        "global_batch_size": t.global_batch_size,
-        "micro_batch_size": t.micro_batch_size,
-        "micro_batches": job.num_microbatches,
-        "recompute": t.recompute,
-        "zero": job.parallel.zero,
-        "runtime": t.runtime,
-    }
-
-
-def training_text(job: JobSpec) -> str:
-    """`bf16, global batch 64, micro batch 4 (8 a step), recompute none, ZeRO 0, runtime mpctl`."""
-    s = training_settings(job)
-    return (
-        f"{s['dtype']}, global batch {s['global_batch_size']}, micro batch {s['micro_batch_size']} "
-        f"({s['micro_batches']:,} a step), recompute {s['recompute']}, ZeRO {s['zero']}, "
-        f"runtime {s['runtime']}"
-    )
-
-
 def verdict(plan: Plan) -> str:
     """Whether the plan fits its devices, in one line, and what is left or lacking:
     `fits: 61.2 of 79.6 GiB, 18.4 GiB free (headroom 5 %)` or
@@ -177,8 +152,6 @@ def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "memory on the device", bytes_text(summary.device_bytes or 0)
     yield "allocated by tensors", bytes_text(summary.allocated_bytes or 0)
     yield "parameters", count_text(estimate.parameters)
-    yield "dtype", plan.job.training.dtype
-    yield "global batch", f"{plan.job.training.global_batch_size:,}"
 
 
 def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:

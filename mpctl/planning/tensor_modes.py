@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, get_args
 
 from mpctl.errors import InputError, Issue
 from mpctl.planning.plan import Overrides, Plan, load_plan
-from mpctl.planning.summary import training_settings
 from mpctl.planning.tensor_costs import COLUMNS, COSTS, NOTES, grid_sizes
+from mpctl.planning.training import training_settings
 from mpctl.spec.load import load_partial, require_job
 from mpctl.spec.parallel import TensorMode
 from mpctl.tensor_grid import TensorGrid, grid_axes, grid_depths

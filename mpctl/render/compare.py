@@ -24,6 +24,7 @@ TITLES = {
     "tokens_per_second": "tokens/s",
     "mfu": "MFU",
 }
+DTYPE = ("dtype", "dtype_is_auto")
 FITS = {True: "yes", False: "no", None: "not known"}
 LEAST_DIFFERENCE = 0.0005  # of a figure: below it, rounding hides the difference
 NOTE = "≠ a setting and +x% a figure that differs from the first job's"
@@ -49,7 +50,10 @@ def _add_rows(table: Table, rows: Iterator[tuple[str, list[str]]]) -> None:
 
 def _setting_rows(document: CompareDocument) -> Iterator[tuple[str, list[str]]]:
     training: list[Mapping[str, object]] = [*document["training"]]
-    for key in (key for key in training[0] if key != "dtype_is_auto"):
+    cells = _setting_cells([settings["dtype"] for settings in training])
+    autos = [" (auto)" if settings["dtype_is_auto"] else "" for settings in training]
+    yield "dtype", [cell + auto for cell, auto in zip(cells, autos, strict=True)]
+    for key in (key for key in training[0] if key not in DTYPE):
         yield TITLES.get(key, key), _setting_cells([settings[key] for settings in training])
     shown = {"parallel.zero", *(f"training.{key}" for key in training[0])}
     for name, values in document["settings"].items():

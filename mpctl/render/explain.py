@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from mpctl.estimate.figure import Figure, Unit
+from mpctl.planning.training import training_line
 from mpctl.render.console import Console
 from mpctl.units import bytes_text, count_text, rate_text, seconds_text
+
+if TYPE_CHECKING:
+    from mpctl.planning.schemas import TrainingEntry
 
 TEXTS: dict[Unit, Callable[[float], str]] = {
     "B": bytes_text,
@@ -21,9 +26,11 @@ TEXTS: dict[Unit, Callable[[float], str]] = {
 }
 
 
-def print_figures(figures: Iterable[Figure]) -> None:
-    """Print figures on stdout: name and value, and below them formula, numbers and source."""
+def print_figures(figures: Iterable[Figure], training: TrainingEntry) -> None:
+    """Print figures on stdout under how the job is trained: name and value, and below them formula,
+    numbers and source."""
     console = Console(highlight=False, soft_wrap=True)
+    console.print(training_line(training))
     for figure in figures:
         console.print(
             Text.assemble((figure.name, "bold"), " = ", (TEXTS[figure.unit](figure.value), "cyan"))

@@ -22,9 +22,9 @@ from mpctl.planning.summary import (
     order_text,
     placement_text,
     sizes_text,
-    training_text,
     verdict,
 )
+from mpctl.planning.training import training_line, training_settings
 from mpctl.render.console import NamedRows, get_console, plain_table
 from mpctl.render.fold import members_text, span_text, stage_layers_text
 from mpctl.render.plan_grid import grid_part
@@ -77,11 +77,14 @@ def _paragraphs(
 
 
 def _headline(plan: Plan) -> Text:
-    """The model and its layout, and whether it fits, by how much."""
+    """The model and its layout, whether it fits, by how much, and how it is trained."""
     name, sizes = model_name(plan.job), sizes_text(plan.job)
     mark, style = FITS[plan.fits]
     title = f"{name}: {sizes}" if name else sizes
-    return Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
+    said = Text.assemble((title, "bold"), "\n", (f"{mark}{verdict(plan)}", style))
+    if plan.job.model is not None:
+        said.append(f"\n{training_line(training_settings(plan.job))}")
+    return said
 
 
 def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:
@@ -112,14 +115,13 @@ def _parts(plan: Plan) -> Iterator[tuple[str | Text, str]]:
 
 
 def _facts(plan: Plan, topology: Topology) -> Iterator[tuple[str, str]]:
-    """Layout, links beyond the node, model and training, as name and text."""
+    """Layout, links beyond the node and model, as name and text."""
     yield "layout", f"{placement_text(plan)}; {order_text(plan)}"
     if links := links_text(plan, topology):
         yield "links", links
     if plan.estimate is None:
         return
     yield "model", model_text(plan.estimate)
-    yield "training", training_text(plan.job)
 
 
 def _warnings(plan: Plan) -> Iterator[Text]:

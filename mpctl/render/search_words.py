@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mpctl.planning.training import training_line
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ SETTING_NAMES = {
     "vpp": "chunks",
     "zero": "ZeRO",
 }
-HEADER_SETTINGS = ("micro_batch_size", "recompute", "zero")  # named in the header where fixed
 
 
 def headline(document: SearchDocument) -> str:
@@ -37,24 +37,18 @@ def headline(document: SearchDocument) -> str:
 
 
 def header_lines(document: SearchDocument) -> Iterator[str]:
-    """Whether no. 1 fits, what all layouts have in common, what was searched, and how many layouts
-    were estimated."""
+    """Whether no. 1 fits, what all layouts have in common, how many layouts were estimated, and
+    what was searched."""
     if document["best"]:
         yield f"no. 1 {document['best'][0]['verdict']}"
-    fixed = document["fixed"]
-    common = [f"{_setting_name(name)} {fixed[name]}" for name in HEADER_SETTINGS if name in fixed]
-    free = ", ".join(_setting_name(name) for name in document["searched"])
-    searched = f"; searched: {free}" if free else ""
-    yield ", ".join([document["dtype"], f"global batch {document['global_batch_size']}",
-                     f"runtime {document['runtime']}", *common]) + searched  # fmt: skip
+    yield training_line(document["training"])
     headroom = f"headroom {document['headroom_percent']:g} %"
     yield (f"{plural(document['estimated'], 'layout')} estimated, "
            f"{document['too_large']:,} left out for memory ({headroom}), the others ruled out by "
            "bounds")  # fmt: skip
-
-
-def _setting_name(name: str) -> str:
-    return SETTING_NAMES.get(name, name)
+    if document["searched"]:
+        names = (SETTING_NAMES.get(name, name) for name in document["searched"])
+        yield f"searched: {', '.join(names)}"
 
 
 def notes(document: SearchDocument) -> Iterator[str]:

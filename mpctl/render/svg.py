@@ -19,9 +19,9 @@ from mpctl.planning.summary import (
     model_name,
     placement_text,
     sizes_text,
-    training_text,
     verdict,
 )
+from mpctl.planning.training import training_line, training_settings
 from mpctl.render.cells import (
     Box,
     boxes,
@@ -125,7 +125,7 @@ def _parts(plan: Plan, topology: Topology) -> Iterator[Part]:
     yield el("text", _headline(plan, topology), y=18, class_="head"), 26
     yield el("text", verdict(plan), y=14), 18
     if plan.job.model is not None:
-        yield el("text", training_text(plan.job), y=12, class_="dim"), 22
+        yield el("text", training_line(training_settings(plan.job)), y=12, class_="dim"), 22
     drawn = boxes(topology)
     is_tiled = drawn[0].number is None
     yield _tiles(plan, topology, drawn[0]) if is_tiled else _nodes(plan, topology, drawn)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.planning.tensor_costs import COSTS
+from mpctl.planning.training import training_line
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, count_text, seconds_text
 
@@ -37,6 +38,8 @@ STEP: tuple[tuple[str, str, Formatter], ...] = (
 def print_tensor_modes(document: TensorModesDocument) -> None:
     """Print the costs in symbols, what their columns mean, the job's numbers, and notes."""
     console = get_console()
+    title = f"{document['job'] or 'this job'} in modes of tensor parallelism"
+    console.print(Text(title, "bold"), training_line(document["training"]), "", sep="\n")
     console.print(_symbols(document))
     meanings = "; ".join(f"{name}: {words}" for name, words in document["columns"].items())
     console.print(f"{meanings}.", style="dim")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Literal, TypedDict, final
 
 from mpctl.errors import Issue, IssueEntry
 from mpctl.planning.layout_settings import SettingValue, layout_text
+from mpctl.planning.training import training_settings
 from mpctl.rules.model import slow_dtype
 from mpctl.search.report import LayoutReport, given_reason, reasons
 
 if TYPE_CHECKING:
+    from mpctl.planning.schemas import TrainingEntry
     from mpctl.search.request import SearchRequest
     from mpctl.search.result import SearchResult
 
@@ -74,15 +76,17 @@ class NoLayoutEntry(TypedDict):
 class SearchDocument(TypedDict):
     """Schema mpctl.search/1: what `mpctl search --json` prints.
 
-    fixed: settings of a layout that were given. searched: those that varied. estimated: number of
-    layouts whose step was estimated. too_large: number of layouts left out for their memory, of
-    those that no bound on time had ruled out before. is_complete: false after Ctrl-C. best: fastest
-    first, or what the objective prefers. reasons: a sentence for each of best but the first. own:
-    the layout that the job has as given. front: for less and less memory, the fastest layout.
-    by_gpus: with `--gpus`, the best layout of each number of GPUs.
+    training: what all layouts have in common. fixed: settings of a layout that were given.
+    searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
+    number of layouts left out for their memory, of those that no bound on time had ruled out
+    before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers.
+    reasons: a sentence for each of best but the first. own: the layout that the job has as given.
+    front: for less and less memory, the fastest layout. by_gpus: with `--gpus`, the best layout of
+    each number of GPUs.
     """
 
     schema: Literal["mpctl.search/1"]
+    training: TrainingEntry
     job: str | None
     model: str | None
     device: str | None
@@ -119,6 +123,7 @@ def search_document(
     device = job.cluster.device
     return {
         "schema": "mpctl.search/1",
+        "training": training_settings(best[0].job if best else job, result.searched),
         "job": job.name,
         "model": job.model.name if job.model else None,
         "device": device.name if device else None,

@@ -43,7 +43,7 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
     for words in (
         "fits: 3.6 of 80.0 GiB, 76.4 GiB free (headroom 5 %)",
         "16 ranks on 2 nodes x 8 GPUs of NVIDIA A100",
-        "bf16, global batch 64, micro batch 4 (8 a step), recompute none, ZeRO 0, runtime mpctl",
+        "bf16, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime mpctl",
         "gpt2-medium: tp 2 x dp 2 x pp 4",
         "node 1 · layers 12-23",
         "[0,4,8,12] [1,5,9,13]",
@@ -114,8 +114,12 @@ def test_a_large_plan_is_short_and_whole_with_full(mpctl: Mpctl) -> None:
     lines = mpctl("plan", LARGE).out.splitlines()
     assert len(lines) <= 56
     assert lines[1] == "✓ fits: 31.9 of 80.0 GiB, 48.1 GiB free (headroom 5 %)"
-    assert [line.split("  ")[0] for line in lines[2:5]] == ["memory", "step time", "parts"]
-    assert any(line.startswith("checks     ✓ 9 passed") for line in lines[:10])
+    assert lines[2] == (
+        "dtype fp16, global batch 1,536, micro batch 1 x 192, recompute full, ZeRO 0, "
+        "runtime megatron-2021"
+    )
+    assert [line.split("  ")[0] for line in lines[3:6]] == ["memory", "step time", "parts"]
+    assert any(line.startswith("checks     ✓ 9 passed") for line in lines[:11])
     of = {kind: [line for line in lines if line.startswith(f"{kind} ")] for kind in ("dp", "pp")}
     assert [len(found) for found in of.values()] == [1, 1]  # a line a kind of groups
     assert of["dp"][0].rstrip().endswith("[0,8,16,...,56] ... [967,975,983,...,1023]")

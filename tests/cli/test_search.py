@@ -209,11 +209,16 @@ def test_the_header_says_what_is_trained_and_what_is_searched(mpctl: Mpctl) -> N
     assert lines[1].startswith("no. 1 fits: ") and lines[1].endswith("free (headroom 5 %)")
     assert " left out for memory (headroom 5 %)" in lines[3]
     assert lines[2] == (
-        "bf16, global batch 32, runtime mpctl, ZeRO 1; searched: tp, dp, pp, chunks, schedule, "
-        "balance, micro batch, recompute, sequence parallelism, tensor mode, tensor depth"
+        "dtype bf16, global batch 32, micro batch any, recompute any, ZeRO 1, runtime mpctl"
+    )
+    assert lines[4] == (
+        "searched: tp, dp, pp, chunks, schedule, balance, micro batch, recompute, sequence "
+        "parallelism, tensor mode, tensor depth"
     )
     kept = [word for key in ("tp", "pp", "micro_batch_size") for word in ("--fix", f"{key}=1")]
-    assert mpctl("search", *SMALL, *kept).out.splitlines()[2].endswith("; searched: recompute")
+    lines = mpctl("search", *SMALL, *kept, "--dtype", "auto").out.splitlines()
+    assert lines[2].startswith("dtype bf16 (auto), global batch 32, micro batch 1, recompute any")
+    assert lines[4] == "searched: recompute"
 
 
 def test_headroom_leaves_layouts_out(mpctl: Mpctl) -> None:

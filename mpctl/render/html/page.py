@@ -22,9 +22,9 @@ from mpctl.planning.summary import (
     order_text,
     placement_text,
     sizes_text,
-    training_text,
     verdict,
 )
+from mpctl.planning.training import training_line, training_settings
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section
 from mpctl.render.html.memory import memory_section
@@ -106,6 +106,7 @@ def _header(plan: Plan, topology: Topology) -> Raw:
         "header", el("h1", el("bdi", _name(plan)), ": ", sizes_text(plan.job)),
         el("p", f"{mark}{verdict(plan)}", class_=f"verdict {style}"),
         *(el("p", f"→ {near}.") for near in _ways_out(plan)),
+        el("p", training_line(training_settings(plan.job))) if plan.job.model else "",
         el("p", f"{placement_text(plan)}; {order_text(plan)}."),
         *(el("p", text) for text in _described(plan)),
         el("dl", *tiles) if tiles else "",
@@ -117,11 +118,10 @@ def _ways_out(plan: Plan) -> list[str]:
 
 
 def _described(plan: Plan) -> Iterator[str]:
-    """The model and how it is trained."""
+    """The model, and that there are warnings."""
     if plan.estimate is None:
         return
     yield f"Model: {model_text(plan.estimate)}."
-    yield f"Training: {training_text(plan.job)}."
     if plan.warnings:
         yield f"{plural(len(plan.warnings), 'warning')}, told under Checks."
 
