@@ -19,6 +19,7 @@ from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, refused, refused_model
 from mpctl.interop.texts import Scalar, Tree, yaml_text
 from mpctl.layout.topology import zero_stage
+from mpctl.pipeline.filled import is_filled
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -53,7 +54,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
 def _notes(plan: Plan) -> Iterator[str]:
     job = plan.job
     yield from plan_notes(plan, "nanotron", divisor=1, schedules=ENGINES)
-    if job.parallel.pp > 1:
+    if job.parallel.pp > 1 and not is_filled(job):
         yield "approximated: nanotron cuts stages by its own cost of a block, not as the plan does"
     if job.model is None:
         yield "no model is named: fill in model.model_config"

@@ -49,6 +49,7 @@ def test_layers_at_equal_distances_are_folded() -> None:
     assert layers_text([(4 * k, 4 * k + 1) for k in range(20)]) == "0, 4, ... 76"
     assert layers_text([(0, 6), (24, 30), (48, 54), (72, 78)]) == "0-5, 24-29, ... 72-77"
     assert layers_text([(0, 6), (12, 18)]) == "0-5 12-17"
+    assert layers_text([(16, 16)]) == "none"
     assert layers_text([(0, 2), (4, 5), (6, 9), (12, 13)]) == "0-1 4 6-8 12"
 
 
