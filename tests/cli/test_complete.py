@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -53,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_bash_completes_commands_flags_and_names(folder: Path) -> None:
     assert bash(folder, "pre") == ["presets"]
     assert bash(folder, "plan", "--clu") == ["--cluster"]
-    assert bash(folder, "plan", "--cluster", "m")[:2] == ["megascale-a100", "mine"]
+    assert {"megascale-a100", "mine"} <= set(bash(folder, "plan", "--cluster", "m"))
     assert bash(folder, "plan", "--cluster", "=", "min") == ["mine"]
     assert {"own", "job.toml", "demo"} <= set(bash(folder, "plan", ""))
 
@@ -78,7 +77,6 @@ def test_a_path_is_left_to_the_shell(folder: Path) -> None:
     assert bash(folder, "plan", "presets/j") == [""]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="bash itself is asked")
 def test_the_script_that_bash_sources_works(folder: Path) -> None:
     script = subprocess.run(
         [*CALL, "--show-completion", "bash"],
