@@ -125,7 +125,7 @@ def deferred_wgrad_of(weight: Tensor) -> DeferredWgrad | None:
 
 def mark_partial(owner: nn.Module | nn.Parameter, kind: str = "tp") -> None:
     """Say that each rank of the group `kind` uses these parameters for a part of the activations
-    only.
+    only; an empty kind says that none does.
 
     Their gradients are then partial sums, to be summed over the group before use: norms, the biases
     of row layers and position tables under sequence parallelism (arXiv 2205.05198, section 4.2.2),

@@ -47,6 +47,13 @@ def column_product(
     return _ColumnProduct.apply(x, weight, bias, group, sequence_parallel)
 
 
+def save_operands(ctx: Any, x: Tensor, weight: Tensor) -> None:
+    """Keep what the backward of X W^T needs: X for dW, W for dX; where one of them needs no
+    gradient, the other is not kept. ctx: of a function whose first two arguments they are."""
+    for_dx, for_dw = ctx.needs_input_grad[:2]
+    ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
+
+
 class _ColumnProduct(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -54,8 +61,7 @@ class _ColumnProduct(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.split, ctx.deferred = group, split, deferred_wgrad_of(weight)
         ctx.leaf = weight if ctx.deferred else None
-        for_dx, for_dw = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
+        save_operands(ctx, x, weight)
         # [b, s/t, i] -> [b, s, i] -> [b, s, o/t]
         return F.linear(group.all_gather(x, SEQUENCE) if split else x, weight, bias)
 

@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mpctl.kernels.product import save_operands
 from mpctl.kernels.regions import SAMPLES
 from mpctl.transport.group import Group
 
@@ -58,9 +59,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, groups: CubeGroups) -> Tensor:
         ctx.groups = groups
-        # dW needs X, dX needs W; what is frozen keeps nothing
-        for_dx, for_dw = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
+        save_operands(ctx, x, weight)
         inputs = groups.source.start_all_gather(x, SAMPLES)
         weights = groups.weight.start_all_gather(weight, groups.weight_dim)
         return groups.target.reduce_scatter(F.linear(inputs.wait(), weights.wait()), SAMPLES)

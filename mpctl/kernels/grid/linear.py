@@ -55,12 +55,10 @@ class GridLinear(nn.Module):
         self.product = product
         self.weight = shard_parameter(weight, init=init, dtype=dtype, device=device)
         self.bias: nn.Parameter | None = None
-        if weight_partial:
-            mark_partial(self.weight, weight_partial)
+        mark_partial(self.weight, weight_partial)
         if bias is not None:
             self.bias = shard_parameter(bias, init=ZEROS, dtype=dtype, device=device)
-            if partial:
-                mark_partial(self.bias, partial)
+            mark_partial(self.bias, partial)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -103,8 +101,7 @@ class GridTable(nn.Module):
         self.words = range(min(own.start, vocab), min(own.stop, vocab))
         shard = place.shard((padded_vocab, hidden), dims)
         self.weight = shard_parameter(shard, init=init, dtype=dtype, device=device)
-        if partial := place.grid.partial_kind(dims):
-            mark_partial(self.weight, partial)
+        mark_partial(self.weight, place.grid.partial_kind(dims))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [b, s, h], this rank's part -> logits [b, s, v_local] of `words`."""

@@ -57,8 +57,7 @@ class SplitNorm(nn.Module):
         self.weight = shard_parameter(shard, init=ONES, dtype=dtype, device=device)
         if bias:
             self.bias = shard_parameter(shard, init=ZEROS, dtype=dtype, device=device)
-        if partial:
-            mark_partial(self, partial)
+        mark_partial(self, partial)
 
     def extra_repr(self) -> str:
         """Hidden size, here and in all, and eps, for `print(module)`."""

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mpctl.kernels.product import save_operands
 from mpctl.transport.group import Group, Pending
 
 
@@ -128,9 +129,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, square: Square) -> Tensor:
         ctx.square = square
-        # dW needs X, dX needs W; what is frozen keeps nothing
-        for_dx, for_dw = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(x if for_dw else None, weight if for_dx else None)
+        save_operands(ctx, x, weight)
         # [b/q, s, h/q] -> [n, h/q] -> [n, o/q], n = b/q * s
         rows, y = x.flatten(0, -2), x.new_empty(*x.shape[:-1], len(weight))
         sums = y.view(len(rows), -1)
@@ -158,8 +157,7 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, table: Tensor, square: Square) -> Tensor:
         ctx.square = square
-        for_dx, for_dw = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(x if for_dw else None, table if for_dx else None)
+        save_operands(ctx, x, table)
         tables = (e_l.T for e_l in broadcasts(table, square.row))
         return reduced(x.flatten(0, -2), tables, square.col).view(*x.shape[:-1], -1)
 
