@@ -67,8 +67,12 @@ def test_world_size_with_a_wrong_dp(tp: int, dp: int, nodes: int, gpus: int) -> 
     job = {"cluster.nodes": nodes, "cluster.gpus_per_node": gpus, "parallel.tp": tp}
     hint = way_out("world-size", {**job, "parallel.dp": dp}, model=False)
     if hint is not None and hint.startswith("use dp"):
-        (right,) = numbers(hint)
+        way, *larger = hint.split("; or ")
+        (right,) = numbers(way)
         assert_kept("world-size", {**job, "parallel.dp": right}, model=False)
+        for ranks in numbers(" ".join(larger)):  # a node with a GPU for each rank
+            wide = {**job, "parallel.dp": dp, "cluster.gpus_per_node": ranks}
+            assert_kept("world-size", wide, model=False)
 
 
 @given(
