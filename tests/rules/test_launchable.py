@@ -6,6 +6,7 @@ is what the plan says. `make test` draws a few jobs, always the same; `make test
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,6 +26,22 @@ from mpctl.spec.load import load_job
 SIZES: dict[str, list[int]] = {"tp": [1, 1, 2, 3, 4], "cp": [1, 1, 1, 2], "dp": [1, 2, 3],
                                "pp": [1, 1, 1, 2]}  # fmt: skip
 POSITIONS = {"bert": "learned", "t5": "relative", "glm": "learned"}
+
+
+def variants(of: Callable[..., Any]) -> dict[str, Any]:
+    """Keys by which decoders differ, legal together or not."""
+    window = of(None, None, 3, 5)
+    return {
+        "model.position": of("alibi", "rotary", "learned"), "model.attention_window": window,
+        "model.attention_window_every": window and of(None, 2),
+        "model.qk_norm": of(True, False), "model.embedding_norm": of(True, False),
+        "model.norm": of("layernorm", "rmsnorm", "nonparametric"),
+        "model.norm_order": of("pre", "pre", "output", "sandwich"),
+        "model.parallel_residual": (parallel := of(True, False)),
+        "model.shared_norm": parallel and of(True, False),
+        "model.bias": of(True, False, "qkv", "mlp"), "model.activation": of("relu2", "swiglu"),
+        "model.rotary_fraction": of(1.0, 0.5),
+    }  # fmt: skip
 
 
 @st.composite
@@ -65,6 +82,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         job |= {"model.decoder_layers": of(1, 2), "model.decoder_seq_length": of(8, 12, 24),
                 "model.relative_buckets": of(2, 4, 5, 8), "model.relative_max_distance": of(4, 9),
                 }  # fmt: skip
+    if family == "gpt" and of(True, False):
+        job |= variants(of)
     if job["model.position"] == "rotary" and of(True, False):
         keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position")
         job["model.rotary_scaling"] = {key: float(of(1, 4, 16)) for key in keys}

@@ -1,0 +1,98 @@
+"""Decoders that differ from the common shape compute the same however they are split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.families.batch import Batch
+from mpctl.families.modules import build_module
+from mpctl.kernels.context import context_split
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.spec.model import ModelSpec
+from mpctl.spec.training import TrainingSpec
+from tests.kernels.oracle import axes, close, fill, gradients, sum_gradients, whole
+from tests.ranks import run_ranks
+
+S = 8
+COMMON = {"layers": 3, "hidden": 16, "heads": 4, "vocab": 120, "seq_length": S,
+          "vocab_divisor": 2}  # fmt: skip
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "alibi": ({"position": "alibi", "embedding_norm": True}, {"recompute": "selective"}),
+    "alibi with dropout": ({"position": "alibi", "attention_window": 3},
+                           {"dropout": 0.1, "attention_dropout": 0.1}),
+    "windows": ({"position": "rotary", "attention_window": 3, "full_attention_every": 2,
+                 "window_rotary_base": 100.0, "kv_heads": 2, "bias": "qkv",
+                 "activation": "relu2"}, {"recompute": "full"}),
+    "norms of heads": ({"position": "rotary", "qk_norm": True, "kv_heads": 1, "norm": "rmsnorm",
+                        "bias": "attention"}, {}),
+    "parallel": ({"position": "rotary", "parallel_residual": True, "rotary_fraction": 0.5,
+                  "qk_norm": True}, {"dropout": 0.1}),
+    "one norm": ({"position": "rotary", "parallel_residual": True, "shared_norm": True,
+                  "attention_window": 2, "attention_window_every": 2}, {"recompute": "full"}),
+    "norms of results": ({"norm_order": "output", "norm": "nonparametric", "bias": "mlp",
+                          "activation": "swiglu"}, {"recompute": "full"}),
+    "sandwich": ({"norm_order": "sandwich", "norm": "rmsnorm", "bias": False,
+                  "embedding_multiplier": 4.0, "attention_scale": 0.3,
+                  "activation": "geglu_tanh"}, {}),
+}  # fmt: skip
+
+
+def _run(rank: int, _: int, layout: tuple[int, int, bool]) -> list[list[Any]]:
+    """The loss and the gradients of each variant on one rank."""
+    (tp, cp), results = axes(rank, *layout[:2]), []
+    text = torch.randint(0, 120, (2, S + 1), generator=torch.Generator().manual_seed(5))
+    parts = {"tokens": text[:, :-1], "targets": text[:, 1:]}
+    batch = Batch(torch.arange(2), {name: context_split(part, cp) for name, part in parts.items()})
+    context = ShardContext(tp, cp, layout[2], torch.float64)
+    for shape, training in VARIANTS.values():
+        model = ModelSpec.model_validate({**COMMON, **shape})
+        module = build_module(model, TrainingSpec.model_validate(training), context)
+        fill(module)
+        (loss,) = module.advance((), batch, CounterRNG(5, 6, torch.tensor([12, 7])))
+        loss.backward()
+        sum_gradients(module, tp, cp)
+        results.append([cp.all_reduce(loss.detach().clone()), gradients(module)])
+    return results
+
+
+@pytest.mark.parametrize(
+    "layout", [(2, 1, True), (1, 2, False),
+               pytest.param((2, 1, False), marks=pytest.mark.slow),
+               pytest.param((2, 2, True), marks=pytest.mark.slow),
+               pytest.param((4, 1, False), marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_a_split_model_has_the_loss_and_gradients_of_the_whole(
+    layout: tuple[int, int, bool],
+) -> None:
+    expected = _run(0, 1, (1, 1, False))
+    ranks = run_ranks(_run, layout[0] * layout[1], layout, timeout=200)
+    for number in range(len(VARIANTS)):
+        loss, of_whole = expected[number]
+        for rank in ranks:
+            close(rank[number][0], loss)
+        for name, (value, _) in of_whole.items():
+            close(whole([rank[number][1][name] for rank in ranks]), value)
+
+
+def test_a_window_hides_what_lies_before_it() -> None:
+    """The last of 8 tokens with windows of 3 in 2 layers sees tokens 3 to 7, and no others."""
+    shape = {**COMMON, "layers": 2, "attention_window": 3, "position": "none"}
+    module = build_module(
+        ModelSpec.model_validate(shape), TrainingSpec(), ShardContext(dtype=torch.float64)
+    )
+    fill(module)
+    tokens = torch.arange(S)[None]
+
+    def last(changed: int) -> torch.Tensor:
+        other = tokens.clone()
+        other[0, changed] = 99
+        with torch.no_grad():
+            return module(Batch(torch.arange(1), {"tokens": other}))[0, -1]
+
+    with torch.no_grad():
+        whole_text = module(Batch(torch.arange(1), {"tokens": tokens}))[0, -1]
+    assert [bool((last(at) == whole_text).all()) for at in range(S)] == [True] * 3 + [False] * 5
