@@ -15,6 +15,7 @@ from mpctl.errors import Issue
 from mpctl.interop.emitted import EmitTarget
 from mpctl.interop.megatron import SAYABLE, SCHEDULES, layout_text, megatron_refusals
 from mpctl.interop.megatron_flags import FSDP_STRATEGIES, LR_SCHEDULES, NORMS, ORDERS, POSITIONS
+from mpctl.interop.megatron_variants import variants
 from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import find_order, refused_model
 from mpctl.interop.texts import Source, Value, python_value
@@ -30,6 +31,7 @@ PRECISION = {
 ACTIVATIONS = {
     "gelu": Source("torch.nn.functional.gelu"), "gelu_tanh": Source("torch.nn.functional.gelu"),
     "swiglu": Source("torch.nn.functional.silu"),
+    "relu2": Source("megatron.core.activations.squared_relu"),
 }  # fmt: skip
 Fields = Iterator[tuple[str, Value]]
 
@@ -64,7 +66,9 @@ def _body(plan: Plan) -> str:
     if plan.job.training.dtype in PRECISION:
         fields.append(("mixed_precision", PRECISION[plan.job.training.dtype]))
     lines = [f"    cfg.{name} = {python_value(value)}" for name, value in fields]
-    imports = ["import torch", "", ""] if any("torch." in line for line in lines) else []
+    modules = {"torch.": "torch", "megatron.core.activations.": "megatron.core.activations"}
+    used = [name for start, name in modules.items() if any(start in line for line in lines)]
+    imports = [*(f"import {name}" for name in used), *[""] * (2 * bool(used))]
     return "\n".join([*imports, "def lay_out(cfg):", *lines, "    return cfg"])
 
 
@@ -113,7 +117,9 @@ def _shape(job: JobSpec) -> Fields:
     yield "activation_func", ACTIVATIONS[model.activation]
     yield "gated_linear_unit", model.gated
     yield "bias_activation_fusion", model.activation in ("gelu_tanh", "swiglu")
-    yield "add_bias_linear", model.bias
+    yield "add_bias_linear", model.bias is True
+    for variant in variants(model):
+        yield variant.field, variant.value
     yield "share_embeddings_and_output_weights", model.tied_embeddings
     yield from (("hidden_dropout", t.dropout), ("attention_dropout", t.attention_dropout))
     yield "init_method_std", t.init_std

@@ -31,6 +31,9 @@ from mpctl.interop.megatron_flags import (
 )
 from mpctl.interop.megatron_layout import pipeline_settings
 from mpctl.interop.megatron_others import neutral, refusal_of
+from mpctl.interop.megatron_variants import SWITCHES as SWITCHES_OF_VARIANTS
+from mpctl.interop.megatron_variants import VALUES as OF_VARIANTS
+from mpctl.interop.megatron_variants import read_variants
 from mpctl.planning.plan import Overrides
 from mpctl.rules.check import Check
 
@@ -56,8 +59,8 @@ VALUES = (
     "--transformer-impl",
 )  # fmt: skip
 COUNTS = {
-    **{flag.flag: 1 for flag in PLAIN_FLAGS}, **dict.fromkeys(VALUES, 1),
-    **dict.fromkeys(SWITCHES, 0), "--recompute-modules": -1,
+    **{flag.flag: 1 for flag in PLAIN_FLAGS}, **dict.fromkeys((*VALUES, *OF_VARIANTS), 1),
+    **dict.fromkeys((*SWITCHES, *SWITCHES_OF_VARIANTS), 0), "--recompute-modules": -1,
 }  # fmt: skip
 
 
@@ -258,6 +261,7 @@ def _read_model(reader: _Reader) -> None:
     s["model.activation"] = "gelu_tanh" if is_tanh else "gelu"
     if reader.has("--swiglu"):
         s["model.activation"] = "swiglu"
+    s |= read_variants(reader.flags, reader.wrong)
     s["model.tied_embeddings"] = not reader.has("--untie-embeddings-and-output-weights")
     if reader.has("--group-query-attention"):
         s["model.kv_heads"] = reader.number("--num-query-groups", int, 1)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
+from mpctl.families.description import VARIANTS
 from mpctl.interop.sayable import refused_model
+from mpctl.rules.launched import is_set
 from mpctl.spec.model import ModelSpec
 
 FORM = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu"}
@@ -25,7 +27,13 @@ def llama_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         message = f"{who}'s models here have no biases"
         yield refused_model("bias", "true", message, "use bias false, or --emit torch")
     if model.norm_order != "pre":
-        yield refused_model("norm_order", "post", f"{who} has norms before", "use norm_order pre")
+        message = f"{who} has norms before"
+        yield refused_model("norm_order", model.norm_order, message, "use norm_order pre")
+    for key in VARIANTS:
+        if is_set(model, key):
+            message = f"{who}'s models here are of Llama's form"
+            hint = "leave it out, or --emit torch"
+            yield refused_model(key, getattr(model, key), message, hint)
     if model.head_size * model.heads != model.hidden:
         message = f"{who} takes hidden / heads"
         hint = f"use head_dim {model.hidden // model.heads}"

@@ -29,6 +29,7 @@ from mpctl.interop.megatron_flags import (
     TRAINING_FLAGS,
     MegatronFlag,
 )
+from mpctl.interop.megatron_variants import variant_refusals, variants
 from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, find_order, refused, refused_model
 from mpctl.layout.topology import zero_stage
@@ -76,10 +77,11 @@ def model_refusals(model: ModelSpec, who: str) -> Iterator[Issue]:
         )
     if model.norm_order != "pre":
         yield refused_model("norm_order", model.norm_order, f"{who} has pre", "use norm_order pre")
-    if model.activation not in ("gelu", "gelu_tanh", "swiglu"):
-        message = f"{who} has gelu, gelu_tanh and swiglu of these"
+    yield from variant_refusals(model, who)
+    if model.activation not in ("gelu", "gelu_tanh", "relu2", "swiglu"):
+        message = f"{who} has gelu, gelu_tanh, relu2 and swiglu of these"
         yield refused_model("activation", model.activation, message, "use gelu or swiglu")
-    elif model.activation == "gelu_tanh" and not model.bias:
+    elif model.activation == "gelu_tanh" and model.bias is not True:
         message = f"{who} has the tanh form in its kernel for gelu with bias alone"
         yield refused_model("activation", "gelu_tanh", message, "use gelu, or bias true")
     if model.position == "rotary" and not model.rotary_base.is_integer():
@@ -244,9 +246,13 @@ def _model_flags(job: JobSpec) -> Flags:
         yield from ("--use-rope-scaling", "--rope-scaling-factor", str(model.rotary_scaling.factor))
     if model.activation == "swiglu":
         yield "--swiglu"
-    if model.activation == "gelu" and model.bias:
+    if model.activation == "relu2":
+        yield "--squared-relu"
+    for variant in variants(model):
+        yield from (variant.flag, *([variant.text] if variant.text else []))
+    if model.activation == "gelu" and model.bias is True:
         yield "--no-bias-gelu-fusion"  # the fused kernel computes the tanh form
-    if not model.bias:
+    if model.bias is not True:
         yield "--disable-bias-linear"
     if not model.tied_embeddings:
         yield "--untie-embeddings-and-output-weights"

@@ -16,8 +16,8 @@ from mpctl.errors import Issue
 
 NEUTRAL = {
     "--expert-model-parallel-size": ("1",), "--expert-tensor-parallel-size": ("1",),
-    "--rotary-percent": ("1.0",), "--tensor-parallel-num-weight-shards": ("1",),
-    "--num-distributed-optimizer-instances": ("1",), "--mtp-num-layers": ("0",),
+    "--tensor-parallel-num-weight-shards": ("1",),
+    "--num-distributed-optimizer-instances": ("1",),
     "--cpu-offloading-num-layers": ("0",), "--optimizer": ("adam",), "--cp-comm-type": ("p2p",),
     "--vocab-extra-ids": ("0",),
 }  # fmt: skip
@@ -31,19 +31,19 @@ _HARMLESS = {
     "--no-data-sharding",
 }  # fmt: skip
 _SHAPE = {
-    "--num-experts", "--mtp-num-layers", "--multi-latent-attention", "--squared-relu",
-    "--quick-geglu", "--openai-gelu", "--qk-layernorm", "--qk-l2-norm", "--add-qkv-bias",
-    "--rotary-percent", "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
+    "--num-experts", "--multi-latent-attention", 
+    "--quick-geglu", "--openai-gelu", "--qk-l2-norm", 
+    "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
     "--hybrid-override-pattern", "--is-hybrid-model", "--spec",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
-    "--experimental-attention-variant", "--linear-attention-freq", "--window-size", "--yaml-cfg",
+    "--experimental-attention-variant", "--linear-attention-freq", "--yaml-cfg",
     "--encoder-num-layers", "--decoder-num-layers", "--encoder-seq-length", "--decoder-seq-length",
     "--padded-vocab-size", "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
     "--step-batch-size-schedule", "--optimizer", "--cpu-offloading-num-layers",
     "--fine-grained-activation-offloading", "--freeze-all-layers",
     "--fp32-residual-connection", "--num-distributed-optimizer-instances", "--cp-comm-type",
     "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-position-embedding", "--no-rope-freq",
-    "--window-attn-skip-freq", "--mrope-section",
+    "--mrope-section",
 }  # fmt: skip
 ALL_NAMED = frozenset(_SHAPE | _HARMLESS | NEUTRAL.keys())
 

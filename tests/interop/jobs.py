@@ -53,6 +53,11 @@ LAYOUTS: dict[str, Settings] = {
     "full": {"training.recompute": "full", "parallel.tp": 2,
              "training.partition_activations": True},
     "selective": {"training.recompute": "selective", "training.micro_batch_size": 2},
+    "windows": {
+        "model.position": "rotary", "model.rotary_fraction": 0.5, "model.activation": "relu2",
+        "model.bias": "qkv", "model.qk_norm": True, "model.attention_window": 16,
+        "model.full_attention_every": 3, "model.mtp_layers": 1, "parallel.tp": 2,
+    },
     "llama": {
         "model.position": "rotary", "model.norm": "rmsnorm", "model.activation": "swiglu",
         "model.bias": False, "model.tied_embeddings": False, "model.kv_heads": 4, "model.ffn": 192,
