@@ -30,12 +30,17 @@ VARIANTS = (
 """Keys of a model by which decoders differ from the common shape of all families."""
 
 
+def is_set(model: ModelSpec, key: str) -> bool:
+    """Whether a key of a model says something else than its default."""
+    return bool(getattr(model, key) != ModelSpec.model_fields[key].default)
+
+
 def no_tokens(model: ModelSpec) -> tuple[str, ...]:
     """No special tokens: the samples hold nothing but text."""
     return ()
 
 
-def no_schemes() -> Mapping[str, Scheme]:
+def no_schemes() -> Mapping[str, tuple[Scheme, ...]]:
     """No class of Hugging Face's transformers: weights are neither imported nor exported."""
     return {}
 
@@ -88,10 +93,10 @@ class ModelFamily:
 
     prompt: how `mpctl sample` reads a prompt; None where sampling is not offered. has_perplexity:
     whether exp(loss) is a perplexity: where the loss is the mean over tokens alone. hub_schemes:
-    the classes of Hugging Face's transformers that can hold its models, by kind of positions;
-    called only where weights are imported or exported. config_readers: how their config.json is
-    read, by model_type. variants: which of VARIANTS it takes. synonyms: what other software calls
-    the family or models like it, lower case with underscores; for hints, never accepted.
+    the classes of Hugging Face's transformers that can hold its models, by kind of positions, the
+    plainest first; called only where weights are imported or exported. config_readers: how their
+    config.json is read, by model_type. variants: which of VARIANTS it takes. synonyms: what other
+    software calls the family or models like it, lower case with underscores; never accepted.
     """
 
     name: str
@@ -109,7 +114,7 @@ class ModelFamily:
     prompt: PromptForm | None = None
     has_perplexity: bool = True
     synonyms: tuple[str, ...] = ()
-    hub_schemes: Callable[[], Mapping[str, Scheme]] = no_schemes
+    hub_schemes: Callable[[], Mapping[str, tuple[Scheme, ...]]] = no_schemes
     config_readers: Callable[[], Mapping[str, ConfigReader]] = no_readers
     variants: tuple[str, ...] = ()
 

@@ -59,6 +59,8 @@ class Scheme:
     heads_fill_hidden: bool = True
     grouped_heads: bool = False
     """Whether keys and values may have fewer heads."""
+    variants: tuple[str, ...] = ()
+    """Keys by which decoders differ (VARIANTS of description.py) that the class has words for."""
     continues_text: bool = False
     """Whether the class writes on after its input, so that batches are padded on the left."""
     has_token_types: bool = False

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.families.description import VARIANTS
+from mpctl.families.description import VARIANTS, is_set
 from mpctl.interop.sayable import refused_model
-from mpctl.rules.launched import is_set
 from mpctl.spec.model import ModelSpec
 
 FORM = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu"}

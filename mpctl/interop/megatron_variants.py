@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mpctl.errors import Issue
+from mpctl.families.description import is_set
 from mpctl.interop.command_line import Flags
 from mpctl.interop.sayable import refused_model
 from mpctl.interop.texts import Value
-from mpctl.rules.launched import is_set
 from mpctl.spec.model import ModelSpec
 
 SWITCHES = ("--squared-relu", "--qk-layernorm", "--add-qkv-bias")

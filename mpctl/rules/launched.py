@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpctl.families import all_builtin, get_family
-from mpctl.families.description import VARIANTS
+from mpctl.families.description import VARIANTS, is_set
 from mpctl.rules.check import Check, listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
@@ -28,11 +28,6 @@ IN_1D = (
     "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier"
 )  # fmt: skip
 OTHERS = "plan it as another software runs it: training.runtime megatron-core"
-
-
-def is_set(model: ModelSpec, key: str) -> bool:
-    """Whether a key of a model says something else than its default."""
-    return bool(getattr(model, key) != ModelSpec.model_fields[key].default)
 
 
 def variant_rules(job: JobSpec) -> Iterator[Check]:

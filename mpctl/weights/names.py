@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from mpctl.errors import InputError, Issue
 from mpctl.families import all_builtin, get_family, get_table
+from mpctl.families.description import VARIANTS, is_set
 from mpctl.families.scheme import Scheme
 from mpctl.operators.table import ParameterSpec
 from mpctl.spec.model import ModelSpec
@@ -43,12 +44,13 @@ class Row:
 
 def builtin_schemes() -> dict[str, Scheme]:
     """Every class that the built-in families can be written to, by its `model_type`."""
-    schemes = (scheme for family in all_builtin() for scheme in family.hub_schemes().values())
+    families = (of_kind for family in all_builtin() for of_kind in family.hub_schemes().values())
+    schemes = (scheme for of_kind in families for scheme in of_kind)
     return {scheme.model_type: scheme for scheme in schemes}
 
 
 def get_scheme(model: ModelSpec) -> Scheme:
-    """The class that can hold the model; InputError names every setting that it cannot hold."""
+    """The first class that can hold the model; InputError names what the nearest cannot hold."""
     schemes = get_family(model.family).hub_schemes()
     if not schemes:
         classes = ", ".join(scheme.architecture for scheme in builtin_schemes().values())
@@ -58,18 +60,20 @@ def get_scheme(model: ModelSpec) -> Scheme:
             f"family {model.family!r} has none of the classes {classes}",
             f"use family {', '.join(others)}",
         )  # fmt: skip
-    scheme = schemes.get(model.position)
-    if scheme is None:
-        classes = " or ".join(scheme.architecture for scheme in schemes.values())
+    if model.position not in schemes:
+        classes = " or ".join(scheme.architecture for scheme, *_ in schemes.values())
         raise InputError.of(
             "no-hub-class", "model.position",
             f"{model.position!r} positions cannot be represented in {classes}",
             f"use {' or '.join(schemes)}",
         )  # fmt: skip
-    issues = list(_inexpressible(model, scheme))
-    if issues:
-        raise InputError(issues)
-    return scheme
+    fewest: list[Issue] = []
+    for scheme in schemes[model.position]:
+        issues = list(_inexpressible(model, scheme))
+        if not issues:
+            return scheme
+        fewest = issues if not fewest or len(issues) < len(fewest) else fewest
+    raise InputError(fewest)
 
 
 def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
@@ -79,6 +83,10 @@ def _inexpressible(model: ModelSpec, scheme: Scheme) -> Iterator[Issue]:
         if (value := getattr(model, key)) not in legal:
             message = f"{value!r} cannot be represented in {name}"
             yield Issue(rule, f"model.{key}", message, f"use {', '.join(map(str, legal))}")
+    for key in VARIANTS:
+        if key not in scheme.variants and is_set(model, key):
+            message = f"{getattr(model, key)} cannot be represented in {name}"
+            yield Issue(rule, f"model.{key}", message, "leave it out")
     if model.head_dim is None:
         message = f"{model.heads} heads do not divide hidden {model.hidden}"
         yield Issue(rule, "model.heads", message, "give model.head_dim")

@@ -42,6 +42,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt2-sharded": {**GPT2, "activation_function": "relu", "n_inner": 64},
     "llama": LLAMA,
     "llama31-sharded": {**LLAMA31, "hidden_act": "gelu_pytorch_tanh"},
+    "mistral": {**LLAMA, "sliding_window": 5},
+    "qwen2": {**LLAMA, "tie_word_embeddings": True},
+    "qwen3-sharded": {**LLAMA, "head_dim": 16},
     "bert": BERT,
     "bert-sharded": {**BERT, "hidden_act": "gelu_new", "type_vocab_size": 3},
     "t5": T5,
@@ -61,6 +64,9 @@ def make(kind: str) -> Any:
         model: Any = hf.GPT2LMHeadModel(hf.GPT2Config(**keys))
     elif kind.startswith("llama"):
         model = hf.LlamaForCausalLM(hf.LlamaConfig(**keys))
+    elif kind.startswith(("mistral", "qwen")):
+        name = kind.removesuffix("-sharded")
+        model = hf.AutoModelForCausalLM.from_config(hf.AutoConfig.for_model(name, **keys))
     elif kind.startswith("bert"):
         model = hf.BertForPreTraining(hf.BertConfig(**keys))
     else:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from mpctl.errors import InputError
 from mpctl.families.batch import Batch, FamilyModule
 from mpctl.families.modules import build_module
-from mpctl.kernels.parameters import assemble, shard_of
+from mpctl.kernels.parameters import assemble, is_partial, shard_of
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.spec.model import ModelSpec
@@ -60,6 +60,9 @@ def _rank(rank: int, size: int, folder: str, kind: str) -> dict[str, Any]:
     said = answer_of_ours(model, asked)
     loss = model.loss(Batch(torch.arange(2), asked), None)
     loss.backward()
+    for parameter in model.parameters():
+        if is_partial(parameter):
+            parameter.grad = group.all_reduce(parameter.grad)
     return {
         "answer": said,
         "loss": float(loss.detach()),

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mpctl.spec.hf import ConfigReader
 
 
-def hub_schemes() -> Mapping[str, Scheme]:
+def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
     """BertForPreTraining."""
     from mpctl.families.bert.scheme import BERT
 
-    return {"learned": BERT}
+    return {"learned": (BERT,)}
 
 
 def config_readers() -> Mapping[str, ConfigReader]:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from mpctl.spec.hf import ConfigReader
 
 
-def hub_schemes() -> Mapping[str, Scheme]:
-    """GPT2LMHeadModel with learned positions, LlamaForCausalLM with rotary ones."""
+def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
+    """GPT2LMHeadModel with learned positions; with rotary ones LlamaForCausalLM, and its kin."""
     from mpctl.families.gpt.gpt2_scheme import GPT2
-    from mpctl.families.gpt.llama_scheme import LLAMA
+    from mpctl.families.gpt.llama_scheme import LLAMA, MISTRAL, QWEN2, QWEN3
 
-    return {"learned": GPT2, "rotary": LLAMA}
+    return {"learned": (GPT2,), "rotary": (LLAMA, MISTRAL, QWEN2, QWEN3)}
 
 
 def config_readers() -> Mapping[str, ConfigReader]:

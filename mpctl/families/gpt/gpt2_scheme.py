@@ -37,7 +37,8 @@ GPT2 = Scheme(
     },
     config=config,
     expressible={
-        "norm": ("layernorm",), "bias": (True,), "activation": ("gelu_tanh", "gelu", "relu"),
+        "norm": ("layernorm",), "norm_order": ("pre",), "bias": (True,),
+        "activation": ("gelu_tanh", "gelu", "relu"),
     },
     tokens=ENDS,
     roles=CAUSAL_ROLES,

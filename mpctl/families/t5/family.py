@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from mpctl.spec.hf import ConfigReader
 
 
-def hub_schemes() -> Mapping[str, Scheme]:
+def hub_schemes() -> Mapping[str, tuple[Scheme, ...]]:
     """T5ForConditionalGeneration."""
     from mpctl.families.t5.scheme import T5
 
-    return {"relative": T5}
+    return {"relative": (T5,)}
 
 
 def config_readers() -> Mapping[str, ConfigReader]:

@@ -1,0 +1,79 @@
+"""What is planned and not launched, and what is not planned at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpctl.errors import InputError
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.rehearse import check_rehearsal
+from mpctl.planning.plan import make_plan
+from mpctl.spec.load import load_job
+
+SMALL = {
+    "model.layers": 2, "model.hidden": 16, "model.heads": 4, "model.vocab": 100,
+    "model.seq_length": 8, "model.position": "rotary",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention_softcap", 50.0), ("logit_softcap", 30.0), ("mtp_layers", 1),
+     ("head_bias", True), ("qk_norm", "width")],
+)  # fmt: skip
+def test_what_workers_do_not_compute_is_planned_and_not_launched(key: str, value: Any) -> None:
+    job = load_job(None, {**SMALL, f"model.{key}": value})
+    plan = make_plan(job)
+    assert not plan.errors and plan.estimate is not None
+    (check,) = [check for check in plan.checks if check.rule == "model-launched"]
+    assert (check.status, check.where) == ("warning", f"model.{key}") and check.hint
+    issues = check_rehearsal(plan, Machine(2, 0, 2**40))
+    assert [(issue.rule, issue.where) for issue in issues] == [("not-run-yet", f"model.{key}")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"position": "alibi"}, "position"), ({"qk_norm": True}, "qk_norm"),
+        ({"attention_window": 4}, "attention_window"), ({"norm_order": "sandwich"}, "norm_order"),
+        ({"norm": "nonparametric"}, "norm"), ({"parallel_residual": True}, "parallel_residual"),
+    ],
+)  # fmt: skip
+def test_a_grid_of_ranks_is_told_what_it_does_not_run(keys: dict[str, Any], where: str) -> None:
+    grid = {"parallel.tp": 4, "parallel.tensor_mode": "2d", "training.micro_batch_size": 2}
+    job = load_job(None, {**SMALL, **{f"model.{k}": v for k, v in keys.items()}, **grid})
+    plan = make_plan(job)
+    issues = check_rehearsal(plan, Machine(4, 0, 2**40))
+    assert f"model.{where}" in [issue.where for issue in issues if issue.rule == "not-run-yet"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "where"),
+    [
+        ({"attention_window_every": 2}, "attention_window_every"),
+        ({"attention_window": 4, "attention_window_every": 2, "full_attention_every": 2},
+         "full_attention_every"),
+        ({"shared_norm": True}, "shared_norm"),
+        ({"parallel_residual": True, "norm_order": "output"}, "norm_order"),
+        ({"head_dim": 6, "rotary_fraction": 0.5}, "rotary_fraction"),
+        ({"family": "bert", "position": "learned", "qk_norm": True}, "qk_norm"),
+        ({"family": "bert", "position": "learned", "bias": "qkv"}, "bias"),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_go_together_are_refused(keys: dict[str, Any], where: str) -> None:
+    job = load_job(None, {**SMALL, **{f"model.{key}": value for key, value in keys.items()}})
+    errors = [check for check in make_plan(job).checks if check.status == "error"]
+    assert [check.where for check in errors] == [f"model.{where}"]
+    assert all(check.hint for check in errors)
+
+
+def test_experts_and_latent_attention_are_one_issue() -> None:
+    experts = {"model.experts": 8, "model.expert_ffn": 64, "model.kv_lora_rank": 4}
+    with pytest.raises(InputError) as caught:
+        load_job(None, {**SMALL, **experts, "parallel.ep": 2, "parallel.tpp": 1})
+    told, other = caught.value.issues
+    assert told.rule == "not-planned" and other.where == "parallel.tpp"
+    for word in ("mixtures of experts", "MLA", "experts, expert_ffn, kv_lora_rank, parallel.ep"):
+        assert word in told.message
