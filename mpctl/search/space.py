@@ -200,6 +200,9 @@ class SearchSpace:
     def pipelines(self, pp: int, microbatches: int) -> Iterator[tuple[int, ScheduleName, str]]:
         """(chunks a stage, schedule, stage balance) of so many stages. Several chunks are small,
         and cut evenly; by cost only where their number is fixed."""
+        too_few = self.runs.needs_full_pipeline and microbatches < pp - 1
+        if too_few and "pp" not in self.fixed:
+            return
         for vpp in divisors(self.layers):
             runs = vpp == 1 or self._runs("vpp", self.runs.chunks)
             if pp * vpp > self.layers or not runs or not self._admits("vpp", vpp):

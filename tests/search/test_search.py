@@ -40,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt": {},
     "llama": {"model": "llama-3-8b", "model.layers": 6, "model.seq_length": 1024},
     "t5": {"model": "t5-base", "model.layers": 4, "model.decoder_layers": 4},
+    "filled": {"training.runtime": "nanotron", "training.dtype": "bf16"},
     "frozen": {"training.freeze": ["embedding.*", "layers.[0-3].*"]},
 }
 
