@@ -26,7 +26,7 @@ from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.load import LoadedJob, partial_from_raw
 from mpctl.spec.merge import Notes, lay
 from mpctl.spec.names import TABLES, with_full_names
-from mpctl.spec.paths import with_preset_files_of
+from mpctl.spec.paths import is_config, with_preset_files_of
 from mpctl.spec.runtime import is_launched
 from mpctl.units import plural
 
@@ -84,8 +84,11 @@ def _table(key: str, text: str) -> _Table | None:
 def _require_small_config(raw: Raw) -> None:
     """A line may name a config.json; it must be a file, and no large one."""
     model = raw.get("model")
-    path = model.get("hf_config") if isinstance(model, dict) else None
-    if isinstance(path, str):
+    named = model if isinstance(model, dict) else {"preset": model}
+    paths = [named.get("hf_config"), *filter(is_config, [named.get("preset")])]
+    for path in paths:
+        if not isinstance(path, str):
+            continue
         file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
         if file.exists() and not (file.is_file() and file.stat().st_size <= CONFIG_BYTES):
             raise InputError.of("hf-config", "model.hf_config", f"{path} is no small file")

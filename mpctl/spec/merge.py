@@ -17,6 +17,7 @@ from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.hf import shape_from_hf
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, without_derived
+from mpctl.spec.paths import is_config
 from mpctl.spec.preset_check import require_valid
 from mpctl.spec.presets import PRESET_TABLES, PresetFile, get_file
 from mpctl.spec.renamed import with_new_names
@@ -119,7 +120,7 @@ def _split(over: Raw, where: Where) -> tuple[Base | None, Raw]:
 
 
 def _base(where: Where, key: str, name: Any) -> Base:
-    if key == "hf_config":
+    if key == "hf_config" or (where == MODEL and is_config(name)):
         return Base(shape_from_hf(name))
     file = get_file(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
     return Base({"name": file.name, **file.read()} if where else file.read(), file)

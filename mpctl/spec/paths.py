@@ -3,7 +3,8 @@
 By hand, in jobs/a.toml `data.path = "mine"` is jobs/mine, as it would be in any tool that reads a
 file of settings. What is typed on a command line stays relative to the shell. Where a preset is
 named, a value with a slash, or that ends with `.toml`, is a file's path: in jobs/a.toml
-`cluster = "ours.toml"` is jobs/ours.toml, and `cluster = "ours"` the preset of that name.
+`cluster = "ours.toml"` is jobs/ours.toml, and `cluster = "ours"` the preset of that name. A model
+may be the config.json of Hugging Face, or the folder that holds it.
 """
 
 from __future__ import annotations
@@ -29,9 +30,19 @@ PRESETS = (
 
 
 def is_path(name: str) -> bool:
-    """Whether a preset's name is a file's path: `./mine`, `mine.toml` and `~/a/b` are, `mine` is
-    not."""
-    return "/" in name or os.sep in name or name.endswith(".toml")
+    """Whether a preset's name is a file's path: `./mine`, `mine.toml`, `config.json` and `~/a/b`
+    are, `mine` is not."""
+    return "/" in name or os.sep in name or name.endswith((".toml", ".json"))
+
+
+def is_config(name: object) -> bool:
+    """Whether what names a model is the config.json of one: a .json file, or a folder with it."""
+    if not isinstance(name, str) or not is_path(name):
+        return False
+    try:
+        return name.endswith(".json") or (Path(name) / "config.json").is_file()
+    except (OSError, ValueError):  # too long, a null character
+        return False
 
 
 def anchored(raw: Raw, folder: Path) -> Raw:

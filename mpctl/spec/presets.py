@@ -152,7 +152,7 @@ def places_text(kind: Kind) -> str:
 
 def name_or_path(kind: Kind) -> list[dict[str, Any]]:
     """The JSON schema, as alternatives, of a value that names a preset."""
-    return [{"enum": preset_names(kind)}, {"pattern": r"/|\.toml$"}]
+    return [{"enum": preset_names(kind)}, {"pattern": r"/|\.(toml|json)$"}]
 
 
 def lasting_name(kind: Kind, name: str) -> str:

@@ -344,6 +344,23 @@ def test_a_config_that_cannot_be_read_is_reported_with_the_rest(
     assert str(path) in issues[0].message
 
 
+@pytest.mark.parametrize("spelling", ["file", "folder", "with keys"])
+def test_a_model_may_be_named_by_its_config(tmp_path: Path, spelling: str) -> None:
+    path = write(tmp_path, LLAMA)
+    keys = {"model.layers": 4} if spelling == "with keys" else {}
+    named = {"model": str(tmp_path if spelling == "folder" else path), **keys}
+    model = load_job(None, named).model
+    assert model is not None
+    assert (model.hidden, model.layers) == (4096, 4 if keys else 32)
+
+
+def test_a_job_file_names_a_config_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA)
+    (tmp_path / "job.toml").write_text('model = "config.json"\n', "utf-8")
+    model = load_job(str(tmp_path / "job.toml")).model
+    assert model is not None and model.hidden == 4096
+
+
 @pytest.mark.parametrize("name", [5, ["config.json"], True])
 def test_a_config_is_named_by_a_string(name: Any) -> None:
     with pytest.raises(InputError) as caught:
