@@ -82,9 +82,10 @@ def _fitting(groups: Sequence[Sequence[int]], width: int, most: int) -> list[str
 
 def layers_text(spans: Iterable[Sequence[int]]) -> str:
     """Half-open spans as layers: `0-5 12-17`; of many at equal distances `0, 4, ... 76`; `none` of
-    a stage that holds an end of the model alone."""
-    ends = [(start, stop - 1) for start, stop in spans if stop > start]
-    texts = [span_text(*span) for span in ends] or ["none"]
+    a stage that holds an end of the model alone; nothing of a job without a model."""
+    given = list(spans)
+    ends = [(start, stop - 1) for start, stop in given if stop > start]
+    texts = [span_text(*span) for span in ends] or ["none"] * (len(given) > 0)
     steps = {(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(ends)}
     if len(texts) <= 3 or len(steps) > 1:
         return " ".join(texts)

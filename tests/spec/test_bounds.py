@@ -92,6 +92,10 @@ def extremes() -> Iterator[tuple[str, float]]:
 def changed(job: dict[str, Any], name: str, value: float) -> dict[str, Any]:
     """The job with one value changed in place; tables on the way are made."""
     *path, key = name.split(".")
+    if path == ["cluster", "fabric"]:
+        levels = job["cluster"].setdefault("fabric", [{"name": "leaf", "gpus": 64}])
+        levels[0][key] = value
+        return job
     if path[:2] == ["cluster", "device"] and "device" not in job["cluster"]:
         job["cluster"]["device"] = {"preset": "h100-sxm"}
     table = job
