@@ -227,11 +227,14 @@ class TensorGrid:
 
     def weight_parts(self, dims: tuple[str, ...]) -> int:
         """Into how many parts a parameter is cut; each is held by `size / parts` ranks."""
-        return _weight_parts(self.mode, self._sizes, dims)
+        parts = self._parts_of.get(dims)
+        if parts is None:
+            parts = self._parts_of[dims] = prod(map(self.parts, self.weight_axes(dims)))
+        return parts
 
     @cached_property
-    def _sizes(self) -> tuple[tuple[str, int], ...]:
-        return tuple(self.axes.items())
+    def _parts_of(self) -> dict[tuple[str, ...], int]:
+        return _known_parts(self.mode, tuple(self.axes.items()))
 
     def partial_kind(self, dims: tuple[str, ...]) -> str:
         """The kind of group (`groups`) over which the gradient of a parameter is a partial sum
@@ -268,7 +271,7 @@ class TensorGrid:
 
 
 @lru_cache(maxsize=1024)
-def _weight_parts(mode: str, sizes: tuple[tuple[str, int], ...], dims: tuple[str, ...]) -> int:
-    """Searches ask it half a million times."""
-    grid = TensorGrid(mode, dict(sizes))
-    return prod(map(grid.parts, grid.weight_axes(dims)))
+def _known_parts(mode: str, sizes: tuple[tuple[str, int], ...]) -> dict[tuple[str, ...], int]:
+    """Parts of parameters by their dimensions, shared by equal grids: searches make thousands of
+    grids and ask half a million times. Sequence parallelism has no part in it."""
+    return {}

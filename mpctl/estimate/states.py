@@ -108,15 +108,14 @@ def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
         return 0.0, 0.0
     width, grid = DTYPE_BYTES[job.training.dtype], layout.grid
     slices = layout.stage_slices(stage)
-    layer = max((_numel(part.stack.block.weights, grid) for part in slices), default=0)
-    ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), grid)
     heads = [
         w.local_numel(grid) for part in slices if part.has_exit for w in part.stack.exit.weights
     ]
     head = max(heads, default=0)
-    blocks = (w.local_numel(grid) for part in slices for w in part.stack.block.weights)
-    largest = max([head, *blocks])
+    blocks = [[w.local_numel(grid) for w in part.stack.block.weights] for part in slices]
+    layer, largest = max(map(sum, blocks), default=0), max([head, *map(max, blocks)])
     if job.parallel.zero >= 3:
+        ends = _numel({w.name: w for part in slices for w in part.end_weights()}.values(), grid)
         return 0.0, (2 * layer + ends) * max(2, width) + largest * 4.0
     if memory.weight_gradients == "layer" and layout.model.attention == "flash":
         return float((layer + head) * width), 0.0
