@@ -275,4 +275,4 @@ def test_a_plan_explains_a_grid_by_part_axis_and_kind(mode: str) -> None:
     formulas = {f.name: f.formula for f in explain(plan, ["memory.blocks"])}
     samples = RANKS[mode] // 2
     assert formulas["memory.blocks.queries"] == f"batch / {samples} x seq x inner / 2 x value"
-    assert formulas["memory.blocks.mlp-input"] == f"batch / {samples} x seq x hidden / 2 x operand"
+    assert formulas["memory.blocks.mlp-input"] == f"batch / {samples} x seq x hidden / 2 x value"
