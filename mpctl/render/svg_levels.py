@@ -18,7 +18,7 @@ from mpctl.render.markup import Raw, el, join, number
 from mpctl.topology import Topology
 
 GAP, PAD, TITLE = 10, 8, 22
-MOST_FRAMES = 64  # of a level; more are told in words alone
+MOST_FRAMES = 32  # of a level; more are told in words alone
 
 
 class Drawn(NamedTuple):
