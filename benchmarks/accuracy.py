@@ -1,14 +1,16 @@
 """How far the planner's estimates are from published runs: `python -m benchmarks.accuracy`.
 
-For every table of tests/recorded/published_runs.json: mean absolute error of step seconds under the
+For every table of tests/recorded: mean absolute error of step seconds under the
 presets' constants (`fit`), by constants that were fitted without each fifth of a table (`fifths`),
-with the gate that these are held to, and without each whole table (`tables`). For every sweep (runs
-of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of measured and
-estimated speed, and the regret, by how much the run that the planner would have chosen is slower
-than the best one. Memory errors where a run publishes its peak.
+with the gate that these are held to, without each whole table (`tables`) and without all runs on a
+cluster (`clusters`); how many of the latter three lie inside a band that other tables made. Over
+sweeps (runs of one model, batch, dtype, cluster and number of GPUs): Spearman's rank correlation of
+measured and estimated speed, and the regret, by how much the run that the planner would have chosen
+is slower than the best one. Memory errors where a run publishes its peak.
 
-`--cross` computes both again and writes tests/recorded/cross_validated.json, which
-tests/calibrate/test_accuracy.py checks (some minutes).
+`--cross` computes them again and writes tests/recorded/cross_validated.json, which
+tests/calibrate/test_accuracy.py checks (some minutes). `--fit` also writes the constants fitted to
+all runs into presets/; `--renew` keeps what was left out, and renews what presets say of the runs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from math import log
 from statistics import mean, median
 
 from mpctl.calibrate.accuracy import (
@@ -29,25 +30,28 @@ from mpctl.calibrate.accuracy import (
     samples_per_second,
     spearman,
 )
-from mpctl.calibrate.cross import Residuals, folds, residuals, tables
+from mpctl.calibrate.cross import LeftOut, Residuals, leave_out, residuals
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.record import CrossRecord, hash_json, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
+from mpctl.calibrate.spread import find_inside
+from mpctl.calibrate.write import write_presets
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.time import find_step_time
+from mpctl.spec.presets import presets_root
 from tests.published import (
     CROSS_VALIDATED,
-    GATE_OF,
     GATES,
     errors_by_gate,
+    gate_of,
     mean_percent,
     published_rows,
     published_runs,
     read_priors,
 )
 
-ROUNDS = 12  # of the fit to all runs
+ROUNDS = 4  # of the fit to all runs, which begins at the presets
 GIB = {"gb": 1e9, "gib": 2**30}
 # Which figure of the estimate a published peak is compared with: nvidia-smi counts context and
 # libraries too.
@@ -57,24 +61,33 @@ MEASURES = {
 }  # fmt: skip
 
 
-def cross_validate() -> CrossRecord:
-    """Fit to all runs, then without each fifth and without each table: minutes."""
+def cross_validate(*, writes_presets: bool) -> CrossRecord:
+    """Fit to all runs, then without each fifth, each table and each cluster: minutes.
+
+    writes_presets: whether the constants fitted to all runs go into presets/.
+    """
     runs, priors = published_runs(), read_priors()
-    line = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
     constants = constants_of(runs)
     with open_evaluator(runs, constants) as evaluate:
         fit = Fit(runs, constants, evaluate, priors)
         whole = fit.solve(rounds=ROUNDS, say=_say)
-        fifths, apart = folds(fit, whole, say=_say), tables(fit, whole, say=_say)
+        left_out = leave_out(fit, whole, say=_say)
+    if writes_presets:
+        write_presets(runs, fit.values(whole.shift), presets_root(), left_out)
+    return make_record(left_out)
+
+
+def make_record(left_out: LeftOut) -> CrossRecord:
+    """The record of residuals of runs left out, of today's rows, presets and estimates."""
+    runs, line = published_runs(), ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    commit = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
     return CrossRecord(
         date=date.today().isoformat(),
         commit=commit,
         rows_sha256=hash_json(published_rows()),
-        constants_sha256=hash_json(constant_values(runs, priors)),
+        constants_sha256=hash_json(constant_values(runs, read_priors())),
         fitted=residuals(runs, {}),
-        fifths=fifths,
-        tables=apart,
+        **left_out._asdict(),
     )
 
 
@@ -83,15 +96,18 @@ def _say(text: str) -> None:
 
 
 def memory_errors() -> Iterator[tuple[str, str, float]]:
-    """For every published peak: gate, what was measured, and the estimate's relative error."""
+    """For every published peak: gate, what was measured, and the estimate's relative error.
+    Nanotron's are in benchmarks/memory_accuracy.py."""
     for run in published_runs():
+        if run.group == "nanotron":
+            continue
         for key, value in run.measured.items():
             if not key.startswith("peak_mem"):
                 continue
             estimate = Estimate(run.layout)
             peak = max(getattr(stage, MEASURES[key]) for stage in estimate.memory)
             unit = GIB["gib" if "gib" in key else "gb"]
-            yield GATE_OF[run.group], key, peak / (value * unit) - 1
+            yield gate_of(run), key, peak / (value * unit) - 1
 
 
 def milliseconds() -> float:
@@ -115,25 +131,25 @@ def print_steps(columns: Mapping[str, Residuals]) -> None:
 
 
 def print_sweeps(columns: Mapping[str, Residuals]) -> None:
-    """One row a sweep: rank correlation and regret under each column's constants."""
+    """One row a table of sweeps and column: how many, rank correlation, regret."""
     sweeps = find_sweeps(published_runs())
-    for name, column in columns.items():
-        print(f"\n{'sweep, ' + name:48}{'n':>4}{'spearman':>10}{'regret':>9}")
-        ranked = {title: samples_per_second(runs, column) for title, runs in sweeps.items()}
-        for title, pairs in ranked.items():
-            print(f"{title:48}{len(pairs):4}{spearman(pairs):10.2f}{100 * regret(pairs):8.1f} %")
-        print(f"{'mean':48}{len(ranked):4}{mean(map(spearman, ranked.values())):10.2f}"
-              f"{100 * mean(map(regret, ranked.values())):8.1f} %")  # fmt: skip
+    print(f"\n{'sweeps of':32}{'':10}{'n':>4}{'spearman':>10}{'regret: mean':>14}{'median':>9}")
+    tables = dict.fromkeys(runs[0].group for runs in sweeps.values())
+    for table in (*tables, None):
+        own = [runs for runs in sweeps.values() if table in (runs[0].group, None)]
+        for name, column in columns.items():
+            pairs = [samples_per_second(runs, column) for runs in own]
+            regrets = [100 * regret(pair) for pair in pairs]
+            print(f"{table or 'all':32}{name:10}{len(own):4}{mean(map(spearman, pairs)):10.2f}"
+                  f"{mean(regrets):12.1f} %{median(regrets):7.1f} %")  # fmt: skip
 
 
-def print_band(own: Residuals) -> None:
-    """How many of the measured steps lie between their estimate's low and high."""
-    inside = []
-    for run in published_runs():
-        if "step_seconds" in run.measured:
-            estimate = run.estimate()
-            inside.append(abs(log(estimate.high / estimate.total)) >= abs(own[run.id][0]))
-    print(f"\n{100 * mean(inside):.0f} % of the steps lie between their estimate's low and high")
+def print_band(record: CrossRecord) -> None:
+    """How many of the runs left out lie inside a band of nine of ten that their table did not
+    make."""
+    print(f"\n{'inside the band of 90 %':32}{'n':>6}{'inside':>9}")
+    for name, inside in find_inside(published_runs(), record.left_out).items():
+        print(f"{name + ' left out':32}{len(inside):6}{100 * mean(inside):7.0f} %")
 
 
 def print_memory() -> None:
@@ -148,19 +164,25 @@ def print_memory() -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the tables; with `--cross`, renew the record first."""
+    """Print the tables; before, fit and renew the record as the options say."""
+    if {"--cross", "--fit"} & set(arguments):
+        cross_validate(writes_presets="--fit" in arguments).write(CROSS_VALIDATED)
+    if "--fit" in arguments:  # what was read of presets is old
+        subprocess.run([sys.executable, "-m", "benchmarks.accuracy", "--renew"], check=True)
+        return
     speed, runs = milliseconds(), published_runs()
-    if "--cross" in arguments:
-        cross_validate().write(CROSS_VALIDATED)
     record = read_record(CROSS_VALIDATED)
-    columns = {"fit": residuals(runs, {}), "fifths": record.fifths, "tables": record.tables}
+    if "--renew" in arguments:
+        record = make_record(record.left_out)
+        record.write(CROSS_VALIDATED)
+    columns = {"fit": residuals(runs, {}), **record.left_out._asdict()}
     print(f"{len(runs)} runs, {speed:.2f} ms an estimate; mean absolute error of a step, percent")
     changed = " and ".join(what_changed(record, published_rows(), runs, read_priors()))
     stale = f"; since then other {changed}: renew them by --cross" if changed else ""
     print(f"fifths of {record.date}, {record.commit}{stale}\n")
     print_steps(columns)
-    print_band(columns["fit"])
-    print_sweeps({name: columns[name] for name in ("fit", "fifths")})
+    print_band(record)
+    print_sweeps({name: columns[name] for name in ("fit", "fifths", "tables")})
     print_memory()
 
 

@@ -18,7 +18,7 @@ from mpctl.batch.rows import as_others_run, load_row
 from mpctl.errors import InputError
 from mpctl.planning.plan import make_plan
 from mpctl.spec.cluster import ClusterSpec
-from tests.published import modern_rows, published_rows
+from tests.published import earlier_rows, modern_rows
 from tests.verdicts import JudgedRun, balanced_accuracy, best_headroom, judged_runs
 
 HEADROOM = ClusterSpec().headroom
@@ -92,7 +92,7 @@ def main() -> None:
     runs = judged_runs()
     for lines in (peak_lines(runs), verdict_lines(runs), left_out_lines(runs)):
         print("\n".join(lines), end="\n\n")
-    print("\n".join(refused_lines([*published_rows(), *modern_rows()])))
+    print("\n".join(refused_lines([*earlier_rows(), *modern_rows()])))
 
 
 if __name__ == "__main__":

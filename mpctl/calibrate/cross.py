@@ -1,25 +1,48 @@
 """Cross-validation: the errors of a fit on runs that it did not see.
 
-There are two kinds. `folds` leaves out every k-th run of each table, so that other runs of the same
-cluster and software remain in the fit. `tables` leaves out whole tables, so that what only one
-table says of a cluster or a software is lost. Both start from priors, because presets that were
-fitted to the same runs already contain them: the fit to all runs is made first, and each of the
-others goes on from there without its runs, back to the prior where only those told a constant.
+There are three kinds. `fifths` leaves out every fifth run of each table, so that other runs of the
+same cluster and software remain in the fit. `tables` leaves out whole tables, so that what only one
+table says of a cluster or a software is lost; `clusters` all runs on a cluster. All start from
+priors, because presets that were fitted to the same runs already contain them: the fit to all runs
+is made first, and each of the others goes on from there without its runs, back to the prior where
+only those told a constant.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from mpctl.calibrate.fit import Fit, FitState, Say, say_nothing
 from mpctl.calibrate.runs import Constant, Run
 from mpctl.units import seconds_text
 
 FOLDS = 5
-NORMAL = 1.2533  # standard deviation to mean size of a normal
 ROUNDS = 8
 Residuals = dict[str, list[float]]  # by a run's id: log(estimated / measured)
+
+
+class LeftOut(NamedTuple):
+    """Residuals of runs that a fit did not see, by what was left out with them."""
+
+    fifths: Residuals
+    tables: Residuals
+    clusters: Residuals
+
+
+def leave_out(fit: Fit, whole: FitState, *, say: Say = say_nothing) -> LeftOut:
+    """All three kinds.
+
+    whole: the state of the fit to all runs, in which the others begin.
+    """
+    table_of = {run.id: run.group for run in fit.runs}
+    cluster_of = {run.id: run.parts["clusters"] for run in fit.runs}
+    return LeftOut(
+        folds(fit, whole, say=say),
+        _left_out(fit, whole, table_of, dict.fromkeys(table_of.values()), say),
+        _left_out(fit, whole, cluster_of, dict.fromkeys(cluster_of.values()), say),
+    )
 
 
 def folds(fit: Fit, whole: FitState, *, count: int = FOLDS, say: Say = say_nothing) -> Residuals:
@@ -46,12 +69,6 @@ def assign_folds(runs: Sequence[Run], count: int = FOLDS) -> dict[str, int]:
     return fold_of
 
 
-def tables(fit: Fit, whole: FitState, *, say: Say = say_nothing) -> Residuals:
-    """Residuals of every run under constants that were fitted without its table."""
-    group_of = {run.id: run.group for run in fit.runs}
-    return _left_out(fit, whole, group_of, dict.fromkeys(group_of.values()), say)
-
-
 def _left_out(
     fit: Fit, whole: FitState, part_of: Mapping[str, Hashable], parts: Iterable[Hashable], say: Say
 ) -> Residuals:
@@ -75,12 +92,3 @@ def _left_out(
 def residuals(runs: Iterable[Run], values: Mapping[Constant, float]) -> Residuals:
     """log(estimated / measured) by run id, with these values instead of those of the presets."""
     return {run.id: run.residuals({c: v for c, v in values.items() if run.has(c)}) for run in runs}
-
-
-def spread(found: Iterable[float]) -> float:
-    """Standard deviation of the normal distribution with the mean absolute value of these numbers.
-
-    Outliers change it less than the usual standard deviation; 0 of no numbers.
-    """
-    sizes = [abs(value) for value in found]
-    return NORMAL * sum(sizes) / len(sizes) if sizes else 0.0

@@ -23,11 +23,12 @@ from math import exp, log, sqrt
 from operator import mul
 
 from mpctl.calibrate.evaluate import Evaluate, RunEvaluation, own_constants
-from mpctl.calibrate.runs import Constant, Priors, Run, get_prior
+from mpctl.calibrate.runs import Constant, Priors, Run, get_prior, get_value
 
 NOISE = 0.04  # of one run, in the logarithm: what replicates and unmodelled effects leave
 SOFT = 0.02  # below it a residual counts by its square
-ENOUGH = 1e-3  # part of the cost that a round must gain for another to follow
+ENOUGH = 2e-3  # part of the cost that a round must gain for another to follow
+INNER = 3  # Gauss-Newton steps by the slopes alone, before runs are estimated again
 HOPELESS = 1e6  # damping of steps that are too short to gain
 Shift = Mapping[Constant, float]  # in the logarithm, from the priors
 Say = Callable[[str], None]
@@ -92,6 +93,17 @@ class Fit:
         number = {c: i for i, c in enumerate(self.constants)}
         return [[number[c] for c in own] for own in own_constants(self.runs, self.constants)]
 
+    @cached_property
+    def _presets(self) -> Shift:
+        """The shift at which the constants have the values of their presets: near the end of a fit
+        to runs that they were fitted to before."""
+        found = {}
+        for c in self.constants:
+            run = next(run for run in self.runs if run.has(c))
+            value = min(get_value(run.model(c.kind), c.path), c.most)
+            found[c] = log(value / self.start[c])
+        return found
+
     def values(self, shift: Shift) -> dict[Constant, float]:
         """The constants' values at a shift."""
         return {c: self.start[c] * exp(shift[c]) for c in self.constants}
@@ -102,9 +114,10 @@ class Fit:
         """The state with the least cost that was found.
 
         rounds: Gauss-Newton steps at most. begin: a state of a fit to more runs, which is near and
-        whose slopes are taken for measured ones. say: called with a line of text after each round.
+        whose slopes are taken for measured ones; when None, the values in presets. say: called with
+        a line of text after each round.
         """
-        state = self._known(begin) if begin else self._measured(dict.fromkeys(self.constants, 0.0))
+        state = self._known(begin) if begin else self._measured(self._presets)
         damping, is_measured = 0.01 if begin else 1.0, True
         cost = self.cost(state)
         for turn in range(rounds):
@@ -134,19 +147,37 @@ class Fit:
     def _step(self, state: FitState, cost: float, damping: float) -> tuple[FitState, float]:
         """The state after a step that gains, and the damping for the next; where none gains, the
         last that was tried."""
-        matrix, slope = self._normal(state)
         while True:
-            step = _solved(matrix, slope, damping)
-            shift = {
-                c: min(state.shift[c] - d, log(c.most / self.start[c]))
-                for c, d in zip(self.constants, step, strict=True)
-            }
+            shift = state.shift
+            for _ in range(INNER):
+                shift = self._nearer(self._predicted(state, shift), damping)
             new = self._moved(state, shift)
             if self.cost(new) < cost:
                 return new, damping / 5
             if damping > HOPELESS:
                 return new, damping
             damping *= 5
+
+    def _nearer(self, state: FitState, damping: float) -> Shift:
+        """The shift after a Gauss-Newton step of this damping."""
+        step = _solved(*self._normal(state), damping)
+        return {
+            c: min(state.shift[c] - d, log(c.most / self.start[c]))
+            for c, d in zip(self.constants, step, strict=True)
+        }
+
+    def _predicted(self, state: FitState, shift: Shift) -> FitState:
+        """The state at another shift as far as its slopes tell."""
+        moves = [shift[c] - state.shift[c] for c in self.constants]
+        found = {}
+        for at, (residuals, slopes) in state.found.items():
+            way = [moves[i] for i in self.own[at]]
+            there = [
+                r + sum(row[k] * move for row, move in zip(slopes, way, strict=True))
+                for k, r in enumerate(residuals)
+            ]
+            found[at] = RunEvaluation(there, slopes)
+        return FitState(shift, found)
 
     def _moved(self, state: FitState, shift: Shift) -> FitState:
         """The state at another shift, with slopes corrected by what the way there has shown."""

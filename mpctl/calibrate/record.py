@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.calibrate.accuracy import constant_values
-from mpctl.calibrate.cross import Residuals, residuals
+from mpctl.calibrate.cross import LeftOut, Residuals, residuals
 from mpctl.calibrate.runs import Run
 
 DIGITS = 6  # of a residual
@@ -27,7 +27,8 @@ class CrossRecord:
     """The residuals of all runs, and from what they were made.
 
     fitted: residuals by run id under the presets; fifths: under constants that were fitted without
-    the fold of the run; tables: without its table. date, commit: when and with which code.
+    the fold of the run; tables: without its table; clusters: without its cluster. date, commit:
+    when and with which code.
     """
 
     date: str
@@ -37,6 +38,12 @@ class CrossRecord:
     fitted: Residuals
     fifths: Residuals
     tables: Residuals
+    clusters: Residuals
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The residuals of runs that a fit did not see."""
+        return LeftOut(self.fifths, self.tables, self.clusters)
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, one run a line."""

@@ -16,6 +16,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from mpctl.errors import InputError
+from mpctl.estimate.kernels import MissingFigure
+from mpctl.estimate.network import MissingLink
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import find_topology
@@ -127,8 +129,8 @@ class Run:
 
         One number for a step, two (forward, backward) for a single layer.
         """
-        job, profile = self.job, self.profile
-        device, cluster = job.cluster.device, job.cluster
+        cluster, profile = self.job.cluster, self.profile
+        device = cluster.device
         for constant, value in values.items():
             if constant.kind == "devices":
                 device = _with(device, constant.path, value)
@@ -137,12 +139,16 @@ class Run:
             else:
                 profile = _with(profile, constant.path, value)
         cluster = cluster.model_copy(update={"device": device})
-        return self._compare(self.job.model_copy(update={"cluster": cluster}), profile)
+        return self._compare(self.layout.with_cluster(cluster), profile)
 
-    def _compare(self, job: JobSpec, profile: RuntimeProfile) -> list[float]:
-        if "step_seconds" in self.measured:
-            return [log(self.estimate(job, profile).total / self.measured["step_seconds"])]
-        chunk = get_clock(replace(self.layout, job=job), profile).layer()
+    def _compare(self, layout: JobLayout, profile: RuntimeProfile) -> list[float]:
+        try:
+            clock = get_clock(layout, profile)
+            if "step_seconds" in self.measured:
+                return [log(clock.seconds / self.measured["step_seconds"])]
+            chunk = clock.layer()
+        except (MissingFigure, MissingLink) as missing:
+            raise InputError.of("not-estimated", self.id, str(missing)) from None
         measured = (self.measured[f"layer_{way}_ms"] / 1e3 for way in WAYS)
         return [log(a / b) for a, b in zip((chunk.forward, chunk.backward), measured, strict=True)]
 

@@ -1,8 +1,8 @@
 """Writing fitted constants as presets: copies of the files with other numbers.
 
 Comments, order and sources stay as they are; only values in lines `key = value` are replaced. A
-runtime profile also gets the spread of the residuals and a description of its runs (`seen`), and
-every file gets a first line that says to which runs its constants were fitted.
+runtime profile also gets its spreads (spread.py) and a description of its runs (`seen`), and every
+file gets a first line that says to which runs its constants were fitted.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from mpctl.calibrate.cross import Residuals, spread
+from mpctl.calibrate.cross import LeftOut
 from mpctl.calibrate.runs import PASSES, Constant, Kind, Run
+from mpctl.calibrate.spread import Spreads, find_spreads, seen_by
 from mpctl.errors import InputError
 from mpctl.spec.presets import get_file
 
 DIGITS = 4
 FITTED = "# Fitted by `mpctl calibrate` to "
-LEAST_SPREAD = 0.035  # less cannot be told from few runs
-APART = 1.5  # times as much, over tables left out
 Changes = dict[str, str | float]
 
 
@@ -41,7 +40,20 @@ def written(text: str, changes: Mapping[str, str | float]) -> str:
             lines[at] = _replaced(line, changes[key])
         elif "operators.passes" in changes and key in PASSES:
             lines[at] = _scaled(line, float(changes["operators.passes"]))
+        elif " = {" in line:
+            inner = {path.removeprefix(key + "."): value for path, value in changes.items()}
+            lines[at] = _inside(line, inner)
     return "\n".join(lines)
+
+
+def _inside(line: str, changes: Mapping[str, str | float]) -> str:
+    """A line whose value is a table in braces, with the values of its keys changed."""
+
+    def changed(found: re.Match[str]) -> str:
+        value = changes.get(found[1])
+        return found[0] if value is None else f"{found[1]} = {number(float(value))}"
+
+    return re.sub(r"(\w+) = ([\d.e+-]+)", changed, line)
 
 
 def _replaced(line: str, value: str | float) -> str:
@@ -59,14 +71,17 @@ def number(value: float) -> str:
 
 
 def write_presets(
-    runs: Sequence[Run], values: Mapping[Constant, float], near: Residuals, apart: Residuals,
+    runs: Sequence[Run],
+    values: Mapping[Constant, float],
     directory: Path,
-) -> list[Path]:  # fmt: skip
+    left_out: LeftOut | None = None,
+) -> list[Path]:
     """Write DIRECTORY/KIND/NAME.toml for each preset with a fitted constant; returns the paths.
 
-    near, apart: residuals of cross-validation by folds and by tables (cross.py). A runtime profile
-    without any keeps the spreads that it has.
+    left_out: residuals of cross-validation, from which runtime profiles get their spreads; without
+    them they keep those that they have.
     """
+    spreads = find_spreads(runs, left_out) if left_out else {}
     changes: dict[tuple[Kind, str], Changes] = {}
     for constant, value in values.items():
         for name in constant.names:
@@ -74,7 +89,7 @@ def write_presets(
     _require_apart(changes)
     for (kind, name), own in changes.items():
         if kind == "runtimes":
-            own |= _profile([run for run in runs if run.parts[kind] == name], near, apart)
+            own |= _profile([run for run in runs if run.parts[kind] == name], spreads.get(name))
     return [
         _write(directory, kind, name, own, [run for run in runs if run.parts[kind] == name])
         for (kind, name), own in sorted(changes.items())
@@ -91,28 +106,22 @@ def _require_apart(presets: Iterable[tuple[Kind, str]]) -> None:
             raise InputError.of("same-name", kind, message, "rename one of them")
 
 
-def _profile(runs: Sequence[Run], near: Residuals, apart: Residuals) -> Changes:
+def _profile(runs: Sequence[Run], spreads: Spreads | None) -> Changes:
     """What changes in a runtime profile besides constants, by dotted path.
 
     These are the devices, clusters, dtypes and sizes of its runs, added to those that it names, and
-    the spreads of the residuals of runs left out of the fit.
+    its spreads.
     """
-    seen = runs[0].profile.seen
-    devices = [r.job.cluster.device.name for r in runs if r.job.cluster.device]
+    known, seen = runs[0].profile.seen, seen_by(runs)
     found: Changes = {
-        "seen.devices": _listed([*seen.devices, *devices]),
-        "seen.clusters": _listed([*seen.clusters, *(r.job.cluster.name or "" for r in runs)]),
-        "seen.dtypes": _listed([*seen.dtypes, *(r.job.training.dtype for r in runs)]),
-        "seen.gpus": str(max(seen.gpus, *(run.job.world_size for run in runs))),
-        "seen.parameters": float(max(seen.parameters, *(run.layout.table.numel for run in runs))),
+        "seen.devices": _listed([*known.devices, *seen.devices]),
+        "seen.clusters": _listed([*known.clusters, *seen.clusters]),
+        "seen.dtypes": _listed([*known.dtypes, *seen.dtypes]),
+        "seen.gpus": str(max(known.gpus, seen.gpus)),
+        "seen.parameters": float(max(known.parameters, seen.parameters)),
     }
-    for key, residuals, least in (
-        ("spread", near, LEAST_SPREAD), ("spread_apart", apart, APART * LEAST_SPREAD)
-    ):  # fmt: skip
-        left_out = [value for run in runs for value in residuals.get(run.id, ())]
-        if left_out:
-            found[key] = max(spread(left_out), least)
-    return found
+    told = spreads._asdict() if spreads else {}
+    return found | {name: value for name, value in told.items() if value is not None}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -123,6 +132,8 @@ def _write(directory: Path, kind: Kind, name: str, changes: Changes, runs: Seque
     file = get_file(kind, name, where=kind)
     text = file.content().decode("utf-8")
     text = "\n".join(line for line in text.split("\n") if not line.startswith(FITTED))
+    if "widening" in changes and not re.search(r"(?m)^widening = ", text):
+        text = re.sub(r"(?m)^(spread_apart = .*)$", r"\1\nwidening = 1", text)
     groups = ", ".join(dict.fromkeys(run.group for run in runs if run.group))
     told = f"{len(runs)} runs" + (f" ({groups})" if groups else "")
     path = directory / kind / f"{file.name}.toml"

@@ -52,7 +52,7 @@ def calibrate(
     Constants start from the values in their presets: a few runs move them a little, many runs
     determine them. The fitted presets are copies: with --out presets they are found by name here.
     """
-    from mpctl.calibrate.cross import folds, residuals, tables
+    from mpctl.calibrate.cross import leave_out, residuals
     from mpctl.calibrate.evaluate import open_evaluator
     from mpctl.calibrate.fit import Fit
     from mpctl.calibrate.runs import constants_of, read_runs
@@ -61,17 +61,15 @@ def calibrate(
 
     measured, prior_values = read_runs(_rows(runs)), _priors(priors)
     constants = constants_of(measured)
-    by_fold, by_group = {}, {}
     with open_evaluator(measured, constants, processes) as evaluate:
         fit = Fit(measured, constants, evaluate, prior_values)
         whole = fit.solve(rounds=rounds, say=_say)
-        if cross:
-            by_fold, by_group = folds(fit, whole, say=_say), tables(fit, whole, say=_say)
+        left_out = leave_out(fit, whole, say=_say) if cross else None
     values = fit.values(whole.shift)
-    paths = write_presets(measured, values, by_fold, by_group, out)
+    paths = write_presets(measured, values, out, left_out)
     errors = {"before": residuals(measured, {}), "fitted": residuals(measured, values)}
-    if cross:
-        errors |= {"a fifth left out": by_fold, "group left out": by_group}
+    if left_out:
+        errors |= {"a fifth left out": left_out.fifths, "group left out": left_out.tables}
     print_fit(measured, errors, paths)
 
 

@@ -1,11 +1,12 @@
 """How far a measured step lies from its estimate: nine of ten within a factor of it.
 
-The factor is exp(1.645 s) of a normal log(measured / estimated). s is the profile's: `spread`, over
-runs that were left out of a fit which saw others of their table, where the cluster is one of those
-measured, else `spread_apart`, over whole tables left out. Each further way in which a job lies
-outside the runs of the fit widens it by half, and is told.
+The factor is exp(1.645 s), s being a spread of the profile, made of the errors on runs that were
+left out of its fit so that nine of ten lie within (calibrate/spread.py): `spread` where the cluster
+is one of those measured, else `spread_apart`. Each further way in which a job lies outside the runs
+of the fit multiplies it by the profile's `widening`, and is told.
 
-By hand, a spread of 0.05: factor 1.09; at a dtype that the profile was never measured at: 1.13.
+By hand, a spread of 0.05: factor 1.09; with a widening of 1.5, at a dtype that the profile was
+never measured at: 1.13.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from mpctl.spec.runtime import RuntimeProfile
 from mpctl.units import count_text, plural
 
 QUANTILE = 1.645  # of a normal: a twentieth lies above
-WIDER = 0.5  # of the spread more, for each
 BEYOND = 1.5  # times the largest seen that still count as seen
 
 
@@ -43,16 +43,20 @@ def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
     job = layout.job
     is_known = job.cluster.name in profile.seen.clusters
     spread = profile.spread if is_known else profile.spread_apart
-    told = (*speed.notes, *_beyond(job, layout.table, profile))
+    told = (*speed.notes, *beyond(job, layout.table, profile))
     here = () if is_known else (_where(job, profile),)
-    return Band(exp(QUANTILE * spread * (1 + WIDER * len(told))), (*here, *told))
+    return Band(exp(QUANTILE * spread * profile.widening ** len(told)), (*here, *told))
 
 
 def _where(job: JobSpec, profile: RuntimeProfile) -> str:
     return f"{profile.name} was never measured on {job.cluster.name or 'this cluster'}"
 
 
-def _beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
+def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Iterator[str]:
+    """In words, each respect beside the cluster in which a job lies outside the measured runs.
+
+    table: the operators of its model.
+    """
     device, seen, dtype = job.cluster.device, profile.seen, job.training.dtype
     if device is not None and device.name not in seen.devices:
         yield f"{profile.name} was never measured on {device.name}"

@@ -47,6 +47,18 @@ class ChunkTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkPass:
+    """One micro batch through a chunk: its seconds, and of which parts they are."""
+
+    chunk: ChunkTimes
+    compute: float
+    tp: float
+    cp: float
+    dp: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineTiming:
     """chunks[stage][chunk]; ahead[v], back[v]: seconds of the message from virtual stage v to the
     next, and of the gradient from there."""

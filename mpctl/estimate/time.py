@@ -26,7 +26,7 @@ from mpctl.estimate.communication import local_parameters
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.host import pipeline_host
 from mpctl.estimate.kernels import MissingFigure, device_speed
-from mpctl.estimate.makespan import ChunkTimes, PipelineTiming
+from mpctl.estimate.makespan import ChunkPass, ChunkTimes, PipelineTiming
 from mpctl.estimate.message import Message
 from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import MissingLink, Network
@@ -63,18 +63,6 @@ def get_clock(layout: JobLayout, profile: RuntimeProfile | None = None) -> StepT
     return StepTimeModel(layout, OperatorTimer(layout, speed, network, chosen))
 
 
-@dataclass(frozen=True, slots=True)
-class _ChunkPass:
-    """One micro batch through a chunk: its seconds, and of which parts they are."""
-
-    chunk: ChunkTimes
-    compute: float
-    tp: float
-    cp: float
-    dp: float
-    other: float
-
-
 @dataclass(frozen=True)
 class StepTimeModel:
     """Seconds of one step of a layout, piece by piece."""
@@ -92,14 +80,30 @@ class StepTimeModel:
         """All messages of the step: what is timed here is one of them."""
         return StepMessages(self.layout, self.operators.profile)
 
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step without its parts, which take longer to find. Raises MissingLink
+        where a link has no bandwidth."""
+        return self._end + self._host_step
+
+    @cached_property
+    def _after(self) -> list[float]:
+        """Seconds of each stage after its last action, sums over pp aside."""
+        return [c.dp + c.tp + c.world + o
+                for c, o in zip(self._closing, self._optimizer, strict=True)]  # fmt: skip
+
+    @cached_property
+    def _end(self) -> float:
+        """When the last stage has ended."""
+        stages = zip(self.pipeline.ends(), self._after, self._closing, strict=True)
+        return max(end + after + closing.pp for end, after, closing in stages)
+
     def step(self) -> StepTime:
         """The time of the step. Raises MissingLink where a link has no bandwidth."""
-        own, ends = self.passes, self.pipeline.ends()
+        own, late = self.passes, self._end
         m = self.job.num_microbatches
         works = [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in own]
-        closing, optimizer = self._closing, self._optimizer
-        after = [c.dp + c.tp + c.world + o for c, o in zip(closing, optimizer, strict=True)]
-        late = max(e + a + c.pp for e, a, c in zip(ends, after, closing, strict=True))
+        closing, optimizer, after = self._closing, self._optimizer, self._after
         busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
         row, once = own[busiest], closing[busiest]
         compute, tp, cp, dp, other = (
@@ -144,9 +148,9 @@ class StepTimeModel:
         return max(max(ends) - works[busiest] - after[busiest], 0.0)
 
     @cached_property
-    def passes(self) -> list[list[_ChunkPass]]:
+    def passes(self) -> list[list[ChunkPass]]:
         """[stage][chunk]. Stages that hold as much share one."""
-        known: dict[Hashable, list[_ChunkPass]] = {}
+        known: dict[Hashable, list[ChunkPass]] = {}
         rows = []
         for stage, key in enumerate(self._stage_keys):
             if key not in known:
@@ -172,7 +176,7 @@ class StepTimeModel:
             keys.append((*ends, -1, *layers, *names, is_loss))
         return keys
 
-    def _pass(self, stage: int, chunk: int) -> _ChunkPass:
+    def _pass(self, stage: int, chunk: int) -> ChunkPass:
         work = OpTimes()
         for part in self.layout.chunk_slices(stage, chunk):
             for layers, flow in part.blocks:
@@ -201,7 +205,7 @@ class StepTimeModel:
     def _blocks(self) -> dict[int, OpTimes]:
         return {}
 
-    def _paced(self, work: OpTimes, messages: Sequence[Message]) -> _ChunkPass:
+    def _paced(self, work: OpTimes, messages: Sequence[Message]) -> ChunkPass:
         """The slower of the kernels and their host, and ZeRO's messages beside them."""
         profile, slow = self.operators.profile, self.operators.speed.host
         sends = profile.host.message * (self.job.parallel.pp > 1)
@@ -219,7 +223,7 @@ class StepTimeModel:
         splits = SCHEDULES[self.job.parallel.schedule].splits_backward
         weights = min(work.wgrad, back) if splits else 0.0
         compute = work.forward + work.dgrad + work.wgrad
-        return _ChunkPass(
+        return ChunkPass(
             ChunkTimes(ahead + zero_ahead, back + zero_back - weights, weights),
             compute, work.tp_forward + work.tp_backward, work.cp_forward + work.cp_backward,
             zero_ahead + zero_back, (ahead - forward) + (back - backward),

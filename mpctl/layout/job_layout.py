@@ -25,6 +25,7 @@ from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import OperatorTable, StageSlice
 from mpctl.pipeline.filled import FilledCut, is_filled, job_cut
 from mpctl.pipeline.stages import Span, job_stages
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
@@ -63,6 +64,14 @@ class JobLayout:
     ) -> JobLayout:
         """A layout from parts that are known already, as a search shares them between layouts."""
         return cls(job, model, table, tuple(map(tuple, stages)))
+
+    def with_cluster(self, cluster: ClusterSpec) -> JobLayout:
+        """The same layout on a cluster of the same sizes, with other figures: what was computed of
+        this one holds for it."""
+        job = self.job.model_copy(update={"cluster": cluster})
+        other = replace(self, job=job)
+        vars(other).update({name: value for name, value in vars(self).items() if name != "job"})
+        return other
 
     def with_micro_batch_size(self, size: int) -> JobLayout:
         """The same layout for micro batches of another number of samples."""

@@ -170,10 +170,12 @@ class RuntimeProfile(StrictModel):
     overlap: OverlapShares = Field(description="what is sent while something is computed")
     host: HostCosts = Field(description="time of the host thread")
     spread: Part = Field(
-        description="standard deviation of log(measured / estimated), runs like those of the fit"
+        description="spread of log(measured / estimated) where the cluster was measured: 9 of 10 "
+        "lie within 1.645 of it"
     )
-    spread_apart: Part = Field(
-        description="standard deviation of log(measured / estimated), tables left out of the fit"
+    spread_apart: Part = Field(description="the same where the cluster was not measured")
+    widening: Annotated[float, Field(ge=1, le=10)] = Field(
+        1.5, description="by how much each further respect in which a job lies outside widens both"
     )
     seen: FittedRuns = Field(
         default_factory=FittedRuns, description="runs that the figures were fitted to"

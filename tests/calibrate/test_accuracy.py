@@ -18,16 +18,23 @@ from typing import Any
 import pytest
 
 from mpctl.calibrate.accuracy import find_sweeps, regret, samples_per_second, spearman
-from mpctl.calibrate.cross import FOLDS, Residuals, assign_folds, one_fold, residuals
+from mpctl.calibrate.cross import FOLDS, LeftOut, Residuals, assign_folds, one_fold, residuals
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.record import CrossRecord, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
+from mpctl.calibrate.spread import find_inside
 from mpctl.spec.job import complete
 from mpctl.spec.presets import presets_root
 from tests.published import (
+    A100_AND_V100,
+    BAND,
     CROSS_VALIDATED,
+    GATE_OF,
     GATES,
+    MEAN_REGRET,
+    MEDIAN_REGRET,
+    SPEARMAN,
     errors_by_gate,
     mean_percent,
     published_rows,
@@ -47,7 +54,7 @@ def record() -> CrossRecord:
 
 
 def test_every_published_run_is_estimated(fitted: Residuals) -> None:
-    assert len(fitted) == len(published_runs()) == 209
+    assert len(fitted) == len(published_runs()) == 872
 
 
 def test_the_record_is_of_these_rows_constants_and_estimates(record: CrossRecord) -> None:
@@ -77,7 +84,7 @@ def test_a_fold_fitted_again_is_the_recorded_one(record: CrossRecord) -> None:
     runs = published_runs()
     with open_evaluator(runs, constants_of(runs)) as evaluate:
         fit = Fit(runs, constants_of(runs), evaluate, read_priors())
-        again = one_fold(fit, fit.solve(rounds=12), FOLDS - 1)
+        again = one_fold(fit, fit.solve(rounds=4), FOLDS - 1)
     fold_of = assign_folds(published_runs())
     assert again.keys() == {run for run, fold in fold_of.items() if fold == FOLDS - 1}
     for run, found in again.items():
@@ -85,26 +92,39 @@ def test_a_fold_fitted_again_is_the_recorded_one(record: CrossRecord) -> None:
 
 
 def test_nine_of_ten_steps_lie_within_their_band(record: CrossRecord) -> None:
-    """Also of runs whose fold was left out of the fit: the band is made of such residuals."""
+    """Runs whose fold was left out of the fit, by the bands that presets state."""
     inside = []
     for run in published_runs():
         if "step_seconds" in run.measured:
             time = run.estimate()
             assert time.extrapolates == (), run.id
             inside.append(abs(record.fifths[run.id][0]) <= log(time.high / time.total))
-    assert 0.82 < mean(inside) < 0.97
+    assert BAND[0] < mean(inside) < BAND[1]
+
+
+@pytest.mark.parametrize("kind", LeftOut._fields)
+def test_a_band_made_of_other_tables_holds_nine_of_ten(kind: str, record: CrossRecord) -> None:
+    """Also where it extrapolates: whole tables, and all runs on a cluster."""
+    inside = find_inside(published_runs(), record.left_out)[kind]
+    assert BAND[0] < mean(inside) < BAND[1]
+
+
+def test_a100_and_v100_together(record: CrossRecord) -> None:
+    errors = [error for table, own in errors_by_gate(record.fifths).items() for error in own
+              if table in GATE_OF.values() and not table.startswith("nanotron")]  # fmt: skip
+    assert mean_percent(errors) <= A100_AND_V100
 
 
 def test_layouts_are_ranked_as_they_ran(record: CrossRecord) -> None:
-    """Over all 17 sweeps, by constants that had not seen the run. In 14 the planner's choice is
-    within 1.2 % of the best that ran; three small or slow ones cost 6, 8 and 22 %."""
+    """Over all sweeps, by constants that had not seen the run: those of the earlier tables, and
+    nanotron's of one model on one number of GPUs."""
     sweeps = find_sweeps(published_runs()).values()
     pairs = [samples_per_second(runs, record.fifths) for runs in sweeps]
-    assert len(pairs) == 17
-    assert mean(map(spearman, pairs)) > 0.8
-    assert median(map(regret, pairs)) == 0
-    assert sum(regret(pair) < 0.0125 for pair in pairs) >= 14
-    assert mean(map(regret, pairs)) < 0.022
+    regrets = [regret(pair) for pair in pairs]
+    assert len(pairs) > 40
+    assert mean(map(spearman, pairs)) >= SPEARMAN
+    assert median(regrets) <= MEDIAN_REGRET
+    assert mean(regrets) <= MEAN_REGRET
 
 
 def test_no_constant_is_keyed_by_a_model_or_a_row() -> None:
@@ -128,7 +148,7 @@ def _keys(table: dict[str, Any]) -> list[str]:
 
 def test_estimates_know_nothing_of_names() -> None:
     """The same layout of a model by another name, in a job by another, takes as long."""
-    for run in published_runs()[::20]:
+    for run in published_runs()[::40]:
         assert run.job.model is not None
         model = run.job.model.model_copy(update={"name": "another"})
         job = run.job.model_copy(update={"name": "another", "model": model})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.calibrate.cross import residuals, spread
+from mpctl.calibrate.cross import LeftOut, residuals
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.runs import Constant, Run, constants_of, read_runs
@@ -117,11 +117,16 @@ def test_lines_change_and_words_stay() -> None:
     )
 
 
+def test_a_value_in_braces_changes() -> None:
+    text = "[kernels]\nnarrow = { fp8 = 0.6, mxfp8 = 0.5 }  # of the peak\nfp8 = 1\n"
+    assert written(text, {"kernels.narrow.mxfp8": 0.55}) == text.replace("0.5 }", "0.55 }")
+
+
 def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path: Path) -> None:
     constants = constants_of(runs)
     values = {c: value * 0.99 for c, value in start_of(runs, constants).items()}
-    off = {run.id: [0.1] for run in runs}
-    paths = write_presets(runs, values, off, {}, tmp_path)
+    off = LeftOut({run.id: [0.1] for run in runs}, {}, {})
+    paths = write_presets(runs, values, tmp_path, off)
     tables = {p.relative_to(tmp_path).as_posix(): tomllib.loads(p.read_text()) for p in paths}
     assert set(tables) == {
         "devices/a100-80gb.toml", "devices/a100-40gb.toml", "clusters/vtrain-a100.toml",
@@ -129,7 +134,7 @@ def test_written_presets_are_legal_and_hold_the_values(runs: list[Run], tmp_path
     }  # fmt: skip
     profile = RuntimeProfile.model_validate(tables["runtimes/megatron-deepspeed.toml"])
     assert profile.host.layer == pytest.approx(values[replace(LAYER, slack=0.4)], rel=1e-3)
-    assert profile.spread == pytest.approx(spread([0.1]), rel=1e-3)
+    assert profile.spread == pytest.approx(0.1 / 1.645, rel=1e-3)
     device = DeviceSpec.model_validate(tables["devices/a100-40gb.toml"])
     assert device.kernels is not None
     products = Constant("devices", "a100-80gb", "kernels.products", 0.1, ("a100-40gb",), 0.95)

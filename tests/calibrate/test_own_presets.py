@@ -27,7 +27,7 @@ def test_a_copy_is_named_as_its_file_and_lies_in_the_folder_that_is_asked_for(
 ) -> None:
     name = copy(tmp_path / "mine" / "ours.toml")
     values = {Constant("clusters", name, SLOWDOWN, 0.1): 1.25}
-    (path,) = write_presets([], values, {}, {}, tmp_path / "out")
+    (path,) = write_presets([], values, tmp_path / "out")
     assert path == tmp_path / "out" / "clusters" / "ours.toml"
     assert tomllib.loads(path.read_text("utf-8"))[SLOWDOWN] == 1.25
 
@@ -36,7 +36,7 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     names = [copy(tmp_path / folder / "ours.toml") for folder in ("a", "b")]
     values = {Constant("clusters", name, SLOWDOWN, 0.1): 1.25 for name in names}
     with pytest.raises(InputError, match="would be written to one file"):
-        write_presets([], values, {}, {}, tmp_path / "out")
+        write_presets([], values, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

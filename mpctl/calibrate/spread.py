@@ -1,0 +1,176 @@
+"""How wide a profile's band must be: quantiles of the errors on runs that a fit did not see.
+
+Nine of ten of n errors that were left out lie within the k-th smallest, k = ceil(0.9 (n + 1)); so
+do nine of ten new ones of their kind (split conformal prediction, arXiv 1905.03222). Few errors of
+one profile say little, so those of all profiles together count as `OTHERS` runs more. A spread is
+that error over `NORMAL`, what it is of a normal distribution of standard deviation 1.
+
+Three kinds of errors were made by three kinds of leaving out (cross.py). `spread`: the profile had
+seen the cluster (a fifth of each table left out, or a table whose cluster another table has).
+`spread_apart`: it had not (all runs on a cluster left out). An error on a run that also lay outside
+what the profile had seen, in k other respects (`band.beyond`), counts as WIDENS^k times smaller;
+`widening` is the quantile of the k-th roots of such errors over what the spreads allow.
+
+By hand, of the errors 0.01 to 0.19, nineteen of them, k = 18: 0.18, a spread of 0.109.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from mpctl.calibrate.cross import LeftOut, Residuals
+from mpctl.calibrate.runs import Run
+from mpctl.estimate.band import QUANTILE as NORMAL
+from mpctl.estimate.band import beyond
+from mpctl.spec.runtime import FittedRuns
+
+INSIDE = 0.9  # of new runs
+OTHERS = 10.0  # runs that the errors of all profiles count for beside a profile's own
+LEAST = 0.02  # spread: less than replicates differ by cannot be told
+WIDENS = 1.25  # each further respect, before it is measured
+ENOUGH = 20  # runs outside what was seen, for a widening of their own
+WIDEST = 2.0
+
+
+class Spreads(NamedTuple):
+    """Of a runtime profile, as its fields say. None: no run tells it."""
+
+    spread: float | None
+    spread_apart: float | None
+    widening: float | None
+
+
+class _Miss(NamedTuple):
+    """size: |residual| of a run that was left out; ways: in which it lay outside what was seen."""
+
+    profile: str
+    table: str
+    size: float
+    is_known: bool
+    ways: int
+
+
+def find_spreads(runs: Sequence[Run], left_out: LeftOut) -> dict[str, Spreads]:
+    """The spreads of each profile that these runs name, by its name."""
+    profiles = dict.fromkeys(run.parts["runtimes"] for run in runs)
+    return _spreads_of(profiles, list(_misses(runs, left_out)))
+
+
+def find_inside(runs: Sequence[Run], left_out: LeftOut) -> dict[str, list[bool]]:
+    """Whether each run that was left out lies inside a band made of the errors of other tables
+    alone, by what was left out with it (`LeftOut`'s fields)."""
+    profiles = dict.fromkeys(run.parts["runtimes"] for run in runs)
+    found: dict[str, list[bool]] = {name: [] for name in LeftOut._fields}
+    misses = {name: list(_missed(runs, left_out, name)) for name in LeftOut._fields}
+    for table in dict.fromkeys(run.group for run in runs):
+        others = [m for kind in misses.values() for m in kind if m.table != table]
+        spreads = _spreads_of(profiles, others)
+        for name, kind in misses.items():
+            own = (miss for miss in kind if miss.table == table)
+            found[name] += [miss.size <= _width(spreads[miss.profile], miss) for miss in own]
+    return found
+
+
+def _spreads_of(profiles: Iterable[str], misses: Sequence[_Miss]) -> dict[str, Spreads]:
+    near = _by_profile(miss for miss in misses if miss.is_known)
+    apart = _by_profile(miss for miss in misses if not miss.is_known)
+    base = {name: Spreads(_spread(near, name), _spread(apart, name), 1.0) for name in profiles}
+    wider = []
+    for miss in misses:
+        if miss.ways and (width := _width(base[miss.profile], miss)):
+            wider.append((miss.size / width) ** (1 / miss.ways))
+    widening = None
+    if len(wider) >= ENOUGH:
+        widening = min(max(quantile((size, 1.0) for size in wider), 1.0), WIDEST)
+    return {name: spreads._replace(widening=widening) for name, spreads in base.items()}
+
+
+def _width(spreads: Spreads, miss: _Miss) -> float:
+    """The error that a band would allow a run that was missed so."""
+    spread = spreads.spread if miss.is_known else spreads.spread_apart
+    return NORMAL * (spread or 0.0) * (spreads.widening or 1.0) ** miss.ways
+
+
+def quantile(weighed: Iterable[tuple[float, float]]) -> float:
+    """The least of the sizes so that a new one lies within it in INSIDE of all cases.
+
+    weighed: (size, weight) of each; the largest where they are too few.
+
+    >>> quantile([(n / 100, 1.0) for n in range(1, 20)])
+    0.18
+    """
+    in_order = sorted(weighed)
+    wanted = INSIDE * (sum(weight for _, weight in in_order) + 1)
+    reached = 0.0
+    for size, weight in in_order:
+        reached += weight
+        if reached >= wanted - 1e-9:
+            return size
+    return in_order[-1][0]
+
+
+def seen_by(runs: Iterable[Run]) -> FittedRuns:
+    """What a profile that was fitted to these runs has seen."""
+    known = list(runs)
+    devices = {run.job.cluster.device.name for run in known if run.job.cluster.device}
+    return FittedRuns(
+        devices=sorted(devices),
+        clusters=sorted({run.job.cluster.name or "" for run in known}),
+        dtypes=sorted({run.job.training.chosen_dtype for run in known}),
+        gpus=max((run.job.world_size for run in known), default=1),
+        parameters=max((run.layout.table.numel for run in known), default=1),
+    )
+
+
+def _by_profile(misses: Iterable[_Miss]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for miss in misses:
+        found[miss.profile].append(miss.size / WIDENS**miss.ways)
+    return found
+
+
+def _spread(sizes: Mapping[str, Sequence[float]], profile: str) -> float | None:
+    """The spread of a profile's errors and OTHERS of all profiles'; None where there are none."""
+    everyone = [size for own in sizes.values() for size in own]
+    if not everyone:
+        return None
+    pool = [(size, OTHERS / len(everyone)) for size in everyone]
+    own = [(size, 1.0) for size in sizes.get(profile, ())]
+    return max(quantile(own + pool) / NORMAL, LEAST)
+
+
+def _misses(runs: Sequence[Run], left_out: LeftOut) -> Iterator[_Miss]:
+    yield from _missed(runs, left_out, "fifths")
+    yield from (miss for miss in _missed(runs, left_out, "tables") if miss.is_known)
+    yield from _missed(runs, left_out, "clusters")
+
+
+def _missed(runs: Sequence[Run], left_out: LeftOut, kind: str) -> Iterator[_Miss]:
+    """The misses of one kind of leaving out, with what the profile's remaining runs had shown it.
+    A profile of which none remained tells nothing here."""
+    residuals: Residuals = getattr(left_out, kind)
+    seen: dict[tuple[str, str], FittedRuns | None] = {}
+    for run in runs:
+        profile, part = run.parts["runtimes"], _part(run, kind)
+        if (profile, part) not in seen:
+            seen[profile, part] = _remaining(runs, profile, kind, part)
+        known = seen[profile, part]
+        if known is not None:
+            told = run.profile.model_copy(update={"seen": known})
+            ways = sum(1 for _ in beyond(run.job, run.layout.table, told))
+            is_known = run.job.cluster.name in known.clusters
+            sizes = map(abs, residuals.get(run.id, ()))
+            yield from (_Miss(profile, run.group, size, is_known, ways) for size in sizes)
+
+
+def _part(run: Run, kind: str) -> str:
+    """What was left out with the run; a fifth of a table takes nothing from what is known."""
+    return {"tables": run.group, "clusters": run.parts["clusters"]}.get(kind, "")
+
+
+def _remaining(runs: Sequence[Run], profile: str, kind: str, part: str) -> FittedRuns | None:
+    own = [run for run in runs if run.parts["runtimes"] == profile]
+    others = [run for run in own if not part or _part(run, kind) != part]
+    return seen_by(others) if others else None
