@@ -121,11 +121,11 @@ def milliseconds() -> float:
 def print_steps(columns: Mapping[str, Residuals]) -> None:
     """One row a gate: the mean absolute error under each column's constants."""
     errors = {name: errors_by_gate(column) for name, column in columns.items()}
-    print(f"{'table':24}{'n':>5}{'gate':>7}" + "".join(f"{name:>8}" for name in columns)
+    print(f"{'table':24}{'n':>5}{'gate':>7}" + "".join(f"{name:>9}" for name in columns)
           + f"{'median':>8}{'bias':>7}")  # fmt: skip
     for table, gate in GATES.items():
         fit = errors["fit"][table]
-        shown = "".join(f"{mean_percent(column[table]):8.1f}" for column in errors.values())
+        shown = "".join(f"{mean_percent(column[table]):9.1f}" for column in errors.values())
         rest = f"{100 * median(map(abs, fit)):8.1f}{100 * mean(fit):+7.1f}"
         print(f"{table:24}{len(fit):5}{gate:7.0f}{shown}{rest}")
 

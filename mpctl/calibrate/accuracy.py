@@ -18,16 +18,19 @@ LEAST_SWEEP = 3  # runs; two are ranked right by chance half the time
 
 
 def find_sweeps(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The sweeps among the runs whose step was measured, by a short description of each."""
-    by_settings: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    """The sweeps among the runs whose step was measured, by a short description of each; of runs of
+    one layout, which other versions of a software or other days set apart, the first."""
+    by_settings: dict[tuple[object, ...], dict[str, Run]] = defaultdict(dict)
     for run in runs:
         if "step_seconds" in run.measured and (model := run.job.model) is not None:
             training, cluster = run.job.training, run.parts["clusters"]
             model_key = model.model_copy(update={"name": None}).model_dump_json()
             same = (run.group, cluster, model_key, run.job.world_size)
-            by_settings[(*same, training.global_batch_size, training.dtype)].append(run)
+            layout = f"{run.job.parallel} {training.micro_batch_size} {training.recompute}"
+            layouts = by_settings[(*same, training.global_batch_size, training.dtype)]
+            layouts.setdefault(layout, run)
     sweeps: dict[str, list[Run]] = {}
-    for sweep in by_settings.values():
+    for sweep in (list(layouts.values()) for layouts in by_settings.values()):
         if len(sweep) >= LEAST_SWEEP:
             title = _title(sweep[0])
             same_title = sum(known.startswith(title) for known in sweeps)

@@ -35,7 +35,7 @@ WIDEST = 2.0
 
 
 class Spreads(NamedTuple):
-    """Of a runtime profile, as its fields say. None: no run tells it."""
+    """The figures of a runtime profile's band, named as its fields; None where no run tells one."""
 
     spread: float | None
     spread_apart: float | None
