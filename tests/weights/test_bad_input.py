@@ -157,12 +157,11 @@ def test_pickles_are_never_opened(llama: Path) -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"model_type": "mistral"},
+        {"model_type": "gemma"},
         {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "llama3", "factor": 4.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": "big"}},
         {"rope_parameters": [1]},
-        {"attention_bias": True},
     ],
 )
 def test_a_config_that_we_would_compute_otherwise(keys: Any, llama: Path) -> None:
