@@ -1,7 +1,9 @@
 """The answers of a batch, in the order of its lines; a million take no more memory than one.
 
 A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_seconds`. A line that
-cannot be estimated is answered too, with its issues and null for every figure.
+cannot be estimated is answered too, with its issues and null for every figure. The nearest layouts
+that fit take a search, some thirty times the estimate: the first `SEARCHED_LINES` lines that do not
+fit get one, the others are told how to ask for it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,17 @@ from mpctl.planning.schemas import NearestPart, TrainingEntry
 from mpctl.planning.summary import verdict
 from mpctl.planning.training import training_settings
 from mpctl.rules.validate import with_tried_hints
-from mpctl.search.nearest import with_nearest
+from mpctl.search.nearest import with_hint, with_nearest
 from mpctl.spec.load import LoadedJob
 
 Finding = tuple[Status, Issue]
 RowId = str | int | None
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
+SEARCHED_LINES = 16
+NOT_SEARCHED = (
+    "`mpctl plan` of this job looks for the nearest layouts that fit; a batch does so for its "
+    f"first {SEARCHED_LINES} lines that do not"
+)
 
 
 class PeakMemory(TypedDict):
@@ -108,6 +115,7 @@ class Reader:
 
     folder: Path = Path()
     seen: set[str] = field(default_factory=set)
+    searched: int = 0
 
     def answer(self, line: bytes | None, number: int) -> Answer:
         """The answer of line `number`, counted from 1; never raises for what a line holds."""
@@ -118,11 +126,38 @@ class Reader:
             findings += self._repeated(row_id)
             if any(status == "error" for status, _ in findings):
                 return _answer(row_id, findings)
-            return _estimated(row_id, load_row(raw, self.folder), findings)
+            return self._estimated(row_id, load_row(raw, self.folder), findings)
         except InputError as error:
             return _answer(row_id, [("error", issue) for issue in error.issues])
         except Exception as error:  # of this line alone: the others are still answered
             return _answer(row_id, [("error", _unexpected(error, number))])
+
+    def _estimated(self, row_id: RowId, loaded: LoadedJob, findings: list[Finding]) -> Answer:
+        findings += [("warning", issue) for issue in loaded.warnings]
+        if loaded.job is None or loaded.issues:
+            return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])
+        job, assumed = as_others_run(loaded.job)
+        require_countable(job)
+        plan = self._with_nearest(make_plan(job))
+        findings += [("warning", check.issue) for check in assumed]
+        checks = with_tried_hints(job, list(plan.checks), loaded.open_settings)
+        findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
+        if job.model is None:
+            findings.append(("error", Issue("no-model", "model", "an estimate needs a model")))
+        training = training_settings(job)
+        if plan.estimate is None:
+            return _answer(row_id, findings, training=training)
+        findings += _notes(plan.estimate)
+        return _answer(row_id, findings, figures(plan), nearest_part(plan), training=training)
+
+    def _with_nearest(self, plan: Plan) -> Plan:
+        """The plan with the nearest layouts that fit, while few lines have needed a search."""
+        if plan.fits is not False:
+            return plan
+        self.searched += 1
+        return (
+            with_nearest(plan) if self.searched <= SEARCHED_LINES else with_hint(plan, NOT_SEARCHED)
+        )
 
     def _repeated(self, row_id: RowId) -> list[Finding]:
         if not isinstance(row_id, str):
@@ -152,25 +187,6 @@ def _split(row: Raw) -> tuple[Raw, RowId, list[Finding]]:
         findings.append(("error", Issue("bad-value", "job", "is not an object")))
         raw = {}
     return raw, row_id, findings
-
-
-def _estimated(row_id: RowId, loaded: LoadedJob, findings: list[Finding]) -> Answer:
-    findings += [("warning", issue) for issue in loaded.warnings]
-    if loaded.job is None or loaded.issues:
-        return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])
-    job, assumed = as_others_run(loaded.job)
-    require_countable(job)
-    plan = with_nearest(make_plan(job))
-    findings += [("warning", check.issue) for check in assumed]
-    checks = with_tried_hints(job, list(plan.checks), loaded.open_settings)
-    findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
-    if job.model is None:
-        findings.append(("error", Issue("no-model", "model", "an estimate needs a model")))
-    training = training_settings(job)
-    if plan.estimate is None:
-        return _answer(row_id, findings, training=training)
-    findings += _notes(plan.estimate)
-    return _answer(row_id, findings, figures(plan), nearest_part(plan), training=training)
 
 
 def _notes(estimate: Estimate) -> Iterator[Finding]:

@@ -41,9 +41,14 @@ def with_nearest(plan: Plan) -> Plan:
     nearest = tuple(nearest_that_fit(plan.job))
     if not nearest:
         return plan
-    hint = f"nearest that fit: {'; '.join(near.text for near in nearest)}"
+    texts = "; ".join(near.text for near in nearest)
+    return replace(with_hint(plan, f"nearest that fit: {texts}"), nearest=nearest)
+
+
+def with_hint(plan: Plan, hint: str) -> Plan:
+    """The plan with this way out of not fitting its devices, that of its check `memory-fits`."""
     checks = (replace(c, hint=hint) if c.rule == "memory-fits" else c for c in plan.checks)
-    return replace(plan, checks=tuple(checks), nearest=nearest)
+    return replace(plan, checks=tuple(checks))
 
 
 def nearest_that_fit(job: JobSpec, *, count: int = 3) -> list[NearbyLayout]:

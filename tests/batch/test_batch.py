@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.batch.answers import FIGURES, answers
+from mpctl.batch.answers import FIGURES, NOT_SEARCHED, SEARCHED_LINES, answers
 from mpctl.batch.lines import LONGEST_LINE, read_lines
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job
@@ -155,6 +155,17 @@ def test_one_that_does_not_fit_says_what_would() -> None:
     found = answer(line(model="gpt3-175b", training__recompute="none", parallel__tp=8,
                         parallel__pp=2, parallel__dp=1))  # fmt: skip
     assert found["fits"] is False and "memory-fits" in rules(found, "warning")
+
+
+def test_only_the_first_lines_that_do_not_fit_are_searched_for_one_that_does() -> None:
+    """A search takes some thirty estimates, and half of a sweep may not fit."""
+    large = {**JOB["model"], "layers": 40, "hidden": 6144, "heads": 48}
+    does_not_fit = line(model=large, training__recompute="none", training__micro_batch_size=4)
+    *first, last = answers([does_not_fit] * (SEARCHED_LINES + 1))
+    assert all(found.get("nearest_that_fit") for found in first)
+    assert last["fits"] is False and "nearest_that_fit" not in last
+    hints = [issue["hint"] for issue in last["issues"] if issue["rule"] == "memory-fits"]
+    assert hints == [NOT_SEARCHED]
 
 
 def test_a_long_line_is_passed_over_without_being_held() -> None:
