@@ -2,7 +2,7 @@
 
 Nine of ten of n errors that were left out lie within the k-th smallest, k = ceil(0.9 (n + 1)); so
 do nine of ten new ones of their kind (split conformal prediction, arXiv 1905.03222). Few errors of
-one profile say little, so those of all profiles together count as `OTHERS` runs more. A spread is
+one profile say little, so those of all profiles, each as much, count as `OTHERS` runs more. A spread is
 that error over `NORMAL`, what it is of a normal distribution of standard deviation 1.
 
 Three kinds of errors were made by three kinds of leaving out (cross.py). `spread`: the profile had
@@ -136,7 +136,8 @@ def _spread(sizes: Mapping[str, Sequence[float]], profile: str) -> float | None:
     everyone = [size for own in sizes.values() for size in own]
     if not everyone:
         return None
-    pool = [(size, OTHERS / len(everyone)) for size in everyone]
+    share = OTHERS / len(sizes)  # of each profile
+    pool = [(size, share / len(own)) for own in sizes.values() for size in own]
     own = [(size, 1.0) for size in sizes.get(profile, ())]
     return max(quantile(own + pool) / NORMAL, LEAST)
 
