@@ -2,8 +2,8 @@
 
 Nine of ten of n errors that were left out lie within the k-th smallest, k = ceil(0.9 (n + 1)); so
 do nine of ten new ones of their kind (split conformal prediction, arXiv 1905.03222). Few errors of
-one profile say little, so those of all profiles, each as much, count as `OTHERS` runs more. A spread is
-that error over `NORMAL`, what it is of a normal distribution of standard deviation 1.
+one profile say little, so those of all profiles, each as much, count as `OTHERS` runs more. A
+spread is that error over `NORMAL`, what it is of a normal distribution of standard deviation 1.
 
 Three kinds of errors were made by three kinds of leaving out (cross.py). `spread`: the profile had
 seen the cluster (a fifth of each table left out, or a table whose cluster another table has).
