@@ -114,7 +114,7 @@ def test_a_plan_that_does_not_fit_is_still_emitted_and_exits_3(mpctl: Mpctl) -> 
     small = ("--set", "cluster.device.memory_bytes=1000000000")
     said = mpctl("plan", JOB, *small, "--emit", "megatron")
     assert said.code == 3
-    assert "# does not fit: stage 0 needs" in said.out
+    assert "# does not fit: " in said.out
 
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "other-launchers.md").read_text("utf-8")
