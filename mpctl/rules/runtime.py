@@ -1,6 +1,9 @@
-"""Rules of the software that runs a job: what its own checks end before the first step.
+"""Rules of the software that runs a job: what it does not run at all, and what its own checks end
+before the first step.
 
-By hand, nanotron on 8 stages: its 1F1B wants 7 micro batches, one for each stage before the last.
+A setting that the runtime's profile does not list under [runs] is planned as if it ran there, and a
+warning says so. By hand, nanotron on 8 stages: its 1F1B wants 7 micro batches, one for each stage
+before the last.
 """
 
 from __future__ import annotations
@@ -13,8 +16,45 @@ from mpctl.pipeline.filled import is_filled, job_cut
 from mpctl.rules.check import Check, refusal
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
-from mpctl.spec.runtime import get_profile
+from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.units import plural
+
+
+def runtime_rules(job: JobSpec) -> Iterator[Check]:
+    """The job's runtime runs its settings; of those that it does not, the estimate is as if it did.
+    Our own runtime has rules for each of its limits."""
+    runtime = job.training.runtime
+    profile = get_profile(runtime)
+    missing = [] if profile.runs.launched else list(_not_run(job, profile))
+    if not missing:
+        return
+    where, _ = missing[0]
+    named = ", ".join(text for _, text in missing)
+    message = f"{profile.name} does not run {named}: planned as if it did"
+    hint = f"`mpctl presets runtimes {runtime}` lists under [runs] what it runs"
+    yield Check("runtime-runs", "warning", where, message, hint)
+
+
+def _not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
+    """Each setting of the job, by key and in words, that the profile's [runs] leaves out."""
+    p, training, runs = job.parallel, job.training, profile.runs
+    mode, zero = p.tensor_mode, p.zero if replicas(job) > 1 else 0
+    settings = (
+        ("parallel.tensor_mode", f"tensor_mode {mode}", p.tp == 1 or mode in runs.tensor_modes),
+        ("parallel.pp", f"pp {p.pp}", p.pp == 1 or runs.pipeline),
+        ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),
+        ("parallel.cp", f"cp {p.cp}", p.cp == 1 or runs.context),
+        ("parallel.sequence_parallel", "sequence parallelism",
+         p.tp == 1 or not p.sequence_parallel or runs.sequence),
+        ("parallel.schedule", f"schedule {p.schedule}",
+         p.pp == 1 or p.vpp > 1 or p.schedule in runs.schedules),
+        ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
+        ("training.recompute", f"recompute {training.recompute}",
+         training.recompute in ("none", *runs.recompute)),
+        ("training.dtype", f"dtype {training.dtype}",
+         not runs.dtypes or training.dtype in runs.dtypes),
+    )  # fmt: skip
+    return ((where, text) for where, text, is_run in settings if not is_run)
 
 
 def start_rules(job: JobSpec) -> Iterator[Check]:

@@ -18,7 +18,6 @@ from mpctl.layout.topology import find_grid
 from mpctl.rules.check import Check, divides, listed, refusal
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import OWN_RUNTIME, get_profile
 from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import MODES, TensorGrid, grid_axes
 from mpctl.units import plural
@@ -235,15 +234,6 @@ def compile_rules(job: JobSpec) -> Iterator[Check]:
         message = f"layers of tensor_mode {mode} are not compiled"
         yield refusal("tensor-mode-compile", "launch.compile", message,
                       Offer(MODE, ("1d",), "tensor_mode"), more="launch.compile false")  # fmt: skip
-
-
-def runtime_mode_rules(job: JobSpec) -> Iterator[Check]:
-    """The job's runtime runs the mode; where it does not, the estimate is as if it did."""
-    mode, runtime = job.parallel.tensor_mode, job.training.runtime
-    if mode != "1d" and mode not in get_profile(runtime).runs.tensor_modes:
-        message = f"runtime {runtime} has no tensor_mode {mode}: planned as if it had"
-        hint = f"use training.runtime {OWN_RUNTIME}, or tensor_mode 1d"
-        yield Check("tensor-mode-runtime", "warning", MODE, message, hint)
 
 
 def _schedule(job: JobSpec, in_1d: Offer) -> Check:

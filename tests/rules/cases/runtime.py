@@ -10,6 +10,15 @@ SIXTEEN = {**EIGHT, "cluster.gpus_per_node": 32, "parallel.pp": 16, "model.vocab
 
 CASES = (
     Case(
+        "runtime-runs",
+        {"training.runtime": "megatron-2022", "training.recompute": "selective"},
+        {"training.runtime": "megatron-2021", "training.recompute": "selective"},
+        "training.recompute",
+        ("Megatron-LM of 2021", "recompute selective", "as if it did"),
+        r"`mpctl presets runtimes megatron-2021` lists under \[runs\] what it runs$",
+        status="warning",
+    ),
+    Case(
         "pipeline-is-full",
         {**EIGHT, "training.global_batch_size": 7},
         {**EIGHT, "training.global_batch_size": 2},

@@ -59,15 +59,6 @@ CASES = (
         status="warning",
     ),
     Case(
-        "tensor-mode-runtime",
-        {**CUBE, "training.runtime": "mpctl"},
-        {**CUBE, "training.runtime": "megatron-2021"},
-        "parallel.tensor_mode",
-        ("megatron-2021", "3d", "as if it had"),
-        r"use training.runtime mpctl, or tensor_mode 1d$",
-        status="warning",
-    ),
-    Case(
         "tensor-mode-samples",
         {**TWO, "training.micro_batch_size": 6},
         {**TWO, "training.micro_batch_size": 3, "training.global_batch_size": 12},
