@@ -262,3 +262,12 @@ def test_unknown_preset_names_the_nearest() -> None:
 @pytest.mark.parametrize("name", ["../devices/cpu", "/nowhere/gpt2", "", "gpt2.toml", "..", "*"])
 def test_a_name_is_never_looked_for_outside_of_its_folder(name: str) -> None:
     assert find_preset("models", name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "base"), [("llama-2-7b", 1e4), ("llama-3-8b", 5e5), ("llama-3-70b", 5e5),
+                       ("llama-3-405b", 5e5)]
+)  # fmt: skip
+def test_a_llama_turns_by_its_own_base(name: str, base: float) -> None:
+    """arXiv 2407.21783, Table 3: RoPE (theta = 500,000); Llama 2's params.json names none."""
+    assert model_of(name).rotary_base == base
