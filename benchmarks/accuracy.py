@@ -177,7 +177,8 @@ def main(arguments: Sequence[str]) -> None:
         record.write(CROSS_VALIDATED)
     columns = {"fit": residuals(runs, {}), **record.left_out._asdict()}
     print(f"{len(runs)} runs, {speed:.2f} ms an estimate; mean absolute error of a step, percent")
-    changed = " and ".join(what_changed(record, published_rows(), runs, read_priors()))
+    found = what_changed(record, published_rows(), runs, read_priors(), columns["fit"])
+    changed = " and ".join(found)
     stale = f"; since then other {changed}: renew them by --cross" if changed else ""
     print(f"fifths of {record.date}, {record.commit}{stale}\n")
     print_steps(columns)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.calibrate.accuracy import constant_values
-from mpctl.calibrate.cross import LeftOut, Residuals, residuals
+from mpctl.calibrate.cross import LeftOut, Residuals
 from mpctl.calibrate.runs import Run
 
 DIGITS = 6  # of a residual
@@ -75,13 +75,16 @@ def what_changed(
     rows: Sequence[Mapping[str, Any]],
     runs: Sequence[Run],
     priors: Mapping[str, float],
+    fitted: Residuals,
 ) -> list[str]:
-    """What has changed since the record was made, of "rows", "constants" and "estimate"."""
-    today = residuals(runs, {})
+    """What has changed since the record was made, of "rows", "constants" and "estimate".
+
+    fitted: today's residuals of the runs under the presets.
+    """
     changed = {
         "rows": hash_json(rows) != record.rows_sha256,
         "constants": hash_json(constant_values(runs, priors)) != record.constants_sha256,
-        "estimate": not _are_close(today, record.fitted),
+        "estimate": not _are_close(fitted, record.fitted),
     }
     return [name for name, is_changed in changed.items() if is_changed]
 

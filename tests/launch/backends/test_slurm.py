@@ -93,9 +93,10 @@ def test_agents_that_are_started_again_have_a_step_of_their_own(srun_on_path: Pa
     running.start([1])
     first, second = running.steps[0], running.steps[1]
     assert first is not second
+    log = srun_on_path / "srun.log"
+    wait_until(lambda: "--nodelist=n2" in log.read_text(), 10, "the second has started")
     first.kill()
     wait_until(lambda: running.failures().keys() == {0}, 10, "the first has ended")
     second.terminate()
     running.end()
     assert second.poll() is not None
-    assert "--nodelist=n2" in (srun_on_path / "srun.log").read_text()
