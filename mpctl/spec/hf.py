@@ -19,9 +19,11 @@ from typing import Any, TypeGuard
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
+from mpctl.spec.not_planned import not_planned, said_by_config
 
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
+TEXT_PARTS = ("text_config", "ffn_config")  # tables in which some classes keep their decoder's keys
 Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
 
 # Our key -> the names that configs of different families use for it, first match wins.
@@ -112,6 +114,8 @@ def shape_from_hf(name: Any) -> Raw:
     InputError, always at model.hf_config, names everything in it that cannot be used.
     """
     file, config = _read(name)
+    if isinstance(config, dict):
+        _require_planned(config, file)
     kind = config.get("model_type") if isinstance(config, dict) else None
     readers = config_readers()
     if not isinstance(kind, str) or kind not in readers:
@@ -119,6 +123,18 @@ def shape_from_hf(name: Any) -> Raw:
         message = f"model_type {short(kind)} in {file} is not known"
         raise InputError.of("unknown-model-type", WHERE, message, hint)
     return readers[kind].read(config, file)
+
+
+def _require_planned(config: Raw, file: Path) -> None:
+    """InputError where the config is that of a mixture of experts, or has latent attention."""
+    parts = [config, *(config[key] for key in TEXT_PARTS if isinstance(config.get(key), dict))]
+    said = [pair for part in parts for pair in said_by_config(part)]
+    if said:
+        names = list(dict.fromkeys(name for _, name in said))
+        names[-1] += f" in {file}"
+        kinds = [kind for kind, _ in said]
+        hint = "plan a dense model of its size, by the [model] keys themselves"
+        raise InputError([not_planned(kinds, names, WHERE, hint)])
 
 
 def _read(name: Any) -> tuple[Path, Any]:

@@ -10,18 +10,9 @@ from pydantic import ValidationError
 from mpctl.errors import InputError, Issue
 from mpctl.spec.model import DERIVED
 from mpctl.spec.names import nearest, value_hint
+from mpctl.spec.not_planned import kind_of_key, not_planned
 
 LONGEST_VALUE = 60
-EXPERTS, LATENT = "mixtures of experts", "multi-head latent attention (MLA)"
-# Keys of models that are not planned yet: one issue tells all of a job.
-NOT_PLANNED = {
-    **dict.fromkeys(
-        ("model.experts", "model.experts_per_token", "model.expert_ffn", "model.shared_expert_ffn",
-         "model.dense_layers", "model.moe_layer_every", "parallel.ep", "parallel.etp"), EXPERTS),
-    **dict.fromkeys(
-        ("model.attention_kind", "model.q_lora_rank", "model.kv_lora_rank",
-         "model.qk_nope_head_dim", "model.qk_rope_head_dim", "model.v_head_dim"), LATENT),
-}  # fmt: skip
 
 
 class SchemaError(InputError):
@@ -32,10 +23,9 @@ class SchemaError(InputError):
         told: list[dict[str, Any]] = []
         experts: list[dict[str, Any]] = []
         for detail in details:
-            is_theirs = detail["type"] == "extra_forbidden" and _name(detail) in NOT_PLANNED
-            (experts if is_theirs else told).append(detail)
+            (experts if _kind(detail) else told).append(detail)
         issues = [_issue_of(d) for d in told if not _is_consequence(d)]
-        super().__init__([*_not_planned(list(map(_name, experts))), *issues])
+        super().__init__([*_not_planned(experts), *issues])
         self.locations = [(detail["type"], _path(detail)) for detail in details]
 
 
@@ -43,15 +33,19 @@ def _name(detail: dict[str, Any]) -> str:
     return ".".join(map(str, _path(detail)))
 
 
-def _not_planned(keys: list[str]) -> list[Issue]:
+def _kind(detail: dict[str, Any]) -> str | None:
+    """What is not planned yet, where this is an unknown key that says so."""
+    return kind_of_key(str(_path(detail)[-1])) if detail["type"] == "extra_forbidden" else None
+
+
+def _not_planned(details: list[dict[str, Any]]) -> list[Issue]:
     """One issue for all keys of models that are not planned yet."""
-    if not keys:
+    if not details:
         return []
-    what = " and ".join(dict.fromkeys(NOT_PLANNED[key] for key in keys))
-    names = ", ".join(key.split(".")[1] if key.startswith("model.") else key for key in keys)
-    message = f"{what} are not planned yet: {names}"
+    keys = list(map(_name, details))
     hint = "leave these keys out to plan the dense model of the other keys"
-    return [Issue("not-planned", keys[0], message, hint)]
+    names = [key.removeprefix("model.") for key in keys]
+    return [not_planned([_kind(detail) or "" for detail in details], names, keys[0], hint)]
 
 
 def _path(detail: dict[str, Any]) -> list[Any]:

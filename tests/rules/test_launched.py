@@ -77,3 +77,19 @@ def test_experts_and_latent_attention_are_one_issue() -> None:
     assert told.rule == "not-planned" and other.where == "parallel.tpp"
     for word in ("mixtures of experts", "MLA", "experts, expert_ffn, kv_lora_rank, parallel.ep"):
         assert word in told.message
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("model.num_experts", "mixtures of experts are not planned yet: num_experts"),
+        ("model.moe_intermediate_size", "mixtures of experts are"),
+        ("parallel.expert_model_parallel_size", "parallel.expert_model_parallel_size"),
+        ("model.qk_rope_head_dim", "multi-head latent attention (MLA) is not planned yet"),
+    ],
+)
+def test_they_are_known_by_the_names_of_other_software(key: str, words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_job(None, {**SMALL, key: 8})
+    (told,) = caught.value.issues
+    assert (told.rule, told.where) == ("not-planned", key) and words in told.message

@@ -315,6 +315,28 @@ def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "mixtral"}, "mixtures of experts are not planned yet: model_type mixtral"),
+        ({"model_type": "qwen3_moe", "num_experts": 128}, "model_type qwen3_moe, num_experts"),
+        ({**LLAMA, "num_local_experts": 8}, "mixtures of experts are not planned yet: num_local_"),
+        ({**LLAMA, "kv_lora_rank": 512}, "(MLA) is not planned yet: kv_lora_rank"),
+        ({"model_type": "deepseek_v3"}, "mixtures of experts and multi-head latent attention"),
+        ({"model_type": "new", "text_config": {"n_routed_experts": 64}}, "n_routed_experts"),
+    ],
+)
+def test_experts_and_latent_attention_of_a_config_are_one_issue(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    path = write(tmp_path, config)
+    (issue,) = issues_of(path)
+    assert (issue.rule, issue.where) == ("not-planned", "model.hf_config")
+    assert words in issue.message and str(path) in issue.message and issue.hint
+    dense = {**LLAMA, "num_local_experts": None, "n_routed_experts": 0, "num_experts": 1}
+    assert model_of(write(tmp_path, dense)) == model_of(write(tmp_path, LLAMA))
+
+
+@pytest.mark.parametrize(
     "config", [{"model_type": "mamba"}, {"model_type": ["x"]}, {"model_type": {}}, {}, [1], "x", 3]
 )
 def test_an_unknown_model_type_is_reported_with_the_rest(tmp_path: Path, config: Any) -> None:
