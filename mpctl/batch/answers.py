@@ -2,8 +2,8 @@
 
 A job's answer is the estimate of `mpctl plan`: `breakdown` sums to `step_seconds`. A line that
 cannot be estimated is answered too, with its issues and null for every figure. The nearest layouts
-that fit take a search, some thirty times the estimate: the first `SEARCHED_LINES` lines that do not
-fit get one, the others are told how to ask for it.
+that fit take a search, some thirty times the estimate: of the first `FIRST_LINES` lines the first
+`SEARCHED_LINES` that do not fit get one, the others are told how to ask for it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from mpctl.spec.load import LoadedJob
 Finding = tuple[Status, Issue]
 RowId = str | int | None
 REMEMBERED_IDS = 2**17  # so that memory stays bounded
-SEARCHED_LINES = 16
+FIRST_LINES, SEARCHED_LINES = 32, 16
 NOT_SEARCHED = (
-    "`mpctl plan` of this job looks for the nearest layouts that fit; a batch does so for its "
-    f"first {SEARCHED_LINES} lines that do not"
+    "`mpctl plan` of this job looks for the nearest layouts that fit; a batch does so for the "
+    f"first {SEARCHED_LINES} that do not of its first {FIRST_LINES} lines"
 )
 
 
@@ -105,16 +105,34 @@ def answers(lines: Iterable[bytes | None], folder: Path = Path()) -> Iterator[An
 
     folder: where the lines' file is; the files of presets that they name are relative to it.
     """
-    reader = Reader(folder)
-    return (reader.answer(line, number) for number, line in enumerate(lines, start=1))
+    reader, seen = Reader(folder), SeenIds()
+    return (seen.told(reader.answer(line, number)) for number, line in enumerate(lines, start=1))
+
+
+@dataclass
+class SeenIds:
+    """The ids of answers that came before, up to a bound."""
+
+    ids: set[str] = field(default_factory=set)
+
+    def told(self, answer: Answer) -> Answer:
+        """The answer, with a warning where its id came before."""
+        row_id = answer["id"]
+        if not isinstance(row_id, str):
+            return answer
+        if row_id in self.ids:
+            issue = Issue("repeated-id", "id", f"{row_id[:60]!r} came before")
+            answer["issues"].append({"status": "warning", **issue.as_dict()})
+        elif len(self.ids) < REMEMBERED_IDS and len(row_id) <= 200:
+            self.ids.add(row_id)
+        return answer
 
 
 @dataclass
 class Reader:
-    """Answers lines; remembers the ids that it has seen, up to a bound."""
+    """Answers lines, each alone."""
 
     folder: Path = Path()
-    seen: set[str] = field(default_factory=set)
     searched: int = 0
 
     def answer(self, line: bytes | None, number: int) -> Answer:
@@ -123,22 +141,23 @@ class Reader:
         try:
             row = parse_line(line, number)
             raw, row_id, findings = _split(row)
-            findings += self._repeated(row_id)
             if any(status == "error" for status, _ in findings):
                 return _answer(row_id, findings)
-            return self._estimated(row_id, load_row(raw, self.folder), findings)
+            return self._estimated(row_id, load_row(raw, self.folder), findings, number)
         except InputError as error:
             return _answer(row_id, [("error", issue) for issue in error.issues])
         except Exception as error:  # of this line alone: the others are still answered
             return _answer(row_id, [("error", _unexpected(error, number))])
 
-    def _estimated(self, row_id: RowId, loaded: LoadedJob, findings: list[Finding]) -> Answer:
+    def _estimated(
+        self, row_id: RowId, loaded: LoadedJob, findings: list[Finding], number: int
+    ) -> Answer:
         findings += [("warning", issue) for issue in loaded.warnings]
         if loaded.job is None or loaded.issues:
             return _answer(row_id, [*findings, *(("error", issue) for issue in loaded.issues)])
         job, assumed = as_others_run(loaded.job)
         require_countable(job)
-        plan = self._with_nearest(make_plan(job))
+        plan = self._with_nearest(make_plan(job), number)
         findings += [("warning", check.issue) for check in assumed]
         checks = with_tried_hints(job, list(plan.checks), loaded.open_settings)
         findings += [(c.status, c.issue) for c in checks if c.status != "ok"]
@@ -150,23 +169,15 @@ class Reader:
         findings += _notes(plan.estimate)
         return _answer(row_id, findings, figures(plan), nearest_part(plan), training=training)
 
-    def _with_nearest(self, plan: Plan) -> Plan:
-        """The plan with the nearest layouts that fit, while few lines have needed a search."""
+    def _with_nearest(self, plan: Plan, number: int) -> Plan:
+        """The plan of line `number`, with the nearest layouts that fit while few lines have needed
+        a search."""
         if plan.fits is not False:
             return plan
         self.searched += 1
         return (
             with_nearest(plan) if self.searched <= SEARCHED_LINES else with_hint(plan, NOT_SEARCHED)
         )
-
-    def _repeated(self, row_id: RowId) -> list[Finding]:
-        if not isinstance(row_id, str):
-            return []
-        if row_id in self.seen:
-            return [("warning", Issue("repeated-id", "id", f"{row_id[:60]!r} came before"))]
-        if len(self.seen) < REMEMBERED_IDS and len(row_id) <= 200:
-            self.seen.add(row_id)
-        return []
 
 
 def _unexpected(error: Exception, number: int) -> Issue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, BinaryIO
 from mpctl.errors import InputError
 
 if TYPE_CHECKING:
+    from mpctl.batch.answers import Answer
     from mpctl.render.tasks import TaskBar
 
 STDIN = "-"
+LONG = 2**18  # bytes of a file that pay for several processes: some 200 lines, half a second
 
 
 def run_batch(name: str) -> None:
     """Answer every line of a file, or of stdin. Raises InputError when it cannot be read."""
-    from mpctl.batch.answers import answers
     from mpctl.batch.lines import read_lines
     from mpctl.render.tasks import TaskBar
 
@@ -28,13 +29,24 @@ def run_batch(name: str) -> None:
     with _opened(name) as (stream, size), TaskBar(after=1.0) as bar:
         on_bytes = _bytes_counter(bar, size) if size and not sys.stdout.isatty() else None
         try:
-            for answer in answers(read_lines(stream, on_bytes), folder):
+            for answer in _answers(read_lines(stream, on_bytes), folder, size):
                 sys.stdout.write(json.dumps(answer, allow_nan=False) + "\n")
                 sys.stdout.flush()
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
             raise _unreadable(name, error) from None
+
+
+def _answers(lines: Iterable[bytes | None], folder: Path, size: int) -> Iterator[Answer]:
+    """The answers, of a file that is long by all cores."""
+    if size < LONG:
+        from mpctl.batch.answers import answers
+
+        return answers(lines, folder)
+    from mpctl.batch.processes import answers_by_processes, process_count
+
+    return answers_by_processes(lines, folder, process_count())
 
 
 def _bytes_counter(bar: TaskBar, size: int) -> Callable[[int], None]:

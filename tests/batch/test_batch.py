@@ -13,6 +13,7 @@ import pytest
 
 from mpctl.batch.answers import FIGURES, NOT_SEARCHED, SEARCHED_LINES, answers
 from mpctl.batch.lines import LONGEST_LINE, read_lines
+from mpctl.batch.processes import answers_by_processes
 from mpctl.planning.plan import make_plan
 from mpctl.spec.load import load_job
 
@@ -166,6 +167,12 @@ def test_only_the_first_lines_that_do_not_fit_are_searched_for_one_that_does() -
     assert last["fits"] is False and "nearest_that_fit" not in last
     hints = [issue["hint"] for issue in last["issues"] if issue["rule"] == "memory-fits"]
     assert hints == [NOT_SEARCHED]
+
+
+def test_several_processes_answer_as_one_in_the_order_of_the_lines() -> None:
+    rows = [json.loads(line(parallel__dp=dp)) | {"id": f"row {dp % 100}"} for dp in range(1, 150)]
+    lines = [json.dumps(row).encode() for row in rows]
+    assert list(answers_by_processes(lines, Path(), 2)) == list(answers(lines))
 
 
 def test_a_long_line_is_passed_over_without_being_held() -> None:
