@@ -90,13 +90,15 @@ def init(
 
     file = _file(answers, path, is_family=family is not None)
     _write(path, job_text(file), overwrite=overwrite)
-    print_written(path, answers.rows)
+    print_written(path, answers.rows, file.not_launched)
 
 
 def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
     """The job file of what is answered. Raises InputError, and DoesNotFit."""
     from mpctl.cli.init_layout import choose_layout
     from mpctl.render.job_file import JobFile
+    from mpctl.rules.launched import why_not_launched
+    from mpctl.spec.load import load_job
 
     cluster, settings = _ask_machines(answers)
     shape = _ask_model(answers, cluster, settings, is_family=is_family)
@@ -114,7 +116,10 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
         "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every "
         "machine",
     }
-    return JobFile(_about(path), _ordered({**settings, **chosen.settings}, path), reasons)
+    settings |= chosen.settings
+    stops = [str(check.issue) for check in why_not_launched(load_job(None, settings))]
+    about = _about(path, is_launched=not stops)
+    return JobFile(about, _ordered(settings, path), reasons, stops)
 
 
 def _ask_machines(answers: Answers) -> tuple[ClusterSpec, dict[str, Any]]:
@@ -166,13 +171,13 @@ def _is_cpu(cluster: ClusterSpec) -> bool:
     return cluster.device is not None and cluster.device.is_cpu
 
 
-def _about(path: Path) -> list[str]:
+def _about(path: Path, *, is_launched: bool) -> list[str]:
     return [
         "A job for mpctl. Every key is listed with its bounds in docs/reference.md; a flag or",
         "--set KEY=VALUE overrides one for a single command.",
         "",
         f"  mpctl plan {path.name}       what it costs, and whether it fits",
-        f"  mpctl launch {path.name}     train",
+        *([f"  mpctl launch {path.name}     train"] if is_launched else []),
     ]
 
 

@@ -163,9 +163,9 @@ def _again(
 def _line(job: JobSource, request: SearchRequest, choice: LayoutReport) -> str:
     """What runs the layout, where mpctl runs it, or plans it."""
     from mpctl.planning.layout_settings import changed_settings, layout_of
-    from mpctl.spec.runtime import is_launched
+    from mpctl.rules.launched import why_not_launched
 
-    verb = "launch" if is_launched(choice.job.training.runtime) else "plan"
+    verb = "plan" if why_not_launched(choice.job) else "launch"
     settings = dict(request.typed)
     settings |= changed_settings(layout_of(request.job), choice.layout)
     settings["parallel.dp"] = choice.layout.dp

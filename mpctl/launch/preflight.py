@@ -25,15 +25,14 @@ from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
 from mpctl.planning.plan import Plan
-from mpctl.rules.check import listed
-from mpctl.rules.launched import not_launched
+from mpctl.rules.launched import not_launched, settings_not_launched
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.event_files import missing_tensorboard
 from mpctl.rundir.shards import checkpoint_bytes
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
+from mpctl.spec.runtime import is_launched
 from mpctl.units import bytes_text, plural
 
 HostCheck = Callable[[Plan, Device], Iterable[Issue]]
@@ -149,20 +148,7 @@ def _compile_warnings(job: JobSpec) -> Iterator[str]:
 
 def _unsupported(job: JobSpec) -> Iterator[Issue]:
     """Settings that the planner knows and mpctl's own runtime does not run."""
-    runs, training, mode = get_profile(OWN_RUNTIME).runs, job.training, job.parallel.tensor_mode
-    if mode not in runs.tensor_modes:
-        yield Issue(
-            "not-run-yet",
-            "parallel.tensor_mode",
-            f"{mode!r} is planned but not run by this version",
-            f"use {listed([repr(known) for known in runs.tensor_modes])}; `mpctl plan` accepts it",
-        )
-    for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
-        if dtype not in runs.dtypes:
-            message = f"{dtype} is planned but not run by this version"
-            hint = f"use {', '.join(runs.dtypes)}"
-            yield Issue("not-run-yet", f"training.{key}", message, hint)
-    for check in not_launched(job):
+    for check in (*settings_not_launched(job), *not_launched(job)):
         yield Issue("not-run-yet", check.where, check.message, check.hint)
 
 

@@ -26,11 +26,12 @@ WIDTH = 100
 class JobFile:
     """What a job file says. about: lines of the comment that it begins with; settings: by full
     name, in the order in which they are written; reasons: comments in place of the descriptions, of
-    settings and of tables, by name."""
+    settings and of tables, by name; not_launched: why `mpctl launch` does not run the job."""
 
     about: Sequence[str]
     settings: Mapping[str, Any]
     reasons: Mapping[str, str]
+    not_launched: Sequence[str] = ()
 
 
 def job_text(file: JobFile) -> str:
@@ -62,10 +63,15 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def print_written(path: Path, rows: Sequence[tuple[str, str]]) -> None:
-    """Say what was written, with which choices, and the two commands that come next."""
+def print_written(
+    path: Path, rows: Sequence[tuple[str, str]], not_launched: Sequence[str] = ()
+) -> None:
+    """Say what was written, with which choices, and the commands that come next; not_launched: why
+    `mpctl launch` is none of them."""
     say(f"wrote {path}")
     get_console().print(NamedRows(rows), end="")
     say("next")
-    for verb in ("plan", "launch"):
+    for verb in ("plan",) if not_launched else ("plan", "launch"):
         say(f"  mpctl {verb} {shlex.quote(str(path))}")
+    for reason in not_launched:
+        say(f"! {reason}")

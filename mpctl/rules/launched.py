@@ -1,23 +1,25 @@
-"""Rules about what a decoder's shape may say, and which of it `mpctl launch` runs.
+"""Rules about what a decoder's shape may say, and which jobs `mpctl launch` runs.
 
-What the operator table counts and our own kernels do not compute is planned and not launched: the
-plan says so as a warning, `mpctl launch` as an error. By hand: a Gemma 2 plans, and is not launched
-because of attention_softcap and logit_softcap.
+What is counted and our own kernels do not compute, in models, data types and kinds of device, is
+planned and not launched: plan and search say so as a warning, `mpctl launch` as an error. By hand:
+a Gemma 2 plans, and is not launched because of attention_softcap and logit_softcap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from mpctl.families import all_builtin, get_family
 from mpctl.families.description import VARIANTS, is_set
 from mpctl.rules.check import Check, listed
 from mpctl.spec.job import JobSpec
+from mpctl.spec.launch import LaunchedKind
 from mpctl.spec.model import ModelSpec
-from mpctl.spec.runtime import is_launched
+from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
 
-RULE = "model-launched"
+RULE, JOB_RULE = "model-launched", "job-launched"
 ONLY_PLANNED = {
     "attention_softcap": "bounded attention scores",
     "logit_softcap": "bounded logits",
@@ -27,7 +29,14 @@ ONLY_PLANNED = {
 IN_1D = (
     "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier"
 )  # fmt: skip
-OTHERS = "plan it as another software runs it: training.runtime megatron-core"
+IN_MEGATRON = ("mtp_layers",)  # of ONLY_PLANNED; also every data type but fp64
+AS_MEGATRON = "to plan it as Megatron-Core runs it: --set training.runtime=megatron-core"
+PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
+NEVER_TRIED = {
+    "rocm": "torch's ROCm builds answer to cuda, so --device cuda may start there, but this was "
+    "never tried, and hosts' GPUs are counted by nvidia-smi",
+}
+"""What is known of kinds on which a launch may work."""
 
 
 def variant_rules(job: JobSpec) -> Iterator[Check]:
@@ -74,14 +83,51 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
 
 
 def launched_rules(job: JobSpec) -> Iterator[Check]:
-    """Whether `mpctl launch` runs the model; of a config.json's shape it is said either way."""
+    """Whether `mpctl launch` runs the job; of a config.json's shape it is said either way."""
     model = job.model
     if model is None or not is_launched(job.training.runtime):
         return
-    reasons = list(not_launched(job))
-    yield from reasons
-    if not reasons and Path(model.source or "").name == "config.json":
+    yield from why_not_launched(job)
+    if not any(not_launched(job)) and Path(model.source or "").name == "config.json":
         yield Check(RULE, "ok", "model", "`mpctl launch` runs this shape")
+
+
+def why_not_launched(job: JobSpec) -> list[Check]:
+    """Every reason, as a warning with a way out, for which this version launches no job like this
+    one on any host; empty where it does. Other software's runtime profiles are a reason too."""
+    runtime = job.training.runtime
+    if not is_launched(runtime):
+        return [Check(JOB_RULE, "warning", "training.runtime",
+                      f"{runtime} is planned, not run by `mpctl launch`",
+                      f"use --set training.runtime={OWN_RUNTIME}")]  # fmt: skip
+    kind = device_not_launched(job)
+    return [*([kind] if kind else []), *settings_not_launched(job), *not_launched(job)]
+
+
+def device_not_launched(job: JobSpec) -> Check | None:
+    """The reason where ranks would be on an accelerator of a kind that is only planned."""
+    kind, legal = job.device_kind, get_args(LaunchedKind)
+    if kind in (None, *legal):
+        return None
+    name = job.cluster.device.name if job.cluster.device else kind
+    hint = "`mpctl plan` and `search` accept it; --device cpu runs the same ranks on CPU cores"
+    more = f"; {NEVER_TRIED[kind]}" if kind in NEVER_TRIED else ""
+    message = f"ranks run on {' and '.join(legal)}, and {name} is of kind {kind}"
+    return Check(JOB_RULE, "warning", "cluster.device.kind", message, hint + more)
+
+
+def settings_not_launched(job: JobSpec) -> Iterator[Check]:
+    """Tensor mode and data types that the planner knows and our own workers do not run."""
+    runs, training, mode = get_profile(OWN_RUNTIME).runs, job.training, job.parallel.tensor_mode
+    if mode not in runs.tensor_modes:
+        yield Check(JOB_RULE, "warning", "parallel.tensor_mode",
+                    f"{mode} is planned, not run by `mpctl launch`",
+                    f"use {listed(runs.tensor_modes)}")  # fmt: skip
+    for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
+        if dtype not in runs.dtypes:
+            yield Check(JOB_RULE, "warning", f"training.{key}",
+                        f"{dtype} is planned, not run by `mpctl launch`",
+                        f"use {listed(runs.dtypes)}; {AS_MEGATRON}")  # fmt: skip
 
 
 def not_launched(job: JobSpec) -> Iterator[Check]:
@@ -89,19 +135,22 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
     model = job.model
     if model is None:
         return
-    for key, what in ONLY_PLANNED.items():
-        if is_set(model, key):
-            yield _planned(key, getattr(model, key), f"{what}: planned, not run by `mpctl launch`")
+    keys = [key for key in ONLY_PLANNED if is_set(model, key)]
+    others = AS_MEGATRON if set(keys) <= set(IN_MEGATRON) else PLANNED_ONLY
+    for key in keys:
+        what = f"{ONLY_PLANNED[key]}: planned, not run by `mpctl launch`"
+        yield _planned(key, getattr(model, key), what, others)
     if model.qk_norm == "width":
         yield _planned("qk_norm", "width", "one norm over all heads: planned, not run by `mpctl "
-                       "launch`, which has norms of each head")  # fmt: skip
+                       "launch`, which has norms of each head", PLANNED_ONLY)  # fmt: skip
     if (mode := job.parallel.tensor_mode) != "1d":
         for key in (*IN_1D, *_not_on_a_grid(model)):
             if is_set(model, key):
-                yield _planned(key, getattr(model, key), f"planned, not run in tensor_mode {mode}")
+                message = f"planned, not run in tensor_mode {mode}"
+                yield _planned(key, getattr(model, key), message, "use tensor_mode 1d")
     if model.parallel_residual and job.training.freeze:
         message = "planned, not run with frozen parameters by `mpctl launch`"
-        yield _planned("parallel_residual", "true", message)
+        yield _planned("parallel_residual", "true", message, "leave training.freeze empty")
 
 
 def _not_on_a_grid(model: ModelSpec) -> Iterator[str]:
@@ -113,6 +162,6 @@ def _not_on_a_grid(model: ModelSpec) -> Iterator[str]:
         yield "norm_order"
 
 
-def _planned(key: str, value: object, message: str) -> Check:
+def _planned(key: str, value: object, message: str, hint: str) -> Check:
     shown = str(value).lower() if isinstance(value, bool) else value
-    return Check(RULE, "warning", f"model.{key}", f"{shown}: {message}", OTHERS)
+    return Check(RULE, "warning", f"model.{key}", f"{shown}: {message}", hint)

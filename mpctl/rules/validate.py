@@ -50,7 +50,7 @@ RULES: tuple[Rule, ...] = (
     Rule(model.position_rules, SHAPE),
     Rule(family.family_rules, SHAPE),
     Rule(launched.variant_rules, {"model"}),
-    Rule(launched.launched_rules, SHAPE | BATCH),
+    Rule(launched.launched_rules, SHAPE | BATCH | {"cluster", "launch"}),
     Rule(family.decoder_rules, SHAPE),
     Rule(family.relative_rules, {"model"}),
     Rule(model.head_rules, SHAPE),

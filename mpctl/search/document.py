@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict, final
 from mpctl.errors import Issue, IssueEntry
 from mpctl.planning.layout_settings import SettingValue, layout_text
 from mpctl.planning.training import training_settings
+from mpctl.rules.launched import why_not_launched
 from mpctl.rules.model import slow_dtype
 from mpctl.search.report import LayoutReport, given_reason, reasons
+from mpctl.spec.runtime import is_launched
 
 if TYPE_CHECKING:
     from mpctl.planning.schemas import TrainingEntry
@@ -156,7 +158,10 @@ def search_document(
 
 def _warnings(request: SearchRequest) -> list[Issue]:
     """What should be known of the job, before its layouts."""
-    return [*request.warnings, *(check.issue for check in slow_dtype(request.job))]
+    job, checks = request.job, [*slow_dtype(request.job)]
+    if is_launched(job.training.runtime):
+        checks += why_not_launched(job)
+    return [*request.warnings, *(check.issue for check in checks)]
 
 
 def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLine) -> LayoutEntry:

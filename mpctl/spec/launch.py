@@ -19,6 +19,8 @@ Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
+LaunchedKind = Literal["cpu", "cuda"]
+"""Kinds of device that ranks run on; accelerators of others are only planned."""
 
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which

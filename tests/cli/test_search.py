@@ -54,6 +54,14 @@ def test_its_lines_lead_to_its_layouts(mpctl: Mpctl) -> None:
         assert said.document["time"]["step_seconds"] == entry["step_seconds"]
 
 
+def test_no_launch_is_offered_that_launch_refuses(mpctl: Mpctl) -> None:
+    """Each line plans what this version does not launch, and a warning says why."""
+    given = ("--cluster", "dgx-h200", "--nodes", 1, "--model", "gpt2", "--dtype", "fp8")
+    document = mpctl("search", *given, "--max-pp", 2, "--json").document
+    assert [w["rule"] for w in document["warnings"]] == ["job-launched"]
+    assert all(entry["command"].startswith("mpctl plan ") for entry in document["best"])
+
+
 def test_a_table_says_why_and_a_page_shows_it(mpctl: Mpctl, tmp_path: Path) -> None:
     page = tmp_path / "best.html"
     said = mpctl("search", *SMALL, "--top", 2, "--price", 2, "--html", page)
