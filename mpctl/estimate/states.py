@@ -69,8 +69,10 @@ def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> 
     parameters = whole + frozen
     if zero == 3:
         parameters = sum(bucket.part(n) for bucket in buckets)
-    largest = max((bucket.padded(n) for bucket in trained), default=0)
-    passing = largest * reduced * (2 if zero >= 2 else 0) + largest // n * reduced
+    passing = 0  # ZeRO 1 reduces its gradients where they are
+    if zero >= 2:
+        largest = max((bucket.padded(n) for bucket in trained), default=0)
+        passing = 2 * largest * reduced + largest // n * reduced
     if zero == 3:
         passing += 2 * max((bucket.padded(n) for bucket in buckets), default=0) * width
     stepping = part * 4 if reduced < 4 else 0

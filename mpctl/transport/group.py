@@ -24,13 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.rundir.collective_log import KINDS, GroupLog
 from mpctl.sharding import local_size
+from mpctl.transport.logged_work import Work, logged_work
 from mpctl.transport.messages import Reduction
 from mpctl.transport.shared import Exchange
 
@@ -53,28 +53,6 @@ class Collective:
     axis: str
     bytes: int
     dtype: str
-
-
-class Work(Protocol):
-    """A handle on a collective under way: torch's, or that of shared memory."""
-
-    def wait(self) -> object:
-        """Return when the result is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoggedWork:
-    """Work whose wait and end are logged. number: of the collective in its group's log."""
-
-    work: Work
-    log: GroupLog
-    number: int
-
-    def wait(self) -> None:
-        """Return when the result is there; a wait that fails stays in the log as a wait."""
-        self.log.wait(self.number)
-        self.work.wait()
-        self.log.finish(self.number)
 
 
 @dataclass(frozen=True)
@@ -164,6 +142,14 @@ class Group:
         """`reduce_scatter` without waiting; `tensor` must not be written until `wait`."""
         return self._reduce_scatter(tensor, dim, True)
 
+    def start_reduce_scatter_in_place(self, whole: Tensor) -> Pending:
+        """Sum `whole` [t n] over the ranks; rank r's result is the r-th of t equal parts of `whole`
+        itself, the rest of which is left undefined. Contiguous; not to be read until `wait`."""
+        if self.size == 1:
+            return Pending(whole)
+        blocks = whole.view(self.size, -1)
+        return self._scatter(blocks[self.rank], blocks, True)
+
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, on all ranks. A contiguous tensor is
         overwritten: use the returned one."""
@@ -203,7 +189,7 @@ class Group:
         channel = self.log and self.log.channel(source, self.rank)
         number = channel.start(_KIND_NUMBERS["send"], buffer.nbytes) if channel else 0
         work = dist.irecv(buffer, group=self.process_group, group_src=source)
-        return Pending(buffer, _logged(work, channel, number))
+        return Pending(buffer, logged_work(work, channel, number))
 
     def _broadcast(self, tensor: Tensor, source: int, is_async: bool) -> Pending:
         if self.size == 1:
@@ -260,7 +246,11 @@ class Group:
         dim %= tensor.dim()
         # [m, .., t*n, ..] -> [t, m, .., n, ..] -> [m, .., n, ..]
         blocks = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
-        local = blocks.new_empty(blocks.shape[1:])
+        return self._scatter(blocks.new_empty(blocks.shape[1:]), blocks, is_async)
+
+    def _scatter(self, local: Tensor, blocks: Tensor, is_async: bool) -> Pending:
+        """The sum of blocks [t, ..] over the ranks, this rank's into `local` [..], which may be its
+        own block: NCCL (user guide, "In-place Operations"), gloo and shared memory allow it."""
 
         def start() -> Work | None:
             if self.shared is not None:
@@ -302,8 +292,4 @@ class Group:
         work = start()
         if work is None:
             log.finish(number)
-        return _logged(work, log, number)
-
-
-def _logged(work: Work | None, log: GroupLog | None, number: int) -> Work | None:
-    return work if work is None or log is None else LoggedWork(work, log, number)
+        return logged_work(work, log, number)

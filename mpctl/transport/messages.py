@@ -76,7 +76,7 @@ class AllGather:
 @dataclass(frozen=True)
 class ReduceScatter:
     """result [n] becomes the sum over the ranks of block `rank` of their blocks [t, n]; what a rank
-    has of its own block is not sent."""
+    has of its own block is not sent. The result may be that block."""
 
     blocks: Tensor
     result: Tensor
@@ -94,8 +94,10 @@ class ReduceScatter:
         """See CollectiveSteps."""
         n = length(cut)
         parts = list(rows[:, self.rank * n : (self.rank + 1) * n].unbind())
-        parts[self.rank] = self.blocks[self.rank, cut]
-        _combine(parts, "sum", self.result[cut])
+        own, result = self.blocks[self.rank, cut], self.result[cut]
+        is_overwritten = self.rank > 1 and own.data_ptr() == result.data_ptr()
+        parts[self.rank] = own.clone() if is_overwritten else own
+        _combine(parts, "sum", result)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,21 @@ def test_a_peak_is_as_planned(shape: str, mode: str) -> None:
         )
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_a_peak_of_states_is_as_planned(zero: int) -> None:
+    """Parameters, gradients and optimizer are 30 times the activations: a copy of the slices beside
+    them would be 10 % of the peak."""
+    changes = {"model__seq_length": 16, "model__ffn": 2048, "training__micro_batch_size": 1,
+               "parallel__zero": zero, "parallel__bucket_bytes": 1 << 20, "dp": 2}  # fmt: skip
+    wide = {**WIDE, **CUDA, **FULL, **changes}
+    job = load_job(None, settings(**wide, cluster__gpus_per_node=2))
+    (memory,) = tiny_plan(job).estimate.memory
+    account = rehearse(job, job_topology(job), 0)
+    assert account["failure"] is None, "".join(account["failure"]["traceback"])
+    assert memory.state_bytes > 30 * memory.activation_bytes
+    assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -99,6 +99,21 @@ def test_every_rank_gets_the_sum_in_rank_order(size: int) -> None:
     assert run_ranks(_several, size) == [[]] * size
 
 
+def _in_place(rank: int, size: int, way: str) -> list[bool]:
+    """More than slots hold; the third rank's own part comes last in the sum."""
+    group = {"shared": sharing, "gloo": grouped}[way](rank, size)
+    whole = values(rank, (size * 4000,), torch.float32)
+    apart = group.reduce_scatter(whole.clone(), 0)
+    part = group.start_reduce_scatter_in_place(whole).wait()
+    own = whole.view(size, -1)[rank]
+    return [part.data_ptr() == own.data_ptr(), torch.equal(own, apart)]
+
+
+@pytest.mark.parametrize("way", ["shared", "gloo"])
+def test_a_sum_scattered_in_place_has_the_same_bits(way: str) -> None:
+    assert run_ranks(_in_place, 3, way) == [[True, True]] * 3
+
+
 def _many(rank: int, size: int) -> int:
     group, x = sharing(rank, size), torch.zeros(3, dtype=torch.int64)
     for turn in range(10_000):

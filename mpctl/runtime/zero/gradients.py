@@ -72,11 +72,12 @@ class BucketGradients:
         return self.shard.dp_cp.start_all_reduce(self.persistent)
 
     def accept(self, reduced: Tensor) -> None:
-        """Keep the result of the reduction; an all-reduce has left it in place."""
+        """Keep the result of the reduction, which is in place already."""
 
 
 class Zero1Gradients(BucketGradients):
-    """Full gradients, reduce-scattered once a step, so that this rank's slice is summed: ZeRO 1."""
+    """Full gradients, reduce-scattered once a step, in place, so that this rank's slice of them is
+    summed: ZeRO 1. Any number of buckets may travel at once without memory of their own."""
 
     def _full_numel(self) -> int:
         return self.shard.padded_numel
@@ -87,11 +88,7 @@ class Zero1Gradients(BucketGradients):
 
     def start(self) -> Pending:
         """Begin to reduce-scatter what backward has added in this step."""
-        return self.shard.dp_cp.start_reduce_scatter(self.persistent, 0)
-
-    def accept(self, reduced: Tensor) -> None:
-        """Keep the sum of this rank's slice."""
-        self.local.copy_(reduced)
+        return self.shard.dp_cp.start_reduce_scatter_in_place(self.persistent)
 
 
 class ShardedGradients(BucketGradients):
