@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 VARIANTS = (
     "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "rotary_fraction", "window_rotary_base", "attention_window", "attention_window_every",
-    "full_attention_every", "attention_scale", "attention_softcap", "logit_softcap", "qk_norm",
-    "head_bias", "mtp_layers",
+    "rotary_scaling_type", "rotary_fraction", "window_rotary_base", "attention_window",
+    "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
+    "logit_softcap", "qk_norm", "head_bias", "mtp_layers",
 )  # fmt: skip
 """Keys of a model by which decoders differ from the common shape of all families."""
 

@@ -24,7 +24,8 @@ SWITCHES = ("--squared-relu", "--qk-layernorm", "--add-qkv-bias")
 VALUES = ("--window-size", "--window-attn-skip-freq", "--mtp-num-layers", "--rotary-percent")
 UNSAYABLE = (
     "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "window_rotary_base", "attention_scale", "attention_softcap", "logit_softcap", "head_bias",
+    "rotary_scaling_type", "window_rotary_base", "attention_scale", "attention_softcap",
+    "logit_softcap", "head_bias",
 )  # fmt: skip
 
 

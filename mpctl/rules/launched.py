@@ -23,6 +23,7 @@ RULE, JOB_RULE = "model-launched", "job-launched"
 ONLY_PLANNED = {
     "attention_softcap": "bounded attention scores",
     "logit_softcap": "bounded logits",
+    "rotary_scaling_type": "another scaling of rotary positions than Llama 3.1's",
     "mtp_layers": "multi-token prediction",
     "head_bias": "a bias of the output layer",
 }
@@ -75,6 +76,10 @@ def _agreement(model: ModelSpec) -> Iterator[Check]:
         yield Check(rule, "error", "model.norm_order",
                     f"{model.norm_order} is not planned with parallel_residual",
                     "use norm_order pre")  # fmt: skip
+    if is_set(model, "rotary_scaling_type") and model.rotary_scaling is not None:
+        yield Check(rule, "error", "model.rotary_scaling_type",
+                    f"{model.rotary_scaling_type} is given beside rotary_scaling",
+                    "leave one of them out")  # fmt: skip
     turned = model.rotary_fraction * (model.head_dim or 2)
     if model.position == "rotary" and int(turned) % 2:
         yield Check(rule, "error", "model.rotary_fraction",

@@ -59,6 +59,9 @@ SCALING = {
     "high_freq_factor": "high_freq_factor",
     "original_max_position": "original_max_position_embeddings",
 }
+# Scalings that cost nothing and that workers do not run: rope_type -> ours ("su" before 4.43).
+PLANNED_SCALINGS = {name: name for name in ("linear", "dynamic", "yarn", "longrope")}
+PLANNED_SCALINGS["su"] = "longrope"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,10 @@ def shape_from_hf(name: Any) -> Raw:
     readers = config_readers()
     if not isinstance(kind, str) or kind not in readers:
         hint = f"known: {', '.join(sorted(readers))}; or give the [model] keys themselves"
+        text = config.get("text_config") if isinstance(config, dict) else None
+        inner = text.get("model_type") if isinstance(text, dict) else None
+        if isinstance(inner, str) and inner in readers:
+            hint = f"its text_config is a {inner}: save that table as a config.json and plan it"
         message = f"model_type {short(kind)} in {file} is not known"
         raise InputError.of("unknown-model-type", WHERE, message, hint)
     return readers[kind].read(config, file)
@@ -213,6 +220,7 @@ def rotary(config: Raw, *, fraction: float = 1.0) -> Found:
 
 def _scaling(table: Raw) -> Found:
     law = table.get("rope_type", table.get("type", "default"))
+    law = law if isinstance(law, str) else repr(law)
     if law == "llama3":
         given = {ours: table[theirs] for ours, theirs in SCALING.items() if theirs in table}
         wrong = [SCALING[key] for key in SCALING if not is_number(given.get(key))]
@@ -220,8 +228,11 @@ def _scaling(table: Raw) -> Found:
             yield f"rope_type llama3 lacks a number for {', '.join(wrong)}"
         else:
             yield "rotary_scaling", {key: float(value) for key, value in given.items()}
+    elif law in PLANNED_SCALINGS:
+        yield "rotary_scaling_type", PLANNED_SCALINGS[law]
     elif law != "default":
-        yield f"rope_type is {short(law)}, which is none of default, llama3"
+        known = ", ".join(("default", "llama3", *PLANNED_SCALINGS))
+        yield f"rope_type is {short(law)}, which is none of {known}"
 
 
 def window(config: Raw, size: Any, *, full_every: int | None = None) -> Found:

@@ -111,6 +111,11 @@ class ModelSpec(StrictModel):
     rotary_scaling: RotaryScaling | None = Field(
         None, description="scaling of rotary positions for longer sequences; none when absent"
     )
+    rotary_scaling_type: Literal["linear", "dynamic", "yarn", "longrope"] | None = Field(
+        None,
+        description="another scaling than rotary_scaling's (Hugging Face: rope_type): planned, not "
+        "launched; it costs nothing",
+    )
     rotary_fraction: Annotated[float, Field(gt=0, le=1)] = Field(
         1.0, description="part of a head's columns that rotary positions turn (GPT-NeoX: 0.25)"
     )

@@ -208,7 +208,8 @@ def test_biases_everywhere_or_nowhere(tmp_path: Path, bias: bool | None) -> None
             "no pattern of windows",
         ),
         (LLAMA, {"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half'"),
-        (LLAMA, {"rope_scaling": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+        (LLAMA, {"rope_scaling": {"rope_type": "mrope"}}, "rope_type is 'mrope'"),
+        (LLAMA, {"rope_scaling": {"rope_type": ["x"]}}, "rope_type is"),
         (GPT2, {"scale_attn_weights": False}, "scale_attn_weights False cannot be expressed"),
         (GPT2, {"scale_attn_weights": None}, "scale_attn_weights None cannot be expressed"),
         (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
@@ -312,6 +313,36 @@ def test_no_json_value_ends_in_a_traceback(tmp_path: Path, config: dict[str, Any
             load_job(None, {"model.hf_config": str(path)})
         except InputError as error:
             assert all(issue.where.startswith("model.") for issue in error.issues), (key, value)
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        ({"rope_type": "linear", "factor": 8.0}, "linear"),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, "yarn"),
+        ({"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "longrope"),
+        ({"type": "su", "short_factor": [1.0], "long_factor": [2.0]}, "longrope"),
+    ],
+)
+def test_a_scaling_that_costs_nothing_is_planned(
+    tmp_path: Path, table: dict[str, Any], name: str
+) -> None:
+    """The estimate is that of the same config without it; launch refuses it (test_launched)."""
+    scaled = model_of(write(tmp_path, {**LLAMA, "rope_scaling": table}))
+    plain = model_of(write(tmp_path, LLAMA))
+    assert scaled == plain.model_copy(update={"rotary_scaling_type": name})
+
+
+def test_a_multimodal_config_points_at_its_text_config(tmp_path: Path) -> None:
+    """As google/gemma-3-4b-it: the rest of its text_config is the class's defaults."""
+    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240,
+            "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    (issue,) = issues_of(write(tmp_path, {"model_type": "gemma3", "text_config": text}))
+    assert issue.rule == "unknown-model-type" and "text_config is a gemma3_text" in issue.hint
+    model = model_of(write(tmp_path, text))
+    assert (model.heads, model.kv_heads, model.vocab) == (8, 4, 262208)
+    assert model.rotary_scaling_type == "linear"
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,9 @@ READERS: dict[str, ConfigReader] = {
         parts=(GEMMA_BIAS, rotary, _gemma2), fixed={"use_bidirectional_attention": False},
     ),
     "gemma3_text": ConfigReader(
-        shape={**GEMMA, "norm_order": "sandwich", "qk_norm": True}, gated=True,
+        shape={**GEMMA, "norm_order": "sandwich", "qk_norm": True, "heads": 8, "kv_heads": 4,
+               "vocab": 262208, "seq_length": 131072},
+        gated=True,
         parts=(GEMMA_BIAS, _gemma3), fixed={"use_bidirectional_attention": False},
     ),
     "phi": ConfigReader(
