@@ -111,8 +111,10 @@ class StepTime:
 
     @property
     def low(self) -> float:
-        """Seconds: 9 of 10 measured steps lie between `low` and `high`."""
-        return self.total / self.band.factor
+        """Seconds: 9 of 10 measured steps lie between `low` and `high`. No less than the device
+        takes at its peak."""
+        at_peak = self.hardware_flops / self.peak
+        return max(self.total / self.band.factor, min(at_peak, self.total))
 
     @property
     def high(self) -> float:

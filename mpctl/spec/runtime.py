@@ -175,7 +175,7 @@ class RuntimeProfile(StrictModel):
     )
     spread_apart: Part = Field(description="the same where the cluster was not measured")
     widening: Annotated[float, Field(ge=1, le=10)] = Field(
-        1.5, description="by how much each further respect in which a job lies outside widens both"
+        1.26, description="by how much each further respect in which a job lies outside widens both"
     )
     seen: FittedRuns = Field(
         default_factory=FittedRuns, description="runs that the figures were fitted to"

@@ -390,8 +390,7 @@ def test_a_link_that_no_group_uses_is_not_missed() -> None:
 
 def test_what_was_never_measured_widens_the_band_in_words() -> None:
     time = timed({})
-    assert time.low < time.total < time.high
-    assert time.high / time.total == pytest.approx(time.total / time.low)
+    assert time.low == time.hardware_flops / time.peak <= time.total < time.high
     told = " ".join(time.extrapolates)
     for word in ("this cluster", "a device", "fp32", "no memory bandwidth", "parameters"):
         assert word in told
@@ -404,6 +403,13 @@ def test_what_was_never_measured_widens_the_band_in_words() -> None:
     assert known.extrapolates == ()
     assert known.high / known.total == pytest.approx(exp(1.645 * 0.1))
     assert known.high / known.total < time.high / time.total
+
+
+def test_a_band_is_a_factor_either_way_but_never_faster_than_the_peak() -> None:
+    slow = timed({"cluster.device": {**TINY["cluster.device"], "memory_bandwidth": 1e9}},
+                 with_part("operators", optimizer_bytes=100))  # fmt: skip
+    assert slow.low == slow.total / slow.band.factor > slow.hardware_flops / slow.peak
+    assert slow.high == slow.total * slow.band.factor
 
 
 def test_a_tensor_mode_that_was_never_measured_widens_the_band_in_words() -> None:
