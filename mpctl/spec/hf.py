@@ -10,6 +10,7 @@ gpt, hidden 768 and activation gelu_tanh.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -84,7 +85,7 @@ class ConfigReader:
 
     def read(self, config: Raw, file: Path) -> Raw:
         """The shape of this config; InputError with everything in it that cannot be used."""
-        shape: Raw = {**self.shape, "source": str(file)}
+        shape: Raw = {**self.shape, "name": _name(config, file), "source": str(file)}
         wrong: list[str] = []
         found = chain(
             numbers(config, {**NAMES, **self.names}),
@@ -156,6 +157,17 @@ def _read(name: Any) -> tuple[Path, Any]:
         raise InputError.of("no-such-file", WHERE, message, "name a config.json") from None
     except (ValueError, RecursionError) as error:
         raise InputError.of("bad-syntax", WHERE, f"{file} is no JSON: {error}") from None
+
+
+def _name(config: Raw, file: Path) -> str:
+    """What the model is called: the file, or its folder, as somebody named it; of a snapshot in the
+    hub's cache, whose folder is a hash, what the config says, else its model_type."""
+    folder = file.resolve().parent.name
+    stem = file.stem if file.name != "config.json" else folder
+    if stem and not re.fullmatch(r"[0-9a-f]{40}", stem):
+        return stem
+    named = config.get("_name_or_path")
+    return (Path(named).name if isinstance(named, str) else "") or str(config["model_type"])
 
 
 def numbers(config: Raw, names: Mapping[str, tuple[str, ...]]) -> Found:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.spec.paths import is_path
+from mpctl.spec.paths import is_config, is_path
 from mpctl.spec.preset_file import KINDS, PRESET_TABLES, Kind, PresetFile
 
 __all__ = ["KINDS", "PRESET_TABLES", "VARIABLE", "Kind", "PresetFile"]  # from preset_file.py
@@ -128,6 +128,8 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
     else:
         message = f"no {kind[:-1]} preset is called {name!r}"
         hint = f"use {nearest_presets(kind, name)}; {places_text(kind)}; `mpctl presets` lists all"
+        if kind == "models" and is_config(f"./{name}"):
+            hint = f"for the config.json in the folder of that name write ./{name}"
     raise InputError.of("unknown-preset", where, message, hint)
 
 

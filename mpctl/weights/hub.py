@@ -47,8 +47,8 @@ def open_hub(folder: Path) -> Hub:
     assert model is not None
     path = folder / "config.json"
     _require_class(path, json.loads(path.read_text("utf-8")))
-    # A path of this machine would travel with whatever is made of it.
-    model = model.model_copy(update={"source": None})
+    # Names and paths of this machine would travel with whatever is made of it.
+    model = model.model_copy(update={"name": None, "source": None})
     scheme, rows = get_scheme(model), rows_of(model)
     tensors, issues = read_folder(folder)
     if issues and not tensors:

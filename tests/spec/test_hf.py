@@ -419,3 +419,36 @@ def test_a_config_is_named_by_a_string(name: Any) -> None:
     with pytest.raises(InputError) as caught:
         load_job(None, {"model.hf_config": name})
     assert [issue.where for issue in caught.value.issues] == ["model.hf_config"]
+
+
+@pytest.mark.parametrize(
+    ("place", "keys", "name"),
+    [
+        ("mine/config.json", {"_name_or_path": "meta-llama/Llama-3.1-8B"}, "mine"),
+        ("mine/llama-31.json", {}, "llama-31"),
+        (f"{'0a' * 20}/config.json", {"_name_or_path": "meta-llama/Llama-3.1-8B"}, "Llama-3.1-8B"),
+        (f"{'0a' * 20}/config.json", {}, "llama"),
+    ],
+)
+def test_a_config_names_its_model(
+    tmp_path: Path, place: str, keys: dict[str, str], name: str
+) -> None:
+    """By its folder or file; of a hub's snapshot, whose folder is a hash, by what it says."""
+    path = tmp_path / place
+    path.parent.mkdir()
+    path.write_text(json.dumps({**LLAMA, **keys}), "utf-8")
+    assert model_of(path).name == name
+    assert model_of(path, name="ours").name == "ours"
+
+
+def test_a_bare_folder_name_is_told_how_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c1").mkdir()
+    write(Path("c1"), LLAMA)
+    with pytest.raises(InputError) as caught:
+        load_job(None, {"model": "c1"})
+    assert "write ./c1" in caught.value.issues[0].hint
+    model = load_job(None, {"model": "./c1"}).model
+    assert model is not None and model.name == "c1"
