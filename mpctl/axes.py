@@ -63,6 +63,24 @@ def group_kinds(
 GROUP_KINDS = group_kinds(AXIS_NAMES)
 
 
+def used_axes(order: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of more than one rank in an order, those that it leaves out last: orders with the
+    same ones number the ranks alike.
+
+    >>> used_axes("tp-cp-dp-pp", {"tp": 2, "cp": 1, "dp": 4, "pp": 1})
+    ('tp', 'dp')
+    """
+    named = order.split("-")
+    axes = (*named, *(axis for axis in AXIS_NAMES if axis not in named))
+    return tuple(axis for axis in axes if sizes[axis] > 1)
+
+
+def find_order(order: str, orders: Iterable[str], sizes: Mapping[str, int]) -> str | None:
+    """The first of these orders that numbers the ranks as `order` does, if one does."""
+    own = used_axes(order, sizes)
+    return next((other for other in orders if used_axes(other, sizes) == own), None)
+
+
 def parse_order(
     order: str, sizes: Mapping[str, int], axes: Iterable[str] = AXIS_NAMES
 ) -> tuple[str, ...]:

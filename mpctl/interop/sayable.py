@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
+from mpctl import axes
+from mpctl.axes import DEFAULT_ORDER
 from mpctl.errors import Issue
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
@@ -127,17 +128,6 @@ def uneven_setting(plan: Plan) -> str | None:
     return next(given, "stage_balance")
 
 
-def used_axes(order: str, job: JobSpec) -> tuple[str, ...]:
-    """The axes of more than one rank in an order, those that it leaves out last.
-
-    By hand, tp 2 and dp 4: `tp-cp-dp-pp` and `pp-tp-dp-cp` are both (tp, dp), the same groups.
-    """
-    named = order.split("-")
-    axes = (*named, *(axis for axis in AXIS_NAMES if axis not in named))
-    return tuple(axis for axis in axes if job.sizes[axis] > 1)
-
-
 def find_order(job: JobSpec, orders: tuple[str, ...]) -> str | None:
     """The first of these orders that numbers the job's ranks as its own does, if one does."""
-    own = used_axes(job.parallel.order, job)
-    return next((order for order in orders if used_axes(order, job) == own), None)
+    return axes.find_order(job.parallel.order, orders, job.sizes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from mpctl.axes import find_order
 from mpctl.errors import Offer
 from mpctl.layout.topology import replicas
 from mpctl.pipeline.filled import is_filled, job_cut
@@ -48,6 +49,8 @@ def _not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]
          p.tp == 1 or not p.sequence_parallel or runs.sequence),
         ("parallel.schedule", f"schedule {p.schedule}",
          p.pp == 1 or p.vpp > 1 or p.schedule in runs.schedules),
+        ("parallel.order", f"order {p.order}",
+         not runs.orders or find_order(p.order, runs.orders, job.sizes) is not None),
         ("parallel.zero", f"zero {zero}", zero in (0, *runs.zero)),
         ("training.recompute", f"recompute {training.recompute}",
          training.recompute in ("none", *runs.recompute)),

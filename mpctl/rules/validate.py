@@ -40,7 +40,7 @@ RULES: tuple[Rule, ...] = (
     Rule(layout.domain_rules, LAYOUT),
     Rule(layout.link_rules, LAYOUT),
     Rule(layout.pipeline_rules, SHAPE | BATCH),
-    Rule(runtime.runtime_rules, BATCH),
+    Rule(runtime.runtime_rules, LAYOUT | BATCH),
     Rule(runtime.start_rules, LAYOUT | SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
     Rule(tensor_mode.combination_rules, BATCH),

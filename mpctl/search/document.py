@@ -13,12 +13,12 @@ from mpctl.planning.layout_settings import SettingValue, layout_text
 from mpctl.planning.training import training_settings
 from mpctl.rules.launched import why_not_launched
 from mpctl.rules.model import slow_dtype
+from mpctl.rules.runtime import runtime_rules
 from mpctl.search.report import LayoutReport, given_reason, reasons
 from mpctl.spec.runtime import is_launched
 
 if TYPE_CHECKING:
     from mpctl.planning.schemas import TrainingEntry
-    from mpctl.search.request import SearchRequest
     from mpctl.search.result import SearchResult
 
 CSV_FIGURES = (
@@ -137,7 +137,7 @@ def search_document(
         "global_batch_size": job.training.global_batch_size,
         "fixed": result.request.fixed,
         "searched": result.searched,
-        "warnings": [issue.as_dict() for issue in _warnings(result.request)],
+        "warnings": [issue.as_dict() for issue in _warnings(result)],
         "objective": result.objective,
         "is_complete": result.is_complete,
         "estimated": result.estimated,
@@ -156,9 +156,13 @@ def search_document(
     }
 
 
-def _warnings(request: SearchRequest) -> list[Issue]:
-    """What should be known of the job, before its layouts."""
+def _warnings(result: SearchResult) -> list[Issue]:
+    """What should be known of the job, before its layouts; and of what is fixed in the best one,
+    what the runtime does not run."""
+    request = result.request
     job, checks = request.job, [*slow_dtype(request.job)]
+    if result.best:
+        checks += runtime_rules(result.best[0].job)
     if is_launched(job.training.runtime):
         checks += why_not_launched(job)
     return [*request.warnings, *(check.issue for check in checks)]

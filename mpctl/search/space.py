@@ -30,6 +30,7 @@ from functools import cached_property
 from itertools import permutations
 from typing import Any, NamedTuple
 
+from mpctl.axes import find_order
 from mpctl.layout.link_levels import LinkLevel, link_levels
 from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
@@ -108,7 +109,6 @@ class SearchSpace:
 
     @cached_property
     def _pipelines(self) -> dict[tuple[int, int], list[tuple[int, ScheduleName, str]]]:
-        """Pipelines by numbers of stages and micro batches, which many axes share."""
         return {}
 
     @cached_property
@@ -249,8 +249,8 @@ class SearchSpace:
         return list(self._fixed_or("zero", stages))
 
     def orders(self, family: LayoutFamily) -> list[str]:
-        """Orders of the axes over ranks: tp first, of the others those that place ranks otherwise
-        in NVLink domains."""
+        """Orders of the axes over ranks that the runtime has: tp first, of the others those that
+        place ranks otherwise in NVLink domains; the default's name for all that are as it."""
         if "order" in self.fixed:
             return [self.fixed["order"]]
         sizes = dict(zip(AXES, family.sizes, strict=True))
@@ -258,7 +258,9 @@ class SearchSpace:
         if self.domain.ranks >= self.world or len(outer) < 2:
             return [DEFAULT_ORDER]
         idle = [axis for axis in AXES[1:] if axis not in outer]
-        return ["-".join(("tp", *idle, *turn)) for turn in permutations(outer)]
+        turns = ["-".join(("tp", *idle, *turn)) for turn in permutations(outer)]
+        known = self.runs.orders or (DEFAULT_ORDER, *turns)
+        return [name for turn in turns if (name := find_order(turn, known, sizes))]
 
     def _fixed_or(self, name: str, legal: Sequence[Any]) -> Sequence[Any]:
         """The value that is fixed, which the rules judge, else the legal ones."""

@@ -59,6 +59,9 @@ class RuntimeSupport(StrictModel):
         description="it refuses fewer micro batches than stages before the last, and, where "
         "replicas reduce gradients, stages without a parameter",
     )
+    orders: list[str] = Field(
+        [], description="orders of ranks that it has (parallel.order); any when empty"
+    )
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
 
     @property

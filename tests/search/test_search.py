@@ -78,7 +78,7 @@ def test_the_space_by_hand() -> None:
 def test_every_layout_of_a_space_is_legal_and_none_comes_twice(name: str) -> None:
     space = SearchSpace(model_job(name))
     layouts = list(space.layouts())
-    assert len(set(layouts)) == len(layouts) > 200
+    assert len(set(layouts)) == len(layouts) > 150
     for layout in samples(space, 60):
         job = space.job_of(layout)
         assert [c for c in check_job(job) if c.status == "error"] == []

@@ -19,6 +19,15 @@ CASES = (
         status="warning",
     ),
     Case(
+        "runtime-runs",
+        {**EIGHT, "training.dtype": "bf16", "parallel.order": "tp-pp-cp-dp", "parallel.pp": 1},
+        {**EIGHT, "training.dtype": "bf16", "parallel.order": "tp-cp-pp-dp", "parallel.dp": 2},
+        "parallel.order",
+        ("nanotron", "order tp-cp-pp-dp", "as if it did"),
+        r"`mpctl presets runtimes nanotron` lists under \[runs\] what it runs$",
+        status="warning",
+    ),
+    Case(
         "pipeline-is-full",
         {**EIGHT, "training.global_batch_size": 7},
         {**EIGHT, "training.global_batch_size": 2},
