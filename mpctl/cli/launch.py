@@ -37,7 +37,7 @@ RehearseOption = Annotated[
         "--rehearse",
         help="Simulate one step of one rank per pipeline stage on "
         "fake tensors, for any world size; compare it with the plan and the "
-        "device's memory.",
+        "device's memory. Exit code 3: a rank leaves less than the headroom of it.",
     ),
 ]
 RankOption = Annotated[

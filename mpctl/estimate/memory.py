@@ -155,15 +155,12 @@ def _contents(
 
 def _at_peak(layout: JobLayout, contents: StageContents, stage: int) -> StageMemory:
     """The stage with as many micro batches in flight as its schedule has at most."""
-    job, states, software = layout.job, contents.states, layout.profile.memory
-    slack, context = software.slack - 1, round(software.context_bytes)
-    if not is_cuda(job):
-        slack, context = 0.0, 0
+    states = contents.states
     kept, peak, in_flight = peak_activations(layout, contents.chunks, stage=stage)
     activations = round(kept)
     work = round(max(peak - kept + contents.work, states.stepping - kept))
     bare = states.parameters + states.gradients + states.optimizer
-    allocated = bare + activations + work + contents.lasting
+    slack, context = beside_tensors(layout, bare + activations + work + contents.lasting)
     return StageMemory(
         stage=stage,
         parameters=states.count,
@@ -173,10 +170,19 @@ def _at_peak(layout: JobLayout, contents: StageContents, stage: int) -> StageMem
         activation_bytes=activations,
         working_bytes=work,
         lasting_bytes=contents.lasting,
-        slack_bytes=round(allocated * slack),
+        slack_bytes=slack,
         context_bytes=context,
         in_flight=in_flight,
     )
+
+
+def beside_tensors(layout: JobLayout, allocated: int) -> tuple[int, int]:
+    """(allocator's slack, libraries' context): bytes that a rank takes of its device beside so many
+    of tensors; none on a CPU."""
+    software = layout.profile.memory
+    if not is_cuda(layout.job):
+        return 0, 0
+    return round(allocated * (software.slack - 1)), round(software.context_bytes)
 
 
 def _split(job: JobSpec) -> int:

@@ -4,10 +4,14 @@ plan.
 The other process is `mpctl.rehearsal.rehearse`: it reads the job from a file and prints one JSON
 line a rank. Here each rank is compared with the plan of its stage: parameters, the bytes of
 parameters, gradients and optimizer, and every collective must be equal. Activations and the peak
-are shown beside the plan's estimate, and the larger of the peaks of a step and of building the
-model is compared with the device's memory. No data are read and no rank is started.
+are shown beside the plan's estimate. Whether a rank fits is judged as a plan is: the larger of the
+peaks of a step and of building the model, with what the allocator reserves and the libraries'
+context, must leave the cluster's headroom of the device's memory. No data are read and no rank is
+started.
 
-By hand: 1024 ranks, tp 8, pp 16, dp 8, order tp-cp-dp-pp: the 16 ranks 0, 64, .. 960 stand for all.
+By hand: a peak of 70 GiB, 5 % slack and a context of 0.5 GiB take 74 of a device's 80 GiB: with 5 %
+headroom, 76 GiB usable, the rank fits. Of 1024 ranks, tp 8, pp 16, dp 8, order tp-cp-dp-pp, the 16
+ranks 0, 64, .. 960 stand for all.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from typing_extensions import TypedDict
 
 from mpctl.errors import DOES_NOT_FIT, InputError, Issue, RunFailed
 from mpctl.estimate.job import Estimate
+from mpctl.estimate.memory import beside_tensors
 from mpctl.launch.launch_plan import resolved_job
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import check_launch
@@ -33,6 +38,7 @@ from mpctl.launch.summary import plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan
 from mpctl.rundir.rank_files import RehearsedRank, RehearsedRankHead
 from mpctl.rundir.summary import STATES, PlannedMeasured, TrafficComparison
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -57,8 +63,10 @@ class RankRehearsal(RehearsedRankHead, total=False):
     `agrees` and `over_bytes`.
 
     agrees: parameters, collectives and the bytes of the states are as planned; state_bytes:
-    parameters, gradients and optimizer; at_peak: bytes by kind at the step's peak; over_bytes: by
-    how much the rank exceeds the device's memory, 0 when it fits, None when that is not known.
+    parameters, gradients and optimizer; at_peak: bytes by kind at the step's peak; device_bytes:
+    what the rank takes of its device at most, allocator and context included; over_bytes: by how
+    much that exceeds the device's memory less the headroom, 0 when it fits, None when that is not
+    known.
     """
 
     agrees: Required[bool]
@@ -70,11 +78,13 @@ class RankRehearsal(RehearsedRankHead, total=False):
     peak_bytes: PlannedMeasured
     at_peak: dict[str, int]
     building_bytes: int
+    device_bytes: int
 
 
 class RehearsalDocument(TypedDict):
-    """What `mpctl launch --rehearse --json` prints. fits: None when no device is known; kind: cpu
-    or cuda; law: how a step's messages follow from those of the micro batches that were run."""
+    """What `mpctl launch --rehearse --json` prints. fits: whether every rank leaves the headroom of
+    its device's memory, None when no device is known; kind: cpu or cuda; law: how a step's messages
+    follow from those of the micro batches that were run."""
 
     schema: Literal["mpctl.rehearsal/1"]
     agrees: bool
@@ -84,6 +94,7 @@ class RehearsalDocument(TypedDict):
     kind: str
     device: str | None
     device_memory_bytes: int | None
+    headroom_percent: float
     law: str
     ranks: list[RankRehearsal]
     seconds: float
@@ -134,6 +145,7 @@ def rehearse(
         "kind": job.launch.device,
         "device": None if device is None else device.name,
         "device_memory_bytes": None if device is None else device.memory_bytes,
+        "headroom_percent": job.cluster.headroom,
         "law": LAW,
         "ranks": rows,
         "seconds": time.perf_counter() - began,
@@ -143,7 +155,7 @@ def rehearse(
 
 def exit_code(document: RehearsalDocument) -> int:
     """0 when the job would run as planned, 1 when a rank failed or differs from the plan, 3 when
-    the job does not fit the device's memory."""
+    a rank leaves less than the headroom of its device's memory."""
     if not document["agrees"]:
         return 1
     return DOES_NOT_FIT if document["fits"] is False else 0
@@ -213,6 +225,8 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
         for kind, attribute in STATES.items()
     }
     exact = (parameters, traffic, *states.values())
+    most = max(rank["peak_bytes"], rank["building_bytes"])
+    taken = most + sum(beside_tensors(estimate.layout, most))
     return {
         **head,
         "parameters": parameters,
@@ -223,7 +237,8 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
         "peak_bytes": _pair(memory.allocated_bytes, rank["peak_bytes"]),
         "at_peak": rank["at_peak"],
         "building_bytes": rank["building_bytes"],
-        "over_bytes": _excess(max(rank["peak_bytes"], rank["building_bytes"]), estimate.layout.job),
+        "device_bytes": taken,
+        "over_bytes": _excess(taken, estimate.layout.job.cluster),
     }
 
 
@@ -231,7 +246,7 @@ def _pair(planned: int, measured: int) -> PlannedMeasured:
     return {"planned": planned, "measured": measured}
 
 
-def _excess(peak: int, job: JobSpec) -> int | None:
-    """Bytes by which a rank does not fit; None when the device is not known."""
-    device = job.cluster.device
-    return None if device is None else max(0, peak - device.memory_bytes)
+def _excess(taken: int, cluster: ClusterSpec) -> int | None:
+    """Bytes of a device that a rank takes beyond all but its headroom; None without a device."""
+    usable = cluster.usable_bytes
+    return None if usable is None else max(0, taken - usable)

@@ -15,7 +15,7 @@ from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
 from mpctl.render.console import get_console
 from mpctl.render.tasks import ProgressView, TaskBar
 from mpctl.rundir.summary import PlannedMeasured
-from mpctl.units import bytes_text, plural, seconds_text
+from mpctl.units import bytes_text, part_text, plural, seconds_text
 
 
 class RehearsalView(ProgressView):
@@ -83,6 +83,7 @@ def _one_memory(rank: RankRehearsal) -> Table:
         table.add_row(f"{kind} at the peak", "", bytes_text(rank["at_peak"][kind]), "")
     table.add_row("peak", *map(bytes_text, _both(peak)), _more(peak))
     table.add_row("while the model is built", "", bytes_text(rank["building_bytes"]), "")
+    table.add_row("with allocator and context", "", bytes_text(rank["device_bytes"]), "")
     return table
 
 
@@ -167,9 +168,10 @@ def _peak(rank: RankRehearsal, document: RehearsalDocument) -> str:
     peak = f"peaks at {bytes_text(most)}"
     if most > rank["peak_bytes"]["measured"]:
         peak += " while the model is built"
-    memory = document["device_memory_bytes"]
+    memory, taken = document["device_memory_bytes"], rank["device_bytes"]
     if memory is None:
         return peak
-    room = f"{bytes_text(memory)} of {document['device']}"
-    over = rank["over_bytes"]
-    return f"{peak}, {bytes_text(over)} more than the {room}" if over else f"{peak} of the {room}"
+    over, headroom = rank["over_bytes"], f"headroom {document['headroom_percent']:g} %"
+    left = f"{bytes_text(over)} too much" if over else f"{bytes_text(memory - taken)} free"
+    room = f"{part_text(taken, memory)} of {document['device']}"
+    return f"{peak} and takes {room}, {left} ({headroom})"

@@ -85,10 +85,23 @@ def test_a_device_that_is_too_small_is_known_before(mpctl: Mpctl) -> None:
     said = mpctl(*small)
     assert said.code == 3
     assert "does not fit: 1 of 1 rank rehearsed; rank 0 peaks at " in said.out
+    assert "too much (headroom 5 %)" in said.out
+
+
+def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensors of a few MiB fit 256 MiB; with the libraries' context they do not."""
+    small = tiny(launch__device="cuda", **{"cluster__device.memory_bytes": 1 << 28})
     said = mpctl(*small, "--json")
-    assert said.document["fits"] is False and said.document["agrees"] is True
-    (rank,) = said.document["ranks"]
-    assert rank["over_bytes"] == rank["peak_bytes"]["measured"] - (1 << 20) > 0
+    assert said.code == mpctl("plan", *small[2:]).code == 3
+    document = said.document
+    assert (document["fits"], document["agrees"]) == (False, True)
+    (rank,) = document["ranks"]
+    assert rank["peak_bytes"]["measured"] < 1 << 25 < 1 << 28 < rank["device_bytes"]
+    assert rank["over_bytes"] == rank["device_bytes"] - int(0.95 * (1 << 28))
+    text = told(document, capsys)
+    assert " of 256.0 MiB of " in text and " too much (headroom 5 %)" in text
+    rank |= {"over_bytes": 0, "device_bytes": 1 << 27}
+    assert ", 128.0 MiB free (headroom 5 %)" in told({**document, "fits": True}, capsys)
 
 
 @pytest.mark.parametrize(

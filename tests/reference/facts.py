@@ -18,7 +18,8 @@ EXIT_CODES = {
     "1": "the run failed (a rank died, a measurement or rehearsal did not finish), or `doctor` "
     "found what would break a launch",
     "2": "bad input: an unknown option, a bad job, an illegal layout, a file that cannot be used",
-    "3": "legal, but more memory is needed than the devices have: `plan` (not with `--rank`, "
+    "3": "legal, but a rank leaves less than the headroom of its device's memory "
+    "(`cluster.headroom`, allocator and context counted): `plan` (not with `--rank`, "
     "`--explain`, `--compare`, `--compare-tensor-modes` or `--batch`), `search`, "
     "`launch --rehearse`",
     "128 + n": "ended by signal n: 130 after Ctrl-C, 143 after SIGTERM, 138 after SIGUSR1",
