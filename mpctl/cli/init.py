@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,6 +112,7 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
         "model": f"The model: {shape.family}, {shape.layers} layers of hidden size {shape.hidden}. "
         "Other keys of this table change the preset's.",
         "model.preset": "a name of `mpctl presets models`, or a file",
+        "model.seq_length": f"tokens of a sample; the config's longest: {shape.max_positions}",
         "parallel": f"The layout: {chosen.why}.",
         "training.steps": f"steps, of {per_step:,} tokens each",
         "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every "
@@ -137,6 +139,7 @@ def _ask_model(
     answers: Answers, cluster: ClusterSpec, settings: dict[str, Any], *, is_family: bool
 ) -> ModelSpec:
     """The shape of the model, which is added to the settings, with the data type to train in."""
+    from mpctl.rules.model import is_longest
     from mpctl.spec.job import auto_dtype
     from mpctl.spec.load import load_job
 
@@ -148,7 +151,26 @@ def _ask_model(
     settings["training.dtype"] = auto_dtype(cluster.device)
     shape = load_job(None, settings).model
     assert shape is not None, "it was read"
-    return shape
+    if not is_longest(shape):
+        return shape
+    about = f"The config reads up to {shape.seq_length:,} tokens. Tokens of a sample in training:"
+    length = answers.take("sequence length", str(shape.seq_length), about, _read_length_of(shape))
+    name, said = answers.rows.pop()
+    answers.rows.append((name, f"{said}, of the config's {shape.max_positions}"))
+    settings["model.seq_length"] = length
+    return shape.model_copy(update={"seq_length": length})
+
+
+def _read_length_of(shape: ModelSpec) -> Callable[[str], int]:
+    """Reads tokens of a sample, up to those that the model's config allows."""
+
+    def read(text: str) -> int:
+        if (length := read_count("sequence length")(text)) <= shape.max_positions:
+            return length
+        message = f"{length:,} is more than the config's {shape.max_positions:,}"
+        raise InputError.of("bad-value", "sequence length", message, "for example 8192")
+
+    return read
 
 
 def _ask_training(

@@ -9,7 +9,10 @@ from mpctl.rules.check import Check, divides, refusal
 from mpctl.rules.tensor_mode import feature_columns, feature_parts, grid_divides
 from mpctl.sharding import divisors, padded_vocab, splits_kv_heads
 from mpctl.spec.job import HALVES, JobSpec
+from mpctl.spec.model import ModelSpec
 from mpctl.units import bytes_text, plural
+
+USUAL_LENGTH = 8192  # tokens of a sample in pre-training (Llama 3: arXiv 2407.21783, section 3.4)
 
 
 def position_rules(job: JobSpec) -> Iterator[Check]:
@@ -25,6 +28,22 @@ def position_rules(job: JobSpec) -> Iterator[Check]:
             f"{model.max_positions} is less than the sequence length, {model.seq_length}",
             f"use at least {model.seq_length}",
         )
+
+
+def is_longest(model: ModelSpec) -> bool:
+    """Whether a config.json is taken at all the tokens that the model can read, far more than
+    models are trained on: its max_position_embeddings is no training length."""
+    is_config = (model.source or "").endswith(".json")
+    return is_config and USUAL_LENGTH < model.seq_length == model.max_positions
+
+
+def length_rules(job: JobSpec) -> Iterator[Check]:
+    """A config.json says how long a sequence may be, and not how long those of training are."""
+    if job.model is not None and is_longest(job.model):
+        yield Check("config-length", "warning", "model.seq_length",
+                    f"{job.model.seq_length:,} tokens a sample, the config's "
+                    "max_position_embeddings: the longest that the model reads",
+                    f"for a shorter sample --set model.seq_length={USUAL_LENGTH}")  # fmt: skip
 
 
 def head_rules(job: JobSpec) -> Iterator[Check]:

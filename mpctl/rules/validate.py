@@ -58,6 +58,7 @@ RULES: tuple[Rule, ...] = (
     Rule(model.rotary_rules, {"model"}),
     Rule(model.width_rules, SHAPE),
     Rule(model.sequence_rules, SHAPE),
+    Rule(model.length_rules, {"model"}),
     Rule(model.batch_rules, LAYOUT | BATCH),
     Rule(tensor_mode.sample_rules, LAYOUT | BATCH),
     Rule(model.recompute_rules, BATCH),

@@ -215,3 +215,16 @@ def test_an_answer_may_be_piped_in_place_of_a_terminal(here: Path) -> None:
     """stdin that is no terminal is not read: the same as in a job of a scheduler."""
     done = subprocess.run(CALL, input="dgx-2x8\n", capture_output=True, text=True, check=True)
     assert "this-machine (default)" in done.stdout
+
+
+def test_the_longest_sequence_of_a_config_is_said(mpctl: Mpctl, here: Path) -> None:
+    config = (
+        '{"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, '
+        '"vocab_size": 128, "num_attention_heads": 2, "max_position_embeddings": 16384}'
+    )
+    (here / "config.json").write_text(config, "utf-8")
+    said = mpctl("init", "--cluster", "dgx-h100", "--nodes", "1", "--model", "./config.json")
+    assert said.code == 0 and "16384 (default), of the config's 16384" in said.out
+    job = load_job("job.toml")
+    assert job.model is not None and job.model.seq_length == 16384
+    assert "config-length" in mpctl("plan", "job.toml").out

@@ -58,6 +58,15 @@ CASES = (
         r"use 1, 2, 3, 4, 6 or 12",
     ),
     Case(
+        "config-length",
+        {"model.source": "a/config.json", "model.seq_length": 4096},
+        {"model.source": "a/config.json", "model.seq_length": 131072},
+        "model.seq_length",
+        ("131,072 tokens a sample", "max_position_embeddings"),
+        r"--set model.seq_length=8192$",
+        status="warning",
+    ),
+    Case(
         "tp-divides-kv-heads",
         {"parallel.tp": 2, "model.kv_heads": 4},
         {"parallel.tp": 3, "model.kv_heads": 4},
