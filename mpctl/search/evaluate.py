@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import gcd
+from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
 from mpctl.estimate.communication import gradient_bytes, value_bytes
@@ -184,11 +184,23 @@ class LayoutEvaluator:
     def min_state_bytes(self) -> float:
         """Bytes that every rank needs at least under any layout: an equal share of the states of
         the whole model."""
+        first = self._whole_model
+        return SLACK * sum(first.states) / self.space.world * first.slack + first.context
+
+    @cached_property
+    def least_gpus(self) -> int | None:
+        """GPUs below which the states of the whole model leave some rank no room under any layout;
+        None where not even an empty rank fits."""
+        first = self._whole_model
+        room = self.usable_memory - first.context
+        return ceil(SLACK * sum(first.states) * first.slack / room) if room > 0 else None
+
+    @cached_property
+    def _whole_model(self) -> FirstStage:
         layout = LayoutSettings(
             1, 1, self.space.world, 1, 1, "1f1b", "even", 1, "full", False, 0, DEFAULT_ORDER
         )
-        first = self._first_stage(layout)
-        return SLACK * sum(first.states) / self.space.world * first.slack + first.context
+        return self._first_stage(layout)
 
     def _first_stage(self, layout: LayoutSettings) -> FirstStage:
         job = self._with_few_microbatches(self.space.job_of(layout))

@@ -40,9 +40,25 @@ def with_nearest(plan: Plan) -> Plan:
         return plan
     nearest = tuple(nearest_that_fit(plan.job))
     if not nearest:
-        return plan
+        too_few = too_few_gpus(plan.job)
+        return with_hint(plan, too_few) if too_few else plan
     texts = "; ".join(near.text for near in nearest)
     return replace(with_hint(plan, f"nearest that fit: {texts}"), nearest=nearest)
+
+
+def too_few_gpus(job: JobSpec) -> str:
+    """The way out where the states of the job's model are too large for its GPUs under any layout,
+    in words; empty where they are not, or the device states no rate."""
+    try:
+        least = LayoutEvaluator(SearchSpace(job)).least_gpus
+    except MissingFigure:
+        return ""
+    if least is None or least <= job.world_size:
+        return ""
+    return (
+        f"parameters, gradients and optimizer states, shared equally, need {least:,} GPUs or more "
+        f"with {job.cluster.headroom:g} % headroom: use as many, or a smaller model"
+    )
 
 
 def with_hint(plan: Plan, hint: str) -> Plan:

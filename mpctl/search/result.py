@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from mpctl.errors import DoesNotFit, InputError
+from mpctl.errors import InputError
 from mpctl.estimate.kernels import MissingFigure
-from mpctl.rules.check import listed
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
@@ -17,9 +16,9 @@ from mpctl.search.find import (
     Progress,
     find_layouts,
 )
+from mpctl.search.nothing import nothing_fits
 from mpctl.search.report import LayoutReport, given_report, layout_reports
 from mpctl.search.request import SearchRequest, varied
-from mpctl.search.space import SearchSpace
 from mpctl.units import plural
 
 
@@ -80,7 +79,7 @@ def answer_search(
         found = search(preferred, top=top, budgets=BUDGETS)
     if preferred is None or not found.best:
         if result.is_complete:
-            raise _no_time(evaluators) or _nothing_fits(request, counts)
+            raise _no_time(evaluators) or nothing_fits(request, counts, on_progress)
         return result
     _add_best(result, evaluators[preferred], found)
     return result
@@ -149,37 +148,3 @@ def _untimed(level: str) -> str:
 
 def _no_bandwidth(level: str) -> str:
     return f"cluster.{level} has no bandwidth"
-
-
-def _nothing_fits(request: SearchRequest, counts: Sequence[int]) -> InputError:
-    """The error where nothing was found: whether any layout is legal, and what may make one fit."""
-    where = f"{' or '.join(f'{count:,}' for count in counts)} {'GPU' if counts == [1] else 'GPUs'}"
-    for gpus in counts:
-        space = request.space(None if gpus == request.job.world_size else gpus)
-        if next(space.layouts(), None) is not None:
-            none = f"none of {plural(_legal(space), 'legal layout')} fits the memory of {where}"
-            message = f"{none} with {space.job.cluster.headroom:g} % headroom"
-            narrower = ", or training.dtype bf16" * (request.job.training.dtype in ("fp32", "fp64"))
-            hint = f"use more GPUs, a smaller model, or another --fix{narrower}"
-            return DoesNotFit.of("nothing-fits", "cluster", message, hint)
-    hint = "change --fix and --max-*, the number of GPUs, or training.global_batch_size"
-    if hindering := listed([_shown(request, name) for name in _hindering(request, counts)]):
-        where += f" with what is fixed; without {hindering} there is one"
-    return InputError.of("no-layout", "parallel", f"no legal layout fills {where}", hint)
-
-
-def _hindering(request: SearchRequest, counts: Sequence[int]) -> Iterator[str]:
-    """Fixed fields of a layout of which each, left open, makes some layout legal."""
-    for name in request.fixed:
-        others = {key: value for key, value in request.fixed.items() if key != name}
-        spaces = (replace(request, fixed=others).space(gpus) for gpus in counts)
-        if any(next(space.layouts(), None) is not None for space in spaces):
-            yield name
-
-
-def _shown(request: SearchRequest, name: str) -> str:
-    return f"{name} {request.fixed[name]}"
-
-
-def _legal(space: SearchSpace) -> int:
-    return sum(1 for _ in space.layouts())

@@ -84,5 +84,5 @@ def _shown(value: Any) -> str:
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, int) and value.bit_length() > 128:  # its digits may be past counting
         return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
+    text = "null" if value is None else repr(value)  # as JSON, which alone has it, writes it
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."

@@ -103,5 +103,8 @@ def value_hint(where: str, value: Any, legal: list[str]) -> str:
     synonyms = family_synonyms() if where == "model.family" else VALUES.get(where, {})
     meant = [ours for ours, names in synonyms.items() if plain in names]
     meant += [word for word in legal if word.replace("-", "_") == plain]
-    meant += difflib.get_close_matches(text, legal, n=1)
+    near = difflib.get_close_matches(text, legal, n=2)
+    alike = [difflib.SequenceMatcher(None, word, text).ratio() for word in near]
+    if len(set(alike)) == len(alike):  # of two that are as near, neither is a guess
+        meant += near[:1]
     return f"use {meant[0]}" if meant else ""

@@ -152,6 +152,20 @@ def test_a_search_where_nothing_fits_exits_3(mpctl: Mpctl) -> None:
                     said.issues["nothing-fits"]["message"])  # fmt: skip
 
 
+def test_where_nothing_fits_what_would_is_told(mpctl: Mpctl) -> None:
+    """Less headroom that is enough, what was fixed, and the GPUs that the states alone need."""
+    given = ("--model", "llama-3-8b", "--global-batch-size", 32, "--max-pp", 1, "--tp", 1)
+    node = ("--cluster", "dgx-h200", "--nodes", 1, "--cp", 1, "--json")
+    hint = mpctl("search", *given, *node, "--headroom", 80).issues["nothing-fits"]["hint"]
+    assert (found := re.match(r"with cluster.headroom (\d+) one fits: ", hint))
+    assert "change what is fixed: tp 1, cp 1, pp up to 1" in hint
+    assert mpctl("search", *given, *node, "--headroom", found[1]).code == 0
+    one = ("--model", "llama-3-70b", "--cluster", "dgx-h200", "--nodes", 1, "--groups", "none")
+    said = mpctl("plan", *one).out
+    least = re.search(r"need (\d+) GPUs or more", " ".join(said.split()))
+    assert least and 8 < int(least[1]) <= 10  # 18 bytes of 70.6B over 133 GiB less context: 9 to 10
+
+
 def test_a_fixed_setting_that_leaves_no_layout_is_named(mpctl: Mpctl) -> None:
     said = mpctl("search", "demo", "--fix", "tensor_mode=2d", "--fix", "pp=1", "--json")
     assert said.issues["no-layout"]["message"] == (
