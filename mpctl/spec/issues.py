@@ -19,7 +19,7 @@ class SchemaError(InputError):
     """What the schema refuses. locations: pydantic's type of each error, with its key's path."""
 
     def __init__(self, error: ValidationError) -> None:
-        details = [dict(detail) for detail in error.errors(include_url=False)]
+        details = _joined([dict(detail) for detail in error.errors(include_url=False)])
         told: list[dict[str, Any]] = []
         experts: list[dict[str, Any]] = []
         for detail in details:
@@ -31,6 +31,23 @@ class SchemaError(InputError):
 
 def _name(detail: dict[str, Any]) -> str:
     return ".".join(map(str, _path(detail)))
+
+
+def _joined(details: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One error at the key where pydantic has one for `true or false` and one for the words beside
+    it: `model.qk_norm.bool` and `model.qk_norm.literal['width']` become `model.qk_norm`."""
+    flags = {detail["loc"][:-1] for detail in details if detail["type"] == "bool_type"}
+    joined = []
+    for detail in details:
+        key, branch = detail["loc"][:-1], str(detail["loc"][-1])
+        if key in flags and branch.startswith("literal["):
+            words = detail["msg"].removeprefix("Input should be ")
+            before = "true, false, " if " or " in words else "true, false or "
+            message = f"Input should be {before}{words}"
+            joined.append({**detail, "loc": key, "msg": message})
+        elif not (key in flags and branch == "bool"):
+            joined.append(detail)
+    return joined
 
 
 def _kind(detail: dict[str, Any]) -> str | None:

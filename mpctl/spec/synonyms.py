@@ -142,6 +142,15 @@ VALUES: dict[str, dict[str, tuple[str, ...]]] = {
         "gelu_tanh": ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_approximate"),
         "swiglu": ("silu", "swish"),
         "geglu": ("gated_gelu",),
+        "relu2": ("squared_relu", "relu_squared", "sqrelu", "relu^2"),
+    },
+    "model.qk_norm": {
+        "true": ("yes", "on", "head", "per_head"), "false": ("no", "off", "none"),
+        "width": ("full", "all"),
+    },
+    "model.bias": {
+        "true": ("yes", "on", "all"), "false": ("no", "off", "none"),
+        "attention": ("output", "proj", "attn"), "mlp": ("ffn",),
     },
     "model.norm": {"rmsnorm": ("rms", "rms_norm"), "layernorm": ("ln", "layer_norm")},
     "model.position": {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mpctl.errors import InputError
 from mpctl.spec.load import load_job, load_partial
 from tests.spec.jobs_on_disk import SHAPE, issues_of, write
 
@@ -172,3 +173,16 @@ def test_a_table_beside_a_name_of_the_same_key_says_where_the_name_goes(tmp_path
     assert "`preset = NAME` in [cluster]" in issue.hint
     twice = write(tmp_path / "twice.toml", "name = 'a'\nname = 'b'\n")
     assert issues_of(twice)[twice].hint == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [("qk_norm", "yes", "use true"), ("qk_norm", 1, ""), ("bias", "output", "use attention"),
+     ("activation", "squared_relu", "use relu2")],
+)  # fmt: skip
+def test_a_flag_or_word_is_one_error_at_its_key(key: str, value: object, meant: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_job(None, {"model": "demo-llama", f"model.{key}": value})
+    (issue,) = caught.value.issues
+    assert (issue.rule, issue.where, issue.hint) == ("bad-value", f"model.{key}", meant)
+    assert key == "activation" or "should be true, false" in issue.message
