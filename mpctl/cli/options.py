@@ -154,6 +154,19 @@ class JobSource:
             raise InputError.of("usage", "JOB", message, "leave out JOB or --from")
         return JobSource(None, {**settings, **self.overrides}, tuple(warnings))
 
+    def with_first_word(self, words: list[str]) -> tuple[JobSource, list[str]]:
+        """The same without JOB, which becomes the first word, where flags name a model and there is
+        no such job: `--model gpt2 --explain time.mfu`."""
+        from mpctl.spec.load import read_source
+
+        if self.source and "model" in self.overrides:
+            try:
+                read_source(self.source)
+            except InputError as error:
+                if error.issues[0].rule == "no-such-job":
+                    return replace(self, source=None), [self.source, *words]
+        return self, words
+
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same with a setting set to `value`, unless the command line sets it."""
         return replace(self, overrides={setting: value, **self.overrides})

@@ -292,6 +292,7 @@ def _explain(job: JobSource, wanted: list[str], *, as_json: bool) -> None:
     from mpctl.planning.training import training_settings
     from mpctl.render.json import print_json
 
+    job, wanted = job.with_first_word(wanted)
     plan = job.plan()
     figures, training = explain(plan, wanted), training_settings(plan.job)
     if as_json:

@@ -400,6 +400,12 @@ def test_figures_with_their_formulas(mpctl: Mpctl) -> None:
     assert near.code == 2 and "communication.phi" in near.err
 
 
+def test_a_figure_of_a_job_of_flags_alone(mpctl: Mpctl) -> None:
+    flags = ("--model", "gpt2", "--cluster", "selene", "--nodes", 1)
+    assert mpctl("plan", *flags, "--explain", "time.mfu").out.strip()
+    assert "unknown-figure" in mpctl("plan", *flags, "--explain", "mfu").err
+
+
 def test_a_figure_s_numbers_give_its_value(mpctl: Mpctl) -> None:
     """Those that are plain arithmetic are worked out again from their text."""
     said = mpctl("plan", "two-nodes-16-gpus", "--explain", "communication", "--json")
