@@ -1,4 +1,4 @@
-"""A cluster: devices, nodes and the two kinds of links between them.
+"""A cluster: devices, nodes, and the levels of links between them.
 
 Bandwidths are bytes per second in one direction, memory is bytes, peaks are FLOP/s of dense
 matrix products, so that no estimate has to know a unit prefix.
