@@ -175,9 +175,9 @@ class Reader:
         if plan.fits is not False:
             return plan
         self.searched += 1
-        return (
-            with_nearest(plan) if self.searched <= SEARCHED_LINES else with_hint(plan, NOT_SEARCHED)
-        )
+        if number > FIRST_LINES or self.searched > SEARCHED_LINES:
+            return with_hint(plan, NOT_SEARCHED)
+        return with_nearest(plan)
 
 
 def _unexpected(error: Exception, number: int) -> Issue:

@@ -15,6 +15,7 @@ FilledCut(counts=(3, 3, 2, 3, 2, 3, 0, 0), head_stage=6, loss_stage=7)
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from mpctl.spec.job import JobSpec
@@ -40,6 +41,7 @@ def is_filled(job: JobSpec) -> bool:
     return get_profile(job.training.runtime).runs.fills_stages
 
 
+@lru_cache(maxsize=4096)  # every stage of a plan asks for it
 def filled_cut(layers: int, *, layer: int, head: int, pp: int) -> FilledCut:
     """The cut of so many layers; layer, head: what one layer and the output head cost."""
     whole, passed, stage, counts = layers * layer + head, 0, 0, [0] * pp

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpctl.batch.answers import FIGURES, NOT_SEARCHED, SEARCHED_LINES, answers
+from mpctl.batch.answers import FIGURES, FIRST_LINES, NOT_SEARCHED, SEARCHED_LINES, answers
 from mpctl.batch.lines import LONGEST_LINE, read_lines
 from mpctl.batch.processes import answers_by_processes
 from mpctl.planning.plan import make_plan
@@ -167,6 +167,13 @@ def test_only_the_first_lines_that_do_not_fit_are_searched_for_one_that_does() -
     assert last["fits"] is False and "nearest_that_fit" not in last
     hints = [issue["hint"] for issue in last["issues"] if issue["rule"] == "memory-fits"]
     assert hints == [NOT_SEARCHED]
+
+
+def test_a_line_far_down_is_not_searched_for_one_that_fits() -> None:
+    large = {**JOB["model"], "layers": 40, "hidden": 6144, "heads": 48}
+    does_not_fit = line(model=large, training__recompute="none", training__micro_batch_size=4)
+    *_, last = answers([line()] * FIRST_LINES + [does_not_fit])
+    assert last["fits"] is False and "nearest_that_fit" not in last
 
 
 def test_several_processes_answer_as_one_in_the_order_of_the_lines() -> None:
