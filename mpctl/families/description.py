@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from mpctl.families.scheme import Scheme
     from mpctl.spec.hf import ConfigReader
 
-VARIANTS = (
-    "embedding_norm", "embedding_multiplier", "parallel_residual", "shared_norm",
-    "rotary_scaling_type", "rotary_fraction", "window_rotary_base", "attention_window",
-    "attention_window_every", "full_attention_every", "attention_scale", "attention_softcap",
-    "logit_softcap", "qk_norm", "head_bias", "mtp_layers",
-)  # fmt: skip
-"""Keys of a model by which decoders differ from the common shape of all families."""
-
-
-def is_set(model: ModelSpec, key: str) -> bool:
-    """Whether a key of a model says something else than its default."""
-    return bool(getattr(model, key) != ModelSpec.model_fields[key].default)
-
 
 def no_tokens(model: ModelSpec) -> tuple[str, ...]:
     """No special tokens: the samples hold nothing but text."""
@@ -95,8 +82,9 @@ class ModelFamily:
     whether exp(loss) is a perplexity: where the loss is the mean over tokens alone. hub_schemes:
     the classes of Hugging Face's transformers that can hold its models, by kind of positions, the
     plainest first; called only where weights are imported or exported. config_readers: how their
-    config.json is read, by model_type. variants: which of VARIANTS it takes. synonyms: what other
-    software calls the family or models like it, lower case with underscores; never accepted.
+    config.json is read, by model_type. variants: which of spec/variants.py it takes. synonyms:
+    what other software calls the family or models like it, lower case with underscores; never
+    accepted.
     """
 
     name: str

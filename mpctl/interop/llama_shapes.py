@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mpctl.errors import Issue
-from mpctl.families.description import VARIANTS, is_set
 from mpctl.interop.sayable import refused_model
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.variants import VARIANTS, is_set
 
 FORM = {"norm": "rmsnorm", "position": "rotary", "activation": "swiglu"}
 

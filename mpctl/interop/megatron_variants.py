@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from mpctl.errors import Issue
-from mpctl.families.description import is_set
 from mpctl.interop.command_line import Flags
 from mpctl.interop.sayable import refused_model
 from mpctl.interop.texts import Value
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.variants import is_set
 
 SWITCHES = ("--squared-relu", "--qk-layernorm", "--add-qkv-bias")
 VALUES = ("--window-size", "--window-attn-skip-freq", "--mtp-num-layers", "--rotary-percent")

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import get_args
 
 from mpctl.families import all_builtin, get_family
-from mpctl.families.description import VARIANTS, is_set
 from mpctl.rules.check import Check, listed
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LaunchedKind
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
+from mpctl.spec.variants import VARIANTS, is_set
 
 RULE, JOB_RULE = "model-launched", "job-launched"
 ONLY_PLANNED = {

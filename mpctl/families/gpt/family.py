@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mpctl.families.description import VARIANTS, BatchArray, ModelFamily
+from mpctl.families.description import BatchArray, ModelFamily
 from mpctl.families.gpt.ops import operator_table
 from mpctl.families.gpt.special import least_tokens
 from mpctl.spec.prompt import PromptForm, PromptKind
+from mpctl.spec.variants import VARIANTS
 from mpctl.tensor_grid import MODES
 
 if TYPE_CHECKING:
