@@ -8,7 +8,6 @@ By hand, 100 lines are blocks of 32, 32, 32 and 4; on 2 processes all of them ar
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections import deque
@@ -19,6 +18,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from mpctl.batch.answers import FIRST_LINES, Answer, Reader, SeenIds
+from mpctl.cores import usable_cores
 
 BLOCK = FIRST_LINES  # so that one process has all lines that may be searched
 MOST_PROCESSES = 4
@@ -28,8 +28,7 @@ Block = list[tuple[int, bytes | None]]
 
 def process_count() -> int:
     """How many processes answer: one a core, few enough to keep their memory small."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(MOST_PROCESSES, cores or 1)
+    return min(MOST_PROCESSES, len(usable_cores()))
 
 
 def answers_by_processes(

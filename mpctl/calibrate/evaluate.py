@@ -11,7 +11,6 @@ By hand, 5 runs on 2 processes: the first has runs 0, 2 and 4. A run with 3 cons
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from math import exp
@@ -20,6 +19,7 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from mpctl.calibrate.runs import Constant, Kind, Run
+from mpctl.cores import usable_cores
 from mpctl.errors import InputError
 from mpctl.layout.job_layout import JobLayout
 from mpctl.spec.job import JobSpec
@@ -83,8 +83,7 @@ def own_constants(runs: Sequence[Run], constants: Sequence[Constant]) -> list[li
 
 def _processes(own: OwnConstants) -> int:
     estimates = 10 * sum(map(len, own))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, estimates // WORTH))
+    return max(1, min(len(usable_cores()), estimates // WORTH))
 
 
 def _evaluate_here(runs: Mapping[int, Run], own: OwnConstants) -> Evaluate:

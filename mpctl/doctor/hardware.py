@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from mpctl.cores import usable_cores
 from mpctl.doctor.documents import Limits, Memory, Processor
 from mpctl.launch.node.cgroup import memory_headroom
 
@@ -16,13 +17,11 @@ GROUPS = Path("/sys/fs/cgroup")
 
 def probe_processor() -> Processor:
     """The processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    logical = os.cpu_count() or 1
     text = _text(Path("/proc/cpuinfo"))
     return Processor(
         model=_first_value(text, "model name"),
-        cores=len(affinity(0)) if affinity else logical,
-        logical=logical,
+        cores=len(usable_cores()),
+        logical=os.cpu_count() or 1,
         physical=psutil.cpu_count(logical=False),
         sockets=len(_values(text, "physical id")) or None,
         numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,

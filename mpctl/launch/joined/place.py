@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from mpctl.cores import usable_cores
 from mpctl.launch.joined.world import JoinedWorld, require_world
 from mpctl.launch.node.facts import HostFacts
 
@@ -32,9 +33,7 @@ class JoinedProcess:
 
 def describe_process() -> dict[str, Any]:
     """This process, as JSON. Raises InputError when it is not part of a world."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = sorted(affinity(0)) if affinity else list(range(os.cpu_count() or 1))
-    return {"world": asdict(require_world(os.environ)), "cores": cores}
+    return {"world": asdict(require_world(os.environ)), "cores": usable_cores()}
 
 
 def host_of(processes: Sequence[JoinedProcess], facts: Sequence[HostFacts]) -> HostFacts:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from mpctl.cores import usable_cores
 from mpctl.launch.node.cgroup import memory_headroom
 
 HOSTS = (
@@ -37,9 +38,7 @@ class Machine:
 def this_machine() -> Machine:
     """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES and the memory
     limit are respected."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return Machine(cores, _visible_gpus(), _free_memory(), hosts_in(os.environ))
+    return Machine(len(usable_cores()), _visible_gpus(), _free_memory(), hosts_in(os.environ))
 
 
 def hosts_in(environment: Mapping[str, str]) -> int:
