@@ -10,9 +10,8 @@ By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 witho
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
-from mpctl.estimate.communication import Sizes, local_sizes, value_bytes
+from mpctl.estimate.communication import Sizes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.op_times import OpTimes
 from mpctl.layout.job_layout import JobLayout
@@ -23,21 +22,17 @@ from mpctl.spec.runtime import RuntimeProfile
 
 @dataclass(frozen=True)
 class AttentionTimer:
-    """Seconds of a model's attentions under one layout."""
+    """Seconds of a model's attentions under one layout.
+
+    sizes: elements of one micro batch on one rank between the layers, by dimension; width: bytes of
+    an element of activations.
+    """
 
     layout: JobLayout
     speed: Speed
     profile: RuntimeProfile
-
-    @cached_property
-    def sizes(self) -> Sizes:
-        """Elements of one micro batch on one rank between the layers, by dimension."""
-        return local_sizes(self.layout)
-
-    @cached_property
-    def width(self) -> int:
-        """Bytes of an element of activations."""
-        return value_bytes(self.layout.job.training)
+    sizes: Sizes
+    width: int
 
     def add(self, work: OpTimes, core: AttentionOp, flow: GradFlow) -> None:
         """Add softmax(Q K^T) V of one layer and micro batch, forward and backward."""
@@ -66,8 +61,7 @@ class AttentionTimer:
         work.dgrad += gradients * (scores + context)
         size = heads * queries * keys * w
         passes = self.profile.operators.scores
-        work.forward += passes.forward * size / self.speed.bandwidth
-        work.dgrad += passes.backward * size / self.speed.bandwidth * flow.after
+        work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
 
 
 def fused_pairs(core: AttentionOp, profile: RuntimeProfile, queries: int, keys: int) -> float:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from mpctl.spec.runtime import MemoryPasses
+
 SHARPNESS = 6  # of the passage from a pace set by kernels to one set by their host
 
 
@@ -33,6 +35,15 @@ class OpTimes:
         """Add the seconds of `times` equal layers or ends."""
         for name in NAMES:
             setattr(self, name, getattr(self, name) + times * getattr(other, name))
+
+    def pass_over(
+        self, passes: MemoryPasses, size: float, bandwidth: float, *, backward: bool
+    ) -> None:
+        """Add passes over a tensor of `size` bytes at bytes/s of memory, of backward where there
+        is one."""
+        self.forward += passes.forward * size / bandwidth
+        if backward:
+            self.dgrad += passes.backward * size / bandwidth
 
     def again(self, forward: OpTimes) -> None:
         """Kernels and launches of this forward once more in backward; its messages are listed."""

@@ -77,7 +77,7 @@ class OperatorTimer:
     @cached_property
     def attention(self) -> AttentionTimer:
         """What times softmax(Q K^T) V."""
-        return AttentionTimer(self.layout, self.speed, self.profile)
+        return AttentionTimer(self.layout, self.speed, self.profile, self.sizes, self.width)
 
     @cached_property
     def messages(self) -> LayerMessages:
@@ -144,9 +144,8 @@ class OperatorTimer:
                 weight = next(w for w in flow.part.weights if w.name == product.parameter)
                 words = weight.shape[weight.dims.index("vocab")] // self.layout.grid.feature_parts
                 logits = words * prod(self.sizes[dim] for dim in product.rows)
-                back = passes.backward * flow.needs[product.name].y
-                work.forward += passes.forward * logits / self.speed.bandwidth
-                work.dgrad += back * logits / self.speed.bandwidth
+                needs = flow.needs[product.name].y
+                work.pass_over(passes, logits, self.speed.bandwidth, backward=needs)
         return work
 
     def _hidden(self, work: OpTimes, seq: str, flow: GradFlow) -> None:
@@ -186,9 +185,7 @@ class OperatorTimer:
         return prod(self.sizes[dim] for dim in dims) * self.width
 
     def _passes(self, work: OpTimes, passes: MemoryPasses, size: float, flow: GradFlow) -> None:
-        work.forward += passes.forward * size / self.speed.bandwidth
-        if flow.after:
-            work.dgrad += passes.backward * size / self.speed.bandwidth
+        work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
         numel = sum(weight.local_numel(self.layout.grid) for weight in trained)
