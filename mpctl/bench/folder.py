@@ -1,22 +1,34 @@
 """The folder that a bench writes: used when it is free, cleared only of what a bench wrote.
 
-OUT/ .mpctl-bench report.json data/ CASE-rN/ (a run directory for each repeat of a case)
+OUT/ .mpctl-bench    marks the folder as a bench's
+     report.json     schema mpctl.bench/1, written whole after every round
+     report.csv      its rows
+     report.html, *.png, *.svg    page and pictures of the report
+     data/           data that all runs of the bench share
+     CASE-rN/        a run directory for each round of a case
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from mpctl.bench.report import SCHEMA, BenchReport
+from mpctl.durable import write_whole
 from mpctl.errors import Issue
 from mpctl.rundir.directory import RunDir, cannot_write
 from mpctl.rundir.marker import is_launched
 
-BENCH_MARKER, REPORT, DATA = ".mpctl-bench", "report.json", "data"
-SCHEMA = "mpctl.bench.scaling/1"
+BENCH_MARKER, REPORT, TABLE, DATA = ".mpctl-bench", "report.json", "report.csv", "data"
+WRITTEN = ("report.*", "*.png", "*.svg", "presets/*/*.toml")
+"""What a bench writes beside run directories, as patterns."""
+FAMILY = SCHEMA.split("/")[0]  # older versions wrote mpctl.bench.scaling/1
 
 
 def check_folder(out: Path, *, overwrite: bool) -> Iterator[Issue]:
@@ -43,8 +55,42 @@ def take_folder(out: Path) -> None:
         raise cannot_write(out, error) from None
 
 
+def save_report(out: Path, report: BenchReport) -> None:
+    """Write OUT/report.json and OUT/report.csv. Raises InputError when they cannot be written."""
+    try:
+        write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
+        write_whole(out / TABLE, csv_text(report["results"]))
+    except OSError as error:
+        raise cannot_write(out, error) from None
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as CSV: a column for each key of any row, `sizes.tp` for a key of an inner table.
+
+    >>> csv_text([{"name": "a", "sizes": {"tp": 2}}, {"name": "b", "wrong": 0}])
+    'name,sizes.tp,wrong\\r\\na,2,\\r\\nb,,0\\r\\n'
+    """
+    flat = [dict(_flat(row)) for row in rows]
+    columns = dict.fromkeys(key for row in flat for key in row)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(columns), restval="")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue()
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
 def _clear(out: Path) -> None:
-    (out / REPORT).unlink(missing_ok=True)
+    for pattern in WRITTEN:
+        for path in out.glob(pattern):
+            path.unlink(missing_ok=True)
     if not (out / DATA).is_symlink():
         shutil.rmtree(out / DATA, ignore_errors=True)
     for path in out.glob("*-r*"):
@@ -71,4 +117,4 @@ def _has_report(out: Path) -> bool:
         report = json.loads((out / REPORT).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(report, dict) and report.get("schema") == SCHEMA
+    return isinstance(report, dict) and str(report.get("schema")).startswith(FAMILY)

@@ -1,19 +1,34 @@
-"""The report of a scaling bench: schema mpctl.bench.scaling/1."""
+"""The report of a bench, schema mpctl.bench/1: what was measured, where, and by which command.
+
+Every bench writes the same envelope around rows of its own. A row has a name that no other row of
+the report has, and the seconds by which `mpctl bench compare` tells two reports apart: the median
+of its rounds, the shortest and the longest. All other keys are the bench's; a value is a number, a
+text, a truth value, None, or a table of those.
+
+By hand, three rounds of 0.5, 0.3 and 0.4 s: seconds 0.4, seconds_min 0.3, seconds_max 0.5.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, TypedDict
+from statistics import median
+from typing import Literal
 
-from mpctl.bench.folder import REPORT
-from mpctl.bench.scaling import ScalingRow
+from typing_extensions import (  # pydantic needs it to validate them before Python 3.12
+    ReadOnly,
+    TypedDict,
+)
+
 from mpctl.launch.node.machine import this_machine
 from mpctl.units import plural
+
+SCHEMA: Literal["mpctl.bench/1"] = "mpctl.bench/1"
+BenchName = Literal["scaling", "collectives", "kernels", "machine", "verify", "tensor-modes"]
 
 
 class BenchEnvironment(TypedDict):
@@ -21,6 +36,7 @@ class BenchEnvironment(TypedDict):
     minute."""
 
     date: str
+    host: str
     machine: str
     cores: int
     gpus: int
@@ -30,15 +46,53 @@ class BenchEnvironment(TypedDict):
     mpctl: str
 
 
-class ScalingReport(TypedDict):
-    """What `mpctl bench scaling --json` prints, and OUT/report.json. steps_timed: of each case."""
+class Spread(TypedDict):
+    """Seconds over the rounds of one row: the median, the shortest, the longest; rounds: how many
+    there were."""
 
-    schema: Literal["mpctl.bench.scaling/1"]
+    seconds: float
+    seconds_min: float
+    seconds_max: float
+    rounds: int
+
+
+class BenchRow(Spread):
+    """What every row of a report has. name: unlike those of all other rows of the report, the same
+    when the bench is run again."""
+
+    name: str
+
+
+class BenchEnvelope(TypedDict):
+    """What every report has beside its `results` (a list of rows) and its `findings` (a table of
+    what follows from all rows together).
+
+    bench: the subcommand; job: its name, None where no job is involved; is_complete: false after
+    Ctrl-C, or where the budget ended before every round; command: as typed.
+    """
+
+    schema: Literal["mpctl.bench/1"]
+    bench: BenchName
     job: str | None
-    results: list[ScalingRow]
-    steps_timed: int
+    is_complete: bool
     environment: BenchEnvironment
     command: str
+
+
+class BenchReport(BenchEnvelope):
+    """Any bench's report, by what all rows have."""
+
+    results: ReadOnly[Sequence[BenchRow]]
+
+
+def spread(seconds: Sequence[float]) -> Spread:
+    """Median, shortest and longest of the rounds.
+
+    >>> spread([0.5, 0.3, 0.4])["seconds"]
+    0.4
+    """
+    return {"seconds": median(seconds), "seconds_min": min(seconds), "seconds_max": max(seconds),
+            "rounds": len(seconds)}  # fmt: skip
 
 
 def bench_environment() -> BenchEnvironment:
@@ -46,7 +100,8 @@ def bench_environment() -> BenchEnvironment:
     machine = this_machine()
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": platform.processor() or platform.machine(),
+        "host": platform.node(),
+        "machine": processor_name(),
         "cores": machine.cores,
         "gpus": machine.gpus,
         "load_at_start": os.getloadavg()[0],
@@ -54,6 +109,18 @@ def bench_environment() -> BenchEnvironment:
         "torch": version("torch"),
         "mpctl": version("mpctl"),
     }
+
+
+def processor_name() -> str:
+    """The processor's name as Linux gives it, elsewhere the platform's."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def load_warnings(environment: BenchEnvironment) -> list[str]:
@@ -65,8 +132,3 @@ def load_warnings(environment: BenchEnvironment) -> list[str]:
         f"the load average is {load:.1f} on {plural(cores, 'core')}: other programs use them too, "
         "so these figures are too slow and vary"
     ]
-
-
-def write_report(out: Path, report: ScalingReport) -> None:
-    """Write OUT/report.json. Raises OSError."""
-    (out / REPORT).write_text(json.dumps(report, indent=1) + "\n", "utf-8")

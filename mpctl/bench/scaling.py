@@ -15,8 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd
 from statistics import median
-from typing import Literal, TypedDict
+from typing import Literal
 
+from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
+
+from mpctl.bench.report import BenchEnvelope, BenchRow, spread
 from mpctl.errors import InputError
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
@@ -126,22 +129,33 @@ def timing_of(
     )
 
 
-class ScalingRow(TypedDict):
-    """One world size of one mode. step_seconds: the median; cpu_seconds: the median processor time
-    of rank 0; speed_up, efficiency: against the smallest world of the mode."""
+class ScalingRow(BenchRow):
+    """One world size of one mode; its seconds are those of a step. sizes: of the parallel axes;
+    cpu_seconds: the median processor time of rank 0; speed_up, efficiency: against the smallest
+    world of the mode."""
 
     mode: Mode
     world_size: int
     sizes: dict[str, int]
     global_batch_size: int
-    step_seconds: float
-    step_seconds_min: float
-    step_seconds_max: float
     cpu_seconds: float
-    predicted_step_seconds: float | None
+    predicted_seconds: float | None
     tokens_per_second: float
     speed_up: float
     efficiency: float
+
+
+class ScalingFindings(TypedDict):
+    """steps_timed: of each case, over all its rounds."""
+
+    steps_timed: int
+
+
+class ScalingReport(BenchEnvelope):
+    """What `mpctl bench scaling --json` prints, and OUT/report.json."""
+
+    results: list[ScalingRow]
+    findings: ScalingFindings
 
 
 def scaling_rows(timings: Sequence[Timing], mode: Mode) -> list[ScalingRow]:
@@ -154,15 +168,14 @@ def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
     case = timing.case
     speed_up = timing.tokens_per_second / base.tokens_per_second
     return {
+        "name": f"{mode} {case.world}",
+        **spread(timing.step_seconds),
         "mode": mode,
         "world_size": case.world,
         "sizes": {"tp": case.tp, "dp": case.dp},
         "global_batch_size": case.global_batch_size,
-        "step_seconds": timing.seconds,
-        "step_seconds_min": min(timing.step_seconds),
-        "step_seconds_max": max(timing.step_seconds),
         "cpu_seconds": median(timing.cpu_seconds),
-        "predicted_step_seconds": timing.predicted,
+        "predicted_seconds": timing.predicted,
         "tokens_per_second": timing.tokens_per_second,
         "speed_up": speed_up,
         "efficiency": speed_up / (case.world / base.case.world),

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Literal, TypedDict
+from typing import TypedDict
 
-from mpctl.bench.report import BenchEnvironment, bench_environment
+from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchRow, bench_environment, spread
 from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.estimate.communication import ring_bytes
 from mpctl.estimate.message import ring_phases
@@ -76,21 +76,16 @@ class MeasuredModes:
     is_complete: bool = True
 
 
-class ModeRow(TypedDict):
-    """A tensor mode. seconds: of a pass, the median of its rounds on the slowest rank, with the
-    least and the most; cpu_seconds: processor time of a rank, the median. sent_bytes: of a rank
-    over rings; traffic: bytes of whole messages by group and kind. planned_..: what the plan has
-    for the same. parameters_law, activations_law: a rank's, times the ranks, over the unsharded
-    layer's."""
+class ModeRow(BenchRow):
+    """A tensor mode; its seconds are those of a pass on the slowest rank. cpu_seconds: processor
+    time of a rank, the median. sent_bytes: of a rank over rings; traffic: bytes of whole messages
+    by group and kind. planned_..: what the plan has for the same. parameters_law, activations_law:
+    a rank's, times the ranks, over the unsharded layer's."""
 
     mode: str
     depth: int | None
     axes: dict[str, int]
-    seconds: float
-    seconds_min: float
-    seconds_max: float
     cpu_seconds: float
-    rounds: int
     sent_bytes: float
     planned_sent_bytes: float
     traffic: dict[str, int]
@@ -119,25 +114,25 @@ class RefusedMode(TypedDict):
     issue: IssueEntry
 
 
-class TensorModesReport(TypedDict):
-    """What `mpctl bench tensor-modes --json` prints. is_rehearsal: more ranks than cores (or GPUs),
-    so that wall time says nothing; whole: the unsharded layer; micro_batch_size: samples of a
-    pass; is_complete: false after Ctrl-C."""
+class ModeFindings(TypedDict):
+    """What was timed. is_rehearsal: more ranks than cores (or GPUs), so that wall time says
+    nothing; layer: its sizes; micro_batch_size: samples of a pass; whole: the unsharded layer."""
 
-    schema: Literal["mpctl.bench.tensor-modes/1"]
-    job: str | None
     ranks: int
     is_rehearsal: bool
-    is_complete: bool
     layer: dict[str, int]
     micro_batch_size: int
     dtype: str
     steps: int
     whole: WholeLayer | None
-    results: list[ModeRow]
     refused: list[RefusedMode]
-    environment: BenchEnvironment
-    command: str
+
+
+class TensorModesReport(BenchEnvelope):
+    """What `mpctl bench tensor-modes --json` prints."""
+
+    results: list[ModeRow]
+    findings: ModeFindings
 
 
 def layer_job(source: str | None, settings: Overrides) -> JobSpec:
@@ -236,16 +231,14 @@ def mode_rows(cases: ModeCases, measured: MeasuredModes) -> list[ModeRow]:
 def _row(
     ranks: int, case: ModeCase, own: LayerSizes, timings: Sequence[LayerTiming], whole: LayerSizes
 ) -> ModeRow:
-    seconds, planned = [timing["seconds"] for timing in timings], case.planned
+    planned = case.planned
     return {
+        "name": f"{case.mode}, depth {case.depth}" if case.depth else case.mode,
+        **spread([timing["seconds"] for timing in timings]),
         "mode": case.mode,
         "depth": case.depth,
         "axes": dict(case.axes),
-        "seconds": median(seconds),
-        "seconds_min": min(seconds),
-        "seconds_max": max(seconds),
         "cpu_seconds": median(timing["cpu_seconds"] for timing in timings),
-        "rounds": len(timings),
         "sent_bytes": _sent(own["traffic"], case.group_sizes),
         "planned_sent_bytes": planned.sent_bytes,
         "traffic": {name: entry["bytes"] for name, entry in own["traffic"].items()},
@@ -281,20 +274,23 @@ def bench_report(
     sizes = {"hidden": model.hidden, "heads": model.heads, "ffn": model.ffn}
     cores = machine.gpus if job.launch.device == "cuda" else machine.cores
     return {
-        "schema": "mpctl.bench.tensor-modes/1",
+        "schema": SCHEMA,
+        "bench": "tensor-modes",
         "job": job.name or model.name,
-        "ranks": cases.ranks,
-        "is_rehearsal": cases.ranks > cores,
         "is_complete": measured.is_complete,
-        "layer": {**sizes, "sequence": model.seq_length},
-        "micro_batch_size": job.training.micro_batch_size,
-        "dtype": job.training.dtype,
-        "steps": steps,
-        "whole": None if whole is None else {
-            "parameter_bytes": whole["parameter_bytes"], "saved_bytes": whole["saved_bytes"],
-        },
-        "results": mode_rows(cases, measured),
-        "refused": [{"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused],
         "environment": bench_environment(),
         "command": command,
+        "results": mode_rows(cases, measured),
+        "findings": {
+            "ranks": cases.ranks,
+            "is_rehearsal": cases.ranks > cores,
+            "layer": {**sizes, "sequence": model.seq_length},
+            "micro_batch_size": job.training.micro_batch_size,
+            "dtype": job.training.dtype,
+            "steps": steps,
+            "whole": None if whole is None else {
+                "parameter_bytes": whole["parameter_bytes"], "saved_bytes": whole["saved_bytes"],
+            },
+            "refused": [{"mode": mode, "issue": issue.as_dict()} for mode, issue in cases.refused],
+        },
     }  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.report import ScalingReport, load_warnings
-from mpctl.bench.scaling import ScalingRow
+from mpctl.bench.report import load_warnings
+from mpctl.bench.scaling import ScalingReport, ScalingRow
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.render.console import get_console, plain_table
 from mpctl.render.run import RunView
@@ -39,7 +39,7 @@ def print_scaling(report: ScalingReport) -> None:
             console.print(_table(title, rows), "")
     console.print(Text(FORMULA, style="dim"))
     where = report["environment"]
-    note = (f"medians of {plural(report['steps_timed'], 'step')}; "
+    note = (f"medians of {plural(report['findings']['steps_timed'], 'step')}; "
             f"{plural(where['cores'], 'core')}, {plural(where['gpus'], 'GPU')}")  # fmt: skip
     console.print(Text(f"{note}, torch {where['torch']}, {where['date']}", style="dim"))
     for warning in load_warnings(where):
@@ -54,7 +54,7 @@ def _table(title: str, rows: list[ScalingRow]) -> Table:
         layout = " x ".join(f"{axis} {size}" for axis, size in row["sizes"].items())
         table.add_row(
             str(row["world_size"]), layout, str(row["global_batch_size"]),
-            seconds_text(row["step_seconds"]), seconds_text(row["cpu_seconds"]),
+            seconds_text(row["seconds"]), seconds_text(row["cpu_seconds"]),
             f"{row['tokens_per_second']:,.0f}", f"{row['speed_up']:.2f}",
             f"{row['efficiency']:.0%}",
         )  # fmt: skip

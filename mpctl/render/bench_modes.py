@@ -36,9 +36,9 @@ def print_cases(cases: ModeCases, *, rounds: int, steps: int) -> None:
 def print_report(report: TensorModesReport) -> None:
     """The table of each kind of figure, what could not be timed, and where it was measured."""
     console, rows = get_console(), report["results"]
-    layer = ", ".join(f"{name} {size}" for name, size in report["layer"].items())
-    title = f"One layer ({layer}), {plural(report['micro_batch_size'], 'sample')}"
-    table = plain_table(title, ("", *map(_name, rows)), left=("",))
+    layer = ", ".join(f"{name} {size}" for name, size in report["findings"]["layer"].items())
+    title = f"One layer ({layer}), {plural(report['findings']['micro_batch_size'], 'sample')}"
+    table = plain_table(title, ("", *(row["name"] for row in rows)), left=("",))
     table.columns[0].no_wrap = True
     for words, text in _TIMES.items():
         table.add_row(words, *map(text, rows))
@@ -51,7 +51,7 @@ def print_report(report: TensorModesReport) -> None:
     if rows:
         console.print(table)
     console.print(Text(LAW, style="dim"))
-    for refused in report["refused"]:
+    for refused in report["findings"]["refused"]:
         issue = refused["issue"]
         console.print(_refused(refused["mode"], issue["message"], issue["hint"]))
     _print_where(report)
@@ -60,12 +60,12 @@ def print_report(report: TensorModesReport) -> None:
 def _print_where(report: TensorModesReport) -> None:
     console, where = get_console(), report["environment"]
     rounds = max((row["rounds"] for row in report["results"]), default=0)
-    note = f"medians of {plural(rounds, 'round')} of {plural(report['steps'], 'step')}"
+    note = f"medians of {plural(rounds, 'round')} of {plural(report['findings']['steps'], 'step')}"
     machine = f"{plural(where['cores'], 'core')}, {plural(where['gpus'], 'GPU')}"
     console.print(Text(f"{note}; {machine}, torch {where['torch']}, {where['date']}", style="dim"))
     warnings = load_warnings(where)
-    if report["is_rehearsal"]:
-        ranks, cores = plural(report["ranks"], "rank"), plural(where["cores"], "core")
+    if report["findings"]["is_rehearsal"]:
+        ranks, cores = plural(report["findings"]["ranks"], "rank"), plural(where["cores"], "core")
         warnings.insert(0, REHEARSAL.format(ranks=ranks, cores=cores))
     if not report["is_complete"]:
         warnings.insert(0, "interrupted: of some modes fewer rounds, or none, were timed")
@@ -75,10 +75,6 @@ def _print_where(report: TensorModesReport) -> None:
 
 def _refused(mode: str, message: str, hint: str) -> Text:
     return Text.assemble(("✗ ", "bold red"), (mode, "bold"), f": {message}", f"\n  → {hint}")
-
-
-def _name(row: ModeRow) -> str:
-    return f"{row['mode']}, depth {row['depth']}" if row["depth"] else row["mode"]
 
 
 def _difference(measured: float, planned: float) -> str:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from mpctl.bench.folder import check_folder, take_folder
-from mpctl.bench.report import load_warnings, write_report
+from mpctl.bench.folder import check_folder, save_report, take_folder
+from mpctl.bench.report import load_warnings
 from mpctl.bench.scaling import Case, parse_worlds, scaling_cases, scaling_rows, timing_of
 from mpctl.cli.app import run
 from mpctl.errors import InputError
@@ -61,7 +61,7 @@ def test_rows_by_hand():
     assert first["tokens_per_second"] == pytest.approx(100)
     assert second["speed_up"] == pytest.approx(1.6)
     assert second["efficiency"] == pytest.approx(0.8)
-    assert second["predicted_step_seconds"] == 0.5
+    assert second["predicted_seconds"] == 0.5
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_real_bench_of_two_worlds(corpus, tmp_path, capfd):
 
 def report(**more):
     where = {"load_at_start": 0.5, "cores": 2, "gpus": 0, "torch": "2", "date": "today", **more}
-    return {"schema": "mpctl.bench.scaling/1", "results": [], "steps_timed": 3,
+    return {"schema": "mpctl.bench/1", "results": [], "findings": {"steps_timed": 3},
             "environment": where}  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def made(out):
     (out / "data").mkdir()
     for path in (out / "data/data.json", case / "metrics.jsonl", out / "notes.txt"):
         path.write_text("{}")
-    write_report(out, report())
+    save_report(out, report())
     return out
 
 
@@ -136,7 +136,7 @@ def test_overwrite_removes_nothing_of_others(tmp_path):
     (out / "report.json").unlink()
     (issue,) = check_folder(out, overwrite=True)
     assert issue.rule == "bench-foreign" and (out / "data/data.json").exists()
-    write_report(out, report())
+    save_report(out, report())
     (out / "strong-1-r1/.mpctl-run").unlink()  # now a folder of the user's that is called so
     take_folder(out)
     assert (out / "strong-1-r1/metrics.jsonl").exists()

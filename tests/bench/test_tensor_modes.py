@@ -142,8 +142,8 @@ def test_more_ranks_than_cores_are_a_rehearsal(capsys: pytest.CaptureFixture[str
     many = Machine(cores=8, gpus=0, memory_bytes=8 * 2**30)
     settings: Any = {"steps": 1, "command": "mpctl"}
     report = bench_report(cases, measured, machine=TWO_CORES, **settings)
-    assert report["is_rehearsal"]
-    assert not bench_report(cases, measured, machine=many, **settings)["is_rehearsal"]
+    assert report["findings"]["is_rehearsal"]
+    assert not bench_report(cases, measured, machine=many, **settings)["findings"]["is_rehearsal"]
     print_report(report)
     words = capsys.readouterr().out
     assert "a rehearsal: 4 ranks share" in words and "2d" in words and "law, activations" in words
@@ -161,7 +161,7 @@ def test_a_real_bench_finds_what_is_planned(capfd: pytest.CaptureFixture[str]) -
     asked = ["bench", "tensor-modes", "--ranks", "4", "--rounds", "2", "--steps", "1", *settings]
     assert run([*asked, "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
-    assert report["schema"] == "mpctl.bench.tensor-modes/1" and report["is_complete"]
+    assert report["schema"] == "mpctl.bench/1" and report["is_complete"]
     assert [row["mode"] for row in report["results"]] == ["1d", "2d"]
     for row in report["results"]:
         assert row["rounds"] == 2 and row["seconds"] > 0 and row["cpu_seconds"] > 0

@@ -1,0 +1,22 @@
+"""`mpctl bench`: measure this machine, how training scales on it, and the plan itself."""
+
+from __future__ import annotations
+
+import typer
+
+from mpctl.cli.bench.scaling import scaling
+from mpctl.cli.bench.tensor_modes import tensor_modes
+from mpctl.cli.hints import HintingGroup
+
+app = typer.Typer(
+    cls=HintingGroup, add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure: scaling efficiency by training runs, tensor modes by one layer."""
+
+
+app.command()(scaling)
+app.command("tensor-modes")(tensor_modes)

@@ -1,0 +1,35 @@
+"""Rounds within a budget, by a clock that the test moves."""
+
+from mpctl.bench.budget import Budget
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def rounds(budget, clock, lengths):
+    done = []
+    for number, length in zip(budget.rounds(len(lengths)), lengths, strict=False):
+        clock.now += length
+        done.append(number)
+    return done
+
+
+def test_a_round_begins_only_where_one_as_long_would_end_in_time():
+    clock = Clock()
+    assert rounds(Budget(10.0, clock), clock, [4.0] * 5) == [0, 1]
+
+
+def test_the_first_round_always_begins():
+    clock = Clock()
+    assert rounds(Budget(1.0, clock), clock, [4.0] * 5) == [0]
+
+
+def test_without_a_budget_all_rounds_run():
+    clock = Clock()
+    budget = Budget(None, clock)
+    assert rounds(budget, clock, [4.0] * 5) == [0, 1, 2, 3, 4] and budget.left is None
