@@ -3,7 +3,9 @@
 The factor is exp(1.645 s), s being a spread of the profile, made of the errors on runs that were
 left out of its fit so that nine of ten lie within (calibrate/spread.py): `spread` where the cluster
 is one of those measured, else `spread_apart`. Each further way in which a job lies outside the runs
-of the fit multiplies it by the profile's `widening`, and is told.
+of the fit multiplies it by the profile's `widening`, and is told. A cluster that was measured itself
+(`mpctl bench machine`) has the `spread` of its own runs, which were launched by mpctl: its device
+and as many ranks as it has devices are then measured.
 
 By hand, a spread of 0.05: factor 1.09; with a widening of 1.5, at a dtype that the profile was
 never measured at: 1.13.
@@ -18,6 +20,7 @@ from math import exp
 from mpctl.estimate.kernels import Speed
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.table import OperatorTable
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 from mpctl.units import count_text, plural
@@ -41,11 +44,18 @@ class Band:
 def find_band(layout: JobLayout, profile: RuntimeProfile, speed: Speed) -> Band:
     """The band of a step's time, and each way in which the job lies outside the measured runs."""
     job = layout.job
-    is_known = job.cluster.name in profile.seen.clusters
-    spread = profile.spread if is_known else profile.spread_apart
+    spread = _own_spread(job, profile)
+    is_known = spread is not None or job.cluster.name in profile.seen.clusters
+    if spread is None:
+        spread = profile.spread if is_known else profile.spread_apart
     told = (*speed.notes, *beyond(job, layout.table, profile))
     here = () if is_known else (_where(job, profile),)
     return Band(exp(QUANTILE * spread * profile.widening ** len(told)), (*here, *told))
+
+
+def _own_spread(job: JobSpec, profile: RuntimeProfile) -> float | None:
+    """The spread of the cluster's own runs, where mpctl's are planned; None without."""
+    return job.cluster.spread if profile.runs.launched else None
 
 
 def _where(job: JobSpec, profile: RuntimeProfile) -> str:
@@ -58,14 +68,20 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
     table: the operators of its model.
     """
     device, seen, dtype = job.cluster.device, profile.seen, job.training.dtype
-    if device is not None and device.name not in seen.devices:
+    is_measured = _own_spread(job, profile) is not None
+    if device is not None and device.name not in seen.devices and not is_measured:
         yield f"{profile.name} was never measured on {device.name}"
     if dtype not in seen.dtypes:
         yield f"{profile.name} was never measured at {dtype}"
     if (mode := job.parallel.tensor_mode) != "1d":
         yield f"tensor_mode {mode}: no run of it was measured"
-    if job.world_size > BEYOND * seen.gpus:
-        yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {seen.gpus:,}"
+    gpus = max(seen.gpus, _devices(job.cluster)) if is_measured else seen.gpus
+    if job.world_size > BEYOND * gpus:
+        yield f"{plural(job.world_size, 'rank')}, and the largest run measured has {gpus:,}"
     if table.numel > BEYOND * seen.parameters:
         yield (f"{count_text(table.numel)} parameters, and the largest model measured has "
                f"{count_text(seen.parameters)}")  # fmt: skip
+
+
+def _devices(cluster: ClusterSpec) -> int:
+    return cluster.nodes * (cluster.gpus_per_node or 1)

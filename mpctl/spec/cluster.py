@@ -198,6 +198,11 @@ class ClusterSpec(StrictModel):
         1.0,
         description="kernel time relative to the device preset: clocks, cooling, library versions",
     )
+    spread: Part | None = Field(
+        None,
+        description="spread of log(measured / estimated) over runs of mpctl on this very cluster "
+        "(`mpctl bench machine`): 9 of 10 lie within 1.645 of it",
+    )
     source: str | None = Field(None, description="where the figures come from")
 
     @property

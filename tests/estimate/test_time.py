@@ -405,6 +405,25 @@ def test_what_was_never_measured_widens_the_band_in_words() -> None:
     assert known.high / known.total < time.high / time.total
 
 
+def test_a_cluster_with_a_spread_of_its_own_is_a_measured_one() -> None:
+    """Its device and as many ranks as it has devices were measured with it; a software that mpctl
+    does not launch never ran there."""
+    launched = IDEAL.model_copy(update={
+        "runs": IDEAL.runs.model_copy(update={"launched": True}),
+        "seen": FittedRuns(dtypes=["fp32"], parameters=1e9),
+    })  # fmt: skip
+    device = {**TINY["cluster.device"], "memory_bandwidth": 1e12}
+    settings = {"cluster.device": device, "cluster.gpus_per_node": 4, "parallel.dp": 4}
+    own = timed({**settings, "cluster.spread": 0.05}, launched)
+    assert own.extrapolates == ()
+    assert own.high / own.total == pytest.approx(exp(1.645 * 0.05))
+    apart = timed(settings, launched)
+    assert len(apart.extrapolates) == 3  # the cluster, its device, 4 ranks
+    assert apart.band.factor == pytest.approx(exp(1.645 * 0.2 * launched.widening**2))
+    other = launched.model_copy(update={"runs": IDEAL.runs})
+    assert timed({**settings, "cluster.spread": 0.05}, other).band == apart.band
+
+
 def test_a_band_is_a_factor_either_way_but_never_faster_than_the_peak() -> None:
     slow = timed({"cluster.device": {**TINY["cluster.device"], "memory_bandwidth": 1e9}},
                  with_part("operators", optimizer_bytes=100))  # fmt: skip
