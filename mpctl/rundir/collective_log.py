@@ -25,7 +25,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-KINDS = ("", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "reduce")
+KINDS = (
+    "", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "reduce", "all_to_all"
+)  # fmt: skip
 MAX_GROUPS, SHIFT = 31, 64
 GROUP_TEXT = 96
 GROUP_BYTES = 32 + GROUP_TEXT

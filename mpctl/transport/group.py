@@ -13,8 +13,8 @@ Ranks of one host may share memory (shared.py); what is recorded does not depend
 Where a group has a log, it says which of its collectives this rank has started and finished, so
 that the launcher can tell which rank the others wait for (rundir/collective_log.py).
 
-A new collective, such as the all-to-all of expert parallelism, is one more method of `Group` beside
-those here, with `_send` to count it (transport/__init__.py says what else).
+A new collective is one more method of `Group` beside those here, with `_send` to count it
+(transport/__init__.py says what else).
 
 >>> Group().size, Collective("all_reduce", "tp", 8, "float32").bytes
 (1, 8)
@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -32,8 +33,10 @@ from mpctl.rundir.collective_log import KINDS, GroupLog
 from mpctl.sharding import local_size
 from mpctl.transport.logged_work import Work, logged_work
 from mpctl.transport.messages import Reduction
+from mpctl.transport.pending import Pending, PendingConcatenation
 from mpctl.transport.shared import Exchange
 
+__all__ = ["Collective", "Group", "Pending"]  # the last from pending.py
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 _REDUCE_OP = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renames both and warns at the old names.
@@ -45,41 +48,15 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 class Collective:
     """One collective of a run.
 
-    kind: all_reduce, all_gather, reduce_scatter, broadcast, reduce or send. axis: name of the
-    group. bytes: of the whole message, over all ranks.
+    kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send. axis: name
+    of the group. bytes: of the whole message, over all ranks; what one rank has for all others in
+    an all_to_all.
     """
 
     kind: str
     axis: str
     bytes: int
     dtype: str
-
-
-@dataclass(frozen=True)
-class Pending:
-    """A collective under way: its result may be read once `wait` has returned it."""
-
-    result: Tensor
-    work: Work | None = None
-
-    def wait(self) -> Tensor:
-        """The result. The host waits for it; on CUDA the current stream does, and kernels may still
-        be running when this returns."""
-        if self.work is not None:
-            self.work.wait()
-        return self.result
-
-
-@dataclass(frozen=True)
-class _PendingConcatenation(Pending):
-    """Gathered blocks [t, ..], which `wait` concatenates along `dim`."""
-
-    dim: int = 0
-
-    def wait(self) -> Tensor:
-        """The blocks side by side."""
-        # [t, m, .., n, ..] -> [m, .., t, n, ..] -> [m, .., t*n, ..]
-        return super().wait().movedim(0, self.dim).flatten(self.dim, self.dim + 1)
 
 
 @dataclass(frozen=True)
@@ -149,6 +126,19 @@ class Group:
             return Pending(whole)
         blocks = whole.view(self.size, -1)
         return self._scatter(blocks[self.rank], blocks, True)
+
+    def all_to_all(self, tensor: Tensor, dim: int) -> Tensor:
+        """Exchange blocks: of t equal blocks along `dim`, rank r gets the r-th of every rank, in
+        rank order along `dim`. The shape stays.
+
+        By hand, 2 ranks of [a0, a1] and [b0, b1]: [a0, b0] and [a1, b1]. Raises ValueError where t
+        does not divide the dimension.
+        """
+        return self._all_to_all(tensor, dim, False).wait()
+
+    def start_all_to_all(self, tensor: Tensor, dim: int) -> Pending:
+        """`all_to_all` without waiting; `tensor` must not be written until `wait`."""
+        return self._all_to_all(tensor, dim, True)
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """The tensor of the group's rank `source`, on all ranks. A contiguous tensor is
@@ -223,7 +213,7 @@ class Group:
         if self.size == 1:
             return Pending(tensor)
         blocks = tensor.new_empty((self.size, *tensor.shape))
-        return _PendingConcatenation(
+        return PendingConcatenation(
             blocks, self._gather(blocks, tensor, is_async), dim % tensor.dim()
         )
 
@@ -242,11 +232,30 @@ class Group:
     def _reduce_scatter(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
         if self.size == 1:
             return Pending(tensor)
+        blocks = self._blocks(tensor, dim)
+        return self._scatter(blocks.new_empty(blocks.shape[1:]), blocks, is_async)
+
+    def _all_to_all(self, tensor: Tensor, dim: int, is_async: bool) -> Pending:
+        if self.size == 1:
+            return Pending(tensor)
+        blocks = self._blocks(tensor, dim)
+        received = torch.empty_like(blocks)
+
+        def start() -> Work | None:
+            if self.shared is not None:
+                return self.shared.all_to_all(received, blocks, self.name)
+            return dist.all_to_all_single(
+                received.view(-1), blocks.view(-1), group=self.process_group, async_op=is_async
+            )
+
+        work = self._send("all_to_all", blocks, start, is_async)
+        return PendingConcatenation(received, work, dim % tensor.dim())
+
+    def _blocks(self, tensor: Tensor, dim: int) -> Tensor:
+        """A block along `dim` for each rank, [m, .., t*n, ..] -> [t, m, .., n, ..], contiguous."""
         local_size(tensor.shape[dim], parts=self.size)
         dim %= tensor.dim()
-        # [m, .., t*n, ..] -> [t, m, .., n, ..] -> [m, .., n, ..]
-        blocks = tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
-        return self._scatter(blocks.new_empty(blocks.shape[1:]), blocks, is_async)
+        return tensor.unflatten(dim, (self.size, -1)).movedim(dim, 0).contiguous()
 
     def _scatter(self, local: Tensor, blocks: Tensor, is_async: bool) -> Pending:
         """The sum of blocks [t, ..] over the ranks, this rank's into `local` [..], which may be its

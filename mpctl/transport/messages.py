@@ -22,7 +22,7 @@ from torch import Tensor
 
 Reduction = Literal["sum", "max"]
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum}
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
 
 
 class CollectiveSteps(Protocol):
@@ -85,19 +85,37 @@ class ReduceScatter:
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
-        # [S] -> [t, n]
-        sent = slot[: len(self.blocks) * length(cut)].view(len(self.blocks), -1)
-        for others in (slice(self.rank), slice(self.rank + 1, None)):
-            sent[others].copy_(self.blocks[others, cut])
+        _put_for_others(slot, self.blocks, self.rank, cut)
 
     def take(self, rows: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
-        n = length(cut)
-        parts = list(rows[:, self.rank * n : (self.rank + 1) * n].unbind())
+        parts = list(_for_rank(rows, self.rank, cut).unbind())
         own, result = self.blocks[self.rank, cut], self.result[cut]
         is_overwritten = self.rank > 1 and own.data_ptr() == result.data_ptr()
         parts[self.rank] = own.clone() if is_overwritten else own
         _combine(parts, "sum", result)
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """received [t, n] becomes block `rank` of the blocks [t, n] of every rank; what a rank has for
+    itself is not sent."""
+
+    blocks: Tensor
+    received: Tensor
+    rank: int
+    kind = "all_to_all"
+
+    def put(self, slot: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
+        _put_for_others(slot, self.blocks, self.rank, cut)
+
+    def take(self, rows: Tensor, cut: slice) -> None:
+        """See CollectiveSteps."""
+        sent = _for_rank(rows, self.rank, cut)
+        for others in (slice(self.rank), slice(self.rank + 1, None)):
+            self.received[others, cut].copy_(sent[others])
+        self.received[self.rank, cut].copy_(self.blocks[self.rank, cut])
 
 
 @dataclass(frozen=True)
@@ -147,6 +165,19 @@ class Reduce:
 def length(cut: slice) -> int:
     """Elements of a cut."""
     return int(cut.stop - cut.start)
+
+
+def _put_for_others(slot: Tensor, blocks: Tensor, rank: int, cut: slice) -> None:
+    """Copy the cut of all blocks [t, n] but the own into a slot [S], one after the other."""
+    sent = slot[: len(blocks) * length(cut)].view(len(blocks), -1)
+    for others in (slice(rank), slice(rank + 1, None)):
+        sent[others].copy_(blocks[others, cut])
+
+
+def _for_rank(rows: Tensor, rank: int, cut: slice) -> Tensor:
+    """What lies in the slots of all ranks [t, S] for rank `rank`, [t, n]."""
+    n = length(cut)
+    return rows[:, rank * n : (rank + 1) * n]
 
 
 def _combine(rows: Sequence[Tensor], op: Reduction, out: Tensor) -> None:

@@ -28,6 +28,7 @@ from mpctl.transport.messages import (
     KINDS,
     AllGather,
     AllReduce,
+    AllToAll,
     Broadcast,
     CollectiveSteps,
     Reduce,
@@ -107,6 +108,12 @@ class Exchange:
         """The sum over the ranks of their blocks [t, ..], of which this rank gets its own [..]."""
         rows = _flat(blocks).view(len(self.ranks), -1)
         return self._start(ReduceScatter(rows, _flat(own), self.rank), blocks, own.numel(), axis)
+
+    def all_to_all(self, received: Tensor, blocks: Tensor, axis: str) -> Operation:
+        """Block `rank` of the blocks [t, ..] of every rank -> received [t, ..], in rank order."""
+        rows, columns = (_flat(side).view(len(self.ranks), -1) for side in (blocks, received))
+        message = AllToAll(rows, columns, self.rank)
+        return self._start(message, blocks, rows.shape[1], axis)
 
     def broadcast(self, tensor: Tensor, source: int, axis: str) -> Operation:
         """The tensor of group rank `source`, in place."""

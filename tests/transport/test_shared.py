@@ -20,7 +20,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
 SHAPES = ((1, 4), (3, 4), (5, 1, 12), (173, 12), (751, 12), (0, 4))
 
 
-KINDS = ("all_reduce", "max", "all_gather", "reduce_scatter", "broadcast")
+KINDS = ("all_reduce", "max", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -37,6 +37,7 @@ def collective(kind: str, group: Group, x: Tensor) -> Tensor:
         "max": lambda: group.all_reduce(x, "max"),
         "all_gather": lambda: group.all_gather(x, -1),
         "reduce_scatter": lambda: group.reduce_scatter(x, -1),
+        "all_to_all": lambda: group.all_to_all(x, -1),
         "broadcast": lambda: group.broadcast(x, group.size - 1),
     }[kind]()
 
@@ -86,6 +87,7 @@ def _several(rank: int, size: int) -> list[str]:
                     "max": reduce(torch.maximum, every),
                     "all_gather": torch.cat(every, -1),
                     "reduce_scatter": total[..., own],
+                    "all_to_all": torch.cat([x[..., own] for x in every], -1),
                     "broadcast": every[-1],
                 }[kind]
                 if bits(collective(kind, group, every[rank].clone())) != bits(wanted):
@@ -134,16 +136,18 @@ def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list
     group, wrong, t = sharing(rank, size), [], size
     for turn in range(3):
         every = [values(10 * turn + r, (elements, t), torch.float64) for r in range(size)]
-        inputs = [every[rank].clone() for _ in range(4)]
+        inputs = [every[rank].clone() for _ in range(5)]
         pending = [
             group.start_all_gather(inputs[0], 0),
             group.start_all_reduce(inputs[1]),
             group.start_reduce_scatter(inputs[2], 1),
             group.start_all_reduce(inputs[3], "max"),
+            group.start_all_to_all(inputs[4], 1),
         ]
         total = reduce(torch.add, every)
         wanted = [
-            torch.cat(every), total, total[:, rank : rank + 1], reduce(torch.maximum, every)
+            torch.cat(every), total, total[:, rank : rank + 1], reduce(torch.maximum, every),
+            torch.stack([x[:, rank] for x in every], 1),
         ]  # fmt: skip
         for which in order if rank == 0 else order[::-1]:
             if not torch.equal(pending[which].wait(), wanted[which]):
@@ -153,7 +157,7 @@ def _out_of_order(rank: int, size: int, order: list[int], elements: int) -> list
     return wrong
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [1, 3, 4, 0, 2]])
 @pytest.mark.parametrize("elements", [2, 2000])
 def test_waits_in_any_order(order: list[int], elements: int) -> None:
     assert run_ranks(_out_of_order, 2, order, elements, timeout=30) == [[], []]
