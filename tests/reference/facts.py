@@ -59,6 +59,7 @@ SCHEMAS = {
     "mpctl.attempt/1": "nodes/status.json of a run that goes on: all hosts and ranks, as the "
     "launcher knows them",
     "mpctl.bench/1": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
+    "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",
     "mpctl.checkpoint/1": "manifest.json of a checkpoint of 0.1.0, which is read: parameters are "
     "split along one dimension at most",

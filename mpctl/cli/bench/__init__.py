@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from mpctl.cli.bench.compare import compare
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.tensor_modes import tensor_modes
 from mpctl.cli.hints import HintingGroup
@@ -20,3 +21,4 @@ def bench() -> None:
 
 app.command()(scaling)
 app.command("tensor-modes")(tensor_modes)
+app.command()(compare)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from mpctl.cli.bench.finish import finish
 from mpctl.cli.bench.options import (
     AsJsonOption,
     DeviceOption,
@@ -44,13 +45,11 @@ def scaling(
     as_json: AsJsonOption = False,
 ) -> None:
     """Train JOB at each world size; print tokens/s, speed-up and efficiency."""
-    from mpctl.bench.folder import save_report
     from mpctl.bench.report import SCHEMA, bench_environment, load_warnings
     from mpctl.bench.runner import plan_cases, run_cases
     from mpctl.bench.scaling import ScalingReport, parse_worlds, scaling_cases, scaling_rows
     from mpctl.render.bench import print_scaling, run_view
     from mpctl.render.errors import print_warnings
-    from mpctl.render.json import print_json
     from mpctl.render.tasks import TaskBar
 
     chosen: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
@@ -81,8 +80,4 @@ def scaling(
         "results": [row for m in chosen for row in scaling_rows(timings, m)],
         "findings": {"steps_timed": len(timings[0].step_seconds)},
     }
-    save_report(folder, report)
-    if as_json:
-        print_json(report)
-    else:
-        print_scaling(report)
+    finish(folder, report, print_scaling, as_json=as_json)

@@ -1,0 +1,98 @@
+"""Reports are read back whole, or refused in a sentence; nothing in them is trusted."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpctl.bench.documents import number_of, read_report, read_reports, report_path, text_of
+from mpctl.errors import InputError
+from tests.bench.reports import ENVIRONMENT, made_report, row, write_report
+
+
+def test_a_folder_and_its_file_are_the_same_report(tmp_path):
+    document = made_report("kernels", [row("a", 1.0, flops=12, shape={"m": 4})])
+    file = write_report(tmp_path, document)
+    assert read_report(tmp_path, "A") == read_report(file, "A") == document
+    assert report_path(tmp_path) == file
+
+
+def without(table, key):
+    return {name: value for name, value in table.items() if name != key}
+
+
+WHOLE = made_report("kernels", [row("a", 1.0)])
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "not JSON": ("{", "bench-report", "is not valid JSON"),
+    "a list": ([], "bench-report", "JSON object"),
+    "deep": ("[" * 100_000, "bench-report", "is not valid JSON"),
+    "another schema": (WHOLE | {"schema": "mpctl.plan/1"}, "bench-schema", "mpctl.plan/1"),
+    "an older schema": (WHOLE | {"schema": "mpctl.bench.scaling/1"}, "bench-schema", "older"),
+    "no schema": (without(WHOLE, "schema"), "bench-schema", "None"),
+    "no bench": (without(WHOLE, "bench"), "bench-report", "bench"),
+    "an unknown bench": (WHOLE | {"bench": "coffee"}, "bench-report", "coffee"),
+    "no host": (WHOLE | {"environment": without(ENVIRONMENT, "host")}, "bench-report", "host"),
+    "cores as text": (WHOLE | {"environment": ENVIRONMENT | {"cores": "2"}}, "bench-report",
+                      "environment.cores"),
+    "no seconds": (WHOLE | {"results": [without(row("a", 1.0), "seconds")]}, "bench-report",
+                   "results.0.seconds"),
+    "no time": (WHOLE | {"results": [row("a", 0.0)]}, "bench-report", "results.0.seconds"),
+    "NaN": (WHOLE | {"results": [row("a", float("nan"))]}, "bench-report", "NaN"),
+    "infinite": (json.dumps(WHOLE).replace("1.0", "1e999"), "bench-report", "seconds"),
+    "not in order": (WHOLE | {"results": [row("a", 1.0) | {"seconds_min": 2}]}, "bench-report",
+                     "seconds_min 2"),
+    "twice": (WHOLE | {"results": [row("a", 1.0), row("a", 2.0)]}, "bench-report", "'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_report_is_refused(name, tmp_path):
+    document, rule, words = REFUSED[name]
+    write_report(tmp_path, document)
+    with pytest.raises(InputError) as refused:
+        read_report(tmp_path, "A")
+    (issue,) = refused.value.issues
+    assert (issue.rule, issue.where) == (rule, "A")
+    assert words in issue.message and issue.hint
+
+
+def test_missing_files_are_all_named_at_once(tmp_path):
+    (tmp_path / "latin.json").write_bytes(b"\xff")
+    with pytest.raises(InputError) as refused:
+        read_reports({"A": tmp_path / "none.json", "B": tmp_path / "latin.json"})
+    issues = [(issue.where, issue.rule) for issue in refused.value.issues]
+    assert issues == [("A", "bench-unreadable"), ("B", "bench-report")]
+
+
+def test_keys_of_a_bench_are_taken_with_care():
+    table = {"busbw": "fast", "sizes": {"tp": 2}, "is_rehearsal": True, "huge": 10**400,
+             "infinite": float("inf"), "axis": "tp"}  # fmt: skip
+    assert number_of(table, "sizes", "tp") == 2.0
+    for keys in (("busbw",), ("is_rehearsal",), ("huge",), ("infinite",), ("none",), ("axis", "x")):
+        assert number_of(table, *keys) is None
+    assert (text_of(table, "axis"), text_of(table, "sizes"), text_of(None, "axis")) == (
+        "tp",
+        "",
+        "",
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@given(key=st.sampled_from(sorted(WHOLE)), value=JSON)
+def test_any_value_is_read_or_refused(key, value, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_report(folder, json.dumps(WHOLE | {key: value}))
+    try:
+        report = read_report(folder, "A")
+    except InputError as error:
+        assert error.issues[0].hint
+    else:
+        assert report["schema"] == "mpctl.bench/1"
