@@ -13,10 +13,18 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 RunsOption = Annotated[
-    Path,
+    list[Path],
     typer.Argument(
-        help="A JSON list of runs: each has a job, with cluster.preset and "
-        "training.runtime, and its measured step."
+        help="Run directories, folders of a bench with runs in them, or JSON lists of runs: each "
+        "has a job, with cluster.preset and training.runtime, and its measured step."
+    ),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Preset of the cluster on which run directories were made, by name or file; by "
+        "default the one that has the cluster's name.",
+        show_default=False,
     ),
 ]
 OutOption = Annotated[
@@ -42,6 +50,7 @@ ProcessesOption = Annotated[
 def calibrate(
     runs: RunsOption,
     out: OutOption,
+    cluster: ClusterOption = None,
     priors: PriorsOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Iterations of the fit.")] = 10,
     cross: CrossOption = False,
@@ -59,7 +68,7 @@ def calibrate(
     from mpctl.calibrate.write import write_presets
     from mpctl.render.calibrate import print_fit
 
-    measured, prior_values = read_runs(_rows(runs)), _priors(priors)
+    measured, prior_values = read_runs(_rows(runs, cluster)), _priors(priors)
     constants = constants_of(measured)
     with open_evaluator(measured, constants, processes) as evaluate:
         fit = Fit(measured, constants, evaluate, prior_values)
@@ -87,7 +96,16 @@ def _priors(path: Path | None) -> dict[str, float]:
     return dict(values)
 
 
-def _rows(path: Path) -> list[dict[str, object]]:
+def _rows(paths: list[Path], cluster: str | None) -> list[dict[str, Any]]:
+    """The rows of all lists, and those of all run directories."""
+    from mpctl.calibrate.run_dirs import is_run_path, run_rows
+
+    runs = [path for path in paths if is_run_path(path)]
+    lists = [path for path in paths if path not in runs]
+    return [row for path in lists for row in _listed(path)] + run_rows(runs, cluster)
+
+
+def _listed(path: Path) -> list[dict[str, Any]]:
     from mpctl.errors import InputError
 
     document = _read(path)

@@ -3,9 +3,9 @@
 The factor is exp(1.645 s), s being a spread of the profile, made of the errors on runs that were
 left out of its fit so that nine of ten lie within (calibrate/spread.py): `spread` where the cluster
 is one of those measured, else `spread_apart`. Each further way in which a job lies outside the runs
-of the fit multiplies it by the profile's `widening`, and is told. A cluster that was measured itself
-(`mpctl bench machine`) has the `spread` of its own runs, which were launched by mpctl: its device
-and as many ranks as it has devices are then measured.
+of the fit multiplies it by the profile's `widening`, and is told. A cluster with a `spread` of its
+own (`mpctl bench machine`) was measured by runs of mpctl: its device and as many ranks as it has
+devices are then known.
 
 By hand, a spread of 0.05: factor 1.09; with a widening of 1.5, at a dtype that the profile was
 never measured at: 1.13.

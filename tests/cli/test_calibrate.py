@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 from mpctl.spec.runtime import RuntimeProfile
+from tests.calibrate.test_run_dirs import write_run
 from tests.cli.calls import Mpctl
 
 ROWS = json.loads((Path(__file__).parent.parent / "recorded" / "published_runs.json").read_text())
@@ -32,3 +33,14 @@ def test_bad_runs_are_refused(mpctl: Mpctl, tmp_path: Path) -> None:
         assert said.code == 2
         assert words in said.out + said.err
     assert mpctl("calibrate", str(tmp_path / "none.json"), "--out", str(tmp_path)).code == 2
+
+
+def test_run_directories_are_taken_as_they_lie(mpctl: Mpctl, tmp_path: Path) -> None:
+    for name, steps in (("tp1-r1", 0.8), ("tp1-r2", 0.9)):
+        write_run(tmp_path / "bench" / name, (steps,) * 3)
+    said = mpctl("calibrate", str(tmp_path / "bench"), "--out", str(tmp_path / "out"))
+    assert said.code == 0
+    assert "bench     2" in said.out
+    assert (tmp_path / "out" / "clusters" / "this-machine.toml").exists()
+    said = mpctl("calibrate", str(tmp_path), "--cluster", "none", "--out", str(tmp_path / "out"))
+    assert said.code == 2 and "none" in said.err
