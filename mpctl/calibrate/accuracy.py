@@ -7,9 +7,11 @@ Residuals are log(estimated / measured) by run id (`mpctl.calibrate.cross`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import exp
+from statistics import correlation
 
 from mpctl.calibrate.cross import Residuals
 from mpctl.calibrate.runs import Run, constants_of, get_prior, get_value
@@ -55,22 +57,20 @@ def samples_per_second(runs: Sequence[Run], residuals: Residuals) -> list[tuple[
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rank correlation of n pairs, 1 - 6 sum(d^2) / (n (n^2 - 1)), in -1..1.
+    """Spearman's rank correlation of the pairs, in -1..1: Pearson's of their ranks, where equal
+    values have the mean of the ranks that they take. Raises statistics.StatisticsError for fewer
+    than two pairs, and where all values of one side are equal.
 
-    Equal values are ranked in the order in which they stand.
+    >>> spearman([(1.0, 10.0), (2.0, 30.0), (3.0, 20.0)])  # 1 - 6 x 2 / (3 x 8)
+    0.5
     """
-    n = len(pairs)
-    first, second = _ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs])
-    squares = sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
-    return 1 - 6 * squares / (n * (n * n - 1))
+    return correlation(_ranks([a for a, _ in pairs]), _ranks([b for _, b in pairs]))
 
 
-def _ranks(values: Sequence[float]) -> list[int]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0] * len(order)
-    for rank, index in enumerate(order):
-        ranks[index] = rank
-    return ranks
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; of equal values each has the mean of theirs."""
+    in_order = sorted(values)
+    return [(bisect_left(in_order, v) + bisect_right(in_order, v) + 1) / 2 for v in values]
 
 
 def regret(pairs: Sequence[tuple[float, float]]) -> float:
