@@ -4,7 +4,7 @@ OUT/ .mpctl-bench    marks the folder as a bench's
      report.json     schema mpctl.bench/1, written whole after every round
      report.csv      its rows
      report.html, *.png, *.svg    page and pictures of the report
-     data/           data that all runs of the bench share
+     data/N/         prepared data that runs of the bench share
      CASE-rN/        a run directory for each round of a case
 """
 

@@ -1,116 +1,129 @@
-"""Launches the cases of a bench in alternation; their data are prepared once."""
+"""Runs the cases of a bench in rounds, A B C A B C, and hands out every run as it ends.
+
+Each run is a launch like `mpctl launch`'s, in OUT/CASE-rN with its records, reports and summary.
+The first round always runs to its end; further ones begin as long as the budget allows.
+
+By hand, 3 cases in 2 rounds of 12 steps are 6 runs and 72 steps of progress.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from statistics import median
 
-from mpctl.bench.folder import check_folder, take_folder
-from mpctl.bench.scaling import Case, Timing, timing_of
-from mpctl.errors import InputError, Issue, RunFailed
+from mpctl.bench.budget import Budget
+from mpctl.bench.cases import PlannedCase, with_data
+from mpctl.bench.folder import take_folder
+from mpctl.errors import RunFailed
 from mpctl.launch.backends.local import LocalCluster
-from mpctl.launch.launch_plan import LaunchPlan, plan_launch
-from mpctl.launch.node.machine import Machine, this_machine
-from mpctl.launch.preflight import check_launch, launch_warnings
-from mpctl.launch.set_up import Progress, prepare_data, set_up_run
-from mpctl.launch.supervise import run_launch
-from mpctl.planning.plan import Plan
+from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.set_up import Progress, set_up_run
+from mpctl.launch.summary import summarise
+from mpctl.launch.supervise import OnEvent, run_launch
 from mpctl.rundir.directory import RunDir
-from mpctl.rundir.rank_files import StepRecord
+from mpctl.rundir.rank_files import RankReport, StepRecord
+from mpctl.rundir.summary import WARM_UP_STEPS, RunSummary, write_summary
 
-MakePlan = Callable[[Mapping[str, object]], Plan]
-
-
-class RecordView(Protocol):
-    """What shows the records and events of a run as they come."""
-
-    def record(self, record: StepRecord) -> None:
-        """Show the record of a step."""
-
-    def event(self, message: str) -> None:
-        """Show a message."""
+TRAINING = "train the cases"
 
 
-OpenView = Callable[[str, LaunchPlan], AbstractContextManager[RecordView]]
+@dataclass(frozen=True)
+class CaseRun:
+    """One run of a case, which finished. round: its number from 0; records: of all its steps;
+    reports: of its ranks; summary: what it has beside the plan, as in RUN/summary.json."""
+
+    case: PlannedCase
+    round: int
+    run: RunDir
+    records: Sequence[StepRecord]
+    reports: Sequence[RankReport]
+    summary: RunSummary
+
+    @property
+    def steady(self) -> Sequence[StepRecord]:
+        """The records after the warm-up, or all where there are no more."""
+        return self.records[WARM_UP_STEPS:] or self.records
+
+    @property
+    def step_seconds(self) -> float:
+        """The median time of a step after the warm-up."""
+        return median(record["step_seconds"] for record in self.steady)
 
 
-def plan_cases(
-    make_plan: MakePlan, cases: Sequence[Case], out: Path, *, overwrite: bool
-) -> list[LaunchPlan]:
-    """A launch for every case. Raises InputError with the issues of all cases and of the folder
-    that they write, at once."""
-    machine = this_machine()
-    issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
-    launches: list[LaunchPlan] = []
-    for case in cases:
-        try:
-            plan = make_plan(case.settings)
-        except InputError as error:
-            issues += error.issues
-            continue
-        issues += check_launch(plan, machine)
-        if not issues:
-            launches.append(_launch(plan, machine, out / case.name))
-    if issues:
-        raise InputError(dict.fromkeys(issues))
-    return launches
+@dataclass(frozen=True)
+class Watch:
+    """What is told while cases run. on_progress: (stage, done, total), in steps of all runs
+    together; on_title: the title of a run that begins; on_event: a message for people."""
 
-
-def _launch(plan: Plan, machine: Machine, path: Path) -> LaunchPlan:
-    warnings = tuple(launch_warnings(plan.job, machine))
-    return plan_launch(plan, RunDir(path), machine, warnings=warnings)
+    on_progress: Progress
+    on_title: Callable[[str], None] = lambda title: None
+    on_event: OnEvent = lambda message: None
 
 
 def run_cases(
-    cases: Sequence[Case],
-    launches: Sequence[LaunchPlan],
-    *,
-    out: Path,
-    repeats: int,
-    open_view: OpenView,
-    on_progress: Progress,
-) -> list[Timing]:
-    """Run every case `repeats` times, in the order A B C A B C, and time its steps. Raises
-    RunFailed at the first run that fails."""
-    records: list[list[list[StepRecord]]] = [[] for _ in cases]
+    cases: Sequence[PlannedCase], out: Path, *, command: str, rounds: int, budget: Budget,
+    watch: Watch,
+) -> Iterator[CaseRun]:  # fmt: skip
+    """Every run of every case as it ends, in at most so many rounds. `out` is taken over and the
+    data are prepared before the first.
+
+    command: the command line, noted in each summary. Raises RunFailed at the first run that fails,
+    KeyboardInterrupt when one was stopped, InputError when `out` or a corpus cannot be used.
+    """
     take_folder(out)
-    shared = _with_data(launches, out, on_progress)
-    for repeat in range(1, repeats + 1):
-        for index, (case, launch) in enumerate(zip(cases, shared, strict=True)):
-            run = RunDir(out / f"{case.name}-r{repeat}")
-            title = f"world {case.world} (tp {case.tp} x dp {case.dp}), run {repeat}/{repeats}"
-            records[index].append(_run_one(replace(launch, run=run), title, open_view))
-    predictions = [launch.job.launch.predicted_step_seconds for launch in shared]
-    return [timing_of(*each) for each in zip(cases, records, predictions, strict=True)]
+    ready = list(with_data(cases, out, watch.on_progress))
+    done, each_round = 0, sum(case.job.training.steps for case in ready)
+    for number in budget.rounds(rounds):
+        for case in ready:
+            watch.on_title(f"{case.title}, round {number + 1} of {rounds}")
+            steps = _Steps(watch.on_progress, done, rounds * each_round)
+            run = RunDir(out / f"{case.name}-r{number + 1}")
+            summary = _run(case, run, command, steps, watch.on_event)
+            done += case.job.training.steps
+            steps.tell(case.job.training.steps)
+            yield CaseRun(case, number, run, list(run.records()), run.rank_reports(), summary)
 
 
-def _with_data(
-    launches: Sequence[LaunchPlan], out: Path, on_progress: Progress
-) -> list[LaunchPlan]:
-    """The launches, all with the same prepared data: the job's, or a corpus prepared in `out`."""
-    first = launches[0]
-    if first.job.data.path is not None:
-        return list(launches)
-    prepare_data(replace(first, run=RunDir(out)), on_progress)
-    return [_with_path(launch, RunDir(out).data.resolve()) for launch in launches]
+def group_runs(runs: Sequence[CaseRun]) -> Mapping[str, list[CaseRun]]:
+    """The runs by the name of their case, in the order in which cases first ran."""
+    groups: dict[str, list[CaseRun]] = {}
+    for run in runs:
+        groups.setdefault(run.case.name, []).append(run)
+    return groups
 
 
-def _with_path(launch: LaunchPlan, data: Path) -> LaunchPlan:
-    settings = launch.job.data.model_copy(update={"path": str(data)})
-    job = launch.job.model_copy(update={"data": settings})
-    files = {**launch.files, "job.json": job.model_dump_json(indent=1) + "\n"}
-    return replace(launch, job=job, files=files)
+@dataclass(frozen=True)
+class _Steps:
+    """The progress of one run among all runs. before: steps of earlier runs."""
+
+    on_progress: Progress
+    before: int
+    total: int
+
+    def tell(self, step: int) -> None:
+        """Report that this run has reached a step."""
+        self.on_progress(TRAINING, self.before + step, self.total)
+
+    def record(self, record: StepRecord) -> None:
+        """The same, of a step's record."""
+        self.tell(record["step"])
 
 
-def _run_one(launch: LaunchPlan, title: str, open_view: OpenView) -> list[StepRecord]:
+def _run(
+    case: PlannedCase, run: RunDir, command: str, steps: _Steps, on_event: OnEvent
+) -> RunSummary:
+    """Launch a case once and write its summary."""
+    launch: LaunchPlan = replace(case.launch, run=run)
     set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
-    with open_view(title, launch) as view:
-        outcome = run_launch(launch, LocalCluster.of(launch.run), view.record, view.event)
+    steps.tell(0)
+    with run.locked():
+        outcome = run_launch(launch, LocalCluster.of(run), steps.record, on_event)
+        summary = summarise(case.plan, launch, outcome, command=command)
+        write_summary(run.summary, summary)
     if outcome.status == "stopped":
         raise KeyboardInterrupt
     if outcome.failure is not None:
-        raise RunFailed(f"{title}: {outcome.failure}; its log: {outcome.failure.log}")
-    return list(launch.run.records())
+        raise RunFailed(f"{case.title}: {outcome.failure}; its log: {outcome.failure.log}")
+    return summary

@@ -11,7 +11,7 @@ the cores of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 from statistics import median
@@ -19,14 +19,14 @@ from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl.bench.cases import TIMED_SETTINGS
 from mpctl.bench.report import BenchEnvelope, BenchRow, spread
+from mpctl.bench.runner import CaseRun
 from mpctl.errors import InputError
-from mpctl.rundir.rank_files import StepRecord
 from mpctl.spec.job import JobSpec
 
 Mode = Literal["strong", "weak"]
 Along = Literal["job", "tp", "dp"]
-WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Case:
     modes: tuple[Mode, ...]
 
     @property
-    def settings(self) -> dict[str, int | bool]:
+    def settings(self) -> Mapping[str, object]:
         """The settings that make the job this case, without validations and checkpoints."""
         return {
             "cluster.nodes": 1,
@@ -48,9 +48,7 @@ class Case:
             "parallel.tp": self.tp,
             "parallel.dp": self.dp,
             "training.global_batch_size": self.global_batch_size,
-            "training.eval_samples": 0,
-            "checkpoint.interval": 0,
-            "checkpoint.at_end": False,
+            **TIMED_SETTINGS,
         }
 
     @property
@@ -114,18 +112,16 @@ class Timing:
         return self.tokens_per_step / self.seconds
 
 
-def timing_of(
-    case: Case, records: Iterable[Sequence[StepRecord]], predicted: float | None
-) -> Timing:
-    """The timing of a case from the records of each of its repeats."""
-    steady = [record for repeat in records for record in repeat[WARM_UP_STEPS:] or repeat]
-    first = steady[0]
+def timing_of(case: Case, runs: Sequence[CaseRun]) -> Timing:
+    """The timing of a case from its runs, at least one."""
+    steady = [record for run in runs for record in run.steady]
+    first = runs[0].case
     return Timing(
         case=case,
         step_seconds=tuple(record["step_seconds"] for record in steady),
         cpu_seconds=tuple(record["cpu_seconds"] for record in steady),
-        tokens_per_step=first["tokens"] // first["step"],
-        predicted=predicted,
+        tokens_per_step=first.tokens_per_step,
+        predicted=first.job.launch.predicted_step_seconds,
     )
 
 

@@ -40,7 +40,7 @@ def set_up_run(
             set_aside(folder)
         for name, text in plan.files.items():
             write_whole(run.path / name, text)
-        return prepare_data(plan, on_progress)
+        return prepare_data(plan, on_progress, run.data)
     except BaseException as error:
         if not resume:
             run.abandon()
@@ -49,16 +49,15 @@ def set_up_run(
         raise
 
 
-def prepare_data(plan: LaunchPlan, on_progress: Progress) -> Prepared | None:
-    """Prepare the job's corpus in RUN/data; None when it is there already or the job names prepared
-    data. The tokenizer leaves the ids of the family's special tokens free."""
+def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared | None:
+    """Prepare the job's corpus in `out`, such as RUN/data; None when it is there already or the job
+    names prepared data. The tokenizer leaves the ids of the family's special tokens free."""
     from mpctl.data.manifest import MANIFEST
     from mpctl.data.prepare import prepare
     from mpctl.data.special import added_tokens, missing_tokens
     from mpctl.data.tokenizer import find_tokenizer
 
     data, model = plan.job.data, plan.job.model
-    out = plan.run.path / "data"
     if data.path is not None or (out / MANIFEST).exists():
         return None
     assert model is not None and data.corpus is not None

@@ -7,9 +7,7 @@ from rich.text import Text
 
 from mpctl.bench.report import load_warnings
 from mpctl.bench.scaling import ScalingReport, ScalingRow
-from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.render.console import get_console, plain_table
-from mpctl.render.run import RunView
 from mpctl.units import plural, seconds_text
 
 FORMULA = (
@@ -21,13 +19,6 @@ MODES = {
     "strong": "Strong scaling: the same global batch, shared by more ranks",
     "weak": "Weak scaling: the global batch grows with the ranks",
 }
-
-
-def run_view(title: str, launch: LaunchPlan) -> RunView:
-    """A run's view under a line that says which run it is."""
-    view = RunView(launch.job.training.steps, launch.job.launch.predicted_step_seconds)
-    view.console.print(Text(title, style="bold"))
-    return view
 
 
 def print_scaling(report: ScalingReport) -> None:

@@ -6,12 +6,15 @@ import pytest
 
 from mpctl.bench.folder import check_folder, save_report, take_folder
 from mpctl.bench.report import load_warnings
+from mpctl.bench.runner import CaseRun
 from mpctl.bench.scaling import Case, parse_worlds, scaling_cases, scaling_rows, timing_of
 from mpctl.cli.app import run
 from mpctl.errors import InputError
 from mpctl.render.bench import print_scaling
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import write_marker
 from mpctl.spec.load import load_job
+from tests.bench.small_jobs import planned_case, small_settings, step_records
 
 
 def job(**overrides):
@@ -42,10 +45,12 @@ def test_bad_worlds_are_refused(text):
         parse_worlds(text)
 
 
-def records(seconds):
+def ran(*rounds, predicted=None):
+    """The runs of a case of 100 tokens a step, from the seconds of its steps in each round."""
+    case = planned_case(tokens=100, predicted=predicted)
     return [
-        {"step": n, "tokens": 100 * n, "step_seconds": s, "cpu_seconds": s / 2}
-        for n, s in enumerate(seconds, 1)
+        CaseRun(case, number, RunDir("out"), step_records(seconds), [], {})
+        for number, seconds in enumerate(rounds)
     ]
 
 
@@ -54,8 +59,8 @@ def test_rows_by_hand():
     one = Case(1, 1, 1, 16, ("strong",))
     two = Case(2, 2, 1, 16, ("strong",))
     timings = [
-        timing_of(one, [records([9, 9, 1.0, 1.1]), records([9, 9, 0.9, 1.0])], None),
-        timing_of(two, [records([9, 9, 0.625])], 0.5),
+        timing_of(one, ran([9, 9, 1.0, 1.1], [9, 9, 0.9, 1.0])),
+        timing_of(two, ran([9, 9, 0.625], predicted=0.5)),
     ]
     first, second = scaling_rows(timings, "strong")
     assert first["tokens_per_second"] == pytest.approx(100)
@@ -64,29 +69,15 @@ def test_rows_by_hand():
     assert second["predicted_seconds"] == 0.5
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(24):
-        words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
-        (folder / f"{number}.txt").write_text(words)
-    return folder
-
-
-def bench(corpus, out, *more):
-    corpus_setting = f"data.corpus={json.dumps([str(corpus)])}"
-    shape = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 64, "vocab": 512, "seq_length": 32}
-    sets = [f"model.{key}={value}" for key, value in shape.items()]
-    sets += [corpus_setting, "model.max_positions=32", "model.head_dim=16", "model.kv_heads=2"]
+def bench(texts, out, *more):
+    sets = [f"{key}={json.dumps(value)}" for key, value in small_settings(texts).items()]
     flags = [flag for setting in sets for flag in ("--set", setting)]
     return ["bench", "scaling", "demo", *flags, "--out", str(out), "--json", *more]
 
 
 @pytest.mark.slow
-def test_a_real_bench_of_two_worlds(corpus, tmp_path, capfd):
-    code = run(
-        bench(corpus, tmp_path / "out", "--world", "1,2", "--mode", "strong", "--steps", "4")
-    )
+def test_a_real_bench_of_two_worlds(texts, tmp_path, capfd):
+    code = run(bench(texts, tmp_path / "out", "--world", "1,2", "--mode", "strong", "--steps", "4"))
     captured = capfd.readouterr()
     assert code == 0, captured.err
     report = json.loads(captured.out)
@@ -96,7 +87,7 @@ def test_a_real_bench_of_two_worlds(corpus, tmp_path, capfd):
     assert all(row["tokens_per_second"] > 0 for row in report["results"])
     assert not (tmp_path / "out" / "strong-1-r1" / "checkpoints").exists()
     assert (tmp_path / "out" / ".mpctl-bench").exists()
-    again = bench(corpus, tmp_path / "out", "--world", "1,2", "--steps", "4")
+    again = bench(texts, tmp_path / "out", "--world", "1,2", "--steps", "4")
     assert run(again) == 2  # the first report stays
     assert "--overwrite" in json.loads(capfd.readouterr().out)["issues"][0]["hint"]
     assert report == json.loads((tmp_path / "out" / "report.json").read_text())
@@ -150,10 +141,10 @@ def test_a_load_above_the_cores_is_said(capsys):
     assert "the load average is 7.8 on 2 cores" in " ".join(capsys.readouterr().out.split())
 
 
-def test_every_bad_case_is_named_before_any_run(corpus, tmp_path, capfd):
+def test_every_bad_case_is_named_before_any_run(texts, tmp_path, capfd):
     """Two heads do not divide by 4 ranks, the batch of 16 not by 5 replicas."""
     out = tmp_path / "out"
-    assert run(bench(corpus, out, "--world", "1,4,5", "--along", "tp")) == 2
+    assert run(bench(texts, out, "--world", "1,4,5", "--along", "tp")) == 2
     rules = {issue["rule"] for issue in json.loads(capfd.readouterr().out)["issues"]}
     assert {"tp-divides-heads"} <= rules
     assert not out.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -45,10 +46,19 @@ def scaling(
     as_json: AsJsonOption = False,
 ) -> None:
     """Train JOB at each world size; print tokens/s, speed-up and efficiency."""
+    from mpctl.bench.budget import Budget
+    from mpctl.bench.cases import RunCase, case_warnings, plan_cases
     from mpctl.bench.report import SCHEMA, bench_environment, load_warnings
-    from mpctl.bench.runner import plan_cases, run_cases
-    from mpctl.bench.scaling import ScalingReport, parse_worlds, scaling_cases, scaling_rows
-    from mpctl.render.bench import print_scaling, run_view
+    from mpctl.bench.runner import Watch, group_runs, run_cases
+    from mpctl.bench.scaling import (
+        ScalingReport,
+        parse_worlds,
+        scaling_cases,
+        scaling_rows,
+        timing_of,
+    )
+    from mpctl.launch.node.machine import this_machine
+    from mpctl.render.bench import print_scaling
     from mpctl.render.errors import print_warnings
     from mpctl.render.tasks import TaskBar
 
@@ -63,13 +73,15 @@ def scaling(
     base = source.plan().job
     cases = scaling_cases(base, worlds, along=along, modes=chosen)
     folder = bench_folder("scaling", out, overwrite=overwrite)
-    launches = plan_cases(source.plan, cases, folder, overwrite=overwrite)
-    launch_warnings = dict.fromkeys(w for launch in launches for w in launch.warnings)
-    print_warnings([*launch_warnings, *load_warnings(environment)])
-    with TaskBar() as bar:
-        timings = run_cases(
-            cases, launches, out=folder, repeats=repeats, open_view=run_view, on_progress=bar.update
-        )
+    to_run = [RunCase(case.name, partial(source.plan, case.settings)) for case in cases]
+    planned = plan_cases(to_run, folder, this_machine(), overwrite=overwrite)
+    print_warnings([*case_warnings(planned), *load_warnings(environment)])
+    with TaskBar(lines=True) as bar:
+        runs = group_runs(list(run_cases(
+            planned, folder, command=command_text(), rounds=repeats, budget=Budget(),
+            watch=Watch(bar.update),
+        )))  # fmt: skip
+    timings = [timing_of(case, runs[case.name]) for case in cases]
     report: ScalingReport = {
         "schema": SCHEMA,
         "bench": "scaling",

@@ -1,0 +1,125 @@
+"""The cases of a bench that trains: each a named job, planned and checked before any of them runs.
+
+Cases with the same corpus, tokenizer and vocabulary share one prepared copy of it in OUT/data. All
+issues of all cases are reported at once.
+
+By hand, tp 1 and tp 2 of one model read OUT/data/1; a model with another vocabulary reads
+OUT/data/2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mpctl.bench.folder import DATA, check_folder
+from mpctl.errors import InputError, Issue
+from mpctl.families import special_tokens
+from mpctl.launch.launch_plan import LaunchPlan, plan_launch
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.preflight import check_launch, launch_warnings
+from mpctl.launch.set_up import Progress, prepare_data
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.job import JobSpec
+
+TIMED_SETTINGS: Mapping[str, object] = {
+    "training.eval_samples": 0, "checkpoint.interval": 0, "checkpoint.at_end": False,
+}  # fmt: skip
+"""Settings of a job whose steps are timed: no validations, no checkpoints."""
+
+
+@dataclass(frozen=True)
+class RunCase:
+    """A job to be run. name: unlike those of all other cases, with characters that a file name may
+    have; make_plan: returns the legal plan, or raises InputError with every issue; title: the case
+    as people read it, by default the name."""
+
+    name: str
+    make_plan: Callable[[], Plan]
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """A case with its plan, and the launch that every round repeats in a directory of its own."""
+
+    name: str
+    title: str
+    plan: Plan
+    launch: LaunchPlan
+
+    @property
+    def job(self) -> JobSpec:
+        """The job as it is launched, with device and threads filled in."""
+        return self.launch.job
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all ranks together in one step. Raises AssertionError without a model."""
+        assert self.plan.layout is not None, "a case trains a model"
+        return self.plan.layout.tokens_per_step
+
+
+def plan_cases(
+    cases: Sequence[RunCase], out: Path, machine: Machine, *, overwrite: bool
+) -> list[PlannedCase]:
+    """Every case with its plan, in this order. Raises InputError with the issues of all cases and
+    of the folder `out` that they write, at once."""
+    issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
+    planned: list[PlannedCase] = []
+    for case in cases:
+        try:
+            plan = case.make_plan()
+        except InputError as error:
+            issues += error.issues
+            continue
+        issues += check_launch(plan, machine)
+        if not issues:
+            planned.append(_planned(case, plan, machine, out))
+    if issues:
+        raise InputError(dict.fromkeys(issues))
+    return planned
+
+
+def _planned(case: RunCase, plan: Plan, machine: Machine, out: Path) -> PlannedCase:
+    warnings = tuple(launch_warnings(plan.job, machine))
+    launch = plan_launch(plan, RunDir(out / case.name), machine, warnings=warnings)
+    return PlannedCase(case.name, case.title or case.name, plan, launch)
+
+
+def case_warnings(cases: Iterable[PlannedCase]) -> list[str]:
+    """What there is to warn of before the cases run, each thing once."""
+    return list(dict.fromkeys(text for case in cases for text in case.launch.warnings))
+
+
+def with_data(
+    cases: Sequence[PlannedCase], out: Path, on_progress: Progress
+) -> Iterator[PlannedCase]:
+    """The cases with prepared data: those that their jobs name, or a corpus that is prepared here
+    in OUT/data, once for all cases that read the same of it."""
+    folders: dict[object, Path] = {}
+    for case in cases:
+        if case.job.data.path is not None:
+            yield case
+            continue
+        key = _corpus_key(case.job)
+        if key not in folders:
+            folders[key] = (out / DATA / str(len(folders) + 1)).resolve()
+            prepare_data(case.launch, on_progress, folders[key])
+        yield replace(case, launch=_with_path(case.launch, folders[key]))
+
+
+def _corpus_key(job: JobSpec) -> tuple[object, ...]:
+    """Everything that prepared data depend on."""
+    assert job.model is not None, "a case trains a model"
+    data = job.data.model_dump_json()
+    return data, job.model.vocab, tuple(special_tokens(job.model)), job.training.seed
+
+
+def _with_path(launch: LaunchPlan, data: Path) -> LaunchPlan:
+    settings = launch.job.data.model_copy(update={"path": str(data)})
+    job = launch.job.model_copy(update={"data": settings})
+    files = {**launch.files, "job.json": job.model_dump_json(indent=1) + "\n"}
+    return replace(launch, job=job, files=files)
