@@ -39,7 +39,7 @@ class Accuracy(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class HeldFigure:
     """A figure of one layout as it was predicted and as it was measured, both above 0.
 
     is_inside: whether the measurement lies within the prediction's band; None where it has none.
@@ -54,7 +54,7 @@ class Comparison:
     def error(self) -> float:
         """By how much the prediction is too high, as a share of the measurement.
 
-        >>> Comparison("tp2", predicted=3.0, measured=4.0).error
+        >>> HeldFigure("tp2", predicted=3.0, measured=4.0).error
         -0.25
         """
         return self.predicted / self.measured - 1
@@ -66,7 +66,7 @@ NOTHING: Accuracy = {
 }  # fmt: skip
 
 
-def accuracy_of(comparisons: Sequence[Comparison]) -> Accuracy:
+def accuracy_of(comparisons: Sequence[HeldFigure]) -> Accuracy:
     """How good these predictions were, all together."""
     if not comparisons:
         return {**NOTHING}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from mpctl.bench.accuracy import Comparison, accuracy_of
+from mpctl.bench.accuracy import HeldFigure, accuracy_of
 
 
-def compared(*pairs: tuple[float, float], inside: str = "") -> list[Comparison]:
+def compared(*pairs: tuple[float, float], inside: str = "") -> list[HeldFigure]:
     """Comparisons of (predicted, measured); inside: y, n or - (no band) for each."""
     answers = [{"y": True, "n": False}.get(mark) for mark in inside.ljust(len(pairs), "-")]
     return [
-        Comparison(f"layout {number}", *pair, is_inside=answer)
+        HeldFigure(f"layout {number}", *pair, is_inside=answer)
         for number, (pair, answer) in enumerate(zip(pairs, answers, strict=True))
     ]
 
