@@ -74,6 +74,12 @@ PARTS = (
         "launching kernels, where it takes longer than they do",
         "host time that kernels do not hide, work of once a step, and the status of all ranks",
     ),
+    StepPart(
+        "contention",
+        "waiting for a core that another rank uses",
+        "work of all ranks of a node / its cores, where that takes longer than the step of ranks "
+        "that have a core each",
+    ),
 )
 
 
@@ -94,6 +100,7 @@ class StepTime:
     bubble: float
     optimizer: float
     other: float
+    contention: float
     model_flops: float
     hardware_flops: float
     peak: float
@@ -107,7 +114,7 @@ class StepTime:
     def total(self) -> float:
         """Seconds of the whole step."""
         return (self.compute + self.tp + self.cp + self.pp + self.dp + self.bubble
-                + self.optimizer + self.other)  # fmt: skip
+                + self.optimizer + self.other + self.contention)  # fmt: skip
 
     @property
     def low(self) -> float:

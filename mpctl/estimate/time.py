@@ -7,8 +7,9 @@ gathers parameters beside each pass. Those seconds, and those of a message betwe
 through the schedule (makespan.py). When its own last action has ended, a stage starts its sums of
 once a step: gradients over dp, as far as they were not hidden behind its last backward, and the
 parameters that it shares; then the optimizer moves its bytes. The step is over when the last stage
-is. Of that the busiest stage's own work is compute, tp, cp, dp, optimizer and other (host, once a
-step); bubble is what it waits where messages between stages take no time, pp what those add.
+is, and the cores have done the work of all ranks that share them (contention.py). Of that the
+busiest stage's own work is compute, tp, cp, dp, optimizer and other (host, once a step); bubble is
+what it waits where messages between stages take no time, pp what those add.
 
 By hand, 1F1B on 2 stages that take F = 1, B = 2 and F = 2, B = 4, m = 3, no messages: stage 1 waits
 1 and works 18, then stage 0 does its last backward: 1 + 18 + 2 = 21, compute 18 and bubble 3.
@@ -23,6 +24,7 @@ from functools import cached_property
 from mpctl.estimate.band import find_band
 from mpctl.estimate.closing import ClosingTimes, closing_times
 from mpctl.estimate.communication import local_parameters
+from mpctl.estimate.contention import contention_seconds
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.host import pipeline_host
 from mpctl.estimate.kernels import MissingFigure, device_speed
@@ -32,6 +34,7 @@ from mpctl.estimate.messages import StepMessages
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.estimate.op_times import OpTimes, cover_backwards, pace
 from mpctl.estimate.p2p import transfers
+from mpctl.estimate.stage_keys import stage_keys
 from mpctl.estimate.step import StepTime as StepTime  # what the clock is asked for
 from mpctl.estimate.work import OperatorTimer
 from mpctl.layout.job_layout import JobLayout
@@ -84,7 +87,7 @@ class StepTimeModel:
     def seconds(self) -> float:
         """Seconds of the step without its parts, which take longer to find. Raises MissingLink
         where a link has no bandwidth."""
-        return self._end + self._host_step
+        return self._end + self._host_step + self._contention
 
     @cached_property
     def _after(self) -> list[float]:
@@ -98,11 +101,24 @@ class StepTimeModel:
         stages = zip(self.pipeline.ends(), self._after, self._closing, strict=True)
         return max(end + after + closing.pp for end, after, closing in stages)
 
+    @cached_property
+    def _works(self) -> list[float]:
+        """Seconds of each stage in its passes, waits for other stages aside."""
+        m = self.job.num_microbatches
+        return [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in self.passes]
+
+    @cached_property
+    def _contention(self) -> float:
+        """What ranks add that take turns on too few cores."""
+        stages = zip(self._works, self._after, self._closing, strict=True)
+        works = [work + after + closing.pp + self._host_step for work, after, closing in stages]
+        sharing = self.job.cluster.ranks_per_core
+        return contention_seconds(works, sharing, self._end + self._host_step)
+
     def step(self) -> StepTime:
         """The time of the step. Raises MissingLink where a link has no bandwidth."""
-        own, late = self.passes, self._end
+        own, late, works = self.passes, self._end, self._works
         m = self.job.num_microbatches
-        works = [m * sum(p.chunk.forward + p.chunk.backward for p in row) for row in own]
         closing, optimizer, after = self._closing, self._optimizer, self._after
         busiest = max(range(len(own)), key=lambda s: works[s] + after[s])
         row, once = own[busiest], closing[busiest]
@@ -123,6 +139,7 @@ class StepTimeModel:
             bubble=bubble,
             optimizer=optimizer[busiest],
             other=other + once.world + self._host_step,
+            contention=self._contention,
             model_flops=model_flops,
             hardware_flops=hardware,
             peak=speed.peak,
@@ -162,19 +179,7 @@ class StepTimeModel:
 
     @cached_property
     def _stage_keys(self) -> list[Hashable]:
-        """What the seconds of a stage follow from, whatever its number: equal ones take as long."""
-        keys: list[Hashable] = []
-        shared = self.layout.shared_parameters
-        for stage in range(len(self.layout.stages)):
-            slices = self.layout.stage_slices(stage)
-            ends = [id(end) for part in slices for end in part.ends]
-            layers = [
-                n for part in slices for count, flow in part.blocks for n in (count, id(flow))
-            ]
-            names = [name for name, stages in shared.items() if stage in stages]
-            is_loss = stage == self.layout.loss_stage
-            keys.append((*ends, -1, *layers, *names, is_loss))
-        return keys
+        return stage_keys(self.layout)
 
     def _pass(self, stage: int, chunk: int) -> ChunkPass:
         work = OpTimes()

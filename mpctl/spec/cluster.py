@@ -176,6 +176,11 @@ class ClusterSpec(StrictModel):
         None, description="ranks (GPUs) on each host; as many as the layout needs when absent"
     )
     device: DeviceSpec | None = Field(None, description="a device preset's name, or its table")
+    cores: Count | None = Field(
+        None,
+        description="cores of a node that its ranks share, where the device is one core (kind "
+        "cpu); more ranks than cores take turns; a core for each rank when absent",
+    )
     nvlink_domain: Count | None = Field(
         None,
         description="GPUs that the intra_node link joins, over several nodes (72 of an NVL72, 18 "
@@ -204,6 +209,13 @@ class ClusterSpec(StrictModel):
         "(`mpctl bench machine`): 9 of 10 lie within 1.645 of it",
     )
     source: str | None = Field(None, description="where the figures come from")
+
+    @property
+    def ranks_per_core(self) -> float:
+        """How many ranks take turns on a core; 1 where each has a core, or a device, of its own."""
+        if self.cores is None or self.device is None or not self.device.is_cpu:
+            return 1.0
+        return max((self.gpus_per_node or 1) / self.cores, 1.0)
 
     @property
     def usable_bytes(self) -> int | None:

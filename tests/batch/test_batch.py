@@ -68,7 +68,7 @@ def test_a_line_is_answered_as_plan_would() -> None:
     peaks = found["peak_memory_bytes"]
     assert peaks["allocated"] <= peaks["reserved"] <= peaks["device"]
     assert found["fits"] is True
-    parts = ["compute", "tp", "pp", "dp", "bubble", "optimizer", "other"]
+    parts = ["compute", "tp", "pp", "dp", "bubble", "optimizer", "other", "contention"]
     assert list(found["breakdown"]) == parts
     assert math.isclose(sum(found["breakdown"].values()), time.total, rel_tol=1e-12)
 
