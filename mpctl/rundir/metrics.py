@@ -111,7 +111,7 @@ def foreign_text(path: Path, numbers: list[int]) -> str:
 
 
 def _is_valid(key: str, value: object) -> bool:
-    if key.endswith("validation_losses"):
+    if key.endswith("validation_losses") or key == "communication_seconds":
         return isinstance(value, dict) and all(map(is_number, value.values()))
     return is_number(value) or not key.endswith("validation_loss")
 

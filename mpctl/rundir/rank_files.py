@@ -38,8 +38,10 @@ class StepRecord(RequiredStepFields, total=False):
     validation_loss: after this step, where one was due; validation_losses: of further corpora by
     name; initial_*: before the first step, in the record of step 1. save_stall_seconds: how long
     training waited for saving since the record before; save_seconds: duration of the save that was
-    published meanwhile. People may add keys; readers
-    keep every number they find.
+    published meanwhile. communication_seconds: by axis, how long rank 0 was in collectives during
+    the step and computed nothing (transport/timing.py), {"dp_cp": 0.003, "tp": 0.02}; empty of one
+    rank, absent in records of older versions. People may add keys; readers keep every number that
+    they find.
     """
 
     time: float
@@ -57,6 +59,7 @@ class StepRecord(RequiredStepFields, total=False):
     initial_validation_losses: dict[str, float]
     save_stall_seconds: float
     save_seconds: float
+    communication_seconds: dict[str, float]
 
 
 class SaveTimes(TypedDict):
@@ -99,7 +102,10 @@ class RankReport(TypedDict):
 
     step_memory: bytes of one steady step by kind (parameters, gradients, optimizer, activations,
     peak); a kind that could not be counted is None, and all are absent when no step was watched.
-    saves: of this attempt; older versions did not write them.
+    saves: of this attempt. communication_seconds: by axis, medians of how long the rank was in
+    collectives in a step and computed nothing; communication_share: the median of their sum over
+    the step's duration; both over the last steps of this attempt without its first
+    (runtime/step_record.py). Older versions wrote neither these nor saves.
     """
 
     rank: int
@@ -111,6 +117,8 @@ class RankReport(TypedDict):
     step_traffic: Traffic
     validation: ValidationReport | None
     saves: NotRequired[list[SaveTimes]]
+    communication_seconds: NotRequired[dict[str, float]]
+    communication_share: NotRequired[float]
 
 
 class FailureRecord(TypedDict):

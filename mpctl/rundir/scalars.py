@@ -1,8 +1,9 @@
 """A record of metrics.jsonl as named numbers: what plots, metrics.csv and TensorBoard show.
 
 A number's name is its key in the record. Lists and tables become numbers: `memory_bytes` is that of
-the fullest rank, `validation_losses` of a corpus NAME becomes `validation_loss/NAME`. The
-validation before the first step is written in step 1's record and becomes numbers of step 0.
+the fullest rank, `validation_losses` of a corpus NAME becomes `validation_loss/NAME`,
+`communication_seconds` of an axis becomes `communication_seconds/AXIS`. The validation before the
+first step is written in step 1's record and becomes numbers of step 0.
 
 >>> record = {"step": 1, "memory_bytes": [7, 9], "initial_validation_loss": 6.0}
 >>> [tuple(point) for point in points(record)]
@@ -29,6 +30,11 @@ COLUMNS = (
     "memory_bytes",
 )
 """The order of metrics.csv's columns; further numbers of a record follow by name."""
+TABLES = {
+    "validation_losses": "validation_loss",
+    "communication_seconds": "communication_seconds",
+}
+"""Tables of numbers by name: their key in a record, and how their numbers' names begin."""
 NOT_MEASURED = ("step", "time", "predicted_step_seconds")
 INITIAL = "initial_"
 
@@ -55,8 +61,8 @@ def scalars(record: Mapping[str, object]) -> dict[str, float]:
     for key, value in record.items():
         if key in NOT_MEASURED or key.startswith(INITIAL):
             continue
-        if key == "validation_losses" and isinstance(value, dict):
-            numbers |= {f"validation_loss/{name}": v for name, v in value.items() if is_number(v)}
+        if key in TABLES and isinstance(value, dict):
+            numbers |= {f"{TABLES[key]}/{name}": v for name, v in value.items() if is_number(v)}
         elif key == "memory_bytes" and isinstance(value, list):
             numbers |= {key: max(value)} if value and all(map(is_number, value)) else {}
         elif is_number(value):

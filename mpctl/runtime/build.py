@@ -60,10 +60,16 @@ def build_trainer(
     the data, a checkpoint or the initial weights cannot be read.
     """
     torch.set_num_threads(job.launch.threads_per_rank or 1)
-    device, record = environment.device, environment.traffic.record
-    log = environment.log
-    grid = job_grid(job)
-    mesh = build_mesh(topology, rank, device, launch=job.launch, grid=grid, record=record, log=log)
+    mesh = build_mesh(
+        topology,
+        rank,
+        environment.device,
+        launch=job.launch,
+        grid=job_grid(job),
+        record=environment.traffic.record,
+        log=environment.log,
+        timer=environment.communication,
+    )
     trainer = _assemble(run_dir, PipelinePartition.of(job, mesh.pp.rank), mesh, environment)
     saved = list_checkpoints(trainer.saver.root)
     if saved:

@@ -27,6 +27,7 @@ from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.zero.gradients import NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
+from mpctl.transport.timing import SecondsByAxis, StreamSecondsByAxis
 
 
 class OpenBatches(Protocol):
@@ -44,9 +45,9 @@ class RuntimeEnvironment:
     device: where parameters and activations lie. peak_memory: the most bytes in use so far.
     stop_requested: whether the run is to end after the step under way; asked once a step.
     initialize: fills a parameter, given its global name and the seed. kernels: what computes
-    attention and norms. traffic: counts what is sent. log: where this rank writes how far it is in
-    the collectives of its groups, None for nowhere. norm_block: elements of a gradient whose
-    squares are summed at a time.
+    attention and norms. traffic: counts what is sent; communication: the seconds that it costs.
+    log: where this rank writes how far it is in the collectives of its groups, None for nowhere.
+    norm_block: elements of a gradient whose squares are summed at a time.
     """
 
     device: torch.device
@@ -56,6 +57,7 @@ class RuntimeEnvironment:
     initialize: Callable[[nn.Parameter, str, int], None] = initialise_parameter
     kernels: KernelBackend = TORCH_BACKEND
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
+    communication: SecondsByAxis = field(default_factory=SecondsByAxis)
     log: CollectiveLog | None = None
     norm_block: int = NORM_BLOCK
 
@@ -71,8 +73,14 @@ class RuntimeEnvironment:
             open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
             peak_memory=_peak_memory_reader(device),
             stop_requested=(run_dir / "stop").exists,
+            communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
             log=log,
         )
+
+    def count_anew(self) -> None:
+        """Count what is sent, and the seconds that it costs, from 0 again."""
+        self.traffic.clear()
+        self.communication.clear()
 
 
 def select_device(kind: str, local_rank: int) -> torch.device:

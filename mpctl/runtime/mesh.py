@@ -24,6 +24,7 @@ from mpctl.topology import Topology
 from mpctl.transport.group import Collective, Group
 from mpctl.transport.segment import NoSegment, open_segment
 from mpctl.transport.shared import Exchange
+from mpctl.transport.timing import CollectiveTimer
 
 Record = Callable[[Collective], None]
 
@@ -89,14 +90,16 @@ def build_mesh(
     grid: TensorGrid | None = None,
     record: Record | None = None,
     log: CollectiveLog | None = None,
+    timer: CollectiveTimer | None = None,
 ) -> Mesh:
     """The mesh of `rank`; every rank of the initialised default group calls it.
 
     grid: of the tp ranks; None is 1d, one row of them.
-    record: is told of every collective; log: where this rank writes how far it is in them.
+    record: is told of every collective; log: where this rank writes how far it is in them; timer:
+    is told how long this rank was in each.
     """
     everyone = dist.group.WORLD if topology.world_size > 1 else None
-    world = Group(rank, topology.world_size, everyone, "world", record)
+    world = Group(rank, topology.world_size, everyone, "world", record, timer=timer)
     factory = _GroupFactory(topology, launch, device, world, log)
     world = factory.with_log(world, range(topology.world_size))
     world = factory.with_shared_memory(world, range(topology.world_size))
@@ -172,7 +175,8 @@ class _GroupFactory:
             group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
         )
         world = self.world
-        group = Group(ranks.index(world.rank), len(ranks), process_group, name, world.record)
+        place = ranks.index(world.rank)
+        group = Group(place, len(ranks), process_group, name, world.record, timer=world.timer)
         return self.with_shared_memory(self.with_log(group, ranks), ranks)
 
     def with_log(self, group: Group, ranks: Sequence[int]) -> Group:

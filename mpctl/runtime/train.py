@@ -143,7 +143,7 @@ class Trainer:
         the rank it came from, where the loss or, outside of fp16, the gradient norm is not finite.
         """
         self.phase = f"step {self.step + 1}"
-        self.environment.traffic.clear()
+        self.environment.count_anew()
         began, cpu_began = time.perf_counter(), time.process_time()
         with self.memory_watch.step(self):
             loss = self._compute_gradients()
@@ -165,6 +165,7 @@ class Trainer:
             "step_seconds": seconds,
             "cpu_seconds": cpu,
             "tokens_per_second": tokens / seconds,
+            "communication_seconds": self.environment.communication.snapshot(),
         }
         update.add(record)
         record["memory_bytes"] = status.memory
@@ -240,7 +241,7 @@ class Trainer:
         self.phase = f"validation after step {self.step}"
         if self.batches.validation is None:
             return None
-        self.environment.traffic.clear()
+        self.environment.count_anew()
         loss = self._mean_loss(self.batches.validation)
         others = {
             name: self._mean_loss(objective) for name, objective in self.batches.validations.items()

@@ -113,13 +113,19 @@ class Worker:
         """Join the other ranks, train, write RUN/ranks/rank-N.json."""
         with garbage_collection_paused():
             trainer = self._build()
+        from mpctl.runtime.step_record import CommunicationSeconds
+
+        communication = CommunicationSeconds()
         print(trainer.model)
         for record in trainer.run():
+            communication.add(record)
             print(f"step {record['step']}: {loss_text(record)}")
             if self.rank_env.rank == 0:
                 self._append(record)
         path = self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json"
-        write_json(path, self._report(trainer))
+        report = self._report(trainer)
+        communication.report(report)
+        write_json(path, report)
         self.breadcrumb.end()
         if self.rank_env.world_size > 1:
             import torch.distributed as dist

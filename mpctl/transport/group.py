@@ -11,7 +11,8 @@ every dimension before d is 1: with [1, s, h] and d=1, a micro batch of one, not
 Ranks of one host may share memory (shared.py); what is recorded does not depend on that.
 
 Where a group has a log, it says which of its collectives this rank has started and finished, so
-that the launcher can tell which rank the others wait for (rundir/collective_log.py).
+that the launcher can tell which rank the others wait for (rundir/collective_log.py); where it has a
+timer, that is told how long the rank was in each (timing.py).
 
 A new collective is one more method of `Group` beside those here, with `_send` to count it
 (transport/__init__.py says what else).
@@ -31,32 +32,19 @@ from torch import Tensor
 
 from mpctl.rundir.collective_log import KINDS, GroupLog
 from mpctl.sharding import local_size
+from mpctl.transport.collective import Collective
 from mpctl.transport.logged_work import Work, logged_work
 from mpctl.transport.messages import Reduction
 from mpctl.transport.pending import Pending, PendingConcatenation
 from mpctl.transport.shared import Exchange
+from mpctl.transport.timing import CollectiveTimer, timed_start
 
-__all__ = ["Collective", "Group", "Pending"]  # the last from pending.py
+__all__ = ["Collective", "Group", "Pending"]  # also those of collective.py and pending.py
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 _REDUCE_OP = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # torch 2.13 renames both and warns at the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective of a run.
-
-    kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send. axis: name
-    of the group. bytes: of the whole message, over all ranks; what one rank has for all others in
-    an all_to_all.
-    """
-
-    kind: str
-    axis: str
-    bytes: int
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,8 @@ class Group:
     one). shared: memory that all ranks have mapped, over which they go instead. A group of several
     ranks with neither can build layers, which need rank and size alone; its collectives raise
     RuntimeError. record: is told of every collective when it starts. log: where this rank writes
-    how far it is in the group's collectives. Raises ValueError for a rank outside of the group.
+    how far it is in the group's collectives. timer: is told how long this rank was in them. Raises
+    ValueError for a rank outside of the group.
     """
 
     rank: int = 0
@@ -77,6 +66,7 @@ class Group:
     record: Callable[[Collective], None] | None = None
     shared: Exchange | None = None
     log: GroupLog | None = None
+    timer: CollectiveTimer | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -178,7 +168,11 @@ class Group:
         records the message."""
         channel = self.log and self.log.channel(source, self.rank)
         number = channel.start(_KIND_NUMBERS["send"], buffer.nbytes) if channel else 0
-        work = dist.irecv(buffer, group=self.process_group, group_src=source)
+
+        def start() -> Work | None:
+            return dist.irecv(buffer, group=self.process_group, group_src=source)
+
+        work = timed_start(start, self.timer, self._collective("receive", buffer))
         return Pending(buffer, logged_work(work, channel, number))
 
     def _broadcast(self, tensor: Tensor, source: int, is_async: bool) -> Pending:
@@ -288,17 +282,18 @@ class Group:
                 f"{kind} over {self.name}: the group of {self.size} ranks has no process group "
                 "(give it one: torch.distributed.group.WORLD, or one of new_group)"
             )
-        size = whole.numel() * whole.element_size()
+        collective = self._collective(kind, whole)
         if self.record is not None:
-            dtype = str(whole.dtype).removeprefix("torch.")
-            self.record(Collective(kind, self.name, size, dtype))
+            self.record(collective)
         log = channel or self.log
-        if log is None:
-            return start()
-        number = log.start(_KIND_NUMBERS[kind], size)
-        if not is_async and self.shared is None:
+        number = log.start(_KIND_NUMBERS[kind], collective.bytes) if log else 0
+        if log and not is_async and self.shared is None:
             log.wait(number)  # in `start`
-        work = start()
-        if work is None:
+        work = timed_start(start, self.timer, collective)
+        if log and work is None:
             log.finish(number)
         return logged_work(work, log, number)
+
+    def _collective(self, kind: str, whole: Tensor) -> Collective:
+        size = whole.numel() * whole.element_size()
+        return Collective(kind, self.name, size, str(whole.dtype).removeprefix("torch."))

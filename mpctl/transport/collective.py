@@ -1,0 +1,24 @@
+"""One collective, as it is counted and timed.
+
+>>> Collective("all_reduce", "tp", 8, "float32").bytes  # of two numbers, over two ranks or twenty
+8
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of a run.
+
+    kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send; a timer is
+    also told of receive. axis: name of the group. bytes: of the whole message, over all ranks; what
+    one rank has for all others in an all_to_all. dtype: of the elements, in torch's words.
+    """
+
+    kind: str
+    axis: str
+    bytes: int
+    dtype: str

@@ -1,0 +1,137 @@
+"""Seconds that a rank spends in collectives, by axis: what communication costs it.
+
+A rank spends them where it starts a collective (a blocking one lasts until its result is there;
+through shared memory the rank copies its part) and where it waits for the result. What travels
+while the rank computes costs nothing; a wait for a peer that is late counts.
+
+On CUDA the host goes on while a stream waits. There the seconds are those of the current stream,
+between an event recorded before the start or the wait and one recorded after it.
+
+By hand: a rank starts an all-reduce over dp within 1 ms, computes for 5 ms and waits 2 ms for the
+result: 3 ms of dp.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from mpctl.transport.collective import Collective
+from mpctl.transport.logged_work import Work
+
+MOST_PENDING = 4096  # pairs of CUDA events that are kept before the oldest is read
+
+
+class CollectiveTimer(Protocol):
+    """Is told of the time that one rank spends in its collectives."""
+
+    def now(self) -> Any:
+        """This moment, in the form in which `spent` takes it."""
+
+    def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
+        """The rank was in a collective from `began` until now: starting it where `started` is None,
+        else waiting for one that it began to start at `started`."""
+
+
+class SecondsByAxis:
+    """A CollectiveTimer that adds up, by the clock of the host."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def now(self) -> Any:
+        """Seconds of a clock that never goes back (time.perf_counter)."""
+        return time.perf_counter()
+
+    def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
+        """Add the time since `began` to that of the collective's axis."""
+        self.add(collective.axis, time.perf_counter() - began)
+
+    def add(self, axis: str, seconds: float) -> None:
+        """Add so many seconds to those of an axis."""
+        self.seconds[axis] = self.seconds.get(axis, 0.0) + seconds
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self.seconds.clear()
+
+    def snapshot(self) -> dict[str, float]:
+        """Seconds by axis since the last `clear`, {"dp_cp": 0.003, "tp": 0.02}; without the axes
+        along which nothing was sent."""
+        return dict(sorted(self.seconds.items()))
+
+
+class StreamSecondsByAxis(SecondsByAxis):
+    """The same on CUDA, by events on the current stream, which are read when they have passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._free: list[torch.cuda.Event] = []
+
+    def now(self) -> Any:
+        """An event, recorded on the current stream."""
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
+        """See SecondsByAxis; the host does not wait, but for an event of MOST_PENDING ago."""
+        self._pending.append((collective.axis, began, self.now()))
+        if len(self._pending) > MOST_PENDING:
+            self._read_oldest()
+
+    def clear(self) -> None:
+        """Count from 0 again."""
+        self._read()
+        super().clear()
+
+    def snapshot(self) -> dict[str, float]:
+        """See SecondsByAxis; waits until the stream has come to the last event."""
+        self._read()
+        return super().snapshot()
+
+    def _read(self) -> None:
+        while self._pending:
+            self._read_oldest()
+
+    def _read_oldest(self) -> None:
+        axis, began, ended = self._pending.popleft()
+        ended.synchronize()
+        self.add(axis, began.elapsed_time(ended) / 1e3)
+        self._free += (began, ended)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWork:
+    """Work that tells a timer how long the rank waits for it. started: the timer's moment at which
+    the collective began to be started."""
+
+    work: Work
+    timer: CollectiveTimer
+    collective: Collective
+    started: Any
+
+    def wait(self) -> None:
+        """Return when the result is there; a wait that fails is not timed."""
+        began = self.timer.now()
+        self.work.wait()
+        self.timer.spent(self.collective, began, self.started)
+
+
+def timed_start(
+    start: Callable[[], Work | None], timer: CollectiveTimer | None, collective: Collective
+) -> Work | None:
+    """Start a collective, timed where there is a timer; what to wait for, None where `start` has
+    waited."""
+    if timer is None:
+        return start()
+    began = timer.now()
+    work = start()
+    timer.spent(collective, began)
+    return None if work is None else TimedWork(work, timer, collective, began)

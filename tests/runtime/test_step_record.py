@@ -1,0 +1,67 @@
+"""Seconds in collectives, of a step in its record and of many steps in a rank's report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.runtime.step_record import REPORTED_STEPS, CommunicationSeconds
+from tests.runtime.tiny import tiny_job, train
+
+
+def record(step: int, seconds: float, **communication: float) -> Any:
+    more = {"communication_seconds": communication} if communication else {}
+    return {"step": step, "loss": 1.0, "tokens": 1, "step_seconds": seconds,
+            "tokens_per_second": 1.0, **more}  # fmt: skip
+
+
+def reported(*records: Any) -> dict[str, Any]:
+    communication, report = CommunicationSeconds(), {}
+    for one in records:
+        communication.add(one)
+    communication.report(report)  # type: ignore[arg-type]
+    return report
+
+
+def test_the_first_steps_count_only_until_there_are_others() -> None:
+    steps = [record(1, 10, tp=9), record(2, 5, tp=1), record(3, 5, tp=2), record(4, 5, tp=3)]
+    assert reported(*steps) == {"communication_seconds": {"tp": 2.5}, "communication_share": 0.5}
+    assert reported(steps[0])["communication_share"] == 0.9
+    assert reported() == {}
+
+
+def test_an_axis_that_a_step_did_not_use_took_nothing_of_it() -> None:
+    steps = [
+        record(n, 4, **axes) for n, axes in enumerate([{"tp": 9}] * 2 + [{"tp": 1}, {"pp": 2}])
+    ]
+    assert reported(*steps) == {
+        "communication_seconds": {"pp": 1.0, "tp": 0.5}, "communication_share": 0.375,
+    }  # fmt: skip
+    assert reported(record(1, 2.0)) == {"communication_seconds": {}, "communication_share": 0.0}
+
+
+def test_of_a_long_attempt_the_last_steps_are_reported() -> None:
+    early = [record(n, 1.0, tp=1.0) for n in range(REPORTED_STEPS)]
+    late = [record(n, 1.0, tp=0.25) for n in range(REPORTED_STEPS)]
+    assert reported(*early, *late)["communication_seconds"] == {"tp": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "axes"), [(1, 1, []), (2, 2, ["pp", "tp", "world"])], ids=["one", "four"]
+)
+def test_every_step_has_its_seconds_by_axis(
+    data: Path, tmp_path: Path, tp: int, pp: int, axes: list[str]
+) -> None:
+    """No second is counted twice: together they are less than the step."""
+    job = tiny_job(data, tp, parallel__pp=pp, cluster__gpus_per_node=tp * pp, training__steps=2,
+                   training__eval_samples=0, checkpoint__interval=0,
+                   checkpoint__at_end=False)  # fmt: skip
+    for rank in train(job, tmp_path):
+        sent = {key.split()[0] for key in rank["traffic"]}
+        for step in rank["records"]:
+            seconds = step["communication_seconds"]
+            assert list(seconds) == axes and set(seconds) == sent
+            assert 0 <= sum(seconds.values()) < step["step_seconds"]
+            assert all(value > 0 for value in seconds.values())

@@ -1,0 +1,128 @@
+"""Seconds in collectives: a rank's own work does not count, waiting for a late peer does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.transport.group import Collective, Group
+from mpctl.transport.timing import MOST_PENDING, SecondsByAxis, StreamSecondsByAxis, timed_start
+from tests.kernels.oracle import grouped
+from tests.ranks import run_ranks
+from tests.transport.shared_ranks import sharing
+
+LATE = 0.2
+AN_ALL_REDUCE = Collective("all_reduce", "dp_cp", 8, "float32")
+
+
+class Ticks:
+    """A CollectiveTimer whose clock is set by hand. told: (kind, began, ended, started)."""
+
+    def __init__(self) -> None:
+        self.tick, self.told = 0, list[tuple[str, int, int, int | None]]()
+
+    def now(self) -> int:
+        return self.tick
+
+    def spent(self, collective: Collective, began: int, started: int | None = None) -> None:
+        self.told.append((collective.kind, began, self.tick, started))
+
+
+class ThreeTicks:
+    """Work that takes three ticks from when it is waited for."""
+
+    def __init__(self, clock: Ticks) -> None:
+        self.clock = clock
+
+    def wait(self) -> None:
+        self.clock.tick += 3
+
+
+def test_what_travels_while_the_rank_computes_is_not_counted() -> None:
+    clock = Ticks()
+
+    def start() -> ThreeTicks:
+        clock.tick += 1
+        return ThreeTicks(clock)
+
+    clock.tick = 10
+    work = timed_start(start, clock, AN_ALL_REDUCE)
+    assert work is not None
+    clock.tick += 50  # computes
+    work.wait()
+    assert clock.told == [("all_reduce", 10, 11, None), ("all_reduce", 61, 64, 10)]
+    assert isinstance(timed_start(start, None, AN_ALL_REDUCE), ThreeTicks)
+
+
+def test_seconds_add_up_by_axis_until_they_are_cleared() -> None:
+    seconds = SecondsByAxis()
+    for axis, length in (("tp", 1.0), ("dp_cp", 2.0), ("tp", 0.5)):
+        seconds.add(axis, length)
+    assert list(seconds.snapshot().items()) == [("dp_cp", 2.0), ("tp", 1.5)]
+    seconds.clear()
+    assert seconds.snapshot() == {}
+
+
+def _one_is_late(rank: int, size: int, way: str, kind: str) -> dict[str, Any]:
+    """Rank 1 comes late; both compute between start and wait."""
+    made, timer = (sharing if way == "memory" else grouped)(rank, size), SecondsByAxis()
+    group = Group(rank, size, made.process_group, "dp_cp", shared=made.shared, timer=timer)
+    group.all_reduce(torch.ones(4))
+    timer.clear()
+    began = time.perf_counter()
+    time.sleep(LATE * rank)
+    if kind == "send" and rank == 1:
+        pending = group.start_send(torch.ones(9), 0)
+    elif kind == "send":
+        pending = group.start_receive(torch.zeros(9), 1)
+    else:
+        pending = group.start_all_reduce(torch.ones(9))
+    time.sleep(LATE / 4)
+    pending.wait()
+    return {"all": time.perf_counter() - began, "seconds": timer.snapshot()}
+
+
+@pytest.mark.parametrize(
+    ("way", "kind"), [("gloo", "all_reduce"), ("memory", "all_reduce"), ("gloo", "send")]
+)
+def test_a_rank_waits_for_a_late_peer_and_not_for_itself(way: str, kind: str) -> None:
+    early, late = run_ranks(_one_is_late, 2, way, kind)
+    assert list(early["seconds"]) == list(late["seconds"]) == ["dp_cp"]
+    assert early["seconds"]["dp_cp"] > LATE / 4  # bounds of the rank's own clock, not of its speed
+    assert early["seconds"]["dp_cp"] <= early["all"] - LATE / 4
+    assert late["seconds"]["dp_cp"] <= late["all"] - LATE * 5 / 4
+
+
+def test_a_group_of_one_rank_spends_nothing() -> None:
+    timer = SecondsByAxis()
+    Group(timer=timer).all_reduce(torch.ones(3))
+    assert timer.snapshot() == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_a_wait_is_what_the_stream_stands_still() -> None:
+    """A kernel of 20 million cycles that the current stream waits for; the host does not."""
+    timer, other = StreamSecondsByAxis(), torch.cuda.Stream()
+
+    class Slept:
+        def wait(self) -> None:
+            torch.cuda.current_stream().wait_stream(other)
+
+    def start() -> Slept:
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(20_000_000)
+        return Slept()
+
+    work = timed_start(start, timer, AN_ALL_REDUCE)
+    assert work is not None
+    work.wait()
+    seconds = timer.snapshot()["dp_cp"]
+    assert 20e6 / 4e9 < seconds < 20e6 / 0.2e9  # at 4 GHz, at 0.2 GHz
+    timer.clear()
+    for _ in range(MOST_PENDING + 10):
+        timer.spent(AN_ALL_REDUCE, timer.now())
+    assert len(timer._pending) == MOST_PENDING
+    assert timer.snapshot()["dp_cp"] > 0
