@@ -160,7 +160,7 @@ class Fit:
 
     def _nearer(self, state: FitState, damping: float) -> Shift:
         """The shift after a Gauss-Newton step of this damping."""
-        step = _solved(*self._normal(state), damping)
+        step = solve_definite(*self._normal(state), damping)
         return {
             c: min(state.shift[c] - d, log(c.most / self.start[c]))
             for c, d in zip(self.constants, step, strict=True)
@@ -243,7 +243,7 @@ def _pull(r: float) -> float:
     return 1 / (sqrt(r * r + SOFT * SOFT) * NOISE)
 
 
-def _solved(
+def solve_definite(
     matrix: Sequence[Sequence[float]], right: Sequence[float], damping: float
 ) -> list[float]:
     """x of (M + damping diag(M)) x = right, by Cholesky; M is symmetric and positive definite."""
