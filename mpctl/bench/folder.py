@@ -15,7 +15,6 @@ import io
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,7 @@ def _clear(out: Path) -> None:
         shutil.rmtree(out / DATA, ignore_errors=True)
     for path in out.glob("*-r*"):
         if path.is_dir() and not path.is_symlink() and is_launched(path):
-            RunDir(path).clear()
-            with suppress(OSError):  # something of the user's is left in it
-                path.rmdir()
+            RunDir(path).abandon()
 
 
 def _is_occupied(out: Path) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -77,7 +77,8 @@ class LaunchDocument(TypedDict):
 class LaunchPlan:
     """A launch that can start. env: added to the environment of this process; files: to be written
     into the run directory, text by name; damaged: checkpoints to be renamed before the start;
-    launcher: this process and the hosts of the ranks."""
+    launcher: this process and the hosts of the ranks; request: what the ranks measure (probe.py),
+    None where they train."""
 
     job: JobSpec
     run: RunDir
@@ -87,6 +88,7 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     damaged: tuple[Path, ...] = ()
     launcher: LauncherRecord = field(default_factory=lambda: this_launcher("local"))
+    request: Mapping[str, object] | None = None
 
     def local_start(self, port: int) -> NodeStart:
         """What torchrun is started with where all ranks run on this host."""

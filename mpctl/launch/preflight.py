@@ -81,6 +81,14 @@ def check_launch(
     return list(chain.from_iterable(checks))
 
 
+def check_ranks(plan: Plan, machine: Machine, host_check: HostCheck | None = None) -> list[Issue]:
+    """Every reason why the ranks of a plan could not be started, whatever they do then: no data and
+    no weights are read, nothing is saved. machine, host_check: as in check_launch."""
+    device = chosen_device(plan.job, machine)
+    hosts = host_check(plan, device) if host_check else host_issues(plan, machine, device)
+    return [*environment_issues(plan.job), *_unsupported(plan.job), *hosts]
+
+
 def check_replaced(job: JobSpec, run: RunDir) -> list[Issue]:
     """--overwrite must not remove the weights that the new run starts from."""
     origin = job.training.init_from

@@ -36,11 +36,12 @@ def set_up_run(
         run.claim()
         run.stop_request.unlink(missing_ok=True)
         write_launcher(run.launcher, plan.launcher)
+        run.bench.unlink(missing_ok=True)  # among the plan's files where this is a bench
         for folder in plan.damaged:
             set_aside(folder)
         for name, text in plan.files.items():
             write_whole(run.path / name, text)
-        return prepare_data(plan, on_progress, run.data)
+        return None if plan.request is not None else prepare_data(plan, on_progress, run.data)
     except BaseException as error:
         if not resume:
             run.abandon()

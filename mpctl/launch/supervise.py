@@ -27,7 +27,7 @@ from mpctl.errors import InputError
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.launch_plan import LaunchPlan
-from mpctl.launch.record_reader import OnRecord, RecordReader
+from mpctl.launch.record_reader import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.resize import next_launch, write_resized
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.save_monitor import SaveMonitor
@@ -109,11 +109,12 @@ class StopRequests:
 
 
 def run_launch(
-    plan: LaunchPlan, cluster: Cluster, on_record: OnRecord, on_event: OnEvent
+    plan: LaunchPlan, cluster: Cluster, on_record: OnRecord | OnAnswer, on_event: OnEvent
 ) -> RunOutcome:
     """Run to the end, over as many attempts as the job allows (restarts.py).
 
-    on_record: called with each record of a step; on_event: with messages for people.
+    on_record: called with each record of a step, or answer of a bench; on_event: with messages for
+    people.
     """
     restarts, full = RestartPolicy(plan.job), plan
     with StopRequests().listening() as stops:
@@ -166,7 +167,7 @@ class Supervisor:
     plan: LaunchPlan
     cluster: Cluster
     stops: StopRequests
-    on_record: OnRecord
+    on_record: OnRecord | OnAnswer
     on_event: OnEvent
     growth: Growth = field(default_factory=Growth)
 
@@ -190,12 +191,19 @@ class Supervisor:
         run, job = self.plan.run, self.plan.job
         evidence = self._attempt()
         code = evidence.state.code
-        if code == 0 and run.last_step() >= job.training.steps:
+        if code == 0 and self._is_done():
             return RunOutcome("finished", attempt)
         if self.stops.received or (code == 0 and run.stop.exists()):
             return RunOutcome("stopped", attempt, next(iter(self.stops.received), None))
         failure = find_failure(run, job, self.plan.world_size, evidence)
         return RunOutcome("failed", attempt, failure=failure)
+
+    def _is_done(self) -> bool:
+        """Whether the ranks came to their end: the last step, or the last answer of a bench."""
+        run = self.plan.run
+        if self.plan.request is not None:
+            return run.report(0).exists()
+        return run.last_step() >= self.plan.job.training.steps
 
     def _attempt(self) -> AttemptEvidence:
         """One attempt; once more, on another port, when torchrun found its port in use, and from
@@ -215,7 +223,7 @@ class Supervisor:
         run, launch = self.plan.run, self.plan.job.launch
         for message in run.begin_attempt():
             self.on_event(message)
-        reader = RecordReader(run.metrics)
+        reader = _reader_of(self.plan)
         saves = SaveMonitor(self.on_event)
         attempt = self.cluster.start(self.plan)
         grace, status = FailureGracePeriod(attempt), StatusFile(run.status)
@@ -228,7 +236,8 @@ class Supervisor:
                 self.stops.look(run.stop_request)
                 status.update(attempt)
                 self.growth.look(self.cluster, reader, self.on_event)
-                if self.stops.received and not stop.is_open(reader, saves):
+                is_bench = self.plan.request is not None  # what it measured is written already
+                if self.stops.received and (is_bench or not stop.is_open(reader, saves)):
                     break
                 time.sleep(POLL_SECONDS)
         finally:
@@ -238,6 +247,13 @@ class Supervisor:
             run.end_attempt()
         reader.deliver(self.on_record)
         return AttemptEvidence(code, grace.stopped_ranks, watch.hang, state)
+
+
+def _reader_of(plan: LaunchPlan) -> RecordReader:
+    """Follows what rank 0 writes: records of steps, or answers of a bench."""
+    if plan.request is None:
+        return RecordReader(plan.run.metrics)
+    return RecordReader(plan.run.answers, parse_answer)
 
 
 @dataclass

@@ -21,6 +21,8 @@
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |
 | logs/rank-N.log | rank N | everything the rank prints |
 | doing/rank-N | rank N | breadcrumb.py: what the rank is doing now, and its heartbeat |
+| bench.json | launcher, of a bench | what the ranks measure instead of training |
+| answers.jsonl | rank 0, of a bench | what they measured, one JSON object a line |
 | metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |
 | metrics.csv | launcher, launch.csv | metrics_csv.py: the same records as a table |
 | tensorboard/ | launcher, launch.tensorboard | event_files.py: the same as TensorBoard events |

@@ -33,6 +33,8 @@ FILES = (
     "plan.json",
     "metrics.jsonl",
     "metrics.csv",
+    "bench.json",
+    "answers.jsonl",
     "summary.json",
     "stop",
     "stop-request",
@@ -204,7 +206,7 @@ class RunDir(RunPaths):
         newest whose files have their recorded sizes. Returns a message for each newer checkpoint
         that was renamed because it is damaged."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
-        for path in (self.stop, self.torchrun_pid, self.summary):
+        for path in (self.stop, self.torchrun_pid, self.summary, self.answers):
             path.unlink(missing_ok=True)
         messages = self._set_damaged_aside()
         for name in ("failures", "ranks", "doing"):

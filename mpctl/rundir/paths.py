@@ -23,6 +23,16 @@ class RunPaths:
         return self.path / "metrics.jsonl"
 
     @property
+    def bench(self) -> Path:
+        """What the ranks measure, where a bench started them instead of a training."""
+        return self.path / "bench.json"
+
+    @property
+    def answers(self) -> Path:
+        """What the ranks of a bench measured, one JSON object a line; only rank 0 writes it."""
+        return self.path / "answers.jsonl"
+
+    @property
     def summary(self) -> Path:
         """How the run ended; absent while it runs and after a launcher that was killed."""
         return self.path / "summary.json"

@@ -1,6 +1,7 @@
 """The worker: `python -m mpctl.runtime.worker RUN`, started by torchrun, one process a rank.
 
-Reads RUN/job.json and nothing else of the job. Order matters: the end with the parent first, then
+Reads RUN/job.json and nothing else of the job, and trains; where a bench wrote RUN/bench.json it
+answers that instead (measure.py). Order matters: the end with the parent first, then
 the log, then the imports that take time, so that no rank outlives its launcher while it starts and
 whatever fails is written down.
 """
@@ -11,13 +12,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
-from mpctl.rundir.rank_files import RankReport, StepRecord, loss_text
+from mpctl.rundir.rank_files import RankReport, loss_text
 from mpctl.runtime.process import (
     TORCHRUN,
     die_with_parent,
@@ -29,6 +31,8 @@ from mpctl.runtime.process import (
 )
 
 if TYPE_CHECKING:
+    from mpctl.runtime.environment import RuntimeEnvironment
+    from mpctl.runtime.mesh import Mesh
     from mpctl.runtime.train import Trainer
     from mpctl.spec.job import JobSpec
     from mpctl.topology import Topology
@@ -57,7 +61,8 @@ class RankEnv:
 
 
 def main(run_dir: Path) -> None:
-    """Train one rank of the run in `run_dir`, and write what it measured or why it failed."""
+    """Train one rank of the run in `run_dir`, or do its part of a bench, and write what it measured
+    or why it failed."""
     die_with_parent(_parent())
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
@@ -70,8 +75,12 @@ def main(run_dir: Path) -> None:
     job = parse(json.loads((run_dir / "job.json").read_text("utf-8")))
     worker = Worker(run_dir, job, rank_env, job_topology(job), breadcrumb)
     print(f"rank {rank_env.rank} of {rank_env.world_size}, coordinates {worker.coords}")
+    request = run_dir / "bench.json"
     try:
-        worker.run()
+        if request.exists():
+            worker.measure(json.loads(request.read_text("utf-8")))
+        else:
+            worker.run()
     except BaseException as error:
         worker.record_failure(error)
         if worker.trainer is not None:
@@ -121,16 +130,29 @@ class Worker:
             communication.add(record)
             print(f"step {record['step']}: {loss_text(record)}")
             if self.rank_env.rank == 0:
-                self._append(record)
-        path = self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json"
+                self._append_line("metrics.jsonl", {**record, "time": time.time()})
         report = self._report(trainer)
         communication.report(report)
-        write_json(path, report)
-        self.breadcrumb.end()
-        if self.rank_env.world_size > 1:
-            import torch.distributed as dist
+        self._end(report)
 
-            dist.destroy_process_group()
+    def measure(self, request: Mapping[str, object]) -> None:
+        """Join the other ranks and answer a bench's request; rank 0 appends each answer to
+        RUN/answers.jsonl."""
+        with garbage_collection_paused():
+            from mpctl.runtime.measure import find_probe
+
+            probe, environment = find_probe(request), self._join("making groups")
+            mesh = self._mesh(environment)
+        for number, answer in enumerate(probe(request, self.job, mesh), start=1):
+            self._reach(JOINED, f"measuring {request['task']}, after answer {number}")
+            if self.rank_env.rank == 0:
+                self._append_line("answers.jsonl", answer)
+        report: RankReport = {
+            "rank": self.rank_env.rank, "coords": self.coords, "steps": 0, "parameters": 0,
+            "peak_memory_bytes": environment.peak_memory(), "step_memory": {}, "step_traffic": {},
+            "validation": None,
+        }  # fmt: skip
+        self._end(report)
 
     def record_failure(self, error: BaseException) -> None:
         """Write RUN/failures/rank-N.json. A save that failed on this rank is the cause of what went
@@ -143,6 +165,18 @@ class Worker:
 
     def _build(self) -> Trainer:
         from mpctl.runtime.build import build_trainer
+
+        environment = self._join("building the model")
+        trainer = build_trainer(
+            self.run_dir, self.job, self.topology, self.rank_env.rank, environment
+        )
+        trainer.pipeline.on_move = lambda: self.breadcrumb.write(trainer.activity)
+        self.trainer = trainer
+        return trainer
+
+    def _join(self, then: str) -> RuntimeEnvironment:
+        """Meet the other ranks; what this machine offers. then: what the rank does next, in
+        words."""
         from mpctl.runtime.environment import RuntimeEnvironment
         from mpctl.runtime.process_group import init_process_group
 
@@ -151,22 +185,37 @@ class Worker:
         init_process_group(
             self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size
         )
-        self._reach(JOINED, "building the model")
-        environment = RuntimeEnvironment.of_machine(
+        self._reach(JOINED, then)
+        return RuntimeEnvironment.of_machine(
             self.job, self.run_dir, local_rank=local_rank, log=self.breadcrumb.collectives
         )
-        trainer = build_trainer(self.run_dir, self.job, self.topology, rank, environment)
-        trainer.pipeline.on_move = lambda: self.breadcrumb.write(trainer.activity)
-        self.trainer = trainer
-        return trainer
+
+    def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
+        """The groups of the job's layout, without a model."""
+        from mpctl.layout.topology import job_grid
+        from mpctl.runtime.mesh import build_mesh
+
+        return build_mesh(
+            self.topology, self.rank_env.rank, environment.device, launch=self.job.launch,
+            grid=job_grid(self.job), log=environment.log,
+        )  # fmt: skip
 
     def _reach(self, start: int, phase: str) -> None:
         self.phase = phase
         self.breadcrumb.reach(start, phase)
 
-    def _append(self, record: StepRecord) -> None:
-        with (self.run_dir / "metrics.jsonl").open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({**record, "time": time.time()}) + "\n")
+    def _append_line(self, name: str, entry: Mapping[str, object]) -> None:
+        with (self.run_dir / name).open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(entry) + "\n")
+
+    def _end(self, report: RankReport) -> None:
+        """Write RUN/ranks/rank-N.json and leave the other ranks."""
+        write_json(self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json", report)
+        self.breadcrumb.end()
+        if self.rank_env.world_size > 1:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
 
     def _report(self, trainer: Trainer) -> RankReport:
         return {

@@ -1,0 +1,40 @@
+"""What the ranks of a bench measure: a generator for each task of a request.
+
+A bench is a launch whose workers find RUN/bench.json and answer it instead of training
+(launch/probe.py, runtime/worker.py). Every rank of the mesh runs the same generator over the same
+request; each rank yields the same number of answers, and rank 0's are kept.
+
+By hand, {"task": "layers", "cases": [...]} is answered by layer_probe.probe_layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from mpctl.errors import RunFailed
+
+if TYPE_CHECKING:
+    from mpctl.runtime.mesh import Mesh
+    from mpctl.spec.job import JobSpec
+
+Probe = Callable[[Any, "JobSpec", "Mesh"], Iterator[Mapping[str, object]]]
+"""probe(request, job, mesh): the answers of one rank."""
+
+
+def _probe_layers() -> Probe:
+    from mpctl.runtime.layer_probe import probe_layers
+
+    return probe_layers
+
+
+PROBES: Mapping[str, Callable[[], Probe]] = {"layers": _probe_layers}
+"""What imports the generator of each task, by the request's key "task"."""
+
+
+def find_probe(request: Mapping[str, object]) -> Probe:
+    """The generator that answers a request. Raises RunFailed for a task that there is none for."""
+    load = PROBES.get(str(request.get("task")))
+    if load is None:
+        raise RunFailed(f"no probe answers {request.get('task')!r}: this mpctl is another version")
+    return load()

@@ -1,0 +1,100 @@
+"""A bench as a launch: answers as they come, its files, a rank that fails, a stop, refusals."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mpctl.errors import InputError, RunFailed
+from mpctl.launch.probe import probe_answers, require_probes
+from mpctl.planning.plan import Plan
+from mpctl.rundir.directory import RunDir
+from mpctl.spec.load import load_job
+from tests.runtime.tiny import settings, tiny_plan
+
+ROUNDS = 2
+
+
+def plan_of(tp: int = 2, **changes: Any) -> Plan:
+    """A job without data, which a training would be refused for."""
+    return tiny_plan(load_job(None, settings(tp, **changes)))
+
+
+def layers(rounds: int = ROUNDS, mode: str = "1d") -> dict[str, object]:
+    return {"task": "layers", "cases": [{"mode": mode, "depth": None}], "rounds": rounds,
+            "steps": 1}  # fmt: skip
+
+
+def ask(run: Path, request: dict[str, object], plan: Plan | None = None,
+        then: Callable[[Any], None] = lambda answer: None) -> tuple[bool, list[Any]]:  # fmt: skip
+    """Whether all answers came, and which."""
+    answers: list[Any] = []
+
+    def on_answer(answer: Any) -> None:
+        answers.append(answer)
+        then(answer)
+
+    is_complete = probe_answers(
+        plan or plan_of(), request, RunDir(run), on_answer=on_answer, on_event=print
+    )
+    return is_complete, answers
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "ranks-r1")
+    is_complete, answers = ask(run.path, layers())
+    assert is_complete
+    assert [answer["event"] for answer in answers] == ["sizes", "sizes", *["timing"] * ROUNDS]
+    assert all(answer["seconds"] > 0 for answer in answers if answer["event"] == "timing")
+    assert [json.loads(line) for line in run.answers.read_text().splitlines()] == answers
+    assert json.loads(run.bench.read_text()) == layers()
+    assert [report["rank"] for report in run.rank_reports()] == [0, 1]
+    assert not run.data.exists() and not run.metrics.exists() and not children()
+    is_complete, again = ask(run.path, layers(rounds=1))  # replaces what was there
+    assert is_complete and len(again) == 3 == len(run.answers.read_text().splitlines())
+
+
+def test_a_rank_that_fails_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"rank [01] .* failed at .*no probe answers 'polish'"):
+        ask(tmp_path / "ranks-r1", {"task": "polish"})
+    assert not children()
+
+
+def test_a_stop_keeps_the_answers_so_far(tmp_path: Path) -> None:
+    """As Ctrl-C does: the launcher gets a SIGINT and the ranks end at once."""
+
+    def stop(answer: Any) -> None:
+        if answer["event"] == "timing":
+            signal.raise_signal(signal.SIGINT)
+
+    is_complete, answers = ask(tmp_path / "ranks-r1", layers(rounds=10**9), then=stop)
+    assert not is_complete and answers[-1]["event"] == "timing" and not children()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_everything_is_refused_at_once_and_before_a_rank(tmp_path: Path) -> None:
+    plans = [plan_of(launch__device="cuda", launch__on="local"),
+             plan_of(launch__device="cpu", launch__on="ssh")]  # fmt: skip
+    with pytest.raises(InputError) as refused:
+        require_probes(plans)
+    assert [issue.rule for issue in refused.value.issues] == ["world-fits-machine", "hostfile"]
+    with pytest.raises(InputError, match="hostfile"):
+        ask(tmp_path / "ranks-r1", layers(), plans[1])
+    assert not (tmp_path / "ranks-r1").exists()
+
+
+def test_files_of_a_user_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="does not contain a run of mpctl"):
+        ask(tmp_path, layers())
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
