@@ -17,7 +17,8 @@ from typing import Literal
 Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
 Cover = Literal["weight_gradient", "product", "layer", "last_backward", "stage"]
 
-_PHASES = {"all_reduce": 2, "send": 0}
+_PHASES = {"all_reduce": 2, "send": 0, "sendrecv": 0}
+PIPELINED = frozenset({"broadcast", "reduce"})  # all of a message crosses each link
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,18 @@ def ring_phases(kind: str) -> int:
     """How often (t-1)/t of a message of this kind leaves each of the t ranks of a ring, of a
     broadcast or a reduction on the average; 0 for a message from one rank to another."""
     return _PHASES.get(kind, 1)
+
+
+def bus_factor(kind: str, ranks: int) -> float:
+    """Bytes that cross the busiest link of a ring over those of the message: what nccl-tests
+    multiplies a message's bytes over its time by to get busbw (doc/PERFORMANCE.md), which the link
+    bounds whatever the number of ranks.
+
+    >>> [bus_factor(kind, 4) for kind in ("all_reduce", "all_gather", "broadcast", "send")]
+    [1.5, 0.75, 1.0, 1.0]
+    """
+    phases = ring_phases(kind)
+    return 1.0 if kind in PIPELINED or not phases else phases * (ranks - 1) / ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,15 +29,13 @@ from functools import cached_property
 from math import log2
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.estimate.message import Message, ring_phases
+from mpctl.estimate.message import Message, bus_factor, ring_phases
 from mpctl.layout.link_levels import LinkLevel, Span, find_span, topology_levels
 from mpctl.spec.cluster import ClusterSpec, InnerLinkSpec, LinkSpec
 from mpctl.topology import Group, Topology
 
 # The axes of a group whose name in plans is not an axis: `dp` is over the replicas, dp x cp.
 GROUP_AXES: dict[str, tuple[str, ...]] = {"dp": ("dp", "cp"), "world": AXIS_NAMES}
-
-PIPELINED = frozenset({"broadcast", "reduce"})  # all of a message crosses each link
 
 
 class MissingLink(LookupError):
@@ -69,8 +67,7 @@ class Route:
         if self.ranks == 1:
             return 0.0
         phases = ring_phases(kind)
-        share = 1.0 if kind in PIPELINED else phases * (self.ranks - 1) / self.ranks
-        sent = share * size * self.seconds_per_byte
+        sent = bus_factor(kind, self.ranks) * size * self.seconds_per_byte
         sent /= self.reducing if phases == 2 else 1.0
         hops = self.domains if self.domains > 1 else 0  # a ring of t ranks in one has t - 1 steps
         inner = (self.ranks - self.domains) * self.inside

@@ -1,8 +1,8 @@
 """One rank of a timed all-reduce: `python -m mpctl.runtime.collective_probe DEVICE` with torch's
 RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment.
 
-Rank 0 prints its timings as one line of JSON. As in nccl-tests (doc/PERFORMANCE.md), the size is
-that of the whole buffer and the bus rate is 2 (n - 1) / n times size over time.
+Rank 0 prints its timings as one line of JSON. Sizes and bus rates are those of nccl-tests, and
+calls are checked and timed as `mpctl bench collectives` does (collective_bench.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import statistics
 import sys
-import time
 from datetime import timedelta
 from typing import TypedDict
 
@@ -23,7 +22,11 @@ if __name__ == "__main__":  # before the imports below, which take seconds
 import torch
 import torch.distributed as dist
 
+from mpctl.estimate.message import bus_factor
+from mpctl.rundir.collective_files import CollectiveCase
+from mpctl.runtime.collective_bench import TimedCollective
 from mpctl.runtime.process_group import BACKENDS
+from mpctl.transport.group import Group
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
 REPEATS, WARM_UP = 5, 2
@@ -39,28 +42,27 @@ class TimingEntry(TypedDict):
 
 
 def time_all_reduces(device: torch.device) -> list[TimingEntry]:
-    """Time the all-reduce of float32 buffers of each size over the default group."""
-    return [_timing(torch.ones(size // 4, device=device), size) for size in SIZES]
+    """Time the all-reduce of float32 buffers of each size over the default group. Raises
+    RuntimeError where a sum is wrong."""
+    group = Group(dist.get_rank(), dist.get_world_size(), dist.group.WORLD, "world")
+    return [_timing(group, size, device) for size in SIZES]
 
 
-def _timing(values: torch.Tensor, size: int) -> TimingEntry:
-    times = [_seconds(values) for _ in range(WARM_UP + REPEATS)][WARM_UP:]
-    world_size, seconds = dist.get_world_size(), statistics.median(times)
-    rate = 2 * (world_size - 1) / world_size * size / seconds
+def _timing(group: Group, size: int, device: torch.device) -> TimingEntry:
+    case: CollectiveCase = {
+        "kind": "all_reduce", "axis": group.name, "transport": "gloo" if device.type == "cpu"
+        else "nccl", "dtype": "float32", "op": "sum", "bytes": size, "count": size // 4,
+    }  # fmt: skip
+    timed = TimedCollective.of(case, group, device)
+    if wrong := timed.wrong():
+        raise RuntimeError(f"{wrong} of {case['count']} sums over {group.size} ranks are wrong")
+    times = [
+        timed.seconds(warm_up=warm_up, iterations=1, begin=dist.barrier)
+        for warm_up in (WARM_UP, *[0] * (REPEATS - 1))
+    ]
+    seconds = statistics.median(times)
+    rate = bus_factor("all_reduce", group.size) * size / seconds
     return {"size": size, "seconds": seconds, "bus_rate": rate}
-
-
-def _seconds(values: torch.Tensor) -> float:
-    values.fill_(1.0)
-    dist.barrier()
-    began = time.perf_counter()
-    dist.all_reduce(values)
-    if values.is_cuda:
-        torch.cuda.synchronize(values.device)
-    seconds = time.perf_counter() - began
-    if float(values[0]) != dist.get_world_size():
-        raise RuntimeError(f"the sum of {dist.get_world_size()} ones came out as {values[0]}")
-    return seconds
 
 
 def main() -> None:
