@@ -16,9 +16,10 @@ from pathlib import Path
 from mpctl.bench.folder import DATA, check_folder
 from mpctl.errors import InputError, Issue
 from mpctl.families import special_tokens
+from mpctl.launch.connect import training_refusals
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.preflight import check_launch, launch_warnings
+from mpctl.launch.preflight import launch_warnings
 from mpctl.launch.set_up import Progress, prepare_data
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
@@ -65,8 +66,9 @@ class PlannedCase:
 def plan_cases(
     cases: Sequence[RunCase], out: Path, machine: Machine, *, overwrite: bool
 ) -> list[PlannedCase]:
-    """Every case with its plan, in this order. Raises InputError with the issues of all cases and
-    of the folder `out` that they write, at once."""
+    """Every case with its plan, in this order. machine: this one, which runs those that name no
+    other hosts. Raises InputError with the issues of all cases and of the folder `out` that they
+    write, at once."""
     issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
     planned: list[PlannedCase] = []
     for case in cases:
@@ -75,7 +77,7 @@ def plan_cases(
         except InputError as error:
             issues += error.issues
             continue
-        issues += check_launch(plan, machine)
+        issues += training_refusals(plan, machine)
         if not issues:
             planned.append(_planned(case, plan, machine, out))
     if issues:

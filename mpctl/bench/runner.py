@@ -17,8 +17,7 @@ from mpctl.bench.budget import Budget
 from mpctl.bench.cases import PlannedCase, with_data
 from mpctl.bench.folder import take_folder
 from mpctl.errors import RunFailed
-from mpctl.launch.backends.local import LocalCluster
-from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.connect import connected
 from mpctl.launch.set_up import Progress, set_up_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import OnEvent, run_launch
@@ -114,13 +113,14 @@ class _Steps:
 def _run(
     case: PlannedCase, run: RunDir, command: str, steps: _Steps, on_event: OnEvent
 ) -> RunSummary:
-    """Launch a case once and write its summary."""
-    launch: LaunchPlan = replace(case.launch, run=run)
-    set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
+    """Launch a case once, on the hosts of its job, and write its summary."""
+    plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
     steps.tell(0)
-    with run.locked():
-        outcome = run_launch(launch, LocalCluster.of(run), steps.record, on_event)
-        summary = summarise(case.plan, launch, outcome, command=command)
+    hosts = connected(plan, run, on_event, warnings=case.launch.warnings)
+    with hosts as (cluster, launch), run.locked():
+        set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
+        outcome = run_launch(launch, cluster, steps.record, on_event)
+        summary = summarise(plan, launch, outcome, command=command)
         write_summary(run.summary, summary)
     if outcome.status == "stopped":
         raise KeyboardInterrupt

@@ -61,6 +61,7 @@ class Launch:
     def print_commands(self) -> None:
         """Print what would be run, on which host, and start nothing."""
         from mpctl.launch.backends.registry import find_backend
+        from mpctl.launch.connect import no_host_check
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.errors import print_warnings
         from mpctl.render.launch import print_commands
@@ -77,6 +78,7 @@ class Launch:
         """Write the run directory and hand the run to the scheduler, or print what would be."""
         from mpctl.errors import InputError
         from mpctl.launch.backends.registry import find_submitter
+        from mpctl.launch.connect import no_host_check
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.console import say
         from mpctl.render.launch import print_submission
@@ -101,6 +103,7 @@ class Launch:
     def _connected(self, backend: Backend) -> Iterator[tuple[Cluster, LaunchPlan]]:
         """The hosts, and the launch that is ready to run on them."""
         from mpctl.cli.signals import ended_by_signals
+        from mpctl.launch.connect import no_host_check
         from mpctl.launch.control.host_checks import common_machine
         from mpctl.launch.node.machine import this_machine
         from mpctl.render.errors import print_warnings
@@ -233,8 +236,3 @@ class Launch:
                 print_json(summary)
             else:
                 print_summary(summary, str(run.path))
-
-
-def no_host_check(plan: object, device: object) -> list[Issue]:
-    """A HostCheck for hosts that are not known yet."""
-    return []

@@ -40,10 +40,10 @@ def ask(run: Path, request: dict[str, object], plan: Plan | None = None,
         answers.append(answer)
         then(answer)
 
-    is_complete = probe_answers(
+    ended = probe_answers(
         plan or plan_of(), request, RunDir(run), on_answer=on_answer, on_event=print
     )
-    return is_complete, answers
+    return ended.is_complete, answers
 
 
 def children() -> list[psutil.Process]:
