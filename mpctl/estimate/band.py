@@ -84,4 +84,4 @@ def beyond(job: JobSpec, table: OperatorTable, profile: RuntimeProfile) -> Itera
 
 
 def _devices(cluster: ClusterSpec) -> int:
-    return cluster.nodes * (cluster.gpus_per_node or 1)
+    return cluster.nodes * (cluster.cores or cluster.gpus_per_node or 1)

@@ -420,6 +420,8 @@ def test_a_cluster_with_a_spread_of_its_own_is_a_measured_one() -> None:
     apart = timed(settings, launched)
     assert len(apart.extrapolates) == 3  # the cluster, its device, 4 ranks
     assert apart.band.factor == pytest.approx(exp(1.645 * 0.2 * launched.widening**2))
+    turns = timed({**settings, "cluster.spread": 0.05, "cluster.cores": 2}, launched)
+    assert turns.extrapolates == ("4 ranks, and the largest run measured has 2",)
     other = launched.model_copy(update={"runs": IDEAL.runs})
     assert timed({**settings, "cluster.spread": 0.05}, other).band == apart.band
 

@@ -1,0 +1,225 @@
+"""A device preset from kernels that were measured: what this machine's kernels reach.
+
+A product of m x k by k x n takes 2 m n (k + depth) / rate (estimate/kernels.py): rate and depth
+follow from all products of one dtype by the least relative error. What memory bounds is compared
+with the planner's estimate of the same kernel on a known device: the ratio of their seconds is that
+of the bandwidths that kernels reach. So it is with the host, of a layer so small that nothing else
+is left. Only what all cores do at once counts: so are they used in training.
+
+By hand, rate 200 GFLOP/s and depth 128: 512 x 512 x 512 at 160 GFLOP/s, 2048^3 at 188 GFLOP/s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+from typing import TypedDict
+
+from mpctl.calibrate.relative_fit import fit_relative
+from mpctl.errors import InputError
+from mpctl.estimate.kernels import TYPICAL
+from mpctl.spec.cluster import DeviceSpec, Kernels
+from mpctl.units import plural
+
+STREAMS = ("triad", "copy")
+BOUND = ("branch", "activation", "cross_entropy", "optimizer", "accumulate")
+TINY = "tiny"  # site of the layer that is nothing but the host's time
+# Contraction of a product's pass, and the other two sides: Y = X W, dX = dY W^T, dW = X^T dY.
+SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"),
+         "backward_weight": ("m", "k", "n")}  # fmt: skip
+FEWEST = 0.01  # of a nominal rate: less is no kernel's speed but a mistake
+
+
+class MeasuredKernel(TypedDict):
+    """What a fit needs of a kernel that so many ranks ran at once (bench/kernels.py, KernelRow).
+
+    predicted_seconds: the planner's, on the device that the fit starts from; None where that does
+    not describe what ran. is_rehearsal: there were more ranks than cores.
+    """
+
+    kernel: str
+    site: str
+    part: str
+    shape: dict[str, int]
+    dtype: str
+    ranks: int
+    is_rehearsal: bool
+    seconds: float
+    flops_per_second: float
+    bytes_per_second: float
+    predicted_seconds: float | None
+
+
+@dataclass(frozen=True)
+class DeviceFit:
+    """The device, and what was measured for its figures, by dotted path: comments of its preset."""
+
+    device: DeviceSpec
+    comments: Mapping[str, str]
+
+
+def fit_device(
+    rows: Sequence[MeasuredKernel], base: DeviceSpec, *, dtype: str, name: str, memory_bytes: int,
+    source: str,
+) -> DeviceFit:  # fmt: skip
+    """The device whose kernels these rows measured.
+
+    base: the device that their predicted seconds are of; what was not measured stays as it has it.
+    dtype: that in which the others than products count. Raises InputError where no product of it or
+    no stream was measured by ranks with a core each.
+    """
+    found = _Busy(busy_rows(rows), base, dtype)
+    found.require_complete()
+    changes = {
+        "name": name,
+        "memory_bytes": memory_bytes,
+        "memory_bandwidth": found.bandwidth,
+        "peak_flops": found.peaks,
+        "kernels": {**found.kernels.model_dump(exclude_none=True), "source": source},
+        "source": source,
+    }
+    device = DeviceSpec.model_validate({**base.model_dump(exclude_none=True), **changes})
+    return DeviceFit(device, found.comments())
+
+
+def busy_rows(rows: Iterable[MeasuredKernel]) -> list[MeasuredKernel]:
+    """The rows of the most ranks at once that had a core each; none where there were none."""
+    own = [row for row in rows if not row["is_rehearsal"]]
+    most = max((row["ranks"] for row in own), default=0)
+    return [row for row in own if row["ranks"] == most]
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """Kernels of all cores at once. base, dtype: as for `fit_device`."""
+
+    rows: Sequence[MeasuredKernel]
+    base: DeviceSpec
+    dtype: str
+
+    def require_complete(self) -> None:
+        """Raises InputError where a figure that no device goes without was not measured."""
+        for told, kernels in ((f"product of {self.dtype}", "matmul"), ("stream", STREAMS)):
+            wanted = kernels if isinstance(kernels, tuple) else (kernels,)
+            if not self.of(*wanted, dtype=self.dtype):
+                raise InputError.of("not-measured", "results", f"no {told} was measured",
+                                    "measure again, with a longer --budget")  # fmt: skip
+
+    def of(self, *kernels: str, dtype: str | None = None) -> list[MeasuredKernel]:
+        """The rows of these kernels, at one dtype where it is given."""
+        return [
+            row for row in self.rows
+            if row["kernel"] in kernels and dtype in (None, row["dtype"])
+        ]  # fmt: skip
+
+    @cached_property
+    def products(self) -> dict[str, tuple[float, float]]:
+        """FLOP/s of an endless contraction, and depth in elements, by dtype."""
+        dtypes = dict.fromkeys(row["dtype"] for row in self.of("matmul"))
+        return {dtype: _rate_and_depth(self.of("matmul", dtype=dtype)) for dtype in dtypes}
+
+    @cached_property
+    def part(self) -> float:
+        """The part of its peak that large products reach: on a CPU of the best that was seen, on an
+        accelerator of the data sheet."""
+        if not self.base.is_cpu:
+            return _bounded(self.known.products * _speed(self.of("matmul", dtype=self.dtype)))
+        rate, _ = self.products[self.dtype]
+        best = max(row["flops_per_second"] for row in self.of("matmul", dtype=self.dtype))
+        return _bounded(rate / max(rate, best))
+
+    @cached_property
+    def peaks(self) -> dict[str, float]:
+        """Peak FLOP/s by dtype."""
+        if self.base.is_cpu:
+            return {dtype: rate / self.part for dtype, (rate, _) in self.products.items()}
+        return {str(dtype): rate for dtype, rate in self.base.peak_flops.items()}
+
+    @cached_property
+    def bandwidth(self) -> float:
+        """Bytes/s of memory: on a CPU the best stream, on an accelerator the data sheet's."""
+        known = None if self.base.is_cpu else self.base.memory_bandwidth
+        return known or max(row["bytes_per_second"] for row in self.of(*STREAMS))
+
+    @property
+    def known(self) -> Kernels:
+        """What the kernels of the device are known or assumed to reach before the fit."""
+        return self.base.kernels or TYPICAL["cpu" if self.base.is_cpu else "cuda"]
+
+    @property
+    def kernels(self) -> Kernels:
+        """What they reach by the measurements."""
+        known, bound = self.known, self.of(*BOUND, dtype=self.dtype)
+        before = (self.base.memory_bandwidth or self.bandwidth) * known.memory
+        tiny = [row for row in self.of("layer", dtype=self.dtype) if row["site"] == TINY]
+        return known.model_copy(
+            update={
+                "products": self.part,
+                "depth": self.products[self.dtype][1] if self.base.is_cpu else known.depth,
+                "memory": _bounded(before * _speed(bound) / self.bandwidth),
+                "host": known.host / _speed(tiny),
+                "flash": self._attention("forward") or known.flash,
+                "flash_backward": self._attention("backward") or known.flash_backward,
+            }
+        )
+
+    def _attention(self, part: str) -> float | None:
+        own = [row for row in self.of("attention", dtype=self.dtype) if row["part"] == part]
+        if not own:
+            return None
+        return _bounded(median(r["flops_per_second"] for r in own) / self.peaks[self.dtype])
+
+    def comments(self) -> dict[str, str]:
+        """What each figure was found from, by its dotted path."""
+        beside = f"{plural(max(row['ranks'] for row in self.rows), 'rank')} at once"
+        told = {
+            f"peak_flops.{dtype}": f"{plural(len(own), 'product')}, {beside}: {_rates(own)} GFLOP/s"
+            for dtype in self.peaks
+            if (own := self.of("matmul", dtype=dtype))
+        }
+        streams = [row["bytes_per_second"] for row in self.of(*STREAMS)]
+        return {
+            **told,
+            "memory_bandwidth": f"triad and copy, {beside}: {_span(streams)} GB/s",
+            "kernels.memory": "norms, activations, loss and optimizer against their estimates",
+            "kernels.host": "a layer of hidden 64 against its estimate",
+            "kernels.flash": "attention of the model, of the peak",
+            "kernels.flash_backward": "attention of the model, of the peak",
+        }
+
+
+def _rate_and_depth(products: Sequence[MeasuredKernel]) -> tuple[float, float]:
+    """Both by the least relative error; where contractions are too short to tell them apart, the
+    best rate and no depth."""
+    seconds = [row["seconds"] for row in products]
+    a_flop, an_area = fit_relative([_work(row) for row in products], seconds)
+    if not a_flop:
+        return max(row["flops_per_second"] for row in products), 0.0
+    return 1 / a_flop, an_area / a_flop
+
+
+def _work(row: MeasuredKernel) -> tuple[float, float]:
+    """FLOP of a product, and those of each element of its contraction."""
+    depth, *sides = (row["shape"][side] for side in SIDES[row["part"]])
+    area = 2.0 * sides[0] * sides[1]
+    return area * depth, area
+
+
+def _speed(rows: Sequence[MeasuredKernel]) -> float:
+    """How many times as fast as estimated these kernels were, the median; 1 where nothing was."""
+    pairs = [(row["predicted_seconds"], row["seconds"]) for row in rows]
+    return median([told / found for told, found in pairs if told] or [1.0])
+
+
+def _bounded(part: float) -> float:
+    return min(max(part, FEWEST), 1.0)
+
+
+def _rates(rows: Sequence[MeasuredKernel]) -> str:
+    return _span([row["flops_per_second"] for row in rows])
+
+
+def _span(values: Sequence[float]) -> str:
+    return f"{min(values) / 1e9:.3g} to {max(values) / 1e9:.3g}"

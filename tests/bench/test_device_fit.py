@@ -1,0 +1,131 @@
+"""A device of kernels that took what an estimate of a known device says: that device is found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from mpctl.bench.device_fit import DeviceFit, MeasuredKernel, busy_rows, fit_device
+from mpctl.errors import InputError
+from mpctl.estimate.kernels import device_speed, product_seconds
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
+
+SHAPES = ((512, 256, 1024), (512, 1024, 256), (512, 256, 256), (2048, 2048, 2048))
+BASE = DeviceSpec.model_validate({
+    "name": "base", "kind": "cpu", "memory_bytes": 2**30, "memory_bandwidth": 10e9,
+    "peak_flops": {"fp32": 100e9},
+    "kernels": {"products": 1.0, "memory": 0.8, "flash": 0.4, "flash_backward": 0.4, "source": "-"},
+    "source": "-",
+})  # fmt: skip
+
+
+def row(
+    kernel: str, seconds: float, *, part: str = "update", site: str = "layers", ranks: int = 2,
+    flops: float = 0.0, moved: float = 0.0, predicted: float | None = None,
+    shape: Mapping[str, int] | None = None, is_rehearsal: bool = False,
+) -> MeasuredKernel:  # fmt: skip
+    return {
+        "kernel": kernel, "site": site, "part": part, "shape": dict(shape or {}), "dtype": "fp32",
+        "ranks": ranks, "is_rehearsal": is_rehearsal, "seconds": seconds,
+        "flops_per_second": flops / seconds, "bytes_per_second": moved / seconds,
+        "predicted_seconds": predicted,
+    }  # fmt: skip
+
+
+def product_row(device: DeviceSpec, m: int, k: int, n: int, part: str) -> MeasuredKernel:
+    """A product's pass, in the time that the planner's function has for this device."""
+    rates = device_speed(ClusterSpec(device=device), "fp32").other
+    sides = {"forward": (m, k, n), "backward_input": (m, n, k), "backward_weight": (k, m, n)}[part]
+    seconds = product_seconds(rates, *sides, 4, 4)
+    shape = {"m": m, "k": k, "n": n}
+    return row("matmul", seconds, part=part, flops=2 * m * k * n, shape=shape)
+
+
+def rows_of(device: DeviceSpec) -> list[MeasuredKernel]:
+    """Products as of this device, streams of 12 and 11 GB/s."""
+    parts = ("forward", "backward_input", "backward_weight")
+    products = [product_row(device, *shape, part) for shape in SHAPES for part in parts]
+    streams = [row("triad", 1.0, moved=12e9), row("copy", 1.0, moved=11e9)]
+    return [*products, *streams]
+
+
+def fit(rows: list[MeasuredKernel], base: DeviceSpec = BASE) -> DeviceFit:
+    return fit_device(rows, base, dtype="fp32", name="mine", memory_bytes=2**31, source="measured")
+
+
+def truth(**kernels: float) -> DeviceSpec:
+    """A device of 200 GFLOP/s with fast memory, so that products are bound by nothing else."""
+    assert BASE.kernels is not None
+    return BASE.model_copy(
+        update={
+            "peak_flops": {"fp32": 200e9},
+            "memory_bandwidth": 1e12,
+            "kernels": BASE.kernels.model_copy(update=kernels),
+        }
+    )
+
+
+def test_rate_and_depth_of_products_are_found() -> None:
+    found = fit(rows_of(truth(depth=128.0))).device
+    assert found.kernels is not None
+    assert found.peak_flops["fp32"] * found.kernels.products == pytest.approx(200e9, rel=1e-3)
+    assert found.kernels.depth == pytest.approx(128, rel=1e-2)
+    assert (found.name, found.memory_bytes, found.memory_bandwidth) == ("mine", 2**31, 12e9)
+
+
+def test_a_product_of_the_fit_takes_what_was_measured() -> None:
+    rows = rows_of(truth(depth=128.0))
+    found = fit(rows).device
+    for measured in rows[:12]:
+        shape, part = measured["shape"], measured["part"]
+        again = product_row(found, shape["m"], shape["k"], shape["n"], part)
+        assert again["seconds"] == pytest.approx(measured["seconds"], rel=0.02)
+
+
+def test_memory_and_host_are_those_of_the_base_times_how_much_faster_they_were() -> None:
+    """Twice as fast as 0.8 of 10 GB/s is 16 GB/s, more than the stream's 12: all of it. Half as
+    fast is 4 GB/s, a third of it. A layer that took three times its estimate: a host of 3."""
+    rows = rows_of(truth())
+    tiny = row("layer", 3.0, site="tiny", predicted=1.0)
+    for seconds, part in ((0.5, 1.0), (2.0, 4 / 12)):
+        found = fit([*rows, tiny, row("optimizer", seconds, predicted=1.0)]).device.kernels
+        assert found is not None
+        assert (found.memory, found.host) == pytest.approx((part, 3.0))
+
+
+def test_attention_is_told_of_the_peak() -> None:
+    rows = [*rows_of(truth()), row("attention", 1.0, part="forward", flops=50e9)]
+    found = fit(rows).device
+    assert found.kernels is not None
+    assert found.kernels.flash == pytest.approx(50e9 / found.peak_flops["fp32"])
+    assert found.kernels.flash_backward == 0.4  # not measured: as the base has it
+
+
+def test_an_accelerator_keeps_its_data_sheet() -> None:
+    base = BASE.model_copy(update={"kind": "cuda"})
+    slow = [{**r, "predicted_seconds": r["seconds"] * 0.5} for r in rows_of(truth())]
+    found = fit(slow, base).device  # type: ignore[arg-type]
+    assert found.kernels is not None
+    assert (found.peak_flops, found.memory_bandwidth) == ({"fp32": 100e9}, 10e9)
+    assert found.kernels.products == 0.5
+
+
+def test_only_what_all_cores_did_at_once_counts() -> None:
+    alone, beside, crowded = (row("triad", 1.0, ranks=n, is_rehearsal=n > 2) for n in (1, 2, 4))
+    assert busy_rows([alone, beside, crowded]) == [beside]
+
+
+def test_what_no_device_goes_without_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"no product of fp32 was measured .*--budget"):
+        fit([row("triad", 1.0, moved=1e9)])
+    with pytest.raises(InputError, match="no stream"):
+        fit([product_row(truth(), *SHAPES[0], "forward")])
+    with pytest.raises(InputError):
+        fit([])
+
+
+def test_comments_say_what_was_measured() -> None:
+    comments = fit(rows_of(truth())).comments
+    assert comments["memory_bandwidth"] == "triad and copy, 2 ranks at once: 11 to 12 GB/s"
+    assert comments["peak_flops.fp32"].startswith("12 products, 2 ranks at once: ")
