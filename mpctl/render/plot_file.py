@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 from mpctl.errors import InputError
 from mpctl.render.curves import axis_of, legend, mean, whose, window, y_axis
@@ -16,6 +17,10 @@ from mpctl.runs.series import Series
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
 SUFFIXES = (".png", ".svg")
+SETTINGS: Any = {"svg.hashsalt": "mpctl", "svg.fonttype": "none", "font.size": 10.0,
+                 "axes.spines.top": False, "axes.spines.right": False,
+                 "text.parse_math": False}  # fmt: skip
+"""How matplotlib draws: no word is taken for a formula, one figure always gives the same bytes."""
 FEW = 40  # points, up to which each is marked
 
 
@@ -24,13 +29,14 @@ def check_picture(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise InputError.of("bad-suffix", "--out", f"{path} is neither PNG nor SVG",
                             f"end its name in {' or '.join(SUFFIXES)}")  # fmt: skip
-    if not _is_installed():
+    if not has_matplotlib():
         raise InputError.of("extra-missing", "--out", "the package matplotlib is not installed",
                             "pip install 'mpctl[plot]', or leave --out away to draw in the "
                             "terminal")  # fmt: skip
 
 
-def _is_installed() -> bool:
+def has_matplotlib() -> bool:
+    """Whether the package matplotlib can be imported; it is not imported here."""
     try:
         return find_spec("matplotlib") is not None
     except ValueError:
@@ -45,18 +51,23 @@ def write_picture(path: Path, series: Sequence[Series], x: str) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    settings: Any = {"svg.hashsalt": "mpctl", "svg.fonttype": "none", "font.size": 10.0,
-                "axes.spines.top": False, "axes.spines.right": False,
-                "text.parse_math": False}  # fmt: skip
-    with rc_context(settings):
+    with rc_context(SETTINGS):
         figure = Figure(figsize=(8.0, 4.5), dpi=150, layout="constrained")
         _draw(figure, series, x)
-        try:
-            metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        save_figure(figure, path)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure of matplotlib, always with the same bytes. Raises InputError where the file
+    cannot be written."""
+    try:
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+        with catch_warnings():
+            simplefilter("ignore", UserWarning)  # a letter that the font lacks is drawn as a box
             figure.savefig(path, metadata=metadata)
-        except OSError as error:
-            raise InputError.of("unwritable", "--out", f"{path}: {error.strerror or error}",
-                                "name a file in a folder that exists") from None  # fmt: skip
+    except OSError as error:
+        raise InputError.of("unwritable", "--out", f"{path}: {error.strerror or error}",
+                            "name a file in a folder that exists") from None  # fmt: skip
 
 
 def _draw(figure: Any, series: Sequence[Series], x: str) -> None:

@@ -7,9 +7,7 @@ light in programs that know no CSS variables (`with_plain_colours`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from importlib.resources import files
 from textwrap import wrap
 
 from mpctl.estimate.timeline import StepLine, find_step_line
@@ -33,6 +31,7 @@ from mpctl.render.cells import (
     node_layers,
 )
 from mpctl.render.markup import Raw, el, join, number
+from mpctl.render.picture_style import picture_css, with_plain_colours
 from mpctl.render.svg_grid import GridPicture
 from mpctl.render.svg_levels import Drawn, framed_levels, nested
 from mpctl.render.svg_timeline import WIDTH, Picture, legend_names
@@ -60,27 +59,6 @@ def textures() -> Raw:
            id=f"t{at}", width=8, height=8, patternUnits="userSpaceOnUse")
         for at, drawn in enumerate(TEXTURES)
     ))  # fmt: skip
-
-
-def picture_css() -> str:
-    """The style sheet of a picture, for light and dark schemes."""
-    return files("mpctl.render.html").joinpath("picture.css").read_text("utf-8")
-
-
-def with_plain_colours(svg: str) -> str:
-    """A picture whose colours of the reader's scheme each stand behind the same colour in light,
-    which Inkscape, librsvg and others take: they drop the variable, and would fill with black.
-
-    >>> with_plain_colours('<rect style="fill:var(--paper)"/>')
-    '<rect style="fill:#ffffff;fill:var(--paper)"/>'
-    """
-    css = picture_css()
-    light = dict(re.findall(r"(--\w+): (#\w+)", css[: css.index("@media")]))
-
-    def both(found: re.Match[str]) -> str:
-        return f"{found[1]}:{light[found[2]]};{found[0]}" if found[2] in light else found[0]
-
-    return re.sub(r"\b(fill|stroke): ?var\((--\w+)\)", both, svg)
 
 
 def legend(step: StepLine) -> Raw:

@@ -31,3 +31,90 @@ def write_report(folder: Path, document: Any) -> Path:
     file = folder / "report.json"
     file.write_text(document if isinstance(document, str) else json.dumps(document), "utf-8")
     return file
+
+
+def scaling_report() -> dict[str, Any]:
+    """Strong and weak scaling to 4 ranks on 2 cores, along tp, dp and both."""
+    layouts = [("1 rank", {}), ("tp2", {"tp": 2}), ("dp2", {"dp": 2}), ("tp4", {"tp": 4}),
+               ("dp4", {"dp": 4}), ("tp2 dp2", {"tp": 2, "dp": 2})]  # fmt: skip
+    rows = []
+    for mode in ("strong", "weak"):
+        for at, (layout, sizes) in enumerate(layouts):
+            world = {0: 1, 1: 2, 2: 2}.get(at, 4)
+            perfect = min(world, 2) / world
+            efficiency = perfect * (1 - 0.04 * at) if at else 1.0
+            seconds = (0.2 if mode == "strong" else 0.2 * world) / efficiency / world
+            rows.append(row(
+                f"{mode} {layout}", seconds, mode=mode, layout=layout, world_size=world,
+                sizes=sizes, efficiency=efficiency, perfect_efficiency=perfect, speed_up=world *
+                efficiency, is_rehearsal=world > 2, predicted_seconds=seconds * (0.9 + 0.05 * at),
+                low_seconds=None, tokens_per_second=4096 / seconds, mfu=None,
+                communication_share=0.02 * at,
+            ))  # fmt: skip
+    return made_report("scaling", rows, job="demo")
+
+
+def collectives_report() -> dict[str, Any]:
+    """Four collectives of two transports from 1 KiB to 16 MiB: a + b seconds a byte."""
+    rows = []
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+        for transport, start, rate in (("gloo", 2e-4, 1.5e9), ("shared", 2e-5, 6e9)):
+            for power in range(10, 25, 2):
+                size = 2**power
+                seconds = start + size / rate
+                rows.append(row(
+                    f"{kind} tp2 float32 {size} {transport}", seconds, kind=kind, axis="tp",
+                    ranks=2, transport=transport, dtype="float32", bytes=size, count=size // 4,
+                    algbw=size / seconds, busbw=size / seconds, wrong=0,
+                ))  # fmt: skip
+    return made_report("collectives", rows)
+
+
+def kernels_report() -> dict[str, Any]:
+    """Products, an attention, a triad and a copy: 40 GFLOP/s and 10 GB/s at most."""
+    rows = []
+    for ranks, slower in ((1, 1.0), (2, 0.7)):
+        for kernel, flops, size in (
+            ("matmul", 1e9, 2e6), ("matmul", 1e8, 1e6), ("matmul", 1e7, 1e6),
+            ("attention", 5e7, 4e6), ("optimizer", 1e7, 3e7), ("triad", 2e6, 2.4e7),
+            ("copy", 0, 2e7), ("layer", 1e9, 3e7),
+        ):  # fmt: skip
+            seconds = max(flops / 32e9, size / 10e9) / slower
+            peak = 40e9 if kernel == "matmul" else None
+            rows.append(row(
+                f"{kernel} {flops:g} x{ranks}", seconds, kernel=kernel, part="forward",
+                shape={"m": 512, "n": 512}, dtype="fp32", ranks=ranks, flops=flops, bytes=size,
+                flops_per_second=flops / seconds, bytes_per_second=size / seconds,
+                share_of_peak=flops / seconds / peak if peak else None,
+                predicted_seconds=seconds * 1.07,
+            ))  # fmt: skip
+    return made_report("kernels", rows, job="demo-gpt")
+
+
+def verify_report() -> dict[str, Any]:
+    """Twelve layouts whose predictions are from 10 % low to 12 % high, with bands of 15 %."""
+    names = ["1 rank", "tp2", "pp2", "dp2", "dp2 zero1", "dp2 zero3", "cp2", "tp2 sp", "tp2 dp2",
+             "pp2 dp2", "tp2 pp2", "pp4"]  # fmt: skip
+    rows = []
+    for at, name in enumerate(names):
+        seconds, error = 0.1 * (1 + 0.3 * at), -0.1 + 0.02 * at
+        predicted = seconds * (1 + error)
+        rows.append(row(
+            name, seconds, layout=name, world_size=4 if at > 7 else 2, is_rehearsal=at > 7,
+            predicted_seconds=predicted, low_seconds=predicted / 1.15,
+            high_seconds=predicted * 1.15, error=error, is_inside=True, agrees=True,
+            planned_memory_bytes=2**27, memory_bytes=2**27 + 2**20, sent_bytes=2**24,
+        ))  # fmt: skip
+    groups = {"within cores": {"layouts": 8, "mape": 0.05, "worst": -0.1, "worst_name": "1 rank",
+                               "spearman": 0.99, "coverage": 1.0}}  # fmt: skip
+    return made_report("verify", rows, job="demo-gpt", findings={"groups": groups})
+
+
+def machine_report() -> dict[str, Any]:
+    """All rows of kernels and collectives in one report."""
+    rows = [*kernels_report()["results"], *collectives_report()["results"]]
+    return made_report("machine", rows, findings={"device": {"name": "laptop-core"}})
+
+
+MADE = {"scaling": scaling_report, "collectives": collectives_report, "kernels": kernels_report,
+        "verify": verify_report, "machine": machine_report}  # fmt: skip

@@ -1,12 +1,17 @@
-"""`mpctl bench compare`: exit codes for CI, and refusals before anything is printed."""
+"""How benches end: folder, tables or JSON, pictures; `mpctl bench compare` for CI."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.bench.reports import made_report, row, write_report
+from mpctl.cli.bench.finish import finish
+from mpctl.errors import InputError
+from tests.bench.reports import made_report, row, verify_report, write_report
 from tests.cli.calls import Mpctl, assert_refused
 
 
@@ -40,3 +45,46 @@ def test_what_cannot_be_compared_is_exit_2(
     for threshold in ("-1", "nan", "inf", "ten"):
         said = mpctl("bench", "compare", a, a, "--threshold", threshold, *flags)
         assert_refused(said, wants_json=bool(flags))
+
+
+PICTURES = ["layouts.svg", "predicted.svg"]
+
+
+def end(folder: Path, report: Any, *, as_json: bool = False) -> list[str]:
+    """What finish() wrote, and `show` was given."""
+    folder.mkdir()
+    finish(folder, report, lambda given: print(len(given["results"]), "rows"), as_json=as_json)
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_bench_ends_with_its_folder_and_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = end(tmp_path / "out", verify_report())
+    out, err = capsys.readouterr()
+    assert {"report.json", "report.csv", *PICTURES} <= set(names)
+    assert out.startswith("12 rows\nwrote report.json, report.csv, ")
+    assert all(name in out for name in names) and err == ""
+
+
+def test_json_stands_alone_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    end(tmp_path / "out", verify_report(), as_json=True)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads((tmp_path / "out/report.json").read_text())
+    assert err.startswith("wrote report.json")
+
+
+def test_without_matplotlib_only_pngs_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    names = end(tmp_path / "out", verify_report())
+    assert set(PICTURES) <= set(names) and not [name for name in names if name.endswith(".png")]
+    assert "pip install 'mpctl[plot]'" in capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> None:
+    (tmp_path / "layouts.svg").mkdir()
+    with pytest.raises(InputError, match="layouts"):
+        finish(tmp_path, verify_report(), lambda given: None, as_json=False)  # type: ignore[type-var]
+    assert json.loads((tmp_path / "report.json").read_text()) == verify_report()

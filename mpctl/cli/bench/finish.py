@@ -15,17 +15,29 @@ Report = TypeVar("Report", bound="BenchReport")
 def finish(folder: Path, report: Report, show: Callable[[Report], None], *, as_json: bool) -> None:
     """Write a bench's folder and show its report: by `show` as tables, or as JSON on stdout.
 
-    The folder is first, so that whatever happens afterwards costs no measurement. A bench that
-    Ctrl-C ended calls this too, and raises KeyboardInterrupt then. Raises InputError where the
-    folder cannot be written.
+    The report is written first, so that whatever happens afterwards costs no measurement, and the
+    pictures last. A bench that Ctrl-C ended calls this too, and raises KeyboardInterrupt then.
+    Raises InputError where the folder cannot be written.
     """
-    from mpctl.bench.folder import save_report
-    from mpctl.render.console import say
+    from mpctl.bench.folder import REPORT, TABLE, save_report
     from mpctl.render.json import print_json
 
     save_report(folder, report)
     if as_json:
         print_json(report)
-        return
-    show(report)
-    say(f"wrote {folder}")
+    else:
+        show(report)
+    draw(folder, report, [REPORT, TABLE], as_json=as_json)
+
+
+def draw(folder: Path, report: BenchReport, written: list[str], *, as_json: bool) -> None:
+    """Write the page and the pictures of a report, and say what was written, after the names in
+    `written`: on stdout, or on stderr where stdout is for JSON."""
+    from mpctl.render.bench_files import NO_PNG, write_bench_files
+    from mpctl.render.console import say
+    from mpctl.render.plot_file import has_matplotlib
+
+    names = [*written, *(path.name for path in write_bench_files(folder, report))]
+    say(f"wrote {', '.join(names)} in {folder}", stderr=as_json)
+    if not has_matplotlib():
+        say(NO_PNG, stderr=as_json)

@@ -33,7 +33,8 @@ from mpctl.render.html.schedule import schedule_section
 from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
 from mpctl.render.markup import Progress, Raw, el, no_progress
-from mpctl.render.svg import picture_css, textures
+from mpctl.render.picture_style import picture_css
+from mpctl.render.svg import textures
 from mpctl.topology import Topology
 from mpctl.units import plural
 

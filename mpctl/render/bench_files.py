@@ -1,0 +1,42 @@
+"""The page and the pictures of a report, beside it in its folder.
+
+Without the package matplotlib the PNG pictures are left out; pages and SVG need nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpctl.bench.report import BenchEnvironment, BenchReport
+from mpctl.render.charts.reports import report_charts
+from mpctl.render.charts.svg import chart_file
+from mpctl.render.markup import write_text
+from mpctl.render.plot_file import has_matplotlib
+from mpctl.units import plural
+
+NO_PNG = "no PNG pictures: the package matplotlib is not installed (pip install 'mpctl[plot]')"
+
+
+def write_bench_files(folder: Path, report: BenchReport) -> Iterator[Path]:
+    """Write the pictures of a report, and yield each path when it is written. Raises InputError
+    where one cannot be written."""
+    source = where_measured(report["environment"])
+    for chart in report_charts(report):
+        path = folder / f"{chart.key}.svg"
+        write_text(path, chart_file(chart, source), option="--out")
+        yield path
+        if has_matplotlib():
+            from mpctl.render.charts.png import write_png
+
+            write_png(path.with_suffix(".png"), chart, source)
+            yield path.with_suffix(".png")
+
+
+def where_measured(where: BenchEnvironment) -> str:
+    """`laptop, AMD EPYC, 2 cores, torch 2.11, mpctl 0.9, 2026-01-02`."""
+    hardware = [where["host"], where["machine"], plural(where["cores"], "core")]
+    if where["gpus"]:
+        hardware.append(plural(where["gpus"], "GPU"))
+    versions = [f"torch {where['torch']}", f"mpctl {where['mpctl']}", where["date"][:10]]
+    return ", ".join([*hardware, *versions])

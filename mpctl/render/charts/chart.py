@@ -1,0 +1,168 @@
+"""A chart as data: panels that share two axes, with series of marks; how it is drawn is elsewhere.
+
+SVG (charts/svg.py) and PNG (charts/png.py) draw the same axes, ticks and marks, so that a page and
+a picture never differ. An axis maps a value to a share of its length, 0 at the low end.
+
+By hand, a logarithmic axis from 1 to 100: share(10) is 0.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, floor, log, log10
+from typing import Literal
+
+Look = Literal["line", "points", "dashed", "dotted", "bar"]
+Span = tuple[float, float]
+MOST_TICKS = 7
+COLOURS = 7
+LARGEST = 300.0  # as a power of ten, of what an axis shows
+
+
+@dataclass(frozen=True, slots=True)
+class ChartAxis:
+    """From low to high; ticks: values with their texts."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    is_log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value lies: 0 at the low end, 1 at the high end, and not beyond them."""
+        low, high, at = self.low, self.high, min(max(value, self.low), self.high)
+        if self.is_log:
+            low, high, at = log10(low), log10(high), log10(at)
+        return (at - low) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A measured or computed point. x_span, y_span: from least to most, drawn as a bar through it;
+    name: what it is, told when it is pointed at; is_hollow: a rehearsal, not a measurement."""
+
+    x: float
+    y: float
+    name: str = ""
+    x_span: Span | None = None
+    y_span: Span | None = None
+    is_hollow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSeries:
+    """Marks of one name in the legend. look: `line` joins them, `points` does not, `dashed` and
+    `dotted` are lines to compare with, `bar` is a pale bar of x_span with a stroke at x. colour: a
+    number below COLOURS, which also chooses the shape of the marks; None for dim ink."""
+
+    name: str
+    marks: tuple[Mark, ...]
+    look: Look = "points"
+    colour: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One field of a chart with its own title, on the chart's axes."""
+
+    title: str
+    series: tuple[ChartSeries, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One picture. key: the name of its file; note: how it is read, in a sentence or two."""
+
+    key: str
+    title: str
+    note: str
+    x: ChartAxis
+    y: ChartAxis
+    panels: tuple[Panel, ...]
+
+    @property
+    def columns(self) -> int:
+        """How many panels stand side by side: up to three, of four two."""
+        return min(len(self.panels), 2 if len(self.panels) == 4 else 3)
+
+    @property
+    def legend(self) -> list[ChartSeries]:
+        """A series of each name, in order of appearance."""
+        every = {series.name: series for panel in self.panels for series in panel.series}
+        return list(every.values())
+
+
+def log_axis(
+    label: str, values: Iterable[float], text: Callable[[float], str], *, base: int = 10
+) -> ChartAxis:
+    """A logarithmic axis over positive values with some room at both ends."""
+    logs = [log10(value) for value in values]
+    room = 0.05 * (max(logs) - min(logs)) + 0.06
+    low, high = 10 ** max(min(logs) - room, -LARGEST), 10 ** min(max(logs) + room, LARGEST)
+    ticks = _powers(low, high, base)
+    for finer in (_multiples, _even):
+        if len(ticks) < 3:
+            ticks = [tick for tick in finer(low, high) if low <= tick <= high]
+    return ChartAxis(label, low, high, tuple((t, text(t)) for t in _thinned(ticks)), is_log=True)
+
+
+def linear_axis(
+    label: str, values: Sequence[float], text: Callable[[float], str], *, room: float = 0.08
+) -> ChartAxis:
+    """An axis from 0 to somewhat above the largest value."""
+    high = min(max(*values, 1e-12), 10**LARGEST) * (1 + room)
+    step = next(s for s in _steps(high) if high / s <= MOST_TICKS)
+    ticks = [n * step for n in range(floor(high / step) + 1)]
+    return ChartAxis(label, 0.0, high, tuple((t, text(t)) for t in ticks))
+
+
+def counts_axis(label: str, values: Iterable[float]) -> ChartAxis:
+    """A logarithmic axis whose ticks are the values themselves, such as numbers of ranks."""
+    found = sorted(set(values))
+    low, high = found[0] / 1.25, found[-1] * 1.25
+    return ChartAxis(label, low, high, tuple((v, f"{v:g}") for v in _thinned(found)), is_log=True)
+
+
+def rows_axis(names: Sequence[str]) -> ChartAxis:
+    """An axis of names from top to bottom; the row of names[n] is at -n."""
+    ticks = tuple((-float(n), name) for n, name in enumerate(names))
+    return ChartAxis("", -len(names) + 0.4, 0.6, ticks)
+
+
+def _powers(low: float, high: float, base: int) -> list[float]:
+    first, last = ceil(log(low, base) - 1e-9), floor(log(high, base) + 1e-9)
+    return [float(base) ** n for n in range(first, last + 1)]
+
+
+def _multiples(low: float, high: float) -> Iterator[float]:
+    """1, 2 and 5 times each power of ten."""
+    for n in range(floor(log10(low)), ceil(log10(high)) + 1):
+        yield from (times * 10.0**n for times in (1, 2, 5))
+
+
+def _even(low: float, high: float) -> Iterator[float]:
+    """Multiples of a round step, at most five of them between low and high."""
+    step = next(step for step in _steps(high - low) if (high - low) / step <= 5)
+    yield from (n * step for n in range(ceil(low / step), floor(high / step) + 1))
+
+
+def _thinned(ticks: Sequence[float]) -> Sequence[float]:
+    return ticks[:: ceil(len(ticks) / MOST_TICKS)] if ticks else ticks
+
+
+def _steps(high: float) -> Iterator[float]:
+    first = floor(log10(high)) - 2
+    for n in range(first, first + 5):
+        yield from (m * 10.0**n for m in (1, 2, 2.5, 5))
+
+
+def short(text: str) -> str:
+    """A figure for a tick: `10.0 ms` -> `10 ms`."""
+    return text.replace(".00 ", " ").replace(".0 ", " ")
+
+
+def numbered(names: Iterable[str]) -> dict[str, int]:
+    """A colour for each name, in order of appearance."""
+    return {name: at % COLOURS for at, name in enumerate(dict.fromkeys(names))}

@@ -1,0 +1,116 @@
+"""A chart as PNG by matplotlib, with the axes, ticks, colours and marks of its SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from mpctl.render.charts.chart import Chart, ChartAxis, ChartSeries, Mark, Panel
+from mpctl.render.picture_style import light_colours
+from mpctl.render.plot_file import SETTINGS, save_figure
+
+MARKERS = ("o", "s", "D", "^", "v", "h", "P")
+DASHES: dict[str, Any] = {"dashed": (0, (5, 3)), "dotted": (0, (1.5, 2.5))}
+INCHES, LINE = 9.6, 160  # across, in inches and in characters of a note
+
+
+def write_png(path: Path, chart: Chart, source: str) -> None:
+    """Write the chart; source: a line on where the figures are from. Raises InputError where the
+    file cannot be written."""
+    from matplotlib import rc_context
+
+    with rc_context({**SETTINGS, "font.size": 9.0}):
+        save_figure(_figure(chart, source), path)
+
+
+def _figure(chart: Chart, source: str) -> Any:
+    from matplotlib.figure import Figure
+
+    columns = chart.columns
+    rows = -(-len(chart.panels) // columns)
+    high = {1: 3.9, 2: 3.1}.get(columns, 2.6) if chart.y.label else 0.6 + 0.26 * len(chart.y.ticks)
+    figure = Figure(figsize=(INCHES, rows * high + 1.5), dpi=150, layout="constrained")
+    fields = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for field, panel in zip(fields, chart.panels, strict=False):
+        _draw(field, panel, chart)
+    for field in fields[len(chart.panels) :]:
+        field.set_axis_off()
+    handles = list(_handles(chart))
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 8),
+                  frameon=False, title=chart.title, alignment="left", borderpad=0.1,
+                  title_fontproperties={"size": 13, "weight": "bold"})  # fmt: skip
+    words = "\n".join([*wrap(chart.note, LINE), source])
+    figure.supxlabel(words, x=0.01, ha="left", fontsize=7.5, color=light_colours()["--dim"])
+    return figure
+
+
+def _draw(field: Any, panel: Panel, chart: Chart) -> None:
+    _set_axis(field, "x", chart.x)
+    _set_axis(field, "y", chart.y)
+    field.set_title(panel.title, loc="left", fontsize=10)
+    field.grid(color=light_colours()["--line"], linewidth=0.6)
+    field.set_axisbelow(True)
+    for series in panel.series:
+        _draw_series(field, series)
+
+
+def _set_axis(field: Any, side: str, axis: ChartAxis) -> None:
+    from matplotlib.ticker import NullLocator
+
+    settings = {f"{side}scale": "log" if axis.is_log else "linear", f"{side}label": axis.label}
+    field.set(**settings, **{f"{side}lim": (axis.low, axis.high)})
+    getattr(field, f"set_{side}ticks")([v for v, _ in axis.ticks], [t for _, t in axis.ticks])
+    getattr(field, f"{side}axis").set_minor_locator(NullLocator())
+
+
+def _draw_series(field: Any, series: ChartSeries) -> None:
+    colour = _colour(series)
+    xs, ys = [mark.x for mark in series.marks], [mark.y for mark in series.marks]
+    if series.look == "bar":
+        for mark in series.marks:
+            _draw_bar(field, mark, colour)
+        return
+    if series.look != "points":
+        field.plot(xs, ys, color=colour, linestyle=DASHES.get(series.look, "-"),
+                   linewidth=1.0 if series.look == "dotted" else 1.5)  # fmt: skip
+    if series.look in ("line", "points"):
+        for mark in series.marks:
+            _draw_mark(field, series, mark, colour)
+
+
+def _draw_bar(field: Any, mark: Mark, colour: str) -> None:
+    low, high = mark.x_span or (mark.x, mark.x)
+    field.plot([low, high], [mark.y, mark.y], color=colour, alpha=0.28, linewidth=9,
+               solid_capstyle="butt")  # fmt: skip
+    field.plot([mark.x], [mark.y], color=colour, marker="|", markersize=9, markeredgewidth=1.8)
+
+
+def _draw_mark(field: Any, series: ChartSeries, mark: Mark, colour: str) -> None:
+    for span, along in ((mark.x_span, "x"), (mark.y_span, "y")):
+        if span:
+            xs, ys = (span, (mark.y, mark.y)) if along == "x" else ((mark.x, mark.x), span)
+            field.plot(xs, ys, color=colour, alpha=0.65, linewidth=0.9)
+    face = light_colours()["--paper"] if mark.is_hollow else colour
+    field.plot([mark.x], [mark.y], marker=MARKERS[series.colour or 0], color=colour,
+               markerfacecolor=face, markersize=4.8, markeredgewidth=1.2)  # fmt: skip
+
+
+def _handles(chart: Chart) -> Iterator[Any]:
+    from matplotlib.lines import Line2D
+
+    for series in chart.legend:
+        is_marked = series.look in ("line", "points")
+        yield Line2D(
+            [], [], label=series.name, color=_colour(series),
+            linestyle="" if series.look == "points" else DASHES.get(series.look, "-"),
+            linewidth=9 if series.look == "bar" else 1.5,
+            alpha=0.28 if series.look == "bar" else None,
+            marker=MARKERS[series.colour or 0] if is_marked else None, markersize=4.8,
+        )  # fmt: skip
+
+
+def _colour(series: ChartSeries) -> str:
+    colours = light_colours()
+    return colours["--dim"] if series.colour is None else colours[f"--l{series.colour}"]

@@ -1,0 +1,193 @@
+"""Charts: axes and series by hand, the same in SVG and PNG, of any report and of hostile ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpctl.bench.report import BenchReport
+from mpctl.render.charts.chart import Chart, counts_axis, linear_axis, log_axis, rows_axis, short
+from mpctl.render.charts.reports import report_charts
+from mpctl.render.charts.svg import SHAPES, chart_file, chart_svg
+from mpctl.render.picture_style import light_colours, picture_css
+from tests.bench.reports import (
+    MADE,
+    collectives_report,
+    kernels_report,
+    made_report,
+    row,
+    scaling_report,
+    verify_report,
+)
+
+EVIL = "</text><script>x()</script>&\u202e\x1b[31m"
+
+
+def charts(report: Any) -> dict[str, Chart]:
+    made: BenchReport = report
+    return {chart.key: chart for chart in report_charts(made)}
+
+
+def of(chart: Chart, panel: int, name: str) -> list[tuple[float, float]]:
+    """The points of a series."""
+    return [
+        (mark.x, mark.y)
+        for series in chart.panels[panel].series if series.name == name
+        for mark in series.marks
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- axes
+
+
+def test_axes_by_hand() -> None:
+    axis = log_axis("", [1.0, 100.0], str)
+    assert axis.share(10.0) == pytest.approx(0.5)
+    assert [value for value, _ in axis.ticks] == [1.0, 10.0, 100.0]
+    assert [value for value, _ in log_axis("", [1024, 2**20], str, base=4).ticks] == [
+        4.0**n for n in range(5, 11)
+    ]  # fmt: skip
+    axis = linear_axis("", [0.4, 1.0], lambda share: f"{share:.0%}")
+    assert [text for _, text in axis.ticks] == ["0%", "20%", "40%", "60%", "80%", "100%"]
+    assert axis.share(0) == 0 and 0.9 < axis.share(1) < 1
+    assert [text for _, text in counts_axis("ranks", [4, 1, 2, 2]).ticks] == ["1", "2", "4"]
+    names = rows_axis(["first", "second"])
+    assert names.share(-0.0) > names.share(-1.0)  # the first is on top
+    assert (short("10.0 ms"), short("1.00 s"), short("1.5 KiB")) == ("10 ms", "1 s", "1.5 KiB")
+
+
+positive = st.floats(1e-300, 1e300)
+
+
+@given(st.lists(positive, min_size=1, max_size=20))
+def test_every_value_and_a_tick_lie_on_an_axis(values: list[float]) -> None:
+    for axis in (log_axis("", values, str), linear_axis("", values, str)):
+        assert all(0 <= axis.share(value) <= 1 for value in values)
+        assert axis.low < axis.high
+        assert 1 <= len(axis.ticks) <= 9
+        assert all(axis.low <= value <= axis.high for value, _ in axis.ticks)
+
+
+# ---------------------------------------------------------------- what is drawn of a report
+
+
+def test_each_report_has_its_charts() -> None:
+    assert {name: list(charts(make())) for name, make in MADE.items()} == {
+        "scaling": ["efficiency", "predicted"],
+        "collectives": ["busbw"],
+        "kernels": ["roofline", "predicted"],
+        "verify": ["predicted", "layouts"],
+        "machine": ["busbw", "roofline", "predicted"],
+    }
+    assert list(charts(made_report("tensor-modes", [row("1d", 0.1), row("2d", 0.2)]))) == ["times"]
+    assert charts(made_report("tensor-modes", [])) == {}
+
+
+def test_efficiency_has_a_line_for_each_kind_of_layout() -> None:
+    chart = charts(scaling_report())["efficiency"]
+    assert [panel.title for panel in chart.panels] == ["strong scaling", "weak scaling"]
+    assert of(chart, 0, "tp") == [(1, 1.0), (2, pytest.approx(0.96)), (4, pytest.approx(0.44))]
+    assert of(chart, 1, "tp dp") == [(1, 1.0), (4, pytest.approx(0.4))]
+    assert of(chart, 0, "perfect machine") == [(1, 1.0), (2, 1.0), (4, 0.5)]
+    (line,) = [series for series in chart.panels[0].series if series.name == "tp"]
+    assert [mark.is_hollow for mark in line.marks] == [False, False, True]
+    assert line.marks[0].y_span == (pytest.approx(1 / 1.05), pytest.approx(1 / 0.95))
+
+
+def test_busbw_names_what_differs() -> None:
+    chart = charts(collectives_report())["busbw"]
+    assert [panel.title for panel in chart.panels] == [
+        "all-reduce", "all-gather", "reduce-scatter", "broadcast",
+    ]  # fmt: skip
+    assert [series.name for series in chart.legend] == ["gloo", "shared"]
+    size, rate = of(chart, 0, "shared")[-1]
+    assert rate == pytest.approx(2**24 / (2e-5 + 2**24 / 6e9)) and size == 2**24
+
+
+def test_the_roof_has_its_ridge_at_peak_over_bandwidth() -> None:
+    """10 GB/s and 40 GFLOP/s meet at 4 FLOP a byte; no kernel of the report lies above."""
+    chart = charts(kernels_report())["roofline"]
+    assert chart.panels[0].title == "1 rank, fp32: 10 GB/s, 40.0 GFLOP/s"
+    low, ridge, high = of(chart, 0, "roof")
+    assert ridge == (pytest.approx(4.0), pytest.approx(40e9))
+    assert low[1] == pytest.approx(low[0] * 10e9) and high[1] == pytest.approx(40e9)
+    for name in ("matmul", "attention", "optimizer", "triad", "layer"):
+        assert all(y <= 1.0001 * min(10e9 * x, 40e9) for x, y in of(chart, 0, name))
+    assert of(chart, 0, "copy") == []  # no FLOP
+
+
+def test_layouts_have_their_bands() -> None:
+    chart = charts(verify_report())["layouts"]
+    assert [text for _, text in chart.y.ticks][:2] == ["1 rank", "tp2"]
+    bands, measured = chart.panels[0].series
+    assert bands.marks[0].x_span == (pytest.approx(0.09 / 1.15), pytest.approx(0.09 * 1.15))
+    assert measured.marks[0].x == pytest.approx(0.1)
+    assert [series.name for series in charts(verify_report())["predicted"].legend] == [
+        "predicted = measured", "10 % off", "within the cores", "more ranks than cores",
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- SVG and PNG
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_file_is_whole_and_has_every_mark(name: str) -> None:
+    for chart in charts(MADE[name]()).values():
+        text = chart_file(chart, "laptop")
+        root = ElementTree.fromstring(text)
+        assert root.get("role") == "img" and root.get("aria-label") == chart.title
+        assert not re.search(r"https?://(?!www.w3.org)|<script|nan|inf\b", text)
+        marks = [mark for panel in chart.panels for series in panel.series
+                 if series.look not in ("dashed", "dotted") for mark in series.marks]  # fmt: skip
+        assert text.count("<g><title>") == len(marks)
+        assert "laptop" in text and "laptop" not in chart_svg(chart)
+
+
+def test_colours_stand_in_both_schemes_and_have_their_own_shape() -> None:
+    names = {f"--l{at}" for at in range(len(SHAPES))}
+    assert names <= light_colours().keys() and len(set(SHAPES)) == len(SHAPES)
+    assert all(picture_css().count(f"{name}:") == 3 for name in names)  # light, dark, print
+
+
+def test_pngs_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from mpctl.render.charts.png import write_png
+
+    drawn = {**charts(scaling_report()), **charts(verify_report())}
+    for chart in drawn.values():
+        path = tmp_path / f"{chart.key}.png"
+        write_png(path, chart, f"laptop $\\frac$ {EVIL}")
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+
+# ---------------------------------------------------------------- reports of others
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.just(10**400),
+    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.integers()),
+)  # fmt: skip
+KEYS = sorted({key for make in MADE.values() for each in make()["results"] for key in each}
+              - {"name", "seconds", "seconds_min", "seconds_max", "rounds"})  # fmt: skip
+
+
+@given(name=st.sampled_from(sorted(MADE)), key=st.sampled_from(KEYS), value=VALUES)
+def test_any_value_of_a_key_is_drawn_or_left_out(name: str, key: str, value: Any) -> None:
+    report = MADE[name]()
+    report["results"][-1][key] = report["results"][0][key] = value
+    for chart in charts(report).values():
+        ElementTree.fromstring(chart_file(chart, "laptop"))
+
+
+def test_words_of_a_report_stay_words() -> None:
+    report = verify_report()
+    report["results"][0]["name"] = EVIL
+    for chart in charts(report).values():
+        text = chart_file(chart, EVIL)
+        ElementTree.fromstring(text)
+        assert "<script" not in text
