@@ -7,6 +7,7 @@ import typer
 from mpctl.cli.bench.compare import compare
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.tensor_modes import tensor_modes
+from mpctl.cli.bench.verify import verify
 from mpctl.cli.hints import HintingGroup
 
 app = typer.Typer(
@@ -16,9 +17,10 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measure: scaling efficiency by training runs, tensor modes by one layer."""
+    """Measure: scaling efficiency by training runs, tensor modes by one layer, the plan by runs."""
 
 
 app.command()(scaling)
 app.command("tensor-modes")(tensor_modes)
+app.command()(verify)
 app.command()(compare)

@@ -1,0 +1,150 @@
+"""The cases of `mpctl bench verify`: plans with forecasts that runs here can be held against.
+
+A plan is refused that forecasts no step time, or that is of another kind of device than ranks would
+run on: CPU cores say nothing about a plan of GPUs. The device of a CPU cluster is one core, so that
+each rank computes with one thread unless the job says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import NoReturn
+
+from mpctl.bench.cases import RunCase
+from mpctl.bench.layouts import (
+    DEFAULT_LAYOUTS,
+    QUICK_LAYOUTS,
+    Layout,
+    file_name,
+    layout_name,
+    layout_overrides,
+    ranks_of,
+    told_apart,
+)
+from mpctl.errors import InputError, Issue
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.summary import plan_as_launched
+from mpctl.planning.layout_settings import layout_of
+from mpctl.planning.plan import Plan
+from mpctl.spec.names import full_name
+from mpctl.units import plural
+
+PlanWith = Callable[[Mapping[str, object]], Plan]
+MEASURE_FIRST = "--cluster FILE with a preset of this machine, as `mpctl bench machine` writes it"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A layout to be verified. job: its job's name in titles, empty where all are of one job;
+    make_plan: returns its legal plan or raises InputError."""
+
+    job: str
+    make_plan: Callable[[], Plan]
+
+
+def wanted_layouts(plan_with: PlanWith, layouts: Iterable[Layout]) -> list[Wanted]:
+    """A `Wanted` for each layout of one job. plan_with: plans the job with settings over its own."""
+
+    def planner(layout: Layout) -> Callable[[], Plan]:
+        return lambda: plan_with(layout_overrides(layout))
+
+    return [Wanted("", planner(layout)) for layout in layouts]
+
+
+def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
+    """A case for each, named by job and layout. What is wrong with one is raised by its make_plan,
+    so that `plan_cases` reports the issues of all."""
+    planned = [(each.job, _try(each.make_plan)) for each in wanted]
+    titles = told_apart(_title(job, plan) for job, plan in planned)
+    return [
+        RunCase(file_name(title), _maker(plan), title)
+        for title, (_, plan) in zip(titles, planned, strict=True)
+    ]
+
+
+def _try(make_plan: Callable[[], Plan]) -> Plan | InputError:
+    try:
+        return _require_forecast(one_core_each(make_plan()))
+    except InputError as error:
+        return error
+
+
+def _maker(plan: Plan | InputError) -> Callable[[], Plan]:
+    def refuse() -> NoReturn:
+        assert isinstance(plan, InputError)
+        raise plan
+
+    return refuse if isinstance(plan, InputError) else lambda: plan
+
+
+def _title(job: str, plan: Plan | InputError) -> str:
+    layout = "" if isinstance(plan, InputError) else layout_name(layout_of(plan.job))
+    return f"{job} {layout}".strip() or "case"
+
+
+def one_core_each(plan: Plan) -> Plan:
+    """The plan with one thread for each rank on CPU, unless its job sets the threads."""
+    job = plan.job
+    if job.device_kind != "cpu" or job.launch.threads_per_rank is not None:
+        return plan
+    launch = job.launch.model_copy(update={"threads_per_rank": 1})
+    return replace(plan, job=job.model_copy(update={"launch": launch}))
+
+
+def _require_forecast(plan: Plan) -> Plan:
+    """The plan; raises InputError where it forecasts no step time of the device that would run."""
+    issues = list(_issues(plan))
+    if issues:
+        raise InputError(issues)
+    return plan
+
+
+def _issues(plan: Plan) -> Iterable[Issue]:
+    estimate = plan_as_launched(plan).estimate
+    if estimate is None:
+        return  # without a model: a launch's own checks say so
+    if isinstance(estimate.time, str):
+        yield Issue("no-step-time", "cluster", f"the plan has no step time: {estimate.time}",
+                    f"use {MEASURE_FIRST}")  # fmt: skip
+    device, runs_on = plan.job.cluster.device, plan.job.device_kind
+    if device is not None and runs_on not in (None, device.kind):
+        yield Issue("verify-device", "launch.device",
+                    f"the plan is of {device.name}, and ranks would run on {runs_on}",
+                    f"leave --device out, or use {MEASURE_FIRST}")  # fmt: skip
+
+
+def built_in_set(
+    plan_with: PlanWith, given: Iterable[str], machine: Machine, *, quick: bool
+) -> tuple[list[Wanted], dict[str, str]]:
+    """The built-in layouts of one job, of which quick takes a few; and those that this machine has
+    too few GPUs for, with the reason.
+
+    plan_with: the job's plan with settings over it; given: names of the settings that were typed.
+    Raises InputError for those that each layout has its own value of.
+    """
+    own = layout_overrides({})
+    issues = [
+        Issue("layout-setting", name, "each layout of the built-in set has its own",
+              "leave it out, or name the JOB that is to run so: mpctl bench verify demo ...")
+        for name in given if full_name(name) in own or name in ("parallel", "cluster.nodes")
+    ]  # fmt: skip
+    if issues:
+        raise InputError(issues)
+    layouts = QUICK_LAYOUTS if quick else DEFAULT_LAYOUTS
+    most = _most_ranks(plan_with, machine)
+    few = [layout for layout in layouts if ranks_of(layout) <= most]
+    many = {ranks_of(layout) for layout in layouts} - {ranks_of(layout) for layout in few}
+    left_out = {f"layouts of {n} ranks": f"this machine shows {plural(machine.gpus, 'GPU')}"
+                for n in sorted(many)}  # fmt: skip
+    return wanted_layouts(plan_with, few), left_out
+
+
+def _most_ranks(plan_with: PlanWith, machine: Machine) -> float:
+    """Ranks that can run at once: one for each GPU, and any number on CPU cores."""
+    try:
+        on_gpus = plan_with(layout_overrides({})).job.device_kind == "cuda"
+    except InputError:
+        return inf  # every layout will say what is wrong
+    return max(machine.gpus, 1) if on_gpus else inf

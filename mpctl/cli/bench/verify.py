@@ -1,0 +1,161 @@
+"""`mpctl bench verify`: predicted against measured step time, memory and bytes of layouts."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mpctl.cli import complete
+from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.options import (
+    AsJsonOption,
+    BudgetOption,
+    DeviceOption,
+    OutOption,
+    OverwriteOption,
+    QuickOption,
+    bench_folder,
+    budget_seconds,
+    command_text,
+)
+from mpctl.cli.options import JobSource, with_job
+from mpctl.errors import InputError
+
+if TYPE_CHECKING:
+    from mpctl.bench.verify_cases import Wanted
+
+DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS, DEFAULT_ROUNDS = "demo", 10, 6, 3
+
+MoreJobs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[JOB ...]",
+        help="Further jobs; the options hold for all of them.",
+        autocompletion=complete.preset_of("jobs"),
+        show_default=False,
+    ),
+]
+RoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help=f"Rounds of all layouts, in alternation; by default {DEFAULT_ROUNDS}, with --quick 1.",
+        show_default=False,
+    ),
+]
+WithinOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PERCENT",
+        help="Exit with 1 if the mean error of step time is larger, over the layouts whose ranks "
+        "have a core (or GPU) each; over all where there is no such layout.",
+        show_default=False,
+    ),
+]
+
+
+@with_job
+@with_hosts
+def verify(
+    job: JobSource,
+    more: MoreJobs = None,
+    rounds: RoundsOption = None,
+    within: WithinOption = None,
+    device: DeviceOption = None,
+    quick: QuickOption = False,
+    budget: BudgetOption = None,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Run layouts on this machine and hold their plans against it: step time, memory, bytes.
+
+    Without JOB a built-in set of 20 layouts of 1 to 4 ranks is run (tp, cp, dp, pp, ZeRO,
+    recomputation, sequence parallelism, mixed), of the job `demo` or of --model. Each is trained
+    for --steps in every round, and its median step is compared with the plan's. Plan on a preset of
+    this machine: --cluster FILE as `mpctl bench machine` writes it.
+
+    Printed are error = predicted / measured - 1 of each layout, the mean of |error| (MAPE), the
+    worst, Spearman's rank correlation and how often the measured step lies inside of the plan's
+    band; for layouts with a core for each rank and for others apart. Parameters, states and
+    messages must equal the plan exactly. Exit codes: 0 whatever the errors are, 1 for a run that
+    failed or beyond --within, 2 for bad input.
+    """
+    from mpctl.bench.budget import Budget
+    from mpctl.bench.cases import case_warnings, plan_cases
+    from mpctl.bench.report import bench_environment, load_warnings
+    from mpctl.bench.runner import Watch
+    from mpctl.bench.verify_cases import verify_cases
+    from mpctl.bench.verify_run import Verification
+    from mpctl.launch.node.machine import this_machine
+    from mpctl.render.bench_verify import print_verify
+    from mpctl.render.errors import print_warnings
+    from mpctl.render.tasks import TaskBar
+
+    seconds, share = budget_seconds(budget, quick=quick), _share(within)
+    source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
+    if device is not None:
+        source = source.with_default("launch.device", device)
+    wanted, left_out = _wanted(source, more or [], quick=quick)
+    folder = bench_folder("verify", out, overwrite=overwrite)
+    cases = plan_cases(verify_cases(wanted), folder, this_machine(), overwrite=overwrite)
+    environment = bench_environment()
+    print_warnings([*case_warnings(cases), *load_warnings(environment)])
+    verification = Verification(
+        cases, rounds or (1 if quick else DEFAULT_ROUNDS), None if more else _name(source),
+        environment, command_text(), within=share, left_out=left_out,
+    )  # fmt: skip
+    stopped = None
+    with TaskBar(lines=True) as bar:
+        try:
+            verification.run(folder, budget=Budget(seconds), watch=Watch(bar.update))
+        except KeyboardInterrupt as error:
+            stopped = error
+    report = verification.report()
+    finish(folder, report, print_verify, as_json=as_json)
+    if stopped is not None:
+        raise stopped
+    if report["findings"]["passed"] is False:
+        raise typer.Exit(1)
+
+
+def _share(within: float | None) -> float | None:
+    """Percent as a share of 1. Raises InputError unless it is a number above 0."""
+    if within is not None and not 0 < within < inf:
+        raise InputError.of("bad-within", "--within", f"{within:g} % is no bound of an error",
+                            "give percent above 0, such as --within 10")  # fmt: skip
+    return None if within is None else within / 100
+
+
+def _name(source: JobSource) -> str:
+    return Path(source.source or DEFAULT_JOB).stem
+
+
+def _wanted(
+    source: JobSource, more: list[str], *, quick: bool
+) -> tuple[list[Wanted], dict[str, str]]:
+    """What is to be verified: the jobs as they are, or without any the built-in set of layouts; and
+    the layouts of the set that this machine cannot run, with the reason."""
+    from mpctl.bench.cases import TIMED_SETTINGS
+    from mpctl.bench.layouts import DEFAULT_SETTINGS
+    from mpctl.bench.verify_cases import Wanted, built_in_set
+    from mpctl.launch.node.machine import this_machine
+
+    if source.source is None:
+        base = JobSource(DEFAULT_JOB, {**DEFAULT_SETTINGS, **source.overrides})
+        return built_in_set(
+            lambda settings: base.plan({**settings, **TIMED_SETTINGS}), source.overrides,
+            this_machine(), quick=quick,
+        )  # fmt: skip
+    sources = [source, *(JobSource(name, source.overrides) for name in more)]
+    jobs = [_name(each) if more else "" for each in sources]
+    wanted = (
+        Wanted(name, partial(each.plan, TIMED_SETTINGS))
+        for name, each in zip(jobs, sources, strict=True)
+    )
+    return list(wanted), {}

@@ -1,0 +1,145 @@
+"""Rows and findings of `mpctl bench verify` by hand-made runs."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from mpctl.bench.report import load_warnings
+from mpctl.bench.verify import ALL, BEYOND, WITHIN, VerifyRow, verify_findings, verify_row
+from mpctl.bench.verify_run import Verification
+from mpctl.render.bench_verify import print_verify
+from tests.bench.verify_runs import TWO_CORES, case_of, forecast, rank_of, run_of
+
+
+def test_the_step_time_is_the_median_over_rounds() -> None:
+    case = case_of("1 rank")
+    planned = forecast(case)
+    runs = [run_of(case, planned * n, number=i) for i, n in enumerate((1.25, 1.0, 5.0))]
+    row = verify_row(runs, TWO_CORES)
+    assert row["seconds"] == pytest.approx(1.25 * planned)
+    assert (row["seconds_min"], row["seconds_max"]) == pytest.approx((planned, 5 * planned))
+    assert row["rounds"] == 3
+    assert row["predicted_seconds"] == planned
+    assert row["error"] == pytest.approx(-0.2)
+    assert row["cpu_seconds"] == pytest.approx(1.25 * planned / 2)
+    assert row["low_seconds"] < planned < row["high_seconds"]
+
+
+def test_the_band_holds_a_step_up_to_its_ends() -> None:
+    case = case_of("1 rank")
+    first = verify_row([run_of(case, 1.0)], TWO_CORES)
+    ends = first["low_seconds"], first["high_seconds"]
+    inside = [verify_row([run_of(case, end)], TWO_CORES)["is_inside"] for end in ends]
+    outside = [
+        verify_row([run_of(case, end)], TWO_CORES)["is_inside"]
+        for end in (ends[0] * 0.99, ends[1] * 1.01)
+    ]
+    assert inside == [True, True] and outside == [False, False]
+
+
+def test_memory_is_of_the_fullest_rank_and_bytes_of_the_average() -> None:
+    ranks = [rank_of(0, peak=(300, 250), sent=(40, 40)), rank_of(1, peak=(200, 280), sent=(20, 20))]
+    row = verify_row([run_of(case_of("tp2"), 1.0, *ranks)], TWO_CORES)
+    assert (row["planned_memory_bytes"], row["memory_bytes"]) == (300, 280)
+    assert row["memory_error"] == pytest.approx(300 / 280 - 1)
+    assert (row["planned_sent_bytes"], row["sent_bytes"]) == (30, 30)
+    assert row["agrees"] and row["differs"] == ""
+
+
+def test_memory_that_was_not_measured_is_not_known() -> None:
+    row = verify_row([run_of(case_of("1 rank"), 1.0, rank_of(peak=None))], TWO_CORES)
+    assert row["memory_bytes"] is row["memory_error"] is row["planned_memory_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (rank_of(1, parameters=(10, 12)), "rank 1, parameters: planned 10, ran 12"),
+        (rank_of(0, sent=(8, 9)), "rank 0, tp all_reduce: planned"),
+    ],
+)
+def test_what_does_not_equal_the_plan_is_told(rank: Any, words: str) -> None:
+    row = verify_row([run_of(case_of("tp2"), 1.0, rank_of(), rank)], TWO_CORES)
+    assert not row["agrees"] and words in row["differs"]
+
+
+def test_a_run_without_ranks_to_compare_does_not_count_as_agreeing() -> None:
+    run = run_of(case_of("1 rank"), 1.0)
+    run.summary["plan_beside_run"] = []
+    row = verify_row([run], TWO_CORES)
+    assert not row["agrees"] and row["sent_bytes"] == 0
+
+
+def row_of(name: str, error: float, *, inside: bool = True, rehearsal: bool = False) -> VerifyRow:
+    return cast(VerifyRow, {
+        "name": name, "seconds": 2.0, "predicted_seconds": 2.0 * (1 + error),
+        "is_inside": inside, "is_rehearsal": rehearsal, "agrees": inside,
+        "planned_memory_bytes": 110, "memory_bytes": 100,
+    })  # fmt: skip
+
+
+def test_layouts_beyond_the_cores_are_judged_apart() -> None:
+    rows = [
+        row_of("1 rank", 0.02), row_of("tp2", -0.06), row_of("dp2", 0.04, inside=False),
+        row_of("dp4", -0.5, inside=False, rehearsal=True),
+    ]  # fmt: skip
+    found = verify_findings(rows, within=0.041, left_out={})
+    assert [found["groups"][name]["layouts"] for name in (WITHIN, BEYOND, ALL)] == [3, 1, 4]
+    assert found["groups"][WITHIN]["mape"] == pytest.approx(0.04)
+    assert found["groups"][WITHIN]["coverage"] == pytest.approx(2 / 3)
+    assert found["groups"][ALL]["worst_name"] == "dp4"
+    assert found["memory"]["mape"] == pytest.approx(0.1)
+    assert found["agreeing"] == 2
+    assert found["judged"] == WITHIN and found["passed"] is True
+    assert verify_findings(rows, within=0.039, left_out={})["passed"] is False
+
+
+def test_where_all_are_rehearsals_all_are_judged() -> None:
+    found = verify_findings([row_of("dp4", 0.2, rehearsal=True)], within=0.1, left_out={})
+    assert found["judged"] == ALL and found["passed"] is False
+
+
+def test_nothing_measured_is_not_judged() -> None:
+    found = verify_findings([], within=0.1, left_out={})
+    assert found["passed"] is None and found["groups"][ALL]["layouts"] == 0
+    assert verify_findings([row_of("tp2", 0.5)], within=None, left_out={})["passed"] is None
+
+
+def verification(**more: Any) -> Verification:
+    """Three layouts in one round, the last of more ranks than cores; two of them have run."""
+    four = {"cluster__gpus_per_node": 4, "parallel__tp": 4}
+    cases = [case_of("1 rank"), case_of("tp4", **four), case_of("not yet")]
+    runs = [run_of(cases[0], 1.1 * forecast(cases[0])), run_of(cases[1], 1.0, rank_of(sent=(1, 2)))]
+    return Verification(cases, 1, "demo", TWO_CORES, "mpctl bench verify", runs=runs, **more)
+
+
+def test_a_report_of_some_runs_is_not_complete() -> None:
+    report = verification().report()
+    assert not report["is_complete"]
+    assert [row["name"] for row in report["results"]] == ["1 rank", "tp4"]
+    assert [row["is_rehearsal"] for row in report["results"]] == [False, True]
+    whole = verification()
+    whole.runs.append(run_of(whole.cases[2], 1.0))
+    assert whole.report()["is_complete"]
+
+
+def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    report = verification(within=0.05, left_out={"layouts of 8 ranks": "1 GPU"}).report()
+    print_verify(report)
+    out = capsys.readouterr().out
+    first, text = out.split("\n")[0], " ".join(out.split())
+    assert "9.1% off on average over 1 layout within cores (at most 5% wanted)" in first
+    assert first.startswith(("✗", "x"))
+    for words in ("tp4*", "rehearsal: more ranks than the 2 cores", "left out layouts of 8 ranks",
+                  "tp4 did not run as planned: rank 0, tp all_reduce", "not complete"):  # fmt: skip
+        assert words in text
+    assert not load_warnings(report["environment"])
+
+
+def test_a_report_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    empty = verification()
+    empty.runs.clear()
+    print_verify(empty.report())
+    assert capsys.readouterr().out.startswith("nothing was measured")

@@ -1,0 +1,86 @@
+"""Which plans can be verified, under which names, and on how many threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mpctl.bench.cases import plan_cases
+from mpctl.bench.layouts import DEFAULT_LAYOUTS, DEFAULT_SETTINGS, QUICK_LAYOUTS, ranks_of
+from mpctl.bench.verify_cases import Wanted, built_in_set, one_core_each, verify_cases
+from mpctl.errors import InputError
+from mpctl.launch.node.machine import Machine
+from mpctl.planning.plan import Plan, load_plan
+
+MACHINE = Machine(cores=2, gpus=0, memory_bytes=2**40)
+ONE = {"parallel.tp": 1, "cluster.gpus_per_node": 1}
+
+
+def demo(settings: Mapping[str, object]) -> Plan:
+    return load_plan("demo", {**DEFAULT_SETTINGS, **settings})
+
+
+def wanted(job: str = "", **settings: Any) -> Wanted:
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return Wanted(job, lambda: load_plan("demo", {**ONE, **named}))
+
+
+def test_cases_are_named_by_job_and_layout(tmp_path: Any) -> None:
+    two = {"parallel__tp": 2, "cluster__gpus_per_node": 2}
+    asked = [wanted("a", **two), wanted("a", **two, training__seed=2), wanted("b")]
+    cases = verify_cases(asked)
+    assert [case.title for case in cases] == ["a tp2", "a tp2 (2)", "b 1 rank"]
+    assert [case.name for case in cases] == ["a-tp2", "a-tp2-2", "b-1-rank"]
+    planned = plan_cases(cases, tmp_path / "out", MACHINE, overwrite=False)
+    assert [case.job.world_size for case in planned] == [2, 2, 1]
+
+
+def test_every_rank_of_a_cpu_cluster_has_one_thread_unless_the_job_says() -> None:
+    assert one_core_each(demo(ONE)).job.launch.threads_per_rank == 1
+    chosen = demo({**ONE, "launch.threads_per_rank": 3})
+    assert one_core_each(chosen).job.launch.threads_per_rank == 3
+    on_gpus = demo({**ONE, "launch.device": "cuda"})
+    assert one_core_each(on_gpus).job.launch.threads_per_rank is None
+
+
+def refused(*asked: Wanted, tmp_path: Any) -> set[str]:
+    with pytest.raises(InputError) as error:
+        plan_cases(verify_cases(asked), tmp_path / "out", MACHINE, overwrite=False)
+    return {issue.rule for issue in error.value.issues}
+
+
+def test_all_that_cannot_be_verified_is_refused_at_once(tmp_path: Any) -> None:
+    other_device = wanted(cluster="dgx-h100", cluster__nodes=1, launch__device="cpu")
+    illegal = wanted(parallel__tp=3, cluster__gpus_per_node=3)
+    rules = refused(other_device, illegal, tmp_path=tmp_path)
+    assert {"verify-device", "tp-divides-heads"} <= rules
+
+
+def test_a_plan_without_a_step_time_is_refused(tmp_path: Any) -> None:
+    asked = Wanted("", lambda: load_plan(None, {"model": "demo-gpt", "launch.device": "cpu"}))
+    assert "no-step-time" in refused(asked, tmp_path=tmp_path)
+
+
+def test_the_built_in_set_is_whole_on_cpu_and_short_with_few_gpus() -> None:
+    whole, left_out = built_in_set(demo, ["training.steps"], MACHINE, quick=False)
+    assert len(whole) == len(DEFAULT_LAYOUTS) and not left_out
+    quick, _ = built_in_set(demo, [], MACHINE, quick=True)
+    assert len(quick) == len(QUICK_LAYOUTS)
+
+    def on_gpus(settings: Mapping[str, object]) -> Plan:
+        return demo({**settings, "launch.device": "cuda"})
+
+    one_gpu = Machine(cores=16, gpus=1, memory_bytes=2**40)
+    few, left_out = built_in_set(on_gpus, [], one_gpu, quick=False)
+    assert len(few) == sum(ranks_of(layout) == 1 for layout in DEFAULT_LAYOUTS)
+    assert left_out == {f"layouts of {n} ranks": "this machine shows 1 GPU" for n in (2, 4)}
+
+
+@pytest.mark.parametrize("name", ["parallel.tp", "zero", "cluster.gpus_per_node", "recompute"])
+def test_settings_that_layouts_have_of_their_own_are_refused(name: str) -> None:
+    with pytest.raises(InputError) as error:
+        built_in_set(demo, ["training.steps", name], MACHINE, quick=False)
+    (issue,) = error.value.issues
+    assert issue.where == name and "name the JOB" in issue.hint

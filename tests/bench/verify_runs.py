@@ -1,0 +1,58 @@
+"""Runs of cases by hand, as `mpctl bench verify` gets them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+from mpctl.bench.cases import PlannedCase
+from mpctl.bench.report import BenchEnvironment
+from mpctl.bench.runner import CaseRun
+from mpctl.rundir.directory import RunDir
+from mpctl.rundir.summary import RankComparison, RunSummary
+from tests.bench.small_jobs import planned_case, step_records
+
+TWO_CORES = cast(
+    BenchEnvironment,
+    {"cores": 2, "gpus": 0, "torch": "2", "date": "today", "load_at_start": 0.0},
+)
+
+
+def case_of(title: str, **settings: Any) -> PlannedCase:
+    """A planned case of `demo`; settings with __ for a dot."""
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return replace(planned_case(title, **named), title=title)
+
+
+def rank_of(rank: int = 0, *, peak: tuple[int, int] | None = (100, 100), **other: Any) -> Any:
+    """Plan and run of a rank that agree, but for what is given: peak, planned and measured;
+    parameters and sent alike."""
+    (parameters, had), (sent, did) = (other.get(k, (10, 10)) for k in ("parameters", "sent"))
+    compared: dict[str, Any] = {
+        "rank": rank,
+        "agrees": parameters == had and sent == did,
+        "parameters": {"planned": parameters, "measured": had},
+        "step_traffic": {
+            "planned": {"tp all_reduce": {"count": 2, "bytes": sent}},
+            "measured": {"tp all_reduce": {"count": 2, "bytes": did}},
+        },
+        "peak_memory_bytes": 1000,
+        "memory": {"optimizer": {"planned": 5, "measured": 5}},
+    }
+    if peak is not None:
+        compared["memory"]["peak"] = {"planned": peak[0], "measured": peak[1]}
+    return cast(RankComparison, compared)
+
+
+def run_of(case: PlannedCase, seconds: float, *ranks: Any, number: int = 0) -> CaseRun:
+    """A run whose steps after the warm-up take so many seconds."""
+    summary = cast(RunSummary, {"plan_beside_run": list(ranks or [rank_of()])})
+    records = step_records([9, 9, seconds, seconds, seconds])
+    return CaseRun(case, number, RunDir(case.name), records, [], summary)
+
+
+def forecast(case: PlannedCase) -> float:
+    """The plan's step time in seconds."""
+    estimate = case.plan.estimate
+    assert estimate is not None and estimate.step_seconds is not None
+    return estimate.step_seconds
