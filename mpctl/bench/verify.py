@@ -20,9 +20,9 @@ from statistics import mean, median
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.accuracy import Accuracy, HeldFigure, accuracy_of
-from mpctl.bench.layouts import is_rehearsal, layout_name
 from mpctl.bench.report import BenchEnvelope, BenchEnvironment, BenchRow, spread
 from mpctl.bench.runner import CaseRun
+from mpctl.bench.verify_layouts import is_rehearsal, layout_name
 from mpctl.estimate.step import StepTime
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of

@@ -13,10 +13,10 @@ from math import inf
 from typing import NoReturn
 
 from mpctl.bench.cases import RunCase
-from mpctl.bench.layouts import (
+from mpctl.bench.verify_layouts import (
     DEFAULT_LAYOUTS,
     QUICK_LAYOUTS,
-    Layout,
+    LayoutFields,
     file_name,
     layout_name,
     layout_overrides,
@@ -44,10 +44,10 @@ class Wanted:
     make_plan: Callable[[], Plan]
 
 
-def wanted_layouts(plan_with: PlanWith, layouts: Iterable[Layout]) -> list[Wanted]:
+def wanted_layouts(plan_with: PlanWith, layouts: Iterable[LayoutFields]) -> list[Wanted]:
     """A `Wanted` for each layout of one job. plan_with: plans the job with settings over its own."""
 
-    def planner(layout: Layout) -> Callable[[], Plan]:
+    def planner(layout: LayoutFields) -> Callable[[], Plan]:
         return lambda: plan_with(layout_overrides(layout))
 
     return [Wanted("", planner(layout)) for layout in layouts]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.layouts import DEFAULT_LAYOUTS, DEFAULT_SETTINGS, QUICK_LAYOUTS, ranks_of
 from mpctl.bench.verify_cases import Wanted, built_in_set, one_core_each, verify_cases
+from mpctl.bench.verify_layouts import DEFAULT_LAYOUTS, DEFAULT_SETTINGS, QUICK_LAYOUTS, ranks_of
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan, load_plan

@@ -142,8 +142,8 @@ def _wanted(
     """What is to be verified: the jobs as they are, or without any the built-in set of layouts; and
     the layouts of the set that this machine cannot run, with the reason."""
     from mpctl.bench.cases import TIMED_SETTINGS
-    from mpctl.bench.layouts import DEFAULT_SETTINGS
     from mpctl.bench.verify_cases import Wanted, built_in_set
+    from mpctl.bench.verify_layouts import DEFAULT_SETTINGS
     from mpctl.launch.node.machine import this_machine
 
     if source.source is None:

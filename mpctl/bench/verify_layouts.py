@@ -18,10 +18,10 @@ from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
 from mpctl.planning.layout_settings import LayoutSettings, SettingValue, setting_name
 from mpctl.spec.job import JobSpec
 
-Layout = Mapping[str, SettingValue]
+LayoutFields = Mapping[str, SettingValue]
 """A layout by the fields of LayoutSettings in which it differs from a single rank's."""
 
-DEFAULT_LAYOUTS: tuple[Layout, ...] = (
+DEFAULT_LAYOUTS: tuple[LayoutFields, ...] = (
     {},
     {"recompute": "full"},
     {"tp": 2},
@@ -43,7 +43,7 @@ DEFAULT_LAYOUTS: tuple[Layout, ...] = (
     {"tp": 2, "dp": 2, "zero": 1, "recompute": "full"},
     {"tp": 4, "tensor_mode": "2d"},
 )
-QUICK_LAYOUTS: tuple[Layout, ...] = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2})
+QUICK_LAYOUTS: tuple[LayoutFields, ...] = ({}, {"tp": 2}, {"dp": 2}, {"pp": 2}, {"tp": 2, "dp": 2})
 DEFAULT_SETTINGS: Mapping[str, object] = {
     "training.micro_batch_size": 2,
     "training.global_batch_size": 8,
@@ -52,13 +52,13 @@ DEFAULT_SETTINGS: Mapping[str, object] = {
 """Of the job that the built-in set lays out: four micro batches for a single replica, and data that
 are prepared in seconds."""
 
-SINGLE_RANK: Layout = {
+SINGLE_RANK: LayoutFields = {
     "tp": 1, "cp": 1, "dp": 1, "pp": 1, "vpp": 1, "schedule": "1f1b", "sequence_parallel": False,
     "zero": 0, "tensor_mode": "1d", "recompute": "none",
 }  # fmt: skip
 
 
-def ranks_of(layout: Layout) -> int:
+def ranks_of(layout: LayoutFields) -> int:
     """Ranks of a layout: the product of the sizes of its axes.
 
     >>> ranks_of({"tp": 2, "dp": 2, "zero": 1})
@@ -67,7 +67,7 @@ def ranks_of(layout: Layout) -> int:
     return prod(int(layout.get(axis) or 1) for axis in AXIS_NAMES)
 
 
-def layout_overrides(layout: Layout) -> dict[str, object]:
+def layout_overrides(layout: LayoutFields) -> dict[str, object]:
     """The settings that give any job exactly this layout, on one node of as many ranks."""
     settings = {setting_name(key): value for key, value in {**SINGLE_RANK, **layout}.items()}
     return {"cluster.nodes": 1, "cluster.gpus_per_node": ranks_of(layout), **settings}
