@@ -58,6 +58,15 @@ CsvOption = Annotated[
         "--csv/--no-csv", show_default=False, help="Also write RUN/metrics.csv while training."
     ),
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="STEPS",
+        show_default=False,
+        help="Record in these steps, such as 5-7, what every rank does when, for `mpctl bench "
+        "trace`. The first two steps are slower than others.",
+    ),
+]
 OnOption = Annotated[
     Literal["auto", "local", "slurm", "ssh", "kubernetes", "torchrun"] | None,
     typer.Option(
@@ -102,6 +111,7 @@ def launch(
     rank: RankOption = None,
     tensorboard: TensorboardOption = None,
     csv: CsvOption = None,
+    profile: ProfileOption = None,
     as_json: AsJsonOption = False,
     on: OnOption = None,
     submit: SubmitOption = False,
@@ -115,7 +125,8 @@ def launch(
 
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
-                 "--on": on, "--submit": submit, "--hostfile": hostfile}  # fmt: skip
+                 "--profile": profile, "--on": on, "--submit": submit,
+                 "--hostfile": hostfile}  # fmt: skip
         require_alone(rehearse, [name for name, value in flags.items() if value])
         run_rehearsal(job, device, rank, as_json=as_json)
     from mpctl.cli.launch_joined import dismiss_followers, follow_if_joined
@@ -125,7 +136,12 @@ def launch(
     from mpctl.cli.launch_source import require_same_model, resolve, say_finished
     from mpctl.launch.resume import find_resumption
 
-    settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.on": on}
+    settings = {
+        "launch.tensorboard": tensorboard,
+        "launch.csv": csv,
+        "launch.profile": profile,
+        "launch.on": on,
+    }
     job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
     plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     resumption = find_resumption(run) if resume else None

@@ -32,6 +32,7 @@ from mpctl.rundir.event_files import missing_tensorboard
 from mpctl.rundir.shards import checkpoint_bytes
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+from mpctl.spec.ranges import rising_ranges
 from mpctl.spec.runtime import is_launched
 from mpctl.units import bytes_text, plural
 
@@ -75,6 +76,7 @@ def check_launch(
         data_issues(job, job.model, resumed),
         initial_weight_issues(job, job.model, resumed),
         missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else (),
+        _profile_issues(job),
         () if run is None else _disk(plan, run, resumption, replaced=replaced),
         () if resumption is None else _resumption_issues(job, resumption),
     )
@@ -118,7 +120,7 @@ def launch_warnings(
 ) -> list[str]:
     """Warnings about a job that can start on so many hosts like this machine. A run that continues
     from a checkpoint does not read its initial weights."""
-    warnings = list(_compile_warnings(job))
+    warnings = [*_compile_warnings(job), *_profile_warnings(job, resumption)]
     if resumption is None or resumption.folder is None:
         warnings += tokenizer_warnings(job)
     if chosen_device(job, machine) == "cpu":
@@ -129,6 +131,22 @@ def launch_warnings(
 def _resumption_issues(job: JobSpec, resumption: Resumption) -> Iterator[Issue]:
     yield from resumption.issues
     yield from model_issues(job, job_before(resumption.run), resumption.run)
+
+
+def _profile_issues(job: JobSpec) -> Iterator[Issue]:
+    ranges, steps = rising_ranges(job.launch.profile), job.training.steps
+    if ranges and ranges[-1][1] > steps:
+        yield Issue("profile-steps", "launch.profile", f"step {ranges[-1][1]} is to be recorded, "
+                    f"but the run has {plural(steps, 'step')}",
+                    f"name steps up to {steps}, or set training.steps")  # fmt: skip
+
+
+def _profile_warnings(job: JobSpec, resumption: Resumption | None) -> Iterator[str]:
+    """A run that is continued beyond the steps that it was to record records none."""
+    ranges, done = rising_ranges(job.launch.profile), resumption.step if resumption else 0
+    if ranges and ranges[-1][1] <= done:
+        yield (f"launch.profile {job.launch.profile}: training goes on at step {done + 1}, so "
+               "nothing more is recorded")  # fmt: skip
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:

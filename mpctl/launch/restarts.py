@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from mpctl.launch.diagnose import Failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.spec.job import JobSpec
-from mpctl.spec.training import batch_ranges
+from mpctl.spec.ranges import rising_ranges
 from mpctl.units import plural
 
 NUMBERS = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
@@ -111,7 +111,7 @@ def _added(text: str, first: int, last: int) -> str:
     By hand: 3-4, 9 with 5 to 7 is 3-7, 9.
     """
     merged: list[tuple[int, int]] = []
-    for begin, end in sorted([*batch_ranges(text), (first, last)]):
+    for begin, end in sorted([*rising_ranges(text), (first, last)]):
         if merged and begin <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:

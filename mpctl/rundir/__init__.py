@@ -27,6 +27,7 @@
 | metrics.csv | launcher, launch.csv | metrics_csv.py: the same records as a table |
 | tensorboard/ | launcher, launch.tensorboard | event_files.py: the same as TensorBoard events |
 | checkpoints/step-N/ | all ranks | checkpoints.py: tensors and manifest |
+| profile/rank-N.jsonl | rank N, launch.profile | profile_files.py: what it did when |
 | ranks/rank-N.json | rank N, at its end | rank_files.py: RankReport |
 | failures/rank-N.json | rank N, when it fails | rank_files.py: FailureRecord |
 | summary.json | launcher, at the end | summary.py: schema mpctl.run/1 |

@@ -25,6 +25,7 @@ from mpctl.rundir.checkpoints import list_checkpoints, recover, set_aside
 from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.paths import RunPaths
+from mpctl.rundir.profile_files import PROFILE
 from mpctl.rundir.rank_files import FailureRecord, RankReport, StepRecord
 from mpctl.rundir.shards import newest_undamaged
 
@@ -43,7 +44,7 @@ FILES = (
     "torchrun.pid",
     "kubernetes.yaml",
 )
-FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard")
+FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard", PROFILE)
 NODES = "nodes"
 
 

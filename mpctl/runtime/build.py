@@ -29,6 +29,7 @@ from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
 from mpctl.runtime.checkpointing.writer import CheckpointWriter, KeepPolicy
 from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.runtime.initial_weights import start_from
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import PipelinePartition
@@ -76,7 +77,7 @@ def build_trainer(
         trainer.resume(saved[-1][1])
         _restore_guard(trainer, RunDir(run_dir))
     elif job.training.init_from is not None:
-        trainer.start_from(Path(job.training.init_from))
+        start_from(trainer, Path(job.training.init_from))
     return trainer
 
 
@@ -105,14 +106,18 @@ def _assemble(
     pipeline = PipelineRunner(
         partition, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
     )
+    environment.profile.current = lambda: pipeline.current
     parameters = _frozen_as_asked(pipeline.model, job)
     shards = _bucket_shards(partition, mesh, parameters)
     stores = list(_initialized_stores(parameters, shards, partition.layout, environment))
     buffer = _gradient_buffer(partition.layout, mesh, shards, environment.norm_block)
+    overlap = _listening_overlap(pipeline, buffer, stores)
+    if environment.profile.steps:
+        pipeline.listeners = [environment.profile, *pipeline.listeners]
     return Trainer(
         mesh=mesh,
         pipeline=pipeline,
-        gradients=_listening_overlap(pipeline, buffer, stores),
+        gradients=overlap,
         optimizer=_optimizer(job, buffer, stores),
         batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
         saver=_saver(run_dir, partition.layout, mesh),

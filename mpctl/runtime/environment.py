@@ -23,6 +23,7 @@ from mpctl.kernels.parameters import initialise_parameter
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import AxisPosition
+from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.zero.gradients import NORM_BLOCK
 from mpctl.spec.job import JobSpec
@@ -45,7 +46,8 @@ class RuntimeEnvironment:
     device: where parameters and activations lie. peak_memory: the most bytes in use so far.
     stop_requested: whether the run is to end after the step under way; asked once a step.
     initialize: fills a parameter, given its global name and the seed. kernels: what computes
-    attention and norms. traffic: counts what is sent; communication: the seconds that it costs.
+    attention and norms. traffic: counts what is sent; communication: the seconds that it costs;
+    profile: records what is done when.
     log: where this rank writes how far it is in the collectives of its groups, None for nowhere.
     norm_block: elements of a gradient whose squares are summed at a time.
     """
@@ -58,6 +60,7 @@ class RuntimeEnvironment:
     kernels: KernelBackend = TORCH_BACKEND
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
     communication: SecondsByAxis = field(default_factory=SecondsByAxis)
+    profile: StepProfile = field(default_factory=StepProfile)
     log: CollectiveLog | None = None
     norm_block: int = NORM_BLOCK
 

@@ -17,11 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.families.batch import Objective
-from mpctl.kernels.parameters import shard_of
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
-from mpctl.runtime.batches import Batches, model_of
+from mpctl.runtime.batches import Batches
 from mpctl.runtime.checkpointing import loader
-from mpctl.runtime.checkpointing.model_weights import read_values
 from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.loss_scale import LossScale
@@ -32,14 +30,13 @@ from mpctl.runtime.nonfinite import GradientInspector, locate_nonfinite
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.status import StepStatus, reduce_status
 from mpctl.runtime.step_guard import Judgement, StepGuard, StepRefused
 from mpctl.runtime.step_record import UpdateResult, ValidationLosses
 from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
-from mpctl.weights.extend import fill_tables
-from mpctl.weights.origin import open_origin
 from mpctl.weights.saved_tensors import padding_rows
 
 
@@ -90,6 +87,11 @@ class Trainer:
         return self.gradients.buffer
 
     @property
+    def profile(self) -> StepProfile:
+        """Records what is done when, in the steps that `launch.profile` names."""
+        return self.environment.profile
+
+    @property
     def names(self) -> dict[Tensor, str]:
         """The global name of each parameter of this rank."""
         return {parameter: name for name, parameter in self.model.named_parameters()}
@@ -118,7 +120,8 @@ class Trainer:
                 if saves:
                     self.begin_save()
                 try:
-                    losses = self.validate()
+                    with self.profile.span("validation"):
+                        losses = self.validate()
                 except Exception:
                     yield record
                     raise
@@ -128,6 +131,7 @@ class Trainer:
             yield record  # before a save: every step of a checkpoint is on record
             if saves:
                 self.begin_save()
+        self.profile.finish()
         self.saver.finish()
 
     def _saves(self, stopping: bool) -> bool:
@@ -143,6 +147,7 @@ class Trainer:
         the rank it came from, where the loss or, outside of fp16, the gradient norm is not finite.
         """
         self.phase = f"step {self.step + 1}"
+        self.profile.begin_step(self.step + 1)
         self.environment.count_anew()
         began, cpu_began = time.perf_counter(), time.process_time()
         with self.memory_watch.step(self):
@@ -151,6 +156,7 @@ class Trainer:
             update = self._update(loss, early)
         status = early or self._reduce_status(loss)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
+        self.profile.end_step()
         if early is None:
             self._require_good(loss, status.loss)
         if not update.skipped:
@@ -177,10 +183,11 @@ class Trainer:
         self.buffer.zero()
         self.gradients.restart()
         scale = self.loss_scale.value if self.loss_scale else 1.0
-        batches = self.batches.training_step(self.step)
+        batches = self.profile.each("data", self.batches.training_step(self.step))
         loss = self.pipeline.train(batches, step=self.step, scale=scale)
-        self.gradients.finish()
-        self.buffer.sum_parts()
+        with self.profile.span("gradients"):
+            self.gradients.finish()
+            self.buffer.sum_parts()
         return loss
 
     def _update(self, loss: float, status: StepStatus | None) -> UpdateResult:
@@ -199,7 +206,8 @@ class Trainer:
             raise self._refusal(judgement, loss, recompute=not judgement.is_spike)
         if math.isfinite(norm) and judgement.action == "update":
             self.buffer.scale(clip_factor(norm, self.job.training.clip_norm) / used)
-            rate = self.optimizer.step(self.step)
+            with self.profile.span("optimizer"):
+                rate = self.optimizer.step(self.step)
             if scale:
                 scale.went_well()
             return UpdateResult(norm, rate, used if scale else None)
@@ -232,7 +240,8 @@ class Trainer:
     def _reduce_status(self, loss: float) -> StepStatus:
         environment = self.environment
         stop = environment.stop_requested() or self.saver.has_failed
-        return reduce_status(StepStatus(loss, stop, environment.peak_memory()), self.mesh)
+        with self.profile.span("status"):
+            return reduce_status(StepStatus(loss, stop, environment.peak_memory()), self.mesh)
 
     @torch.no_grad()
     def validate(self) -> ValidationLosses | None:
@@ -271,7 +280,8 @@ class Trainer:
         """As `save`, but returns when training may go on (saver.py), and raises SaveFailed where
         the save before failed."""
         names = {p: name for p, name in self.names.items() if self.partition.owns(name)}
-        self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale)
+        with self.profile.span("checkpoint"):
+            self.saver.save(self.step, names, self.optimizer, scale=self.loss_scale)
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint, whatever layout wrote it. Raises InputError where it is
@@ -288,22 +298,6 @@ class Trainer:
         if self.loss_scale:
             self.loss_scale.load(manifest.loss_scale)
         self.saver.saved.add(self.step)
-
-    def start_from(self, path: Path) -> None:
-        """Take the weights of another model of this shape, into float32 masters where there are
-        any; step, moments and data order are those of a fresh run. Raises InputError where the
-        model is of another shape or cannot be read."""
-        self.phase = f"reading initial weights from {path}"
-        values = {p: self.optimizer.full_value(p).detach() for p in self.names}
-        targets = {name: (shard_of(p), values[p]) for p, name in self.names.items()}
-        origin, model, batches = open_origin(path), model_of(self.job), self.batches
-        targets = fill_tables(
-            origin, model, targets, batches.extension, reserved=batches.reserved_ids
-        )
-        read_values(origin, targets, model)
-        for parameter, value in values.items():
-            self.optimizer.set_value(parameter, value)
-        self.optimizer.publish()
 
 
 def _is_due(interval: int, step: int) -> bool:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
+from mpctl.rundir.profile_files import profile_path
 from mpctl.rundir.rank_files import RankReport, loss_text
 from mpctl.runtime.process import (
     TORCHRUN,
@@ -33,9 +35,11 @@ from mpctl.runtime.process import (
 if TYPE_CHECKING:
     from mpctl.runtime.environment import RuntimeEnvironment
     from mpctl.runtime.mesh import Mesh
+    from mpctl.runtime.profile import StepProfile
     from mpctl.runtime.train import Trainer
     from mpctl.spec.job import JobSpec
     from mpctl.topology import Topology
+    from mpctl.transport.timing import SecondsByAxis
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,8 @@ class Worker:
         from mpctl.runtime.build import build_trainer
 
         environment = self._join("building the model")
+        if self.job.launch.profile:
+            environment = replace(environment, profile=self._profile(environment.communication))
         trainer = build_trainer(
             self.run_dir, self.job, self.topology, self.rank_env.rank, environment
         )
@@ -199,6 +205,20 @@ class Worker:
             self.topology, self.rank_env.rank, environment.device, launch=self.job.launch,
             grid=job_grid(self.job), log=environment.log,
         )  # fmt: skip
+
+    def _profile(self, timer: SecondsByAxis) -> StepProfile:
+        """What records the steps that `launch.profile` names."""
+        from mpctl.runtime.profile import StepProfile, clock_name
+
+        head = {
+            "rank": self.rank_env.rank,
+            "world_size": self.rank_env.world_size,
+            "coords": self.coords,
+            "host": platform.node(),
+            "clock": clock_name(),
+        }
+        path = profile_path(self.run_dir, self.rank_env.rank)
+        return StepProfile(self.job.launch.profile, path, head, timer)
 
     def _reach(self, start: int, phase: str) -> None:
         self.phase = phase

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from mpctl.spec.base import Count, CountOrZero, StrictModel, Timeout
 from mpctl.spec.kubernetes import KubernetesSpec
+from mpctl.spec.ranges import StepRanges
 
 Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 """Text without spaces and control characters: a name that another program is given."""
@@ -153,6 +154,11 @@ class LaunchSpec(StrictModel):
         False, description="write RUN/tensorboard while training; needs mpctl[tensorboard]"
     )
     csv: bool = Field(False, description="write RUN/metrics.csv while training")
+    profile: StepRanges = Field(
+        "",
+        description="steps in which every rank records what it does when, into RUN/profile: 5-7; "
+        "`mpctl bench trace` shows them",
+    )
     predicted_step_seconds: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
         None, description="step time of the plan, seconds; filled in by `mpctl launch`"
     )

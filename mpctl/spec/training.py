@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -18,6 +17,7 @@ from mpctl.spec.base import (
     StrictModel,
 )
 from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
+from mpctl.spec.ranges import BatchRanges, rising_ranges
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -33,29 +33,6 @@ def _known_runtime(name: str) -> str:
             "literal_error", "Input should be {expected}", {"expected": expected}
         )
     return name
-
-
-def batch_ranges(text: str) -> list[tuple[int, int]]:
-    """The ranges of batches in `17, 40-55`, as (first, last). Raises ValueError for other text, and
-    where they overlap or do not rise."""
-    ranges = []
-    for part in text.split(",") if text.strip() else ():
-        first, dash, last = part.partition("-")
-        ranges.append((int(first), int(last if dash else first)))
-    ends = [0, *(number for one in ranges for number in one)]
-    if ends != sorted(ends) or any(a[1] >= b[0] for a, b in pairwise([(0, 0), *ranges])):
-        raise ValueError(f"{text!r} is not in rising order")
-    return ranges
-
-
-def _require_ranges(text: str) -> str:
-    try:
-        batch_ranges(text)
-    except ValueError:
-        raise PydanticCustomError(
-            "batch_ranges", "Input should be batches in rising order such as '17, 40-55'"
-        ) from None
-    return text
 
 
 def _list_runtimes(schema: dict[str, Any]) -> None:
@@ -177,7 +154,7 @@ class TrainingSpec(StrictModel):
         "before the checkpoint",
     )
     max_rollbacks: CountOrZero = Field(3, description="rollbacks of one launch")
-    skip_batches: Annotated[str, AfterValidator(_require_ranges)] = Field(
+    skip_batches: BatchRanges = Field(
         "",
         description="batches that are not trained on: 17, 40-55; batch N is that of step N when "
         "none is left out. A rollback adds to them",
@@ -205,7 +182,7 @@ class TrainingSpec(StrictModel):
 
         By hand, skip_batches 3-4: steps 1 to 4 train on batches 1, 2, 5 and 6.
         """
-        for first, last in batch_ranges(self.skip_batches):
+        for first, last in rising_ranges(self.skip_batches):
             if step >= first:
                 step += last - first + 1
         return step

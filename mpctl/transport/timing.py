@@ -24,6 +24,7 @@ import torch
 from mpctl.transport.collective import Collective
 from mpctl.transport.logged_work import Work
 
+Listener = Callable[[Collective, Any, Any, Any], None]
 MOST_PENDING = 4096  # pairs of CUDA events that are kept before the oldest is read
 
 
@@ -39,10 +40,22 @@ class CollectiveTimer(Protocol):
 
 
 class SecondsByAxis:
-    """A CollectiveTimer that adds up, by the clock of the host."""
+    """A CollectiveTimer that adds up, by the clock of the host.
+
+    listener: is told of every time in a collective, as (collective, began, ended, started) with
+    moments of this timer; None for nobody.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.listener: Listener | None = None
+
+    def start_clock(self) -> None:
+        """To be called before the moments that `seconds_at` is asked about."""
+
+    def seconds_at(self, moment: Any) -> float:
+        """A moment in seconds of the host's clock (time.perf_counter)."""
+        return float(moment)
 
     def now(self) -> Any:
         """Seconds of a clock that never goes back (time.perf_counter)."""
@@ -50,7 +63,10 @@ class SecondsByAxis:
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
         """Add the time since `began` to that of the collective's axis."""
-        self.add(collective.axis, time.perf_counter() - began)
+        ended = time.perf_counter()
+        self.add(collective.axis, ended - began)
+        if self.listener is not None:
+            self.listener(collective, began, ended, started)
 
     def add(self, axis: str, seconds: float) -> None:
         """Add so many seconds to those of an axis."""
@@ -73,6 +89,18 @@ class StreamSecondsByAxis(SecondsByAxis):
         super().__init__()
         self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._free: list[torch.cuda.Event] = []
+        self._origin, self._origin_seconds = torch.cuda.Event(enable_timing=True), 0.0
+
+    def start_clock(self) -> None:
+        """Note what the host's clock says when the stream has come to this place."""
+        self._origin.record()
+        self._origin.synchronize()
+        self._origin_seconds = time.perf_counter()
+
+    def seconds_at(self, moment: Any) -> float:
+        """When the stream came to an event, by the host's clock; waits until it has."""
+        moment.synchronize()
+        return self._origin_seconds + float(self._origin.elapsed_time(moment)) / 1e3
 
     def now(self) -> Any:
         """An event, recorded on the current stream."""
@@ -82,7 +110,10 @@ class StreamSecondsByAxis(SecondsByAxis):
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
         """See SecondsByAxis; the host does not wait, but for an event of MOST_PENDING ago."""
-        self._pending.append((collective.axis, began, self.now()))
+        ended = self.now()
+        self._pending.append((collective.axis, began, ended))
+        if self.listener is not None:
+            self.listener(collective, began, ended, started)
         if len(self._pending) > MOST_PENDING:
             self._read_oldest()
 
@@ -104,7 +135,8 @@ class StreamSecondsByAxis(SecondsByAxis):
         axis, began, ended = self._pending.popleft()
         ended.synchronize()
         self.add(axis, began.elapsed_time(ended) / 1e3)
-        self._free += (began, ended)
+        if self.listener is None:  # else it keeps them
+            self._free += (began, ended)
 
 
 @dataclass(frozen=True, slots=True)

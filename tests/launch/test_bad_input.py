@@ -60,6 +60,11 @@ SETTINGS_REFUSED = [
     ([*XPU, "--set", "cluster.device.kind=rocm"], "ranks run on cpu and cuda"),
     ([*XPU, "--dry-run"], "is of kind xpu"),
     (["--resume", "--overwrite"], "exclude each other"),
+    (
+        ["--profile", "7-5"],
+        "launch.profile: '7-5' is not allowed: input should be steps in rising order",
+    ),
+    (["--profile", "3-90000"], "launch.profile: step 90000 is to be recorded, but the run has"),
 ]
 
 

@@ -1,0 +1,154 @@
+"""A profiled step: every pass once, collectives within it, nothing of other steps."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpctl.bench.run_profile import read_run_profile
+from mpctl.layout.topology import job_topology
+from mpctl.pipeline.schedule.orders import Action
+from mpctl.rundir.profile_files import WORK, profile_path
+from mpctl.runtime.build import build_trainer
+from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.runtime.profile import StepProfile, clock_name
+from mpctl.spec.load import parse
+from mpctl.transport.collective import Collective
+from mpctl.transport.timing import SecondsByAxis
+from tests.ranks import run_ranks
+from tests.runtime.tiny import settings, tiny_job
+
+HEAD = {"rank": 0, "world_size": 1, "coords": {"tp": 0}, "host": "here", "clock": "c"}
+
+
+class Ticking(SecondsByAxis):
+    """A clock that a test sets."""
+
+    moment = 0.0
+
+    def now(self) -> float:
+        return self.moment
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_the_named_steps_are_recorded_with_what_follows_them(tmp_path: Path) -> None:
+    clock, path = Ticking(), tmp_path / "profile" / "rank-0.jsonl"
+    profile = StepProfile("2", path, HEAD, clock)
+    for step in (1, 2, 3):
+        profile.begin_step(step)
+        assert list(profile.each("data", iter("ab"))) == ["a", "b"]
+        profile.begin(Action("forward", 4, 1))
+        clock.moment += 2
+        profile.end(Action("forward", 4, 1))
+        with profile.span("optimizer"):
+            clock.moment += 1
+        profile.end_step()
+        with profile.span("checkpoint"):
+            clock.moment += 5
+    profile.finish()
+    (line,) = lines(path)
+    assert {key: line[key] for key in line if key != "events"} == {**HEAD, "step": 2}
+    assert [event for event in line["events"] if event["name"] != "data"] == [
+        {"name": "step", "began": 8, "ended": 11},
+        {"name": "forward", "began": 8, "ended": 10, "microbatch": 4, "chunk": 1},
+        {"name": "optimizer", "began": 10, "ended": 11},
+        {"name": "checkpoint", "began": 11, "ended": 16},
+    ]
+    assert [event["name"] for event in line["events"]].count("data") == 2
+
+
+def test_a_wait_names_the_start_that_it_belongs_to(tmp_path: Path) -> None:
+    timer = SecondsByAxis()
+    profile = StepProfile("1", tmp_path / "rank-0.jsonl", HEAD, timer)
+    collective = Collective("all_reduce", "tp", 8, "float32")
+    timer.spent(collective, timer.now())  # before the step: not recorded
+    profile.begin_step(1)
+    began = timer.now()
+    timer.spent(collective, began)
+    timer.spent(collective, timer.now(), began)
+    profile.end_step()
+    profile.finish()
+    timer.spent(collective, timer.now())
+    _, start, wait = lines(tmp_path / "rank-0.jsonl")[0]["events"]
+    assert (start["phase"], wait["phase"]) == ("start", "wait")
+    assert wait["started"] == start["began"] <= start["ended"] <= wait["began"] <= wait["ended"]
+    assert (wait["axis"], wait["bytes"], wait["dtype"]) == ("tp", 8, "float32")
+
+
+def test_a_profile_that_is_off_writes_nothing(tmp_path: Path) -> None:
+    profile, items = StepProfile(path=tmp_path / "rank-0.jsonl"), iter("ab")
+    profile.begin_step(1)
+    assert profile.each("data", items) is items
+    with profile.span("optimizer"):
+        profile.begin(Action("forward", 0))
+        profile.end(Action("forward", 0))
+    profile.end_step()
+    profile.finish()
+    assert not list(tmp_path.iterdir())
+
+
+def _train(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> int:
+    job, run = parse(raw), Path(run_dir)
+    topology, timer = job_topology(job), SecondsByAxis()
+    head = {"rank": rank, "world_size": size, "coords": topology.coords(rank),
+            "host": "here", "clock": clock_name()}  # fmt: skip
+    profile = StepProfile(job.launch.profile, profile_path(run, rank), head, timer)
+    base = RuntimeEnvironment.of_machine(job, run, local_rank=rank)
+    environment = RuntimeEnvironment(
+        base.device, base.open_batches, base.peak_memory, communication=timer, profile=profile
+    )
+    return len(list(build_trainer(run, job, topology, rank, environment).run()))
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "how"),
+    [
+        (1, 1, {}),
+        (2, 2, {"parallel__vpp": 1}),
+        pytest.param(1, 2, {"parallel__schedule": "zero-bubble"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_step_of_real_ranks(
+    data: Path, tmp_path: Path, tp: int, pp: int, how: dict[str, Any]
+) -> None:
+    job = tiny_job(data, tp, parallel__pp=pp, cluster__gpus_per_node=tp * pp,
+                   training__steps=3, training__eval_samples=2, checkpoint__interval=0,
+                   checkpoint__at_end=True, launch__profile="2-3", **how)  # fmt: skip
+    raw = job.model_dump(mode="json")
+    assert run_ranks(_train, tp * pp, raw, str(tmp_path)) == [3] * (tp * pp)
+    profile = read_run_profile(tmp_path)
+    assert (list(profile.steps), profile.missing, profile.foreign) == ([2, 3], [], 0)
+    assert set(profile.offsets.values()) == {0.0}
+    for line in profile.lines:
+        events = line["events"]
+        (step,) = (event for event in events if event["name"] == "step")
+        within = [e for e in events if e["began"] >= step["began"] and e["ended"] <= step["ended"]]
+        counts = Counter(event["name"] for event in within if "axis" not in event)
+        backward = "backward_input" if how.get("parallel__schedule") else "backward"
+        assert counts["forward"] == counts[backward] == counts["data"] == job.num_microbatches
+        assert counts["optimizer"] == counts["status"] == counts["gradients"] == 1
+        after = {e["name"] for e in events if e not in within and "axis" not in e}
+        assert after <= {*WORK} and ("validation" in after) == (line["step"] == 3)
+        for event in events:
+            assert event["began"] <= event["ended"]
+            assert event.get("phase") != "wait" or event["started"] <= event["began"]
+        sends = [e for e in within if e["name"] == "send" and e["phase"] == "start"]
+        assert len(sends) == (job.num_microbatches if pp == 2 else 0)
+        assert all(event["peer"] == 1 - line["coords"]["pp"] for event in sends)
+
+
+def test_settings_of_a_profile_are_ranges() -> None:
+    from mpctl.errors import InputError
+    from mpctl.spec.load import load_job
+
+    assert load_job(None, settings(launch__profile="2, 5-7")).launch.profile == "2, 5-7"
+    for wrong in ("7-5", "0", "x", "3-3-3", "5,4", "-1"):
+        with pytest.raises(InputError, match="rising order"):
+            load_job(None, settings(launch__profile=wrong))
