@@ -133,11 +133,11 @@ class Run:
         device = cluster.device
         for constant, value in values.items():
             if constant.kind == "devices":
-                device = _with(device, constant.path, value)
+                device = with_value(device, constant.path, value)
             elif constant.kind == "clusters":
-                cluster = _with(cluster, constant.path, value)
+                cluster = with_value(cluster, constant.path, value)
             else:
-                profile = _with(profile, constant.path, value)
+                profile = with_value(profile, constant.path, value)
         cluster = cluster.model_copy(update={"device": device})
         return self._compare(self.layout.with_cluster(cluster), profile)
 
@@ -188,7 +188,7 @@ def _not_a_run(name: str) -> InputError:
     )
 
 
-def _with(model: Any, path: str, value: float) -> Any:
+def with_value(model: Any, path: str, value: float) -> Any:
     """A copy of the model with `value` at a dotted path.
 
     The path `operators.passes` multiplies all passes over memory by `value`.
@@ -196,7 +196,7 @@ def _with(model: Any, path: str, value: float) -> Any:
     if path == "operators.passes":
         return _scaled(model, value)
     first, _, rest = path.partition(".")
-    changed = _with(getattr(model, first), rest, value) if rest else value
+    changed = with_value(getattr(model, first), rest, value) if rest else value
     return model.model_copy(update={first: changed})
 
 

@@ -1,0 +1,158 @@
+"""The presets of a machine that was measured: a device and a cluster, as TOML with their sources.
+
+FOLDER/devices/NAME.toml has the device, FOLDER/clusters/NAME.toml the cluster, which names the
+device's file beside it: `mpctl plan --cluster FOLDER/clusters/NAME.toml` reads both, and so does
+`--cluster NAME` where MPCTL_PRESETS names FOLDER.
+
+By hand, two cores named `mine`: clusters/mine.toml has `device = "../devices/mine.toml"`,
+`gpus_per_node = 2` and `cores = 2`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mpctl.bench.device_fit import DeviceFit
+from mpctl.bench.link_fit import LinkFit
+from mpctl.bench.preset_text import preset_text
+from mpctl.bench.report import BenchEnvironment
+from mpctl.calibrate.own_cluster import ClusterFit
+from mpctl.calibrate.runs import with_value
+from mpctl.durable import write_whole
+from mpctl.errors import InputError
+from mpctl.rundir.directory import cannot_write
+from mpctl.spec.cluster import ClusterSpec, DeviceSpec
+from mpctl.units import plural
+
+PRESETS = "presets"  # in the folder of a bench
+FITTED = "moved by training runs from {before}"
+
+
+@dataclass(frozen=True)
+class MachinePreset:
+    """A measured machine. name: of its files; head: lines at the beginning of both; comments: by
+    kind of preset (devices, clusters) and dotted path."""
+
+    name: str
+    cluster: ClusterSpec
+    head: tuple[str, ...]
+    comments: Mapping[str, Mapping[str, str]]
+
+    @property
+    def device(self) -> DeviceSpec:
+        """One of its devices, with the figures of its kernels."""
+        assert self.cluster.device is not None, "a measured cluster has a device"
+        return self.cluster.device
+
+    def settings(self) -> dict[str, Any]:
+        """The cluster as the setting `cluster` of a job, with all its figures."""
+        return self.cluster.model_dump(mode="json", exclude_none=True)
+
+    def texts(self) -> dict[str, str]:
+        """The TOML of both files, by their path in a folder of presets."""
+        device = self.device.model_dump(mode="json", exclude_defaults=True)
+        own = self.cluster.model_dump(mode="json", exclude_defaults=True, exclude={"device"})
+        named = {"name": own.pop("name"), "device": f"../devices/{self.name}.toml", **own}
+        tables = {"devices": device, "clusters": named}
+        return {
+            f"{kind}/{self.name}.toml": preset_text(
+                table, head=self.head, comments=self.comments.get(kind, {})
+            )
+            for kind, table in tables.items()
+        }
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write both files below a folder of presets; returns their paths. Raises InputError where
+        they cannot be written."""
+        paths = []
+        for name, text in self.texts().items():
+            path = folder / name
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, text)
+            except OSError as error:
+                raise cannot_write(path, error) from None
+            paths.append(path)
+        return paths
+
+    def with_fit(self, fit: ClusterFit) -> MachinePreset:
+        """The preset with the figures that training runs moved, and the spread that they leave."""
+        cluster, comments = self.cluster, {k: dict(c) for k, c in self.comments.items()}
+        for constant, value in fit.values.items():
+            path = constant.path
+            if constant.kind == "devices":
+                path, own = f"device.{path}", comments.setdefault("devices", {})
+            else:
+                own = comments.setdefault("clusters", {})
+            before = _value(cluster, path)
+            cluster = with_value(cluster, path, value)
+            if abs(value / before - 1) > 0.005:
+                told = own.get(constant.path)
+                moved = FITTED.format(before=f"{before:.4g}")
+                own[constant.path] = f"{told}; {moved}" if told else moved
+        if fit.spread is not None:
+            cluster = cluster.model_copy(update={"spread": round(fit.spread, 4)})
+            comments["clusters"]["spread"] = f"{plural(len(fit.left_out), 'layout')}, each left out"
+        return replace(self, cluster=cluster, comments=comments)
+
+
+def _value(model: Any, path: str) -> float:
+    for name in path.split("."):
+        model = getattr(model, name)
+    return float(model)
+
+
+def machine_preset(
+    name: str, device: DeviceFit, link: LinkFit | None, environment: BenchEnvironment, *,
+    nodes: int = 1, per_node: int,
+) -> MachinePreset:  # fmt: skip
+    """The preset of a machine from its measured device and link.
+
+    link: None where there is a single device. per_node: devices (CPU cores, GPUs) of a node.
+    """
+    spec = device.device
+    what = plural(per_node, "core" if spec.is_cpu else "GPU")
+    cluster = ClusterSpec(
+        name=f"{name}: {what} of {environment['machine'] if spec.is_cpu else spec.name}",
+        nodes=nodes,
+        gpus_per_node=per_node,
+        cores=per_node if spec.is_cpu else None,
+        device=spec,
+        intra_node=None if link is None else link.link,
+        source=measured_source(environment),
+    )
+    links = {} if link is None else {f"intra_node.{k}": c for k, c in link.comments.items()}
+    return MachinePreset(
+        name, cluster, tuple(head_lines(environment)),
+        {"devices": device.comments, "clusters": links},
+    )  # fmt: skip
+
+
+def measured_source(environment: BenchEnvironment) -> str:
+    """Where and when, in a sentence: the `source` of the presets."""
+    return (
+        f"Measured by mpctl bench machine on {environment['host']} ({environment['machine']}), "
+        f"{environment['date'][:10]}, torch {environment['torch']}, mpctl {environment['mpctl']}."
+    )
+
+
+def head_lines(environment: BenchEnvironment) -> Sequence[str]:
+    """The comment at the beginning of both files."""
+    return (
+        f"Measured by `mpctl bench machine` on {environment['date']}, host {environment['host']}:",
+        f"{environment['machine']}, {plural(environment['cores'], 'core')}, "
+        f"{plural(environment['gpus'], 'GPU')}, load average {environment['load_at_start']:.2f};",
+        f"Python {environment['python']}, torch {environment['torch']}, mpctl "
+        f"{environment['mpctl']}. Figures without a comment are as in the preset it began from.",
+    )
+
+
+def check_name(name: str) -> None:
+    """Raises InputError where no preset's file may have this name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) or name.endswith(".toml"):
+        raise InputError.of("bad-name", "NAME", f"{name!r} is no name of a preset",
+                            "letters, digits, - and _, such as my-laptop")  # fmt: skip
