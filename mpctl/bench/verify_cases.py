@@ -45,7 +45,7 @@ class Wanted:
 
 
 def wanted_layouts(plan_with: PlanWith, layouts: Iterable[LayoutFields]) -> list[Wanted]:
-    """A `Wanted` for each layout of one job. plan_with: plans the job with settings over its own."""
+    """A `Wanted` for each layout of a job. plan_with: its plan with settings over its own."""
 
     def planner(layout: LayoutFields) -> Callable[[], Plan]:
         return lambda: plan_with(layout_overrides(layout))

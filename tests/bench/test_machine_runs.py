@@ -1,0 +1,77 @@
+"""Training runs that hold a measured machine: which layouts, what is fitted, and the table."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from mpctl.bench.machine_runs import (
+    MachineCheck,
+    machine_checks,
+    mean_errors,
+    measured_runs,
+    training_layouts,
+)
+from mpctl.bench.verify_layouts import ranks_of
+from mpctl.calibrate.own_cluster import fit_cluster
+from mpctl.spec.load import load_job
+from tests.bench.verify_runs import case_of, run_of
+
+CLUSTER = load_job(None, {"cluster": "this-machine"}).cluster
+
+
+def test_every_rank_has_a_device_of_its_own() -> None:
+    assert training_layouts(1, quick=False) == [{}, {"recompute": "full"}]
+    for devices in (2, 4):
+        ranks = {ranks_of(layout) for layout in training_layouts(devices, quick=False)}
+        assert max(ranks) == devices and 1 in ranks
+    assert training_layouts(0, quick=True) == [{}]
+    assert len(training_layouts(2, quick=True)) < len(training_layouts(2, quick=False))
+
+
+def test_a_layout_is_one_run_of_the_median_of_its_rounds_on_the_given_cluster() -> None:
+    one, two = case_of("1 rank"), case_of("dp2", parallel__dp=2, cluster__gpus_per_node=2,
+                                          training__global_batch_size=2)  # fmt: skip
+    rounds = [
+        run_of(case, s, number=n) for n, s in enumerate((1.0, 5.0, 2.0)) for case in (one, two)
+    ]
+    slow = CLUSTER.model_copy(update={"name": "mine", "slowdown": 2.0})
+    runs = measured_runs(rounds, "mine", slow)
+    assert [(run.id, run.measured["step_seconds"]) for run in runs] == [
+        ("1 rank", 2.0),
+        ("dp2", 2.0),
+    ]
+    assert runs[0].parts == {"devices": "mine", "clusters": "mine", "runtimes": "mpctl"}
+    assert [run.job.cluster.gpus_per_node for run in runs] == [1, 2]
+    assert {run.job.cluster.slowdown for run in runs} == {2.0}
+
+
+def test_checks_are_seconds_of_what_was_planned() -> None:
+    cases = [case_of(f"batch {n}", training__global_batch_size=n) for n in (1, 2, 4)]
+    runs = measured_runs([run_of(case, 1.0) for case in cases], "mine", CLUSTER)
+    fit = fit_cluster(runs)
+    checks = machine_checks(runs, fit)
+    assert [check["layout"] for check in checks] == [case.title for case in cases]
+    for check, run in zip(checks, runs, strict=True):
+        assert log(check["measured_seconds"]) == pytest.approx(run.residuals({})[0])
+        assert log(check["fitted_seconds"]) == pytest.approx(run.residuals(fit.values)[0])
+        assert check["left_out_seconds"] is not None and check["ranks"] == 1
+    errors = mean_errors(checks)
+    assert errors["fitted"] < errors["measured"]
+
+
+def test_without_enough_layouts_nothing_was_left_out() -> None:
+    runs = measured_runs([run_of(case_of("1 rank"), 1.0)], "mine", CLUSTER)
+    (check,) = machine_checks(runs, fit_cluster(runs))
+    assert check["left_out_seconds"] is None
+    assert mean_errors([check]).keys() == {"measured", "fitted"}
+
+
+def test_errors_are_means_of_their_sizes() -> None:
+    checks: list[MachineCheck] = [
+        {"layout": name, "ranks": 1, "seconds": 2.0, "measured_seconds": 3.0,
+         "fitted_seconds": fitted, "left_out_seconds": 2.0}
+        for name, fitted in (("a", 1.0), ("b", 2.5))
+    ]  # fmt: skip
+    assert mean_errors(checks) == {"measured": 0.5, "fitted": 0.375, "left_out": 0.0}
