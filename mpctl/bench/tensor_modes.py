@@ -1,10 +1,10 @@
 """One layer in every tensor mode that some ranks allow, measured beside its plan.
 
-The ranks are processes of this machine (launch/task.py). They make the layer once for each mode and
-run it in rounds, A B C A B C, so that what else happens on the machine falls on all alike
-(runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per rank over
-rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and activations
-times the ranks, over those of the unsharded layer; 1 is a P-th.
+The ranks are those of a launch, on this host or others (launch/probe.py). They make the layer once
+for each mode and run it in rounds, A B C A B C, so that what else happens on the machine falls on
+all alike (runtime/layer_probe.py). Bytes sent are counted collective by collective, and stated per
+rank over rings as in plans (planning/layer_figures.py). Against the law: a rank's parameters and
+activations times the ranks, over those of the unsharded layer; 1 is a P-th.
 
 By hand, 4 ranks: 1d and 2d; 2.5d of depth 1 would be 2d again, and 4 is no cube.
 """
@@ -16,20 +16,24 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypedDict
 
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchRow, bench_environment, spread
+from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, BenchRow, spread
 from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.estimate.communication import ring_bytes
 from mpctl.estimate.message import ring_phases
-from mpctl.launch.node.machine import Machine
-from mpctl.launch.task import TaskOptions, task_answers, task_job, task_plan
+from mpctl.launch.connect import OnEvent, measuring_refusals
+from mpctl.launch.node.machine import Machine, this_machine
+from mpctl.launch.preflight import chosen_device
+from mpctl.launch.probe import probe_answers
+from mpctl.launch.task import TaskOptions, task_plan
 from mpctl.layout.job_layout import JobLayout
 from mpctl.planning.layer_figures import LayerFigures, layer_figures
 from mpctl.planning.plan import Overrides, Plan
 from mpctl.planning.tensor_modes import mode_choices, same_as_2d
 from mpctl.rules.check import way_out
 from mpctl.rules.validate import with_tried_hints
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.rank_files import Traffic
-from mpctl.rundir.task_files import LayerRequest, LayerSizes, LayerTiming
+from mpctl.rundir.task_files import LayerAnswer, LayerRequest, LayerSizes, LayerTiming
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
 
@@ -43,12 +47,12 @@ Report = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ModeCase:
-    """A tensor mode to be timed. job: its layout of all ranks; planned: of one layer."""
+    """A tensor mode to be timed. plan: its layout of all ranks; planned: of one layer."""
 
     mode: str
     depth: int | None
     axes: Mapping[str, int]
-    job: JobSpec
+    plan: Plan
     planned: LayerFigures
     group_sizes: Mapping[str, int]
 
@@ -62,18 +66,45 @@ class ModeCases:
     refused: tuple[tuple[str, Issue], ...]
 
     @property
+    def plan(self) -> Plan:
+        """The plan of the first of the modes; its ranks time all of them."""
+        return self.cases[0].plan
+
+    @property
     def job(self) -> JobSpec:
         """The job whose model is timed, in the first of the modes."""
-        return self.cases[0].job
+        return self.plan.job
 
 
 @dataclass
 class MeasuredModes:
-    """What came of a bench so far. sizes: by case, None for the unsharded layer."""
+    """What came of a bench so far. asked: rounds of all cases; sizes: by case, None for the
+    unsharded layer; timings: by case; machine: the least that every host of the ranks has;
+    is_stopped: by Ctrl-C or another signal."""
 
+    asked: int
+    machine: Machine
     sizes: dict[int | None, LayerSizes] = field(default_factory=dict)
     timings: dict[int, list[LayerTiming]] = field(default_factory=dict)
-    is_complete: bool = True
+    is_stopped: bool = False
+
+    def add(self, answer: LayerAnswer) -> None:
+        """Keep an answer of the ranks."""
+        if answer["event"] == "sizes":
+            self.sizes[answer["case"]] = answer
+        else:
+            self.timings.setdefault(answer["case"], []).append(answer)
+
+    @property
+    def done(self) -> int:
+        """Timings that have come, of all cases and rounds."""
+        return sum(map(len, self.timings.values()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every case was timed in every round; not where time or patience ended first."""
+        cases = len(self.sizes) - 1
+        return not self.is_stopped and self.done == self.asked * cases
 
 
 class ModeRow(BenchRow):
@@ -145,28 +176,26 @@ def layer_job(source: str | None, settings: Overrides) -> JobSpec:
 
 
 def mode_cases(job: JobSpec, ranks: int, machine: Machine, *, device: str) -> ModeCases:
-    """The modes in which `ranks` ranks of this machine can run a layer of the job's model, without
-    dropout and recomputation. Raises InputError where there is none, or no model."""
+    """The modes in which `ranks` ranks can run a layer of the job's model, without dropout and
+    recomputation: on this machine, or shared evenly by the nodes of the job. Raises InputError
+    where there is none, or no model."""
     if job.model is None:
         raise InputError.of("no-model", "model", "a bench of a layer needs a model",
                             "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
     cases: list[ModeCase] = []
     refused: list[tuple[str, Issue]] = []
-    options = TaskOptions(sizes={"tp": ranks}, device=device)
+    options = TaskOptions(sizes={"tp": ranks}, device=device, nodes=job.cluster.nodes)
     for mode, depth in mode_choices(ranks):
-        of_mode = replace(options, tensor_mode=mode, tensor_depth=depth)
-        issues = _refusals(task_plan(job, of_mode))
+        plan = task_plan(job, replace(options, tensor_mode=mode, tensor_depth=depth))
+        issues = _refusals(plan)
         if not issues and (issue := same_as_2d(ranks, mode, depth, "--ranks")):
             issues = [issue]
+        if not issues:
+            issues = measuring_refusals(plan, machine)
         if issues:
             refused += [(mode, issue) for issue in issues]
-            continue
-        try:
-            own = task_job(job, machine, of_mode)
-        except InputError as error:
-            refused += [(mode, issue) for issue in error.issues]
-            continue
-        cases.append(_case(own, mode, depth))
+        else:
+            cases.append(_case(plan, mode, depth))
     if not cases:
         raise InputError(dict.fromkeys(issue for _, issue in refused))
     return ModeCases(ranks, tuple(cases), tuple(refused))
@@ -189,32 +218,39 @@ def _refusals(plan: Plan) -> list[Issue]:
     return [check.issue for check in hinted]
 
 
-def _case(job: JobSpec, mode: str, depth: int | None) -> ModeCase:
-    layout = JobLayout.of(job)
+def _case(plan: Plan, mode: str, depth: int | None) -> ModeCase:
+    layout = JobLayout.of(plan.job)
     figures = layer_figures(layout)
-    return ModeCase(mode, depth, layout.grid.axes, job, figures, layout.group_sizes)
+    return ModeCase(mode, depth, layout.grid.axes, plan, figures, layout.group_sizes)
 
 
-def measure(cases: ModeCases, *, rounds: int, steps: int, on_progress: Report) -> MeasuredModes:
-    """Run every case; what Ctrl-C leaves is incomplete. Raises RunFailed when a rank fails."""
+def measure(
+    cases: ModeCases, run: RunDir, *, rounds: int, steps: int, seconds: float | None,
+    on_progress: Report, on_round: Callable[[MeasuredModes], None], on_event: OnEvent,
+) -> MeasuredModes:  # fmt: skip
+    """Run every case in ranks that are launched in `run`.
+
+    seconds: that all rounds may take, None for no limit; on_round: called after each round with
+    what came so far. Raises RunFailed when a rank fails, InputError when hosts cannot run it.
+    """
     request: LayerRequest = {
-        "task": "layers", "rounds": rounds, "steps": steps,
+        "task": "layers", "rounds": rounds, "steps": steps, "seconds": seconds,
         "cases": [{"mode": case.mode, "depth": case.depth} for case in cases.cases],
     }  # fmt: skip
-    measured, done, total = MeasuredModes(), 0, rounds * len(cases.cases)
+    measured = MeasuredModes(rounds, this_machine())
+
+    def on_answer(answer: LayerAnswer) -> None:
+        measured.add(answer)
+        if not measured.done:
+            on_progress(STARTING, len(measured.sizes), len(cases.cases) + 1)
+            return
+        on_progress(TIMING, measured.done, rounds * len(cases.cases))
+        if measured.done % len(cases.cases) == 0:
+            on_round(measured)
+
     on_progress(STARTING, 0, len(cases.cases) + 1)
-    try:
-        with task_answers(cases.job, request) as answers:
-            for answer in answers:
-                if answer["event"] == "sizes":
-                    measured.sizes[answer["case"]] = answer
-                    on_progress(STARTING, len(measured.sizes), len(cases.cases) + 1)
-                else:
-                    measured.timings.setdefault(answer["case"], []).append(answer)
-                    done += 1
-                    on_progress(TIMING, done, total)
-    except (KeyboardInterrupt, SystemExit):
-        measured.is_complete = False
+    ended = probe_answers(cases.plan, request, run, on_answer=on_answer, on_event=on_event)
+    measured.is_stopped, measured.machine = not ended.is_complete, ended.machine
     return measured
 
 
@@ -265,25 +301,27 @@ def _ring(name: Iterable[str], size: int, group_sizes: Mapping[str, int]) -> flo
 
 
 def bench_report(
-    cases: ModeCases, measured: MeasuredModes, *, steps: int, machine: Machine, command: str
-) -> TensorModesReport:
+    cases: ModeCases, measured: MeasuredModes, environment: BenchEnvironment, *, steps: int,
+    command: str,
+) -> TensorModesReport:  # fmt: skip
     """What was measured, as JSON."""
     job, whole = cases.job, measured.sizes.get(None)
     model = job.model
     assert model is not None, "a bench is of a model"
     sizes = {"hidden": model.hidden, "heads": model.heads, "ffn": model.ffn}
-    cores = machine.gpus if job.launch.device == "cuda" else machine.cores
+    machine, nodes = measured.machine, job.cluster.nodes
+    cores = machine.gpus if chosen_device(job, machine) == "cuda" else machine.cores
     return {
         "schema": SCHEMA,
         "bench": "tensor-modes",
         "job": job.name or model.name,
         "is_complete": measured.is_complete,
-        "environment": bench_environment(),
+        "environment": environment,
         "command": command,
         "results": mode_rows(cases, measured),
         "findings": {
             "ranks": cases.ranks,
-            "is_rehearsal": cases.ranks > cores,
+            "is_rehearsal": cases.ranks > cores * nodes,
             "layer": {**sizes, "sequence": model.seq_length},
             "micro_batch_size": job.training.micro_batch_size,
             "dtype": job.training.dtype,

@@ -1,5 +1,4 @@
-"""Workers of a task, `mpctl eval`, `mpctl sample` or `mpctl bench tensor-modes`, which use a model
-and do not train it.
+"""Workers of a task, `mpctl eval` or `mpctl sample`, which use a trained model.
 
 One process a rank, `python -m mpctl.runtime.task FOLDER`, all on this machine. FOLDER is temporary
 (rundir/task_files.py has its files), so nothing is written into the directory of the model. The
@@ -31,8 +30,6 @@ from mpctl.rundir.rank_files import FailureRecord
 from mpctl.rundir.task_files import (
     EvalAnswer,
     EvalRequest,
-    LayerAnswer,
-    LayerRequest,
     SampleAnswer,
     SampleRequest,
 )
@@ -48,7 +45,7 @@ TASK_RULES = ("world-fits-machine", "not-run-yet")
 """The checks of a launch that also apply to workers that only read the model."""
 
 Workers = list[subprocess.Popen[bytes]]
-Request = EvalRequest | SampleRequest | LayerRequest
+Request = EvalRequest | SampleRequest
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,8 @@ class TaskOptions:
 
     step: of the checkpoint, None for the newest; tokenizer: a tokenizer.json, None for the model's
     own; sizes: of the parallel axes, 1 where absent; device: auto, cpu or cuda; dtype: to compute
-    in, None for that of the training; tensor_mode, tensor_depth: as in [parallel].
+    in, None for that of the training; tensor_mode, tensor_depth: as in [parallel]; nodes: hosts
+    that share the ranks evenly.
     """
 
     step: int | None = None
@@ -67,6 +65,7 @@ class TaskOptions:
     dtype: str | None = None
     tensor_mode: TensorMode = "1d"
     tensor_depth: int | None = None
+    nodes: int = 1
 
 
 DEFAULT_OPTIONS = TaskOptions()
@@ -76,6 +75,7 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
     """The plan of what the workers run: the model of `job` in this layout, without dropout,
     recomputation and freezing."""
     tp, pp, cp, dp = (options.sizes.get(axis, 1) for axis in ("tp", "pp", "cp", "dp"))
+    per_node = tp * pp * cp * dp // options.nodes if options.nodes > 1 else None
     training = job.training.model_copy(
         update={
             "dropout": 0.0,
@@ -99,10 +99,11 @@ def task_plan(job: JobSpec, options: TaskOptions) -> Plan:
             dp=dp,
             tensor_mode=options.tensor_mode,
             tensor_depth=options.tensor_depth,
+            allow_tp_across_nodes=options.nodes > 1,
         ),
         "training": training,
         "launch": launch,
-        "cluster": ClusterSpec(),
+        "cluster": ClusterSpec(nodes=options.nodes, gpus_per_node=per_node),
     }
     return make_plan(complete(job.model_copy(update=parts)))
 
@@ -130,12 +131,6 @@ def task_answers(
 def task_answers(
     job: JobSpec, request: SampleRequest
 ) -> AbstractContextManager[Iterator[SampleAnswer]]: ...
-
-
-@overload
-def task_answers(
-    job: JobSpec, request: LayerRequest
-) -> AbstractContextManager[Iterator[LayerAnswer]]: ...
 
 
 def task_answers(job: JobSpec, request: Request) -> AbstractContextManager[Iterator[Any]]:

@@ -68,7 +68,7 @@ def _print_where(report: TensorModesReport) -> None:
         ranks, cores = plural(report["findings"]["ranks"], "rank"), plural(where["cores"], "core")
         warnings.insert(0, REHEARSAL.format(ranks=ranks, cores=cores))
     if not report["is_complete"]:
-        warnings.insert(0, "interrupted: of some modes fewer rounds, or none, were timed")
+        warnings.insert(0, "stopped early: of some modes fewer rounds, or none, were timed")
     for warning in warnings:
         console.print(Text.assemble(("! ", "bold yellow"), warning))
 

@@ -1,8 +1,8 @@
-"""What `mpctl eval`, `mpctl sample` and `mpctl bench tensor-modes` exchange with their workers,
-through files in a temporary folder.
+"""What `mpctl eval` and `mpctl sample` exchange with their workers, through files in a temporary
+folder, and what `mpctl bench tensor-modes` asks of ranks and is answered (runtime/measure.py).
 
 FOLDER/ job.json       the layout and the model, written by the command
-        request.json   what to do: an EvalRequest, a SampleRequest or a LayerRequest
+        request.json   what to do: an EvalRequest or a SampleRequest
         answers.jsonl  rank 0's answers, one JSON object a line, written as they come
         refused.json   issues of a rank that found its input bad
         failures/      a FailureRecord of each rank that an exception ended (rank_files.py)
@@ -77,12 +77,14 @@ class LayerCase(TypedDict):
 
 
 class LayerRequest(TypedDict):
-    """Time one layer in every case, `steps` passes at a time, in `rounds` of all cases."""
+    """Time one layer in every case, `steps` passes at a time, in at most so many `rounds` of all
+    cases; seconds: that all rounds may take, None for no limit."""
 
     task: Literal["layers"]
     cases: list[LayerCase]
     rounds: int
     steps: int
+    seconds: float | None
 
 
 class LoadedAnswer(TypedDict):

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from mpctl.families.parts import layer_config
@@ -30,6 +29,7 @@ from mpctl.rundir.task_files import LayerAnswer, LayerCase, LayerRequest
 from mpctl.runtime.memory_tracker import MemoryTracker
 from mpctl.runtime.mesh import Mesh, build_mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
+from mpctl.runtime.rank_values import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.spec.job import JobSpec
 
@@ -101,7 +101,7 @@ def probe_layers(request: LayerRequest, job: JobSpec, mesh: Mesh) -> Iterator[La
     whole = ProbedLayer.of(job, ShardContext(dtype=dtype, device=mesh.device), TrafficCounter())
     yield _sizes(None, whole, mesh)
     del whole
-    for number in range(request["rounds"]):
+    for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
         for place, layer in enumerate(layers):
             seconds, cpu = _timed(layer, request["steps"], mesh)
             yield {"event": "timing", "case": place, "round": number, "seconds": seconds,
@@ -128,7 +128,7 @@ def _layer(job: JobSpec, case: LayerCase, mesh: Mesh, dtype: torch.dtype) -> Pro
 def _sizes(number: int | None, layer: ProbedLayer, mesh: Mesh) -> LayerAnswer:
     """The largest of all ranks' bytes; what is sent, of this rank."""
     saved, traffic = layer.watched()
-    largest = _of_all(mesh, float(layer.parameter_bytes), float(saved)).amax(0)
+    largest = values_of_all(mesh, float(layer.parameter_bytes), float(saved)).amax(0)
     parameters, saved = (int(size) for size in largest)
     return {"event": "sizes", "case": number, "parameter_bytes": parameters,
             "saved_bytes": saved, "traffic": traffic}  # fmt: skip
@@ -136,19 +136,11 @@ def _sizes(number: int | None, layer: ProbedLayer, mesh: Mesh) -> LayerAnswer:
 
 def _timed(layer: ProbedLayer, steps: int, mesh: Mesh) -> tuple[float, float]:
     """Seconds of a pass on the slowest rank, and processor seconds on the average rank."""
-    if mesh.world.size > 1:
-        dist.barrier()
+    begin_together(mesh)
     began, worked = time.perf_counter(), time.process_time()
     for _ in range(steps):
         layer.run()
-    if mesh.device.type == "cuda":
-        torch.cuda.synchronize(mesh.device)
+    finish_work(mesh.device)
     seconds, cpu = time.perf_counter() - began, time.process_time() - worked
-    every = _of_all(mesh, seconds / steps, cpu / steps)
+    every = values_of_all(mesh, seconds / steps, cpu / steps)
     return float(every[:, 0].amax()), float(every[:, 1].mean())
-
-
-def _of_all(mesh: Mesh, *values: float) -> Tensor:
-    """The values of all ranks, [ranks, values]."""
-    own = torch.tensor([values], dtype=torch.float64, device=mesh.device)
-    return mesh.world.all_gather(own, dim=0)

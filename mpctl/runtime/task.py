@@ -19,8 +19,6 @@ from mpctl.errors import InputError
 from mpctl.rundir.task_files import (
     EvalAnswer,
     EvalRequest,
-    LayerAnswer,
-    LayerRequest,
     SampleAnswer,
     SampleRequest,
 )
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from mpctl.runtime.mesh import Mesh
     from mpctl.spec.job import JobSpec
 
-Answers = Iterator[EvalAnswer] | Iterator[SampleAnswer] | Iterator[LayerAnswer]
+Answers = Iterator[EvalAnswer] | Iterator[SampleAnswer]
 
 
 def main(folder: Path, parent: int) -> None:
@@ -66,13 +64,7 @@ def _work(folder: Path, rank_env: RankEnv) -> None:
         dist.destroy_process_group()
 
 
-def _answers(
-    request: EvalRequest | SampleRequest | LayerRequest, job: JobSpec, mesh: Mesh
-) -> Answers:
-    if request["task"] == "layers":
-        from mpctl.runtime.layer_probe import probe_layers
-
-        return probe_layers(request, job, mesh)
+def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> Answers:
     from mpctl.runtime.evaluation import evaluate
     from mpctl.runtime.sampling.task import sample
 

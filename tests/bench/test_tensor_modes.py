@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpctl.bench import tensor_modes
+from mpctl.bench.report import bench_environment
 from mpctl.bench.tensor_modes import (
     MeasuredModes,
     ModeCases,
     bench_report,
     layer_job,
-    measure,
     mode_cases,
     mode_rows,
 )
@@ -23,6 +21,7 @@ from mpctl.cli.app import run
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.render.bench_modes import print_cases, print_report
+from mpctl.rundir.directory import RunDir
 
 TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
 SMALL: dict[str, Any] = {
@@ -37,7 +36,9 @@ def cases_of(ranks: int, **settings: Any) -> ModeCases:
     return mode_cases(layer_job(None, {**SMALL, **named}), ranks, TWO_CORES, device="cpu")
 
 
-def measured_by_hand(rounds: dict[int, list[float]]) -> MeasuredModes:
+def measured_by_hand(
+    rounds: dict[int, list[float]], *, asked: int = 1, machine: Machine = TWO_CORES
+) -> MeasuredModes:
     """1d keeps half of what it saves whole; a square keeps a quarter of everything."""
     traffic = {"tp all_reduce": {"count": 4, "bytes": 800}}
     grid = {"col broadcast": {"count": 8, "bytes": 400}, "col all_reduce": {"count": 2, "bytes": 8}}
@@ -53,8 +54,11 @@ def measured_by_hand(rounds: dict[int, list[float]]) -> MeasuredModes:
         ]
         for case, seconds in rounds.items()
     }
-    own: Any = {c: {"event": "sizes", "case": c, **entry} for c, entry in sizes.items()}
-    return MeasuredModes(own, timings)
+    measured = MeasuredModes(asked, machine)
+    answers: list[Any] = [{"event": "sizes", "case": c, **entry} for c, entry in sizes.items()]
+    for answer in (*answers, *(entry for own in timings.values() for entry in own)):
+        measured.add(answer)
+    return measured
 
 
 def test_the_modes_of_some_ranks_and_why_not_the_others() -> None:
@@ -112,38 +116,34 @@ def test_rows_by_hand() -> None:
     assert (square["parameters_law"], square["activations_law"]) == (1.0, 1.0)
 
 
-def test_what_ctrl_c_leaves_is_told_as_incomplete(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The worker's answers until the signal; a case that was not timed has no row."""
-    whole = measured_by_hand({0: [1.0]})
-    answers = [*whole.sizes.values(), *whole.timings[0]]
-
-    @contextmanager
-    def stopped(*_: object) -> Iterator[Iterator[Any]]:
-        def come() -> Iterator[Any]:
-            yield from answers
-            raise SystemExit(130)
-
-        yield come()
-
-    monkeypatch.setattr(tensor_modes, "task_answers", stopped)
-    told: list[tuple[str, int, int]] = []
-    measured = measure(cases_of(4), rounds=2, steps=1, on_progress=lambda *at: told.append(at))
-    assert not measured.is_complete and told[-1] == ("time the layer", 1, 4)
-    report = bench_report(cases_of(4), measured, steps=1, machine=TWO_CORES, command="mpctl")
+def test_what_ctrl_c_leaves_is_told_as_incomplete(capsys: pytest.CaptureFixture[str]) -> None:
+    """A case that was not timed has no row; nor has anything where the ranks never answered."""
+    measured = measured_by_hand({0: [1.0]}, asked=2)
+    measured.is_stopped = True
+    report = bench_report(cases_of(4), measured, bench_environment(), steps=1, command="mpctl")
     assert [row["mode"] for row in report["results"]] == ["1d"] and not report["is_complete"]
     print_report(report)
-    assert "interrupted" in capsys.readouterr().out
+    assert "stopped early" in capsys.readouterr().out
+    nothing = MeasuredModes(2, TWO_CORES, is_stopped=True)
+    empty = bench_report(cases_of(4), nothing, bench_environment(), steps=1, command="mpctl")
+    assert empty["results"] == [] and not empty["is_complete"]
+
+
+def test_a_bench_is_complete_when_every_case_had_every_round() -> None:
+    """A budget that ended after the first of two rounds leaves two of four timings."""
+    assert measured_by_hand({0: [1.0, 2.0], 1: [3.0, 4.0]}, asked=2).is_complete
+    short = measured_by_hand({0: [1.0], 1: [3.0]}, asked=2)
+    assert not short.is_complete and short.done == 2
 
 
 def test_more_ranks_than_cores_are_a_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
-    cases, measured = cases_of(4), measured_by_hand({0: [1.0], 1: [1.0]})
-    many = Machine(cores=8, gpus=0, memory_bytes=8 * 2**30)
-    settings: Any = {"steps": 1, "command": "mpctl"}
-    report = bench_report(cases, measured, machine=TWO_CORES, **settings)
-    assert report["findings"]["is_rehearsal"]
-    assert not bench_report(cases, measured, machine=many, **settings)["findings"]["is_rehearsal"]
+    cases, timed = cases_of(4), {0: [1.0], 1: [1.0]}
+    many = measured_by_hand(timed, machine=Machine(cores=8, gpus=0, memory_bytes=8 * 2**30))
+    report, other = (
+        bench_report(cases, measured, bench_environment(), steps=1, command="mpctl")
+        for measured in (measured_by_hand(timed), many)
+    )
+    assert report["findings"]["is_rehearsal"] and not other["findings"]["is_rehearsal"]
     print_report(report)
     words = capsys.readouterr().out
     assert "a rehearsal: 4 ranks share" in words and "2d" in words and "law, activations" in words
@@ -156,11 +156,15 @@ def test_a_dry_run_says_what_would_be_timed(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-def test_a_real_bench_finds_what_is_planned(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_real_bench_finds_what_is_planned(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     settings = [word for name, value in SMALL.items() for word in ("--set", f"{name}={value}")]
     asked = ["bench", "tensor-modes", "--ranks", "4", "--rounds", "2", "--steps", "1", *settings]
-    assert run([*asked, "--json"]) == 0
+    assert run([*asked, "--json", "--out", str(tmp_path / "out")]) == 0
     report = json.loads(capfd.readouterr().out)
+    assert json.loads((tmp_path / "out" / "report.json").read_text()) == report
+    assert RunDir(tmp_path / "out" / "ranks-r1").answers.exists()
     assert report["schema"] == "mpctl.bench/1" and report["is_complete"]
     assert [row["mode"] for row in report["results"]] == ["1d", "2d"]
     for row in report["results"]:
@@ -174,5 +178,6 @@ def test_a_real_bench_finds_what_is_planned(capfd: pytest.CaptureFixture[str]) -
 
 def test_bad_input_ends_before_a_rank_starts(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", "tensor-modes", "--ranks", "5"]) == 2
+    assert run(["bench", "tensor-modes", "--on", "ssh", "--nodes", "2", "--ranks", "4"]) == 2
     assert run(["bench", "tensor-modes", "--tp", "4"]) == 2
     assert "start the ranks" not in capfd.readouterr().err

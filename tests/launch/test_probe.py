@@ -28,7 +28,7 @@ def plan_of(tp: int = 2, **changes: Any) -> Plan:
 
 def layers(rounds: int = ROUNDS, mode: str = "1d") -> dict[str, object]:
     return {"task": "layers", "cases": [{"mode": mode, "depth": None}], "rounds": rounds,
-            "steps": 1}  # fmt: skip
+            "steps": 1, "seconds": None}  # fmt: skip
 
 
 def ask(run: Path, request: dict[str, object], plan: Plan | None = None,
