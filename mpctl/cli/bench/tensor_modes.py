@@ -63,14 +63,9 @@ def tensor_modes(
     demo-gpt. Ctrl-C prints what was measured until then.
     """
     from mpctl.bench.folder import save_report, take_folder
+    from mpctl.bench.mode_cases import DEFAULT_JOB, layer_job, mode_cases
     from mpctl.bench.report import bench_environment, load_warnings
-    from mpctl.bench.tensor_modes import (
-        DEFAULT_JOB,
-        bench_report,
-        layer_job,
-        measure,
-        mode_cases,
-    )
+    from mpctl.bench.tensor_modes import bench_report, measure
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_modes import print_cases, print_report
