@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -26,6 +26,7 @@ from mpctl.planning.plan import Plan
 from mpctl.rundir.checkpoints import newest_checkpoint
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import LauncherRecord, this_launcher
+from mpctl.rundir.task_files import BenchRequest
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 from mpctl.spec.presets import lasting_name
@@ -88,7 +89,7 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     damaged: tuple[Path, ...] = ()
     launcher: LauncherRecord = field(default_factory=lambda: this_launcher("local"))
-    request: Mapping[str, object] | None = None
+    request: BenchRequest | None = None
 
     def local_start(self, port: int) -> NodeStart:
         """What torchrun is started with where all ranks run on this host."""

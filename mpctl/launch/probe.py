@@ -12,7 +12,7 @@ about sizes, one for the unsharded layer, and six timings.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mpctl.errors import InputError, RunFailed
@@ -27,6 +27,7 @@ from mpctl.launch.set_up import set_up_run
 from mpctl.launch.supervise import RunOutcome, run_launch
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.task_files import BenchRequest
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def require_probes(plans: Sequence[Plan]) -> None:
 
 
 def probe_answers(
-    plan: Plan, request: Mapping[str, object], run: RunDir, *, on_answer: OnAnswer,
+    plan: Plan, request: BenchRequest, run: RunDir, *, on_answer: OnAnswer,
     on_event: OnEvent,
 ) -> Probed:  # fmt: skip
     """Have the ranks of a legal plan answer a request; what an earlier bench left in `run` is
@@ -75,7 +76,7 @@ def _measuring(plan: Plan) -> Plan:
     return replace(plan, job=plan.job.model_copy(update={"launch": launch}))
 
 
-def _asking(launch: LaunchPlan, request: Mapping[str, object]) -> LaunchPlan:
+def _asking(launch: LaunchPlan, request: BenchRequest) -> LaunchPlan:
     files = {**launch.files, launch.run.bench.name: json.dumps(request, indent=1) + "\n"}
     return replace(launch, files=files, request=request)
 

@@ -13,9 +13,16 @@ from __future__ import annotations
 
 from typing import Literal
 
-from typing_extensions import TypedDict
+from typing_extensions import ReadOnly, TypedDict
 
 from mpctl.rundir.rank_files import Traffic
+
+
+class BenchRequest(TypedDict):
+    """What every request to the ranks of a bench has. task: which of runtime/measure.py's probes
+    answers it; other keys are the probe's own."""
+
+    task: ReadOnly[str]
 
 
 class CorpusRequest(TypedDict):

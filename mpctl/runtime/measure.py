@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mpctl.errors import RunFailed
 
 if TYPE_CHECKING:
+    from mpctl.rundir.task_files import BenchRequest
     from mpctl.runtime.mesh import Mesh
     from mpctl.spec.job import JobSpec
 
@@ -32,9 +33,9 @@ PROBES: Mapping[str, Callable[[], Probe]] = {"layers": _probe_layers}
 """What imports the generator of each task, by the request's key "task"."""
 
 
-def find_probe(request: Mapping[str, object]) -> Probe:
+def find_probe(request: BenchRequest) -> Probe:
     """The generator that answers a request. Raises RunFailed for a task that there is none for."""
-    load = PROBES.get(str(request.get("task")))
+    load = PROBES.get(request["task"])
     if load is None:
-        raise RunFailed(f"no probe answers {request.get('task')!r}: this mpctl is another version")
+        raise RunFailed(f"no probe answers {request['task']!r}: this mpctl is another version")
     return load()

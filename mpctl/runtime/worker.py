@@ -33,6 +33,7 @@ from mpctl.runtime.process import (
 )
 
 if TYPE_CHECKING:
+    from mpctl.rundir.task_files import BenchRequest
     from mpctl.runtime.environment import RuntimeEnvironment
     from mpctl.runtime.mesh import Mesh
     from mpctl.runtime.profile import StepProfile
@@ -139,7 +140,7 @@ class Worker:
         communication.report(report)
         self._end(report)
 
-    def measure(self, request: Mapping[str, object]) -> None:
+    def measure(self, request: BenchRequest) -> None:
         """Join the other ranks and answer a bench's request; rank 0 appends each answer to
         RUN/answers.jsonl."""
         with garbage_collection_paused():
