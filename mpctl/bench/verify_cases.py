@@ -7,9 +7,8 @@ each rank computes with one thread unless the job says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import NoReturn
 
 from mpctl.bench.cases import RunCase
@@ -27,11 +26,11 @@ from mpctl.errors import InputError, Issue
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
-from mpctl.planning.plan import Plan
+from mpctl.planning.plan import Overrides, Plan
 from mpctl.spec.names import full_name
 from mpctl.units import plural
 
-PlanWith = Callable[[Mapping[str, object]], Plan]
+PlanWith = Callable[[Overrides], Plan]
 MEASURE_FIRST = "--cluster FILE with a preset of this machine, as `mpctl bench machine` writes it"
 
 
@@ -44,13 +43,8 @@ class Wanted:
     make_plan: Callable[[], Plan]
 
 
-def wanted_layouts(plan_with: PlanWith, layouts: Iterable[LayoutFields]) -> list[Wanted]:
-    """A `Wanted` for each layout of a job. plan_with: its plan with settings over its own."""
-
-    def planner(layout: LayoutFields) -> Callable[[], Plan]:
-        return lambda: plan_with(layout_overrides(layout))
-
-    return [Wanted("", planner(layout)) for layout in layouts]
+def _wanted(plan_with: PlanWith, layout: LayoutFields, nodes: int) -> Wanted:
+    return Wanted("", lambda: plan_with(layout_overrides(layout, nodes)))
 
 
 def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
@@ -116,35 +110,47 @@ def _issues(plan: Plan) -> Iterable[Issue]:
 
 
 def built_in_set(
-    plan_with: PlanWith, given: Iterable[str], machine: Machine, *, quick: bool
+    plan_with: PlanWith, given: Overrides, machine: Machine, *, quick: bool
 ) -> tuple[list[Wanted], dict[str, str]]:
-    """The built-in layouts of one job, of which quick takes a few; and those that this machine has
-    too few GPUs for, with the reason.
+    """The built-in layouts of one job, of which quick takes a few; and those that the nodes, or the
+    GPUs of this machine, cannot have, with the reason.
 
-    plan_with: the job's plan with settings over it; given: names of the settings that were typed.
-    Raises InputError for those that each layout has its own value of.
+    plan_with: plans the job with settings over its own; given: settings that were typed, of which
+    the number of nodes holds for every layout. Raises InputError for those that each layout has its
+    own value of.
     """
+    typed = {full_name(name): value for name, value in given.items()}
+    nodes = typed.pop("cluster.nodes", 1)
+    nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1  # else the job is refused
     own = layout_overrides({})
     issues = [
         Issue("layout-setting", name, "each layout of the built-in set has its own",
               "leave it out, or name the JOB that is to run so: mpctl bench verify demo ...")
-        for name in given if full_name(name) in own or name in ("parallel", "cluster.nodes")
+        for name in typed if name in own or name == "parallel"
     ]  # fmt: skip
     if issues:
         raise InputError(issues)
     layouts = QUICK_LAYOUTS if quick else DEFAULT_LAYOUTS
-    most = _most_ranks(plan_with, machine)
-    few = [layout for layout in layouts if ranks_of(layout) <= most]
-    many = {ranks_of(layout) for layout in layouts} - {ranks_of(layout) for layout in few}
-    left_out = {f"layouts of {n} ranks": f"this machine shows {plural(machine.gpus, 'GPU')}"
-                for n in sorted(many)}  # fmt: skip
-    return wanted_layouts(plan_with, few), left_out
+    left_out = _left_out(plan_with, {ranks_of(layout) for layout in layouts}, nodes, machine)
+    able = [layout for layout in layouts if ranks_of(layout) not in left_out]
+    told = {f"layouts of {plural(ranks, 'rank')}": why for ranks, why in left_out.items()}
+    return [_wanted(plan_with, layout, nodes) for layout in able], told
 
 
-def _most_ranks(plan_with: PlanWith, machine: Machine) -> float:
-    """Ranks that can run at once: one for each GPU, and any number on CPU cores."""
+def _left_out(
+    plan_with: PlanWith, worlds: Iterable[int], nodes: int, machine: Machine
+) -> dict[int, str]:
+    """The numbers of ranks that cannot run, with the reason: any number of at least one for each
+    node runs on CPU cores, and on this machine's GPUs as many as there are."""
+    found = {n: f"they do not fill {plural(nodes, 'node')}" for n in sorted(worlds) if n % nodes}
+    if nodes == 1 and _is_on_gpus(plan_with):
+        more = (n for n in sorted(worlds) if n > max(machine.gpus, 1))
+        found |= {n: f"this machine shows {plural(machine.gpus, 'GPU')}" for n in more}
+    return found
+
+
+def _is_on_gpus(plan_with: PlanWith) -> bool:
     try:
-        on_gpus = plan_with(layout_overrides({})).job.device_kind == "cuda"
+        return plan_with(layout_overrides({})).job.device_kind == "cuda"
     except InputError:
-        return inf  # every layout will say what is wrong
-    return max(machine.gpus, 1) if on_gpus else inf
+        return False  # every layout will say what is wrong

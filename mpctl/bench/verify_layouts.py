@@ -10,11 +10,13 @@ common combinations: 1 to 4 ranks, and what a step costs them differs by every p
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
 from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
+from mpctl.launch.backends.registry import find_backend
 from mpctl.planning.layout_settings import LayoutSettings, SettingValue, setting_name
 from mpctl.spec.job import JobSpec
 
@@ -67,10 +69,13 @@ def ranks_of(layout: LayoutFields) -> int:
     return prod(int(layout.get(axis) or 1) for axis in AXIS_NAMES)
 
 
-def layout_overrides(layout: LayoutFields) -> dict[str, object]:
-    """The settings that give any job exactly this layout, on one node of as many ranks."""
+def layout_overrides(layout: LayoutFields, nodes: int = 1) -> dict[str, object]:
+    """The settings that give any job exactly this layout, on so many nodes that share its ranks
+    evenly; of several nodes even a tensor-parallel group may leave one."""
     settings = {setting_name(key): value for key, value in {**SINGLE_RANK, **layout}.items()}
-    return {"cluster.nodes": 1, "cluster.gpus_per_node": ranks_of(layout), **settings}
+    across = {"parallel.allow_tp_across_nodes": True} if nodes > 1 else {}
+    each = {"cluster.nodes": nodes, "cluster.gpus_per_node": ranks_of(layout) // nodes}
+    return {**each, **settings, **across}
 
 
 def layout_name(layout: LayoutSettings) -> str:
@@ -115,5 +120,8 @@ def told_apart(titles: Iterable[str]) -> list[str]:
 
 
 def is_rehearsal(job: JobSpec, cores: int, gpus: int) -> bool:
-    """Whether a host with so many cores and GPUs has fewer than ranks that would run on it."""
-    return job.world_size > (gpus if job.device_kind == "cuda" else cores)
+    """Whether hosts with so many cores and GPUs each have fewer than ranks of the job run on them.
+    A job whose nodes are simulated on this host has one host, others one for each node."""
+    is_here = find_backend(job, os.environ).name == "local"
+    ranks = job.world_size / (1 if is_here else job.cluster.nodes)
+    return ranks > (gpus if job.device_kind == "cuda" else cores)
