@@ -36,6 +36,19 @@ TYPICAL = {
 BACKWARD = 2.5  # products of flash attention backward to those forward: 5 to 2
 
 
+Shape = tuple[int, int, int]
+"""Rows, contraction and columns of a matrix product: m, k, n."""
+
+
+class ProductTimes(NamedTuple):
+    """Seconds of one matrix product on a rank: Y = X W, dX = dY W^T and dW = X^T dY, of which those
+    that backward does not compute take 0."""
+
+    forward: float
+    inputs: float
+    weights: float
+
+
 class Rates(NamedTuple):
     """What the kernels of a device reach at one dtype."""
 

@@ -300,8 +300,7 @@ class StepTimeModel:
         """Seconds in which each stage moves gradients, moments and masters once a step."""
         operators = self.operators
         parts = self.layout.replicas if self.job.parallel.zero else 1
-        moved = operators.profile.operators.optimizer_bytes / operators.speed.bandwidth / parts
-        return [count * moved for count in self._trained]
+        return [operators.optimizer_seconds(count) / parts for count in self._trained]
 
     @property
     def _host_step(self) -> float:

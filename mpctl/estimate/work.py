@@ -12,7 +12,7 @@ By hand, one product 8 x 8 x 8 forward, dX and dW at 1024 FLOP/s, nothing else: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,7 +21,7 @@ from mpctl.estimate.attention_times import AttentionTimer
 from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
 from mpctl.estimate.hiding import Hiding
 from mpctl.estimate.host import layer_host
-from mpctl.estimate.kernels import Speed, product_seconds
+from mpctl.estimate.kernels import ProductTimes, Shape, Speed, product_seconds
 from mpctl.estimate.layer_messages import LayerMessages
 from mpctl.estimate.message import Message
 from mpctl.estimate.network import Network
@@ -148,8 +148,14 @@ class OperatorTimer:
                 work.pass_over(passes, logits, self.speed.bandwidth, backward=needs)
         return work
 
+    def branches(self, seq: str, flow: GradFlow) -> OpTimes:
+        """Norms, sums and dropout of all residual branches of a layer: its attentions and its MLP.
+        seq: dimension of its sequence."""
+        work = OpTimes()
+        self._hidden(work, seq, flow)
+        return work
+
     def _hidden(self, work: OpTimes, seq: str, flow: GradFlow) -> None:
-        """Norms, sums and dropout of a layer's branches over the hidden states."""
         model, branches = self.model, 1 + len(flow.cores)
         hidden = self._bytes("batch", seq, "hidden") / self.split
         self._passes(work, self.profile.operators.hidden, hidden * branches, flow)
@@ -189,8 +195,15 @@ class OperatorTimer:
 
     def _accumulate(self, work: OpTimes, trained: Sequence[ParameterSpec]) -> None:
         numel = sum(weight.local_numel(self.layout.grid) for weight in trained)
-        moved = self.profile.operators.gradient_bytes * numel
-        work.wgrad += moved / self.speed.bandwidth
+        work.wgrad += self.accumulation_seconds(numel)
+
+    def accumulation_seconds(self, parameters: int) -> float:
+        """Seconds in which so many gradients of a micro batch are added to those of the step."""
+        return self.profile.operators.gradient_bytes * parameters / self.speed.bandwidth
+
+    def optimizer_seconds(self, parameters: int) -> float:
+        """Seconds in which a step moves gradients, moments and masters of so many parameters."""
+        return self.profile.operators.optimizer_bytes * parameters / self.speed.bandwidth
 
     def _products(self, work: OpTimes, flow: GradFlow, messages: Sequence[Message]) -> None:
         for product in flow.part.products:
@@ -200,11 +213,22 @@ class OperatorTimer:
     def _product(
         self, work: OpTimes, product: MatMul, flow: GradFlow, messages: Sequence[Message]
     ) -> None:
-        """Forward, dX and dW. Narrow operands are cast first: inputs and gradients each time,
-        weights once a step."""
+        shape = self.shape(product, flow.part.weights)
+        times = self._product_times(product, flow, shape)
+        work.forward += self.steps * times.forward
+        work.dgrad += self.steps * times.inputs
+        work.wgrad += self.steps * times.weights
+        self.hiding.product(work, product, messages, times)
+        self._elementwise(work, product, flow, shape)
+
+    def product_times(self, product: MatMul, flow: GradFlow) -> ProductTimes:
+        """Each of the `steps` that a product is computed in."""
+        return self._product_times(product, flow, self.shape(product, flow.part.weights))
+
+    def _product_times(self, product: MatMul, flow: GradFlow, shape: Shape) -> ProductTimes:
+        """Narrow operands are cast first: inputs and gradients each time, weights once a step."""
         operators, needs = self.profile.operators, flow.needs[product.name]
-        m, k, n = self._shape(product, flow.part.weights)
-        steps = self.steps
+        m, k, n = shape
         narrow = None if product.is_head else PRODUCT_BYTES.get(self.job.training.dtype)
         rates, width = (self.speed.linear, narrow) if narrow else (self.speed.other, self.width)
         casts = operators.cast_bytes / self.speed.bandwidth if narrow else 0.0
@@ -215,15 +239,20 @@ class OperatorTimer:
             inputs = product_seconds(rates, m, n, k, width, self.width) + casts * m * n
         if needs.w:
             weights = product_seconds(rates, k, m, n, width, self.gradient)
-        work.forward += steps * forward
-        work.dgrad += steps * inputs
-        work.wgrad += steps * weights
-        self.hiding.product(work, product, messages, (forward, inputs, weights))
-        self._elementwise(work, product, flow, n if "tp" in product.backward_axes else k)
+        return ProductTimes(forward, inputs, weights)
 
-    def _elementwise(self, work: OpTimes, product: MatMul, flow: GradFlow, features: int) -> None:
-        """Passes over the features that a product writes or reads, so many on this rank."""
-        operators = self.profile.operators
+    def elementwise(self, products: Iterable[MatMul], flow: GradFlow) -> OpTimes:
+        """What memory bounds between matrix products: activations beside those of an MLP, splits of
+        heads beside those of an attention."""
+        work = OpTimes()
+        for product in products:
+            self._elementwise(work, product, flow, self.shape(product, flow.part.weights))
+        return work
+
+    def _elementwise(self, work: OpTimes, product: MatMul, flow: GradFlow, shape: Shape) -> None:
+        """Passes over the features that a product writes or reads on this rank."""
+        operators, (_, k, n) = self.profile.operators, shape
+        features = n if "tp" in product.backward_axes else k
         is_inner = "ffn" in (*product.reads, *product.writes)
         passes = operators.inner if is_inner else operators.width
         if is_inner or "heads" in (*product.reads, *product.writes):
@@ -235,7 +264,7 @@ class OperatorTimer:
         """Products that one matrix product is computed in: q of SUMMA, one elsewhere."""
         return self.layout.grid.axes.get("col", 1)
 
-    def _shape(self, product: MatMul, weights: Sequence[ParameterSpec]) -> tuple[int, int, int]:
+    def shape(self, product: MatMul, weights: Sequence[ParameterSpec]) -> Shape:
         """Local rows, contraction and columns of each of the `steps`; in 1d rows are split where
         nothing else is."""
         weight, grid = next(w for w in weights if w.name == product.parameter), self.layout.grid

@@ -82,17 +82,20 @@ class ParallelMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As the class says; the activation, or gate, is elementwise on this rank's columns."""
-        up = self.up(x)
-        gate = _GATES.get(self.activation)
-        if gate is None:
-            down: Tensor = self.down(_ACTIVATIONS[self.activation](up))
-        else:
-            down = self.down(_Gated.apply(up, gate))
+        down: Tensor = self.down(activated(self.up(x), self.activation))
         return down
 
     def extra_repr(self) -> str:
         """The activation's name, for `print(module)`."""
         return f"activation={self.activation}"
+
+
+def activated(up: Tensor, activation: Activation) -> Tensor:
+    """The activation of what the first product wrote: [.., f] -> [.., f]; of a gated one, the gate
+    times the rest: [.., 2f] -> [.., f]."""
+    gate = _GATES.get(activation)
+    result: Tensor = _ACTIVATIONS[activation](up) if gate is None else _Gated.apply(up, gate)
+    return result
 
 
 def _gated(fused: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:

@@ -47,11 +47,13 @@ class ProbedLayer:
     traffic: TrafficCounter
 
     @classmethod
-    def of(cls, job: JobSpec, context: ShardContext, traffic: TrafficCounter) -> ProbedLayer:
+    def of(
+        cls, job: JobSpec, context: ShardContext, traffic: TrafficCounter, *, causal: bool = True
+    ) -> ProbedLayer:
         """The layer of the job's model under a shard context."""
         model, training = job.model, job.training
         assert model is not None, "a layer is of a model"
-        config = layer_config(model, training, causal=True)
+        config = layer_config(model, training, causal=causal)
         module = ParallelTransformerLayer(config, context, SITE)
         initialise(module, training.seed, prefix=SITE)
         samples = len(context.layers.samples(training.micro_batch_size))

@@ -29,7 +29,13 @@ def _probe_layers() -> Probe:
     return probe_layers
 
 
-PROBES: Mapping[str, Callable[[], Probe]] = {"layers": _probe_layers}
+def _probe_kernels() -> Probe:
+    from mpctl.runtime.kernel_bench import probe_kernels
+
+    return probe_kernels
+
+
+PROBES: Mapping[str, Callable[[], Probe]] = {"layers": _probe_layers, "kernels": _probe_kernels}
 """What imports the generator of each task, by the request's key "task"."""
 
 

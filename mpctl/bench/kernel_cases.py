@@ -1,0 +1,189 @@
+"""What `mpctl bench kernels` times: the kernels of a job's layout, and the ranks that run them.
+
+Shapes are those of one rank of the job's layout (kernel_list.py), while the ranks that run them
+stand each for itself: a layout of 1024 GPUs is measured on a laptop's cores. Operands are checked
+against the free memory before anything starts.
+
+By hand, on 2 cores: ranks (1, 2), and each of 31 kernels is timed alone and twice at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mpctl.bench.kernel_list import KernelLister, PlannedKernel
+from mpctl.errors import InputError, Issue
+from mpctl.estimate.time import StepTimeModel, get_clock
+from mpctl.launch.node.machine import Machine
+from mpctl.launch.probe import require_probes
+from mpctl.launch.task import TaskOptions, task_plan
+from mpctl.layout.job_layout import JobLayout
+from mpctl.planning.plan import Plan, make_plan
+from mpctl.spec.base import DType
+from mpctl.spec.cluster import DeviceSpec
+from mpctl.spec.job import JobSpec, complete
+from mpctl.spec.load import load_job
+from mpctl.spec.parallel import ParallelSpec
+from mpctl.units import bytes_text
+
+DEFAULT_JOB = {"model": "demo-gpt", "training.micro_batch_size": 8}
+THIS_MACHINE = {**DEFAULT_JOB, "cluster": "this-machine"}
+DTYPES: dict[str, DType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp64"}
+STREAM_BYTES = 2**28  # of an array, several times a last-level cache
+MEMORY_SHARE = 0.5  # of the free memory that operands may take
+
+
+@dataclass(frozen=True)
+class KernelCases:
+    """What is to be timed. job: as given, with a cluster; plan: the launch of its ranks; ranks: how
+    many run a kernel at once, ascending; cores: of this machine (GPUs where those run the ranks);
+    is_known: whether the job's cluster describes the device, so that shares of its peak and
+    estimates mean something."""
+
+    job: JobSpec
+    plan: Plan
+    kernels: tuple[PlannedKernel, ...]
+    ranks: tuple[int, ...]
+    cores: int
+    is_known: bool
+
+    @property
+    def timings(self) -> int:
+        """Timings of one round."""
+        return len(self.kernels) * len(self.ranks)
+
+    @property
+    def device(self) -> DeviceSpec | None:
+        """What the ranks run on; None where the job's cluster does not describe it."""
+        return self.job.cluster.device if self.is_known else None
+
+    @property
+    def threads(self) -> int:
+        """Threads of a rank."""
+        return self.plan.job.launch.threads_per_rank or 1
+
+
+def parse_ranks(text: str | None, machine: Machine, *, device: str) -> tuple[int, ...]:
+    """Numbers of ranks such as `1,2`, ascending; by default 1 and one for each core, or GPU. Raises
+    InputError for what is no list of numbers from 1 on."""
+    if text is None:
+        most = machine.gpus if _is_cuda(machine, device) else machine.cores
+        return tuple(sorted({1, max(1, most)}))
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise InputError.of("bad-ranks", "--ranks", f"{text!r} is no list of numbers of ranks, "
+                            "each at least 1", "give them as in --ranks 1,2")  # fmt: skip
+    return tuple(sorted({int(word) for word in words}))
+
+
+def parse_dtypes(text: str) -> tuple[DType, ...]:
+    """Data types such as `fp32,bf16`. Raises InputError for one that torch has no kernels for."""
+    dtypes = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    if wrong := [dtype for dtype in dtypes if dtype not in DTYPES]:
+        raise InputError.of("kernel-dtype", "--dtype", f"{wrong[0]!r} is no data type that kernels "
+                            "are timed in", f"use some of {','.join(DTYPES)}")  # fmt: skip
+    return tuple(DTYPES[dtype] for dtype in dtypes)
+
+
+def kernel_cases(
+    job: JobSpec, machine: Machine, *, ranks: Sequence[int], dtypes: Sequence[DType] = (),
+    device: str | None = None,
+) -> KernelCases:  # fmt: skip
+    """The kernels of a job's layout, to be timed on this machine.
+
+    dtypes: to be timed in, the job's by default. device: auto, cpu or cuda, by default the job's. A
+    job without a device is estimated on the preset this-machine where a CPU runs it. Raises
+    InputError where the job has no model or no legal layout, and where ranks or operands do not fit
+    this machine.
+    """
+    if job.model is None:
+        raise InputError.of("no-model", "model", "kernels are a model's",
+                            "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
+    where, most, planned = device or job.launch.device, max(ranks), _with_device(job)
+    is_cuda, spec = _is_cuda(machine, where), planned.cluster.device
+    is_known = spec is not None and spec.kind == ("cuda" if is_cuda else "cpu")
+    elements = _stream_elements(machine, most, is_cuda=is_cuda)
+    kernels = [
+        kernel if is_known else replace(kernel, predicted_seconds=None)
+        for dtype in dict.fromkeys(dtypes or [planned.training.chosen_dtype])
+        for kernel in _list(planned, dtype, elements)
+    ]
+    if not is_cuda and (issue := _too_large(kernels, most, machine)):
+        raise InputError([issue])
+    cores, plan = machine.gpus if is_cuda else machine.cores, _ranks_plan(job, most, where)
+    require_probes([plan])
+    return KernelCases(planned, plan, tuple(kernels), tuple(ranks), cores, is_known)
+
+
+def _ranks_plan(job: JobSpec, ranks: int, device: str) -> Plan:
+    """The launch of the ranks: each of them the model by itself, with one thread if the job names
+    no number of them."""
+    own = {"threads_per_rank": job.launch.threads_per_rank or 1}
+    job = job.model_copy(update={"launch": job.launch.model_copy(update=own)})
+    plan = task_plan(job, TaskOptions(sizes={"dp": ranks}, device=device))
+    plan.require_legal()
+    return plan
+
+
+def _is_cuda(machine: Machine, device: str) -> bool:
+    return device == "cuda" or (device == "auto" and machine.gpus > 0)
+
+
+def _with_device(job: JobSpec) -> JobSpec:
+    """The job, on the preset this-machine where it names no device, whose layout is legal."""
+    make_plan(job).require_legal()
+    if job.cluster.device is not None:
+        return job
+    return job.model_copy(update={"cluster": load_job(None, THIS_MACHINE).cluster})
+
+
+def _list(job: JobSpec, dtype: DType, elements: int) -> list[PlannedKernel]:
+    """The kernels in one dtype; without estimates where the device has no rate at it."""
+    device = job.cluster.device
+    assert device is not None, "_with_device has seen to it"
+    if dtype not in device.peak_flops:
+        peaks = {**device.peak_flops, dtype: max(device.peak_flops.values())}  # any: to list shapes
+        cluster = job.cluster.model_copy(
+            update={"device": device.model_copy(update={"peak_flops": peaks})}
+        )
+        known = _list(job.model_copy(update={"cluster": cluster}), dtype, elements)
+        return [replace(kernel, predicted_seconds=None) for kernel in known]
+    training = job.training.model_copy(update={"dtype": dtype})
+    laid = job.model_copy(update={"training": training})
+    return KernelLister(_clock(laid), _clock(_alone(laid)), elements).kernels()
+
+
+def _clock(job: JobSpec) -> StepTimeModel:
+    return get_clock(JobLayout.of(job))
+
+
+def _alone(job: JobSpec) -> JobSpec:
+    """The job's model on one rank, without dropout, recomputation and freezing."""
+    training = job.training.model_copy(
+        update={
+            "dropout": 0.0, "attention_dropout": 0.0, "recompute": "none", "freeze": [],
+            "partition_activations": False, "offload_activations": False,
+            "global_batch_size": None,
+        }
+    )  # fmt: skip
+    parallel = ParallelSpec(tp=1, pp=1, cp=1, dp=1)
+    return complete(job.model_copy(update={"parallel": parallel, "training": training}))
+
+
+def _stream_elements(machine: Machine, ranks: int, *, is_cuda: bool) -> int:
+    """Elements of 8 bytes at most of an array of the streams: three arrays of every rank fit."""
+    free = machine.memory_bytes if not is_cuda else 3 * STREAM_BYTES * ranks / MEMORY_SHARE
+    return int(min(STREAM_BYTES, MEMORY_SHARE * free / (3 * ranks))) // 8
+
+
+def _too_large(kernels: Sequence[PlannedKernel], ranks: int, machine: Machine) -> Issue | None:
+    """An issue where the tensors of a kernel, on all ranks, leave too little memory."""
+    largest = max(kernels, key=lambda kernel: kernel.bytes)
+    needed, free = ranks * largest.bytes, MEMORY_SHARE * machine.memory_bytes
+    if needed <= free:
+        return None
+    message = (f"{largest.name} moves {bytes_text(largest.bytes)} on each of {ranks} ranks, and "
+               f"{bytes_text(free)} may be used of this machine's free memory")  # fmt: skip
+    return Issue("kernels-memory", "--ranks", message,
+                 "use fewer --ranks, a smaller --micro-batch-size or a larger --tp")  # fmt: skip

@@ -1,0 +1,61 @@
+"""Times kernels on the ranks of a mesh, in rounds of all cases, each by several numbers of ranks.
+
+In a round the operands of a case are made, and each number of ranks n runs it once: ranks 0 to n-1
+at the same time, while the others wait at a barrier. A first run warms up; in round 0 a second one
+says how often the kernel is repeated so that a timing takes `least_seconds`.
+
+By hand, least_seconds 20 ms and a kernel of 3 ms: 7 repeats, and the answer is a 7th of their time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+from mpctl.rundir.kernel_files import KernelRequest, KernelTiming
+from mpctl.runtime.kernel_work import kernel_work
+from mpctl.runtime.mesh import Mesh
+from mpctl.runtime.rank_values import agreed_rounds, begin_together, finish_work, values_of_all
+from mpctl.spec.job import JobSpec
+
+MOST_REPEATS = 10_000
+
+
+def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[KernelTiming]:
+    """The answers to a request, the same on every rank of `mesh`, which all call it. job: its model
+    and training say what the shapes leave open (norm, activation, dropout)."""
+    dropout = {name: request[name] for name in ("dropout", "attention_dropout")}
+    job = job.model_copy(update={"training": job.training.model_copy(update=dropout)})
+    repeats: dict[int, int] = {}
+    for number in agreed_rounds(mesh, request["rounds"], request["seconds"]):
+        for place, case in enumerate(request["cases"]):
+            work = kernel_work(case, job, mesh.device)
+            work()
+            if place not in repeats:
+                repeats[place] = _repeats(work, request["least_seconds"], mesh)
+            for ranks in request["ranks"]:
+                seconds, cpu = _timed(work, repeats[place], ranks, mesh)
+                yield {"event": "kernel", "round": number, "case": place, "ranks": ranks,
+                       "seconds": seconds, "cpu_seconds": cpu,
+                       "repeats": repeats[place]}  # fmt: skip
+
+
+def _repeats(work: Callable[[], object], least: float, mesh: Mesh) -> int:
+    seconds, _ = _timed(work, 1, 1, mesh)
+    return min(MOST_REPEATS, max(1, math.ceil(least / max(seconds, 1e-9))))
+
+
+def _timed(work: Callable[[], object], repeats: int, ranks: int, mesh: Mesh) -> tuple[float, float]:
+    """Seconds of one run on the slowest of the first `ranks` ranks, and their processor seconds on
+    the average."""
+    begin_together(mesh)
+    began, worked = time.perf_counter(), time.process_time()
+    if mesh.rank < ranks:
+        for _ in range(repeats):
+            work()
+        finish_work(mesh.device)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - worked
+    begin_together(mesh)  # asleep, where gathering might look for the others all the time
+    every = values_of_all(mesh, seconds / repeats, cpu / repeats)[:ranks]
+    return float(every[:, 0].amax()), float(every[:, 1].mean())

@@ -1,0 +1,239 @@
+"""The kernels that are timed alone, as training calls them: operands of random values, and one run.
+
+Products are torch's own, in the three layouts of a linear layer (kernels/product.py); attention,
+norms, activations, cross entropy, AdamW and the layer are this project's. A backward is autograd's,
+from a graph that is made once and kept; what only forwards need is not made.
+
+By hand, a case `matmul` forward of m 2, k 3, n 4: x [2, 3] and W [4, 3] -> [2, 4].
+
+Letters: m rows, k in, n out; b batch, a heads, k key-value heads, q queries, s keys, d head size,
+h hidden, v words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from mpctl.kernels.alibi import slopes
+from mpctl.kernels.attention_core import AttentionCore
+from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.kernels.linear import ALONE
+from mpctl.kernels.mlp import activated
+from mpctl.kernels.parameters import initialise
+from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.rundir.kernel_files import KernelCase, KernelName, sized_layer
+from mpctl.runtime.adamw import AdamW, ParameterGroup
+from mpctl.runtime.layer_probe import ProbedLayer
+from mpctl.runtime.optimizer import TORCH_DTYPES
+from mpctl.runtime.traffic import TrafficCounter
+from mpctl.runtime.zero.gradients import squared_norm
+from mpctl.spec.job import JobSpec
+from mpctl.spec.model import ModelSpec
+
+Work = Callable[[], object]
+"""One run of a kernel, which may be repeated."""
+SITE = "bench"  # names random numbers
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a kernel is made from: its case, the job whose model says what the shape leaves open
+    (norm, activation, dropout, biases of scores), and where it runs."""
+
+    case: KernelCase
+    job: JobSpec
+    device: torch.device
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """Sizes by name."""
+        return self.case["shape"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of the operands."""
+        return TORCH_DTYPES[self.case["dtype"]]
+
+    @property
+    def model(self) -> ModelSpec:
+        """The job's model."""
+        assert self.job.model is not None, "kernels are of a model"
+        return self.job.model
+
+    @property
+    def context(self) -> ShardContext:
+        """A rank by itself, in the case's dtype."""
+        return ShardContext(dtype=self.dtype, device=self.device)
+
+    def random(self, *sizes: int, grad: bool = False) -> Tensor:
+        """Normal numbers; grad: whether a gradient is asked for."""
+        return torch.randn(sizes, dtype=self.dtype, device=self.device).requires_grad_(grad)
+
+    def rng(self, samples: int) -> CounterRNG:
+        """What draws dropout for so many samples."""
+        return CounterRNG(0, 0, torch.arange(samples, device=self.device))
+
+    def passes(self, forward: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Work:
+        """The forward, or the backward of one forward to these inputs, as the case says."""
+        if self.case["part"] == "forward":
+            return forward
+        result = forward()
+        gradient = torch.randn_like(result)
+        return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
+
+
+def kernel_work(case: KernelCase, job: JobSpec, device: torch.device) -> Work:
+    """One run of a case, with its operands made."""
+    return _MAKERS[case["kernel"]](Bench(case, job, device))
+
+
+def _matmul(bench: Bench) -> Work:
+    m, k, n = (bench.shape[name] for name in "mkn")
+    part, weight = bench.case["part"], bench.random(n, k)
+    if part == "forward":
+        x = bench.random(m, k)
+        return lambda: F.linear(x, weight)
+    gradient = bench.random(m, n)
+    if part == "backward_input":
+        return lambda: gradient @ weight
+    x = bench.random(m, k)
+    return lambda: gradient.T @ x
+
+
+def _attention(bench: Bench) -> Work:
+    """Under context parallelism a causal rank has a block at the start of the sequence and one at
+    its end, which meet other prefixes of the keys (kernels/context.py)."""
+    b, a, k, q, s, d = (
+        bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
+    )
+    query, key, value = (bench.random(b, heads, rows, d, grad=True)
+                         for heads, rows in ((a, q), (k, s), (k, s)))  # fmt: skip
+    core, rng, half = _core(bench), bench.rng(b), q // 2
+    bias = bench.random(1, a, q, s, grad=True) if bench.shape["bias"] else None
+    mask = None
+    if bench.shape["sample_mask"]:
+        mask = torch.ones(b, 1, q, s, dtype=torch.bool, device=bench.device).tril()
+
+    def forward() -> Tensor:
+        if not core.causal or q == s:
+            return core(query, key, value, rng, mask=mask, bias=bias)
+        first = core(query[..., :half, :], key[..., :half, :], value[..., :half, :], rng)
+        last = core(query[..., half:, :], key, value, rng, rows=range(s - q + half, s))
+        return torch.cat([first, last], dim=-2)
+
+    return bench.passes(forward, [query, key, value, *([] if bias is None else [bias])])
+
+
+def _core(bench: Bench) -> AttentionCore:
+    model, shape = bench.model, bench.shape
+    has_slopes = model.position == "alibi"
+    return AttentionCore(
+        SITE,
+        range(shape["heads"]),
+        dropout=bench.job.training.attention_dropout,
+        causal=bool(shape["causal"]),
+        scale=model.attention_scale,
+        window=shape["window"] or None,
+        slopes=slopes(model.heads)[: shape["heads"]] if has_slopes else (),
+    )
+
+
+def _branch(bench: Bench) -> Work:
+    """x + drop(norm(x)), with a second norm where a branch has one of its result too."""
+    model, context = bench.model, bench.context
+    rows, hidden = bench.shape["rows"], bench.shape["hidden"]
+    norms = [
+        context.layers.norm(model.norm, hidden, eps=model.norm_epsilon)
+        for _ in range(1 + (model.norm_order == "sandwich"))
+    ]
+    for norm in norms:
+        initialise(norm, 0)
+    x, rng = bench.random(1, rows, hidden, grad=True), bench.rng(1)
+    weights = [p for norm in norms for p in norm.parameters()]
+
+    def forward() -> Tensor:
+        result = x
+        for norm in norms:
+            result = norm(result)
+        return x + context.dropout(result, rng, bench.job.training.dropout, rng_site=SITE)
+
+    return bench.passes(forward, [x, *weights])
+
+
+def _activation(bench: Bench) -> Work:
+    x = bench.random(bench.shape["rows"], bench.shape["columns"], grad=True)
+    return bench.passes(lambda: activated(x, bench.model.activation), [x])
+
+
+def _cross_entropy(bench: Bench) -> Work:
+    rows, words = bench.shape["rows"], bench.shape["words"]
+    logits = bench.random(1, rows, words, grad=True)
+    targets = torch.randint(words, (1, rows), device=bench.device)
+    return bench.passes(
+        lambda: vocab_parallel_cross_entropy(logits, targets, group=ALONE, first=0), [logits]
+    )
+
+
+def _optimizer(bench: Bench) -> Work:
+    """Norm, clipping and AdamW of float32 (float64) values, the copy to 16-bit parameters, zeroing.
+    What is zeroed is another tensor: gradients of 0 would make moments too small to be normal."""
+    count, wide = bench.shape["elements"], torch.promote_types(bench.dtype, torch.float32)
+    value, gradient, other = bench.random(3, count).to(wide).unbind()
+    value.grad = gradient
+    parameter = None if wide == bench.dtype else value.to(bench.dtype)
+    adam = AdamW([ParameterGroup([value], 0.01)], 0.9, 0.95, 1e-8)
+
+    def step() -> None:
+        float(squared_norm([gradient], bench.device).sqrt())
+        gradient.mul_(1.0)
+        adam.step(1e-4)
+        if parameter is not None:
+            parameter.copy_(value)
+        other.zero_()
+
+    return step
+
+
+def _accumulate(bench: Bench) -> Work:
+    gradient = bench.random(bench.shape["elements"])
+    total = torch.zeros_like(gradient, dtype=torch.promote_types(bench.dtype, torch.float32))
+    return lambda: total.add_(gradient)
+
+
+def _triad(bench: Bench) -> Work:
+    a, b, c = _arrays(bench, 3)
+    return lambda: torch.add(b, c, alpha=3.0, out=a)
+
+
+def _copy(bench: Bench) -> Work:
+    a, b = _arrays(bench, 2)
+    return lambda: a.copy_(b)
+
+
+def _arrays(bench: Bench, count: int) -> list[Tensor]:
+    size = bench.shape["elements"]
+    return [torch.full((size,), i + 1.0, dtype=bench.dtype, device=bench.device)
+            for i in range(count)]  # fmt: skip
+
+
+def _layer(bench: Bench) -> Work:
+    shape = bench.shape
+    training = bench.job.training.model_copy(update={"micro_batch_size": shape["micro_batch_size"]})
+    parts = {"model": sized_layer(bench.model, shape), "training": training}
+    job = bench.job.model_copy(update=parts)
+    layer = ProbedLayer.of(job, bench.context, TrafficCounter(), causal=bool(shape["causal"]))
+    return layer.run if bench.case["part"] == "both" else lambda: layer.module(layer.hidden)
+
+
+_MAKERS: dict[KernelName, Callable[[Bench], Work]] = {
+    "matmul": _matmul, "attention": _attention, "unfused_attention": _attention,
+    "branch": _branch, "activation": _activation, "cross_entropy": _cross_entropy,
+    "optimizer": _optimizer, "accumulate": _accumulate, "triad": _triad, "copy": _copy,
+    "layer": _layer,
+}  # fmt: skip
