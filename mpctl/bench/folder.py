@@ -69,21 +69,23 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     >>> csv_text([{"name": "a", "sizes": {"tp": 2}}, {"name": "b", "wrong": 0}])
     'name,sizes.tp,wrong\\r\\na,2,\\r\\nb,,0\\r\\n'
     """
-    flat = [dict(_flat(row)) for row in rows]
-    columns = dict.fromkeys(key for row in flat for key in row)
+    tables = [dict(flat(row)) for row in rows]
+    columns = dict.fromkeys(key for table in tables for key in table)
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(columns), restval="")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(tables)
     return stream.getvalue()
 
 
-def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
+def flat(table: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Keys and values of a table, such as a row; those of an inner one as `sizes.tp`. Nothing for
+    what is no table."""
+    for key, value in table.items() if isinstance(table, Mapping) else ():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, value
+            yield f"{prefix}{key}", value
 
 
 def _clear(out: Path) -> None:

@@ -11,18 +11,22 @@ from pathlib import Path
 from mpctl.bench.report import BenchEnvironment, BenchReport
 from mpctl.render.charts.reports import report_charts
 from mpctl.render.charts.svg import chart_file
+from mpctl.render.html.bench import bench_page
 from mpctl.render.markup import write_text
 from mpctl.render.plot_file import has_matplotlib
 from mpctl.units import plural
 
+PAGE = "report.html"
 NO_PNG = "no PNG pictures: the package matplotlib is not installed (pip install 'mpctl[plot]')"
 
 
 def write_bench_files(folder: Path, report: BenchReport) -> Iterator[Path]:
-    """Write the pictures of a report, and yield each path when it is written. Raises InputError
-    where one cannot be written."""
-    source = where_measured(report["environment"])
-    for chart in report_charts(report):
+    """Write the page and the pictures of a report, and yield each path when it is written. Raises
+    InputError where one cannot be written."""
+    source, charts = where_measured(report["environment"]), report_charts(report)
+    write_text(folder / PAGE, bench_page(report, charts, where=source), option="--out")
+    yield folder / PAGE
+    for chart in charts:
         path = folder / f"{chart.key}.svg"
         write_text(path, chart_file(chart, source), option="--out")
         yield path

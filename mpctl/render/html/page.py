@@ -1,16 +1,9 @@
-"""The page of a plan: one file without network, readable without its script, its style or colour.
-
-Its policy (Content-Security-Policy) allows no source but the one script by its hash, so that even a
-word that escaped escaping could load and run nothing.
-"""
+"""The page of a plan: one file, readable without its script, its style or colour."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from mpctl.estimate.timeline import find_step_line
@@ -25,6 +18,7 @@ from mpctl.planning.summary import (
     verdict,
 )
 from mpctl.planning.training import training_line, training_settings
+from mpctl.render.html.frame import page_file, page_text
 from mpctl.render.html.front import FrontPoint, front_section
 from mpctl.render.html.layout import layout_data, layout_section
 from mpctl.render.html.memory import memory_section
@@ -33,7 +27,6 @@ from mpctl.render.html.schedule import schedule_section
 from mpctl.render.html.time import time_section
 from mpctl.render.html.traffic import traffic_section
 from mpctl.render.markup import Progress, Raw, el, no_progress
-from mpctl.render.picture_style import picture_css
 from mpctl.render.svg import textures
 from mpctl.topology import Topology
 from mpctl.units import plural
@@ -59,16 +52,11 @@ def plan_page(
     for name, part in _sections(plan, topology):
         parts.append((name, part))
         on_progress("page", len(parts), SECTIONS + bool(points))
-    body = el(
-        "body",
-        _textures(),
-        _header(plan, topology),
-        _links(parts),
-        el("main", *(part for _, part in parts), _again(command)),
-        _data(plan, topology),
-        el("script", Raw(_read("page.js"))),
-    )
-    return f"<!doctype html>\n{el('html', _head(plan, topology), body, lang='en')}\n"
+    title = f"{_name(plan)}: {sizes_text(plan.job)}"
+    return page_text(
+        title, _header(plan, topology), parts, command=command, before=_textures(),
+        data=_data(plan, topology), script=page_file("page.js"),
+    )  # fmt: skip
 
 
 def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
@@ -81,19 +69,6 @@ def _sections(plan: Plan, topology: Topology) -> Iterator[tuple[str, Raw]]:
         yield "Time", time_section(plan, estimate.time)
         yield "Traffic", traffic_section(estimate, topology)
     yield "Checks", _checks(plan)
-
-
-def _head(plan: Plan, topology: Topology) -> Raw:
-    script = b64encode(hashlib.sha256(_read("page.js").encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script}'"
-    return el(
-        "head", el("meta", charset="utf-8"),
-        Raw(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="color-scheme", content="light dark"),
-        el("title", f"{_name(plan)}: {sizes_text(plan.job)}"),
-        el("style", Raw(picture_css() + _read("page.css"))),
-    )  # fmt: skip
 
 
 def _name(plan: Plan) -> str:
@@ -127,12 +102,6 @@ def _described(plan: Plan) -> Iterator[str]:
         yield f"{plural(len(plan.warnings), 'warning')}, told under Checks."
 
 
-def _links(parts: Sequence[tuple[str, Raw]]) -> Raw:
-    named = [*(name for name, _ in parts), "Command"]
-    items = (el("li", el("a", name, href=f"#{name.lower()}")) for name in named)
-    return el("nav", el("ul", *items), aria_label="Sections")
-
-
 def _checks(plan: Plan) -> Raw:
     rows = [
         (MARKS[check.status], check.rule, check.message + (f" → {check.hint}" * bool(check.hint)))
@@ -140,12 +109,6 @@ def _checks(plan: Plan) -> Raw:
     ]
     return section(
         "checks", "Checks", table("Every rule and its answer", ("", "rule", "answer"), rows, left=3)
-    )
-
-
-def _again(command: str) -> Raw:
-    return section(
-        "command", "Command", el("p", "This page again:"), el("pre", el("code", command))
     )
 
 
@@ -157,7 +120,3 @@ def _data(plan: Plan, topology: Topology) -> Raw:
     """Numbers for the script; `<` never stands in it, whatever they are."""
     text = json.dumps(layout_data(plan, topology), separators=(",", ":")).replace("<", "\\u003c")
     return el("script", Raw(text), type="application/json", id="data")
-
-
-def _read(name: str) -> str:
-    return files("mpctl.render.html").joinpath(name).read_text("utf-8")
