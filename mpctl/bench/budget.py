@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Budget:
-    """seconds: that all rounds together may take, None for no limit; clock: seconds that go by."""
+    """seconds: that all rounds together may take, None for no limit; clock: seconds that go by;
+    longest: seconds of the longest round so far."""
 
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
     began: float = field(init=False)
+    longest: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -31,11 +33,18 @@ class Budget:
 
     def rounds(self, most: int) -> Iterator[int]:
         """The numbers of the rounds from 0 on: at most so many, as long as time is left."""
-        longest = 0.0
         for number in range(most):
             left = self.left
-            if number and left is not None and left < longest:
+            if number and left is not None and left < self.longest:
                 return
             began = self.clock()
             yield number
-            longest = max(longest, self.clock() - began)
+            self.longest = max(self.longest, self.clock() - began)
+
+    def likely(self, number: int, most: int) -> int:
+        """How many rounds there will be, as far as round `number`, which begins now, can tell: all
+        of `most` where there is no limit, or no round before it."""
+        left = self.left
+        if left is None or not self.longest:
+            return most
+        return min(most, number + max(1, int(left / self.longest)))

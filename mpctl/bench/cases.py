@@ -9,7 +9,7 @@ OUT/data/2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,16 +19,31 @@ from mpctl.families import special_tokens
 from mpctl.launch.connect import training_refusals
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.preflight import launch_warnings
+from mpctl.launch.preflight import chosen_device, launch_warnings
 from mpctl.launch.set_up import Progress, prepare_data
-from mpctl.planning.plan import Plan
+from mpctl.planning.plan import Overrides, Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
-TIMED_SETTINGS: Mapping[str, object] = {
+TIMED_SETTINGS: Overrides = {
     "training.eval_samples": 0, "checkpoint.interval": 0, "checkpoint.at_end": False,
 }  # fmt: skip
 """Settings of a job whose steps are timed: no validations, no checkpoints."""
+
+
+def thread_settings(job: JobSpec, machine: Machine) -> Overrides:
+    """One thread a rank on CPU, unless the job says how many: the device of a plan is then one
+    core, and a rank that is alone must not use the cores of the others."""
+    is_open = job.launch.threads_per_rank is None and chosen_device(job, machine) == "cpu"
+    return {"launch.threads_per_rank": 1} if is_open else {}
+
+
+def shared_units(job: JobSpec, machine: Machine) -> int:
+    """How many ranks of a job one host can run side by side: its GPUs, or its cores by the threads
+    of a rank."""
+    if chosen_device(job, machine) == "cuda":
+        return max(1, machine.gpus)
+    return max(1, machine.cores // (job.launch.threads_per_rank or 1))
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from pathlib import Path
 from statistics import median
 
 from mpctl.bench.budget import Budget
-from mpctl.bench.cases import PlannedCase, with_data
+from mpctl.bench.cases import PlannedCase, shared_units, with_data
 from mpctl.bench.folder import take_folder
 from mpctl.errors import RunFailed
 from mpctl.launch.connect import connected
+from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.set_up import Progress, set_up_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import OnEvent, run_launch
@@ -30,8 +31,12 @@ TRAINING = "train the cases"
 
 @dataclass(frozen=True)
 class CaseRun:
-    """One run of a case, which finished. round: its number from 0; records: of all its steps;
-    reports: of its ranks; summary: what it has beside the plan, as in RUN/summary.json."""
+    """One run of a case, which finished; its launch is that of the hosts that ran it.
+
+    round: its number from 0; records: of all its steps; reports: of its ranks; summary: what it has
+    beside the plan, as in RUN/summary.json; units: cores (by the threads of a rank) or GPUs that
+    the ranks shared, on all hosts together.
+    """
 
     case: PlannedCase
     round: int
@@ -39,6 +44,7 @@ class CaseRun:
     records: Sequence[StepRecord]
     reports: Sequence[RankReport]
     summary: RunSummary
+    units: int
 
     @property
     def steady(self) -> Sequence[StepRecord]:
@@ -75,14 +81,16 @@ def run_cases(
     ready = list(with_data(cases, out, watch.on_progress))
     done, each_round = 0, sum(case.job.training.steps for case in ready)
     for number in budget.rounds(rounds):
+        likely = budget.likely(number, rounds)
         for case in ready:
-            watch.on_title(f"{case.title}, round {number + 1} of {rounds}")
-            steps = _Steps(watch.on_progress, done, rounds * each_round)
+            steps = _Steps(watch.on_progress, done, likely * each_round)
+            steps.tell(0)
+            watch.on_title(f"{case.title}, round {number + 1} of {likely}")
             run = RunDir(out / f"{case.name}-r{number + 1}")
-            summary = _run(case, run, command, steps, watch.on_event)
+            ran = _run(case, number, run, command, steps, watch.on_event)
             done += case.job.training.steps
             steps.tell(case.job.training.steps)
-            yield CaseRun(case, number, run, list(run.records()), run.rank_reports(), summary)
+            yield ran
 
 
 def group_runs(runs: Sequence[CaseRun]) -> Mapping[str, list[CaseRun]]:
@@ -111,13 +119,13 @@ class _Steps:
 
 
 def _run(
-    case: PlannedCase, run: RunDir, command: str, steps: _Steps, on_event: OnEvent
-) -> RunSummary:
+    case: PlannedCase, number: int, run: RunDir, command: str, steps: _Steps, on_event: OnEvent
+) -> CaseRun:
     """Launch a case once, on the hosts of its job, and write its summary."""
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
-    steps.tell(0)
     hosts = connected(plan, run, on_event, warnings=case.launch.warnings)
     with hosts as (cluster, launch), run.locked():
+        machine = common_machine(cluster.hosts)
         set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
         outcome = run_launch(launch, cluster, steps.record, on_event)
         summary = summarise(plan, launch, outcome, command=command)
@@ -126,4 +134,6 @@ def _run(
         raise KeyboardInterrupt
     if outcome.failure is not None:
         raise RunFailed(f"{case.title}: {outcome.failure}; its log: {outcome.failure.log}")
-    return summary
+    units = shared_units(launch.job, machine) * len(cluster.hosts)
+    ran = replace(case, launch=launch)
+    return CaseRun(ran, number, run, list(run.records()), run.rank_reports(), summary, units)

@@ -61,6 +61,13 @@ class TaskBar:
         if self.lines:
             self._line(self.bar.tasks[self.tasks[stage]], is_new=is_new)
 
+    def note(self, text: str) -> None:
+        """Say what is done now within a stage: beside the bars, or with `lines` as a line."""
+        for task in self.bar.tasks:
+            self.bar.update(task.id, parts=[] if task.finished else [text])
+        if self.lines:
+            print(text, file=sys.stderr, flush=True)
+
     def _finish(self) -> None:
         """Stages of unknown length are over when the next one begins."""
         for task in self.bar.tasks:

@@ -2,12 +2,10 @@
 
 import pytest
 
+from tests.bench.small_jobs import write_texts
+
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
-    """A folder of 24 texts of 400 words each."""
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(24):
-        words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
-        (folder / f"{number}.txt").write_text(words)
-    return folder
+    """A folder of short texts."""
+    return write_texts(tmp_path_factory.mktemp("texts"))

@@ -11,6 +11,14 @@ SHAPE = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "
          "vocab": 512, "seq_length": 32, "max_positions": 32}  # fmt: skip
 
 
+def write_texts(folder):
+    """The folder, with 24 texts of 400 words each."""
+    for number in range(24):
+        words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
+        (folder / f"{number}.txt").write_text(words)
+    return folder
+
+
 def small_settings(texts):
     """Settings that make the job `demo` a model of one narrow layer, trained on these texts."""
     return {**{f"model.{key}": value for key, value in SHAPE.items()}, "data.corpus": [str(texts)]}

@@ -33,3 +33,18 @@ def test_without_a_budget_all_rounds_run():
     clock = Clock()
     budget = Budget(None, clock)
     assert rounds(budget, clock, [4.0] * 5) == [0, 1, 2, 3, 4] and budget.left is None
+
+
+def test_how_many_rounds_are_likely_follows_from_the_longest():
+    clock = Clock()
+    budget = Budget(10.0, clock)
+    assert [budget.likely(number, 9) for number in _each(budget, clock, 3.0)] == [9, 3, 3]
+    assert Budget(None, clock).likely(4, 9) == 9
+    budget = Budget(100.0, clock)
+    assert [budget.likely(number, 3) for number in _each(budget, clock, 3.0)] == [3, 3, 3]
+
+
+def _each(budget, clock, length):
+    for number in budget.rounds(3):
+        yield number
+        clock.now += length

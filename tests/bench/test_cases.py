@@ -2,10 +2,11 @@
 
 import pytest
 
-from mpctl.bench.cases import case_warnings, plan_cases, with_data
+from mpctl.bench.cases import case_warnings, plan_cases, shared_units, thread_settings, with_data
 from mpctl.data.manifest import MANIFEST
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
+from mpctl.spec.load import load_job
 from tests.bench.small_jobs import small_case
 
 MACHINE = Machine(2, 0, 2**40)
@@ -57,3 +58,18 @@ def test_one_corpus_is_prepared_once_for_each_vocabulary(tmp_path, texts):
     assert folders == [str(data / "1"), str(data / "2"), str(data / "1")]
     assert all((data / name / MANIFEST).exists() for name in "12")
     assert [case.launch.files["job.json"].count(str(data)) for case in ready] == [1, 1, 1]
+
+
+def test_ranks_share_cores_by_their_threads_or_gpus():
+    one = load_job("demo", {"launch.threads_per_rank": 2, "launch.device": "cpu"})
+    assert shared_units(one, Machine(8, 4, 2**40)) == 4
+    gpu = load_job("demo", {"launch.device": "cuda"})
+    assert shared_units(gpu, Machine(8, 4, 2**40)) == 4
+
+
+def test_a_rank_has_one_thread_on_cpu_unless_the_job_says_more():
+    cpu = {"launch.device": "cpu"}
+    assert thread_settings(load_job("demo", cpu), MACHINE) == {"launch.threads_per_rank": 1}
+    chosen = load_job("demo", {**cpu, "launch.threads_per_rank": 2})
+    assert thread_settings(chosen, MACHINE) == {}
+    assert thread_settings(load_job("demo", {"launch.device": "cuda"}), Machine(2, 2, 1)) == {}

@@ -15,9 +15,8 @@ from tests.bench.small_jobs import planned_case, small_case, step_records
 
 
 def case_run(case, seconds, number=0):
-    return CaseRun(
-        case, number, RunDir(f"{case.name}-r{number + 1}"), step_records(seconds), [], {}
-    )
+    run = RunDir(f"{case.name}-r{number + 1}")
+    return CaseRun(case, number, run, step_records(seconds), [], {}, 2)
 
 
 def test_steps_of_the_warm_up_do_not_count():
@@ -55,6 +54,8 @@ def test_rounds_alternate_and_every_run_has_its_summary(tmp_path, texts):
     assert [run.run.path.name for run in seen] == ["one-r1", "two-r1", "one-r2", "two-r2"]
     assert [len(run.records) for run in seen] == [3] * 4
     assert [len(run.reports) for run in seen] == [1, 2, 1, 2]
+    assert {run.case.launch.run.path for run in seen} == {run.run.path for run in seen}
+    assert all(run.units >= 1 for run in seen)
     assert all(rank["agrees"] for run in seen for rank in run.summary["plan_beside_run"])
     steps = [done for stage, done, total in told if stage == "train the cases"]
     assert steps == sorted(steps) and steps[-1] == 12 and told[-1][2] == 12

@@ -48,7 +48,7 @@ def run_of(case: PlannedCase, seconds: float, *ranks: Any, number: int = 0) -> C
     """A run whose steps after the warm-up take so many seconds."""
     summary = cast(RunSummary, {"plan_beside_run": list(ranks or [rank_of()])})
     records = step_records([9, 9, seconds, seconds, seconds])
-    return CaseRun(case, number, RunDir(case.name), records, [], summary)
+    return CaseRun(case, number, RunDir(case.name), records, [], summary, 2)
 
 
 def forecast(case: PlannedCase) -> float:

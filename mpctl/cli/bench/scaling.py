@@ -1,95 +1,197 @@
-"""`mpctl bench scaling`: the same job at several world sizes, and its efficiency."""
+"""`mpctl bench scaling`: the same job at several world sizes and layouts, and its efficiency."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.hosts import with_hosts
 from mpctl.cli.bench.options import (
     AsJsonOption,
+    BudgetOption,
     DeviceOption,
     OutOption,
     OverwriteOption,
+    QuickOption,
     bench_folder,
+    budget_seconds,
     command_text,
 )
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mpctl.bench.cases import PlannedCase
+    from mpctl.bench.layouts import Along, Layout
     from mpctl.bench.scaling import Mode
+    from mpctl.bench.scaling_rows import MeasuredScaling
+    from mpctl.launch.node.machine import Machine
+    from mpctl.spec.job import JobSpec
 
-DEFAULT_STEPS = 12
+DEFAULT_STEPS, QUICK_STEPS = 12, 6
+DEFAULT_WORLDS = "1,2"
+LAYOUT_WORD = re.compile(r"\w+=")
 
+WorldOption = Annotated[
+    str | None,
+    typer.Option(help="World sizes; 1,2 by default, with --layouts any.", show_default=False),
+]
+LayoutsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="AXIS=SIZES...",
+        help="Every combination of these sizes of tp, cp, pp, dp, vpp and zero: tp=1,2 pp=1,2.",
+        show_default=False,
+    ),
+]
 ModeOption = Annotated[
     Literal["strong", "weak", "both"],
     typer.Option(help="Keep the global batch (strong), or the samples of a rank (weak)."),
 ]
 AlongOption = Annotated[
-    Literal["job", "tp", "dp"],
-    typer.Option(help="The axes that the ranks form: tp, dp, or the job's tp first and then dp."),
+    Literal["job", "tp", "cp", "pp", "dp"] | None,
+    typer.Option(
+        help="Without --layouts: one axis for all ranks, or by default the job's axes, then dp.",
+        show_default=False,
+    ),
+]
+RoundsOption = Annotated[
+    int,
+    typer.Option("--rounds", "--repeats", min=1, help="Rounds of all cases, in alternation."),
 ]
 
 
 @with_job
+@with_hosts
 def scaling(
     job: JobSource,
-    world: Annotated[str, typer.Option(help="World sizes, such as 1,2,4.")] = "1,2",
+    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    world: WorldOption = None,
+    layouts: LayoutsOption = None,
     mode: ModeOption = "both",
-    along: AlongOption = "job",
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of every case, in alternation.")] = 1,
+    along: AlongOption = None,
+    rounds: RoundsOption = 3,
     device: DeviceOption = None,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
+    quick: QuickOption = False,
+    budget: BudgetOption = None,
     as_json: AsJsonOption = False,
 ) -> None:
-    """Train JOB at each world size; print tokens/s, speed-up and efficiency."""
-    from mpctl.bench.budget import Budget
-    from mpctl.bench.cases import RunCase, case_warnings, plan_cases
-    from mpctl.bench.report import SCHEMA, bench_environment, load_warnings
-    from mpctl.bench.runner import Watch, group_runs, run_cases
-    from mpctl.bench.scaling import (
-        ScalingReport,
-        parse_worlds,
-        scaling_cases,
-        scaling_rows,
-        timing_of,
-    )
+    """Train JOB at several world sizes and layouts; print speed, efficiency, MFU beside the plan.
+
+    efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). In this form
+    Megatron-LM published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, 15100 / (512 x
+    39) (arXiv 1909.08053). Strong scaling keeps the global batch, weak scaling lets it grow with N.
+    More ranks than cores are marked as a rehearsal: beside each efficiency stands what perfect
+    cores would reach. A run takes --steps 12, or 6 with --quick. Ctrl-C keeps what was measured.
+    """
+    from mpctl.bench.cases import case_warnings
+    from mpctl.bench.report import bench_environment, load_warnings
+    from mpctl.bench.scaling import scaling_cases
+    from mpctl.bench.scaling_rows import MeasuredScaling
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench import print_scaling
     from mpctl.render.errors import print_warnings
+
+    seconds, environment = budget_seconds(budget, quick=quick), bench_environment()
+    job, named = _with_words(job, layouts, words or [])
+    source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
+    source = source if device is None else source.with_default("launch.device", device)
+    base, machine = source.plan().job, this_machine()
+    modes: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
+    measured = MeasuredScaling(
+        base.name, scaling_cases(base, _layouts(base, named, world, along), modes), modes,
+        rounds, environment, command_text(),
+    )  # fmt: skip
+    folder = bench_folder("scaling", out, overwrite=overwrite)
+    planned = _planned(measured, source, base, machine, folder, overwrite=overwrite)
+    print_warnings([*case_warnings(planned), *load_warnings(environment)])
+    is_stopped = _measure(measured, planned, folder, seconds)
+    finish(folder, measured.report(), print_scaling, as_json=as_json)
+    if is_stopped:
+        raise KeyboardInterrupt
+
+
+def _with_words(
+    job: JobSource, layouts: list[str] | None, words: list[str]
+) -> tuple[JobSource, list[str] | None]:
+    """The job, and all words of --layouts: a shell hands on those after the first like JOB."""
+    from mpctl.errors import InputError
+
+    free = [*([job.source] if job.source else []), *words]
+    named = [word for word in free if LAYOUT_WORD.match(word)] if layouts else []
+    jobs = [word for word in free if word not in named]
+    if len(jobs) > 1:
+        message, hint = f"unexpected {jobs[1]!r} beside {jobs[0]!r}", "give one JOB"
+        raise InputError.of("usage", "JOB", message, hint)
+    every = [*layouts, *named] if layouts else None
+    return replace(job, source=jobs[0] if jobs else None), every
+
+
+def _layouts(
+    base: JobSpec, words: list[str] | None, world: str | None, along: Along | None
+) -> list[Layout]:
+    """The layouts to be timed, two at least."""
+    from mpctl.bench.layouts import job_layouts, parse_layouts, parse_worlds
+    from mpctl.errors import InputError
+
+    if words and along:
+        raise InputError.of(
+            "usage", "--along", "--layouts names the axes already", "use one of them"
+        )
+    if words:
+        found = parse_layouts(words, parse_worlds(world) if world else None)
+    else:
+        found = job_layouts(base.parallel, parse_worlds(world or DEFAULT_WORLDS), along or "job")
+    if len(found) < 2:
+        message = f"{found[0].name} alone is held against nothing"
+        hint = "name two layouts at least: --world 1,2 or --layouts tp=1,2"
+        raise InputError.of("bad-layouts", "--layouts" if words else "--world", message, hint)
+    return found
+
+
+def _planned(
+    measured: MeasuredScaling, source: JobSource, base: JobSpec, machine: Machine, folder: Path, *,
+    overwrite: bool,
+) -> list[PlannedCase]:  # fmt: skip
+    """Every case with its plan. Raises InputError with all issues of all cases."""
+    from mpctl.bench.cases import RunCase, plan_cases, thread_settings
+
+    threads = thread_settings(base, machine)
+    to_run = [
+        RunCase(case.name, partial(source.plan, {**threads, **case.settings(base)}), case.title)
+        for case in measured.cases
+    ]
+    return plan_cases(to_run, folder, machine, overwrite=overwrite)
+
+
+def _measure(
+    measured: MeasuredScaling, planned: list[PlannedCase], folder: Path, seconds: float | None
+) -> bool:
+    """Run the cases; the report is saved after every run. Returns whether Ctrl-C ended it after
+    something was measured."""
+    from mpctl.bench.budget import Budget
+    from mpctl.bench.folder import save_report
+    from mpctl.bench.runner import Watch, run_cases
     from mpctl.render.tasks import TaskBar
 
-    chosen: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
-    source = job.with_default("training.steps", DEFAULT_STEPS)
-    if device is not None:
-        source = source.with_default("launch.device", device)
-    worlds, environment = parse_worlds(world), bench_environment()
-    source = source.with_default(
-        "launch.threads_per_rank", max(1, environment["cores"] // max(worlds))
-    )
-    base = source.plan().job
-    cases = scaling_cases(base, worlds, along=along, modes=chosen)
-    folder = bench_folder("scaling", out, overwrite=overwrite)
-    to_run = [RunCase(case.name, partial(source.plan, case.settings)) for case in cases]
-    planned = plan_cases(to_run, folder, this_machine(), overwrite=overwrite)
-    print_warnings([*case_warnings(planned), *load_warnings(environment)])
-    with TaskBar(lines=True) as bar:
-        runs = group_runs(list(run_cases(
-            planned, folder, command=command_text(), rounds=repeats, budget=Budget(),
-            watch=Watch(bar.update),
-        )))  # fmt: skip
-    timings = [timing_of(case, runs[case.name]) for case in cases]
-    report: ScalingReport = {
-        "schema": SCHEMA,
-        "bench": "scaling",
-        "job": base.name,
-        "is_complete": True,
-        "environment": environment,
-        "command": command_text(),
-        "results": [row for m in chosen for row in scaling_rows(timings, m)],
-        "findings": {"steps_timed": len(timings[0].step_seconds)},
-    }
-    finish(folder, report, print_scaling, as_json=as_json)
+    try:
+        with TaskBar(lines=True) as bar:
+            for run in run_cases(
+                planned, folder, command=measured.command, rounds=measured.rounds,
+                budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print),
+            ):  # fmt: skip
+                measured.add(run)
+                save_report(folder, measured.report())
+    except KeyboardInterrupt:
+        if not measured.runs:
+            raise
+        return True
+    return False

@@ -1,0 +1,96 @@
+"""Layouts from the words of a command line, and those of a job at other world sizes."""
+
+import pytest
+
+from mpctl.bench.layouts import Layout, job_layouts, parse_layouts, parse_worlds
+from mpctl.errors import InputError
+from mpctl.planning.plan import load_plan
+from mpctl.spec.load import load_job
+
+
+def names(layouts):
+    return [layout.name for layout in layouts]
+
+
+def test_every_combination_is_a_layout_of_its_own_world():
+    found = parse_layouts(["tp=1,2", "pp=1,2"])
+    assert names(found) == ["1 rank", "pp2", "tp2", "tp2 pp2"]
+    assert [layout.world_size for layout in found] == [1, 2, 2, 4]
+
+
+def test_dp_takes_what_the_others_leave_of_a_world():
+    assert names(parse_layouts(["tp=1,2 pp=1,2"], [4])) == ["dp4", "dp2 pp2", "tp2 dp2", "tp2 pp2"]
+
+
+def test_a_word_for_dp_leaves_only_the_combinations_that_make_a_world():
+    assert names(parse_layouts(["tp=1,2", "dp=1,2"], [1, 2])) == ["1 rank", "dp2", "tp2"]
+
+
+def test_what_is_no_axis_makes_no_ranks():
+    found = parse_layouts(["pp=2", "vpp=1,2", "zero=0,1"])
+    assert {layout.world_size for layout in found} == {2}
+    assert names(found)[-1] == "pp2 vpp2 zero1"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["", "tp", "tp=", "tp=1,x", "tp=0", "tp=-1", "sp=2", "tp=1 tp=2", "tp=1,,2", "zero=-1",
+     "tp=99999999"],
+)  # fmt: skip
+def test_words_that_name_no_sizes_are_refused(words):
+    with pytest.raises(InputError, match="--layouts"):
+        parse_layouts([words])
+
+
+def test_all_bad_words_and_all_worlds_without_layout_are_told_at_once():
+    with pytest.raises(InputError) as refused:
+        parse_layouts(["tp=x", "foo=1"])
+    assert len(refused.value.issues) == 2
+    with pytest.raises(InputError) as refused:
+        parse_layouts(["tp=2"], [1, 2, 3])
+    assert [issue.message.split()[-2] for issue in refused.value.issues] == ["1", "3"]
+
+
+def test_more_layouts_than_anybody_times_are_refused():
+    sizes = ",".join(map(str, range(1, 18)))
+    with pytest.raises(InputError, match="289 layouts"):
+        parse_layouts([f"tp={sizes}", f"pp={sizes}"])
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "0", "two", "1,-2"])
+def test_bad_worlds_are_refused(text):
+    with pytest.raises(InputError, match="--world"):
+        parse_worlds(text)
+
+
+@pytest.mark.parametrize(
+    ("along", "found"),
+    [("tp", "tp4"), ("dp", "dp4"), ("pp", "pp4"), ("cp", "cp4"), ("job", "tp2 dp2")],
+)
+def test_along_says_which_axis_takes_the_ranks(along, found):
+    parallel = load_job(None, {"parallel.tp": 2, "parallel.pp": 3}).parallel
+    assert names(job_layouts(parallel, [4], along)) == [found]
+
+
+def test_the_axes_of_the_job_come_before_dp():
+    parallel = load_job(None, {"parallel.tp": 2, "parallel.pp": 2, "parallel.cp": 2}).parallel
+    worlds = job_layouts(parallel, [1, 2, 4, 8, 16], "job")
+    assert names(worlds) == ["1 rank", "tp2", "tp2 cp2", "tp2 cp2 pp2", "tp2 cp2 dp2 pp2"]
+
+
+def test_what_needs_an_axis_is_left_out_with_it():
+    shape = {"parallel.tp": 2, "parallel.pp": 2, "parallel.vpp": 2, "model.layers": 8,
+             "parallel.sequence_parallel": True, "parallel.schedule": "interleaved",
+             "cluster.gpus_per_node": 4}  # fmt: skip
+    job = load_plan("demo", shape).job
+    for layout in job_layouts(job.parallel, [1, 2, 4], "job"):
+        assert load_plan("demo", {**shape, **layout.settings(job)}).job.world_size in (1, 2, 4)
+    alone = Layout({"tp": 1, "cp": 1, "dp": 1, "pp": 1}, {}).settings(job)
+    assert alone["parallel.sequence_parallel"] is False and alone["parallel.vpp"] == 1
+
+
+def test_ranks_fill_nodes_of_a_job_that_has_several():
+    job = load_job(None, {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.dp": 4})
+    for world, expected in [(1, (1, 1)), (2, (1, 2)), (4, (2, 2))]:
+        settings = job_layouts(job.parallel, [world], "dp")[0].settings(job)
+        assert (settings["cluster.nodes"], settings["cluster.gpus_per_node"]) == expected
