@@ -18,6 +18,11 @@ CollectiveKind = Literal[
 Transport = Literal["gloo", "nccl", "shared"]
 CollectiveOp = Literal["sum", "max", "none"]
 
+SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
+"""Kinds whose message is a block for each rank of the group."""
+ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+"""Kinds that add up."""
+
 
 class CollectiveCase(TypedDict):
     """A collective to be timed in all groups of an axis at once. axis: the group's name in plans;

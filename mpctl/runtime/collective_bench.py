@@ -23,15 +23,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mpctl.rundir.collective_files import CollectiveAnswer, CollectiveCase, CollectivesRequest
+from mpctl.rundir.collective_files import (
+    ADDING,
+    SPLIT,
+    CollectiveAnswer,
+    CollectiveCase,
+    CollectivesRequest,
+)
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.rank_values import agreed_rounds, begin_together, finish_work, values_of_all
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 
-SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-"""Kinds whose message is a block for each rank of the group."""
-ADDING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 _MODULUS, _SUMMABLE = 64, {torch.bfloat16: 256, torch.float16: 2048, torch.int8: 127,
                            torch.uint8: 255}  # fmt: skip
 
@@ -153,8 +156,9 @@ def axis_groups(mesh: Mesh) -> Mapping[str, Group]:
 
 
 def _over(group: Group, transport: str) -> Group | None:
-    """The group over one way to send, recording nothing; None where it has no such way."""
-    plain = replace(group, record=None, log=None)
+    """The group over one way to send, whose traffic nobody counts; None where it has no such way.
+    Its log stays: the launcher watches for ranks that hang."""
+    plain = replace(group, record=None, timer=None)
     if transport == "shared":
         return plain if group.shared is not None else None
     return replace(plain, shared=None)

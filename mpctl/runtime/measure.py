@@ -35,7 +35,17 @@ def _probe_kernels() -> Probe:
     return probe_kernels
 
 
-PROBES: Mapping[str, Callable[[], Probe]] = {"layers": _probe_layers, "kernels": _probe_kernels}
+def _probe_collectives() -> Probe:
+    from mpctl.runtime.collective_bench import probe_collectives
+
+    return probe_collectives
+
+
+PROBES: Mapping[str, Callable[[], Probe]] = {
+    "layers": _probe_layers,
+    "kernels": _probe_kernels,
+    "collectives": _probe_collectives,
+}
 """What imports the generator of each task, by the request's key "task"."""
 
 

@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 
 from mpctl.layout.topology import job_topology
-from mpctl.rundir.collective_files import CollectiveCase, CollectiveKind, CollectivesRequest
-from mpctl.runtime.collective_bench import ADDING, SPLIT, TimedCollective, probe_collectives
+from mpctl.rundir.collective_files import (
+    ADDING,
+    SPLIT,
+    CollectiveCase,
+    CollectiveKind,
+    CollectivesRequest,
+)
+from mpctl.runtime.collective_bench import TimedCollective, probe_collectives
 from mpctl.runtime.mesh import build_mesh
 from mpctl.spec.load import load_job
 from mpctl.transport.group import Group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from mpctl.cli.bench.collectives import collectives
 from mpctl.cli.bench.compare import compare
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.tensor_modes import tensor_modes
@@ -17,10 +18,12 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measure: scaling efficiency by training runs, tensor modes by one layer, the plan by runs."""
+    """Measure: scaling by training runs, collectives along axes, tensor modes by one layer, the
+    plan by runs."""
 
 
 app.command()(scaling)
+app.command()(collectives)
 app.command("tensor-modes")(tensor_modes)
 app.command()(verify)
 app.command()(compare)

@@ -1,0 +1,174 @@
+"""`mpctl bench collectives`: collectives along each axis of a layout, measured as by nccl-tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.options import (
+    AsJsonOption,
+    BudgetOption,
+    DeviceOption,
+    OutOption,
+    OverwriteOption,
+    QuickOption,
+    bench_folder,
+    budget_seconds,
+    command_text,
+)
+from mpctl.cli.options import JobSource, with_job
+
+if TYPE_CHECKING:
+    from mpctl.bench.collective_cases import CollectiveCases
+
+MinBytes = Annotated[str, typer.Option("-b", "--minbytes", help="Smallest size: 8, 64K, 1M.")]
+MaxBytes = Annotated[str, typer.Option("-e", "--maxbytes", help="Largest size.")]
+StepFactor = Annotated[
+    float | None,
+    typer.Option(
+        "-f", "--stepfactor", show_default=False, help="From one size to the next, times; 4."
+    ),
+]
+StepBytes = Annotated[
+    str | None,
+    typer.Option("-i", "--stepbytes", show_default=False, help="From one size to the next, plus."),
+]
+Iterations = Annotated[
+    int | None,
+    typer.Option("-n", "--iters", min=1, show_default=False, help="Calls of a round; 20."),
+]
+WarmUp = Annotated[
+    int,
+    typer.Option(
+        "-w", "--warmup-iters", "--warmup_iters", min=0, help="Calls before them, not counted."
+    ),
+]
+DataType = Annotated[
+    str,
+    typer.Option(
+        "-d", "--datatype",
+        help="float, double, half, bfloat16, int8, uint8, int32 or int64.",
+    ),
+]  # fmt: skip
+Op = Annotated[
+    Literal["sum", "max"], typer.Option("-o", "--op", help="What collectives that add up do.")
+]
+Root = Annotated[
+    int, typer.Option("-r", "--root", help="Rank of the group that broadcasts or is reduced to.")
+]
+Check = Annotated[
+    int, typer.Option("-c", "--check", min=0, help="0: do not compare results with the right ones.")
+]
+Kinds = Annotated[
+    str,
+    typer.Option(
+        help="Of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, sendrecv; "
+        "by default all.",
+        show_default=False,
+    ),
+]
+Axes = Annotated[
+    str,
+    typer.Option(
+        help="Axes of the layout, such as tp,dp, or world; by default all of several ranks.",
+        show_default=False,
+    ),
+]
+Transports = Annotated[
+    str,
+    typer.Option(
+        help="Ways to send: gloo,shared on CPU, nccl on GPUs; by default all.", show_default=False
+    ),
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option(min=1, show_default=False, help="Rounds of all cases, in alternation; 3."),
+]
+
+
+@with_job
+@with_hosts
+def collectives(
+    job: JobSource,
+    minbytes: MinBytes = "1K",
+    maxbytes: MaxBytes = "16M",
+    stepfactor: StepFactor = None,
+    stepbytes: StepBytes = None,
+    iterations: Iterations = None,
+    warm_up: WarmUp = 5,
+    datatype: DataType = "float",
+    op: Op = "sum",
+    root: Root = 0,
+    check: Check = 1,
+    kinds: Kinds = "",
+    axes: Axes = "",
+    transports: Transports = "",
+    rounds: Rounds = None,
+    quick: QuickOption = False,
+    budget: BudgetOption = None,
+    device: DeviceOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be timed, and time nothing.")
+    ] = False,
+    out: OutOption = None,
+    overwrite: OverwriteOption = False,
+    as_json: AsJsonOption = False,
+) -> None:
+    """Time and check collectives along each axis of JOB's layout, as nccl-tests does.
+
+    All groups of an axis run at once, as in training. Without JOB and a layout such as --tp 2 --dp
+    2: tp over the cores or GPUs of this machine. Sizes and columns are nccl-tests'; busbw = size /
+    time x 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for the
+    others. Exit code 1 where a result is wrong. Ctrl-C keeps what was measured.
+    """
+    from mpctl.bench.collective_cases import plan_collectives
+    from mpctl.bench.collective_options import CollectiveFlags
+    from mpctl.launch.node.machine import this_machine
+    from mpctl.render.bench_collectives import print_cases
+
+    flags = CollectiveFlags(
+        minbytes, maxbytes, stepfactor or (16.0 if quick and stepbytes is None else None),
+        stepbytes, kinds, axes, transports, datatype, op, root, iterations or (5 if quick else 20),
+        warm_up, rounds or (2 if quick else 3), check > 0, budget_seconds(budget, quick=quick),
+    )  # fmt: skip
+    source = job if device is None else job.with_settings({"launch.device": device})
+    cases = plan_collectives(source.source, source.overrides, flags, this_machine())
+    if dry_run:
+        print_cases(cases)
+        return
+    _measure(cases, bench_folder("collectives", out, overwrite=overwrite), as_json=as_json)
+
+
+def _measure(cases: CollectiveCases, folder: Path, *, as_json: bool) -> None:
+    """Time the cases and show them; the folder has what was measured from the first round on."""
+    from mpctl.bench.collectives import collectives_report, measure_collectives
+    from mpctl.bench.folder import save_report, take_folder
+    from mpctl.bench.report import bench_environment
+    from mpctl.errors import RunFailed
+    from mpctl.render.bench_collectives import print_collectives
+    from mpctl.render.tasks import TaskBar
+    from mpctl.rundir.directory import RunDir
+
+    environment, command = bench_environment(), command_text()
+    take_folder(folder)
+    with TaskBar(lines=not as_json) as bar:
+        measured = measure_collectives(
+            cases,
+            RunDir(folder / "ranks-r1"),
+            on_progress=bar.update,
+            on_round=lambda so_far: save_report(
+                folder, collectives_report(so_far, environment, command)
+            ),
+            on_event=bar.print,
+        )
+    report = collectives_report(measured, environment, command)
+    finish(folder, report, print_collectives, as_json=as_json)
+    if wrong := measured.wrong:
+        names = ", ".join(row["name"] for row in wrong[:3])
+        raise RunFailed(f"{len(wrong)} of {len(report['results'])} rows are wrong: {names}")
+    if not measured.is_complete:
+        raise KeyboardInterrupt

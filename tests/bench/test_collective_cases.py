@@ -1,0 +1,107 @@
+"""Which collectives are timed along the axes of a layout, and what is refused before any run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mpctl.bench.collective_cases import CollectiveCases, collective_cases, plan_collectives
+from mpctl.bench.collective_options import CollectiveFlags, CollectiveOptions
+from mpctl.errors import InputError
+from mpctl.launch.node.machine import Machine
+from mpctl.planning.plan import load_plan
+
+TWO_CORES = Machine(cores=2, gpus=0, memory_bytes=8 * 2**30)
+SMALL = CollectiveOptions(sizes=(64, 1000))
+
+
+def cases(options: CollectiveOptions = SMALL, machine: Machine = TWO_CORES,
+          **settings: Any) -> CollectiveCases:  # fmt: skip
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    return collective_cases(load_plan(None, {"launch.device": "cpu", **named}), options, machine)
+
+
+def refused(options: CollectiveOptions = SMALL, **settings: Any) -> set[str]:
+    with pytest.raises(InputError) as caught:
+        cases(options, **settings)
+    return {issue.rule for issue in caught.value.issues}
+
+
+def test_all_kinds_and_ways_along_every_axis_of_several_ranks() -> None:
+    made = cases(parallel__tp=2, parallel__pp=2).cases
+    assert {(c["axis"], c["transport"]) for c in made} == {
+        (axis, way) for axis in ("tp", "pp") for way in ("gloo", "shared")
+    }
+    ways = {c["transport"] for c in made if c["kind"] == "sendrecv"}
+    assert ways == {"gloo"}  # messages between two ranks
+    assert len(made) == 2 * (6 * 2 + 1) * 2
+
+
+def test_sizes_and_counts_of_three_ranks_by_hand() -> None:
+    """1000 bytes of float32 are 250 elements, or 83 for each of 3 ranks, 996 bytes."""
+    made = {c["kind"]: c for c in cases(parallel__dp=3).cases if c["bytes"] > 900}
+    assert (made["all_reduce"]["bytes"], made["all_reduce"]["count"]) == (1000, 250)
+    assert (made["all_gather"]["bytes"], made["all_gather"]["count"]) == (996, 83)
+    assert {made[kind]["op"] for kind in ("all_reduce", "reduce", "reduce_scatter")} == {"sum"}
+    assert {made[kind]["op"] for kind in ("all_to_all", "broadcast", "sendrecv")} == {"none"}
+
+
+def test_sizes_below_an_element_a_rank_are_rounded_up_and_timed_once() -> None:
+    options = CollectiveOptions((1, 2, 3), kinds=("all_to_all",), transports=("gloo",))
+    assert [(c["bytes"], c["count"]) for c in cases(options, parallel__tp=2).cases] == [(8, 1)]
+
+
+def test_dp_is_all_replicas_and_a_grid_has_its_axes() -> None:
+    made = cases(parallel__cp=2, parallel__dp=2)
+    assert (made.sizes["cp"], made.sizes["dp"]) == (2, 4)
+    assert {c["axis"] for c in cases(parallel__cp=2).cases} == {"cp"}
+    grid = cases(parallel__tp=4, parallel__tensor_mode="2d", training__micro_batch_size=2)
+    assert {axis for axis, ranks in grid.sizes.items() if ranks == 2} == {"row", "col"}
+
+
+def test_more_ranks_than_cores_are_a_rehearsal() -> None:
+    assert cases(parallel__tp=4).is_rehearsal and not cases(parallel__tp=2).is_rehearsal
+    four = replace(TWO_CORES, cores=4)
+    assert not cases(parallel__tp=4).on_hosts(four).is_rehearsal
+
+
+def test_axes_ways_roots_and_sizes_that_cannot_be_timed() -> None:
+    assert refused() == {"axis-of-one-rank"}
+    assert refused(replace(SMALL, axes=("dp", "ep")), parallel__tp=2) == {
+        "axis-of-one-rank", "unknown-axis",
+    }  # fmt: skip
+    assert refused(replace(SMALL, transports=("nccl",)), parallel__tp=2) == {"no-such-transport"}
+    assert refused(replace(SMALL, root=2), parallel__tp=2) == {"no-such-root"}
+    assert refused(replace(SMALL, root=-1), parallel__tp=2) == {"no-such-root"}
+    assert refused(CollectiveOptions((2**30,)), parallel__tp=2) == {"size-beyond-memory"}
+    only = replace(SMALL, kinds=("sendrecv",), transports=("shared",))
+    assert refused(only, parallel__tp=2) == {"no-collective"}
+
+
+def test_on_gpus_messages_go_over_nccl() -> None:
+    plan = load_plan(None, {"parallel.tp": 2, "launch.device": "cuda"})
+    made = collective_cases(plan, SMALL, Machine(cores=2, gpus=2, memory_bytes=2**30))
+    assert {c["transport"] for c in made.cases} == {"nccl"} and not made.is_rehearsal
+
+
+def test_without_a_layout_tp_is_over_the_cores() -> None:
+    def ranks(cores: int, **settings: Any) -> int:
+        machine = Machine(cores=cores, gpus=0, memory_bytes=2**33)
+        named = {key.replace("__", "."): value for key, value in settings.items()}
+        planned = plan_collectives(
+            None, {"launch.device": "cpu", **named}, CollectiveFlags(), machine
+        )
+        assert planned.plan.job.launch.threads_per_rank == 1
+        return planned.topology.world_size
+
+    assert (ranks(4), ranks(1), ranks(4, parallel__dp=3)) == (4, 2, 3)
+
+
+def test_options_and_layout_are_refused_together() -> None:
+    with pytest.raises(InputError) as caught:
+        plan_collectives(
+            None, {"parallel.tp": 3, "cluster.gpus_per_node": 2}, CollectiveFlags("x"), TWO_CORES
+        )
+    assert {issue.rule for issue in caught.value.issues} == {"bad-size", "world-size"}
