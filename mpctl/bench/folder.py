@@ -20,8 +20,8 @@ from typing import Any
 
 from mpctl.bench.report import SCHEMA, BenchReport
 from mpctl.durable import write_whole
-from mpctl.errors import Issue
-from mpctl.rundir.directory import RunDir, cannot_write
+from mpctl.errors import InputError, Issue
+from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import is_launched
 
 BENCH_MARKER, REPORT, TABLE, DATA = ".mpctl-bench", "report.json", "report.csv", "data"
@@ -51,16 +51,33 @@ def take_folder(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / BENCH_MARKER).write_text("", "utf-8")
     except OSError as error:
-        raise cannot_write(out, error) from None
+        raise _cannot_write(out, error) from None
+
+
+def _cannot_write(out: Path, error: OSError) -> InputError:
+    message = f"{out} cannot be written: {error.strerror or error}"
+    return InputError.of("bench-unwritable", "--out", message, "name a folder that can be written")
+
+
+def check_redrawn(out: Path, *, is_own: bool, overwrite: bool) -> Iterator[Issue]:
+    """An issue when a report may not be written to a folder. is_own: it was read there, so that it
+    replaces itself, but what is no bench's folder holds files of others."""
+    if is_own and not _is_bench(out):
+        yield Issue("bench-foreign", "--out", f"{out} was not written by mpctl bench",
+                    "name a new folder by --out")  # fmt: skip
+    elif not is_own:
+        yield from check_folder(out, overwrite=overwrite)
 
 
 def save_report(out: Path, report: BenchReport) -> None:
-    """Write OUT/report.json and OUT/report.csv. Raises InputError when they cannot be written."""
+    """Write OUT/report.json and OUT/report.csv; OUT is made where it is missing. Raises InputError
+    when they cannot be written."""
     try:
+        out.mkdir(parents=True, exist_ok=True)
         write_whole(out / REPORT, json.dumps(report, indent=1) + "\n")
         write_whole(out / TABLE, csv_text(report["results"]))
     except OSError as error:
-        raise cannot_write(out, error) from None
+        raise _cannot_write(out, error) from None
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

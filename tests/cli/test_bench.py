@@ -47,6 +47,36 @@ def test_what_cannot_be_compared_is_exit_2(
         assert_refused(said, wants_json=bool(flags))
 
 
+def test_a_report_is_drawn_again(mpctl: Mpctl, tmp_path: Path) -> None:
+    file = write_report(tmp_path / "old", verify_report())
+    said = mpctl("bench", "report", tmp_path / "old")
+    assert said.code == 0 and "report.html" in said.out and "rehearsal" in said.err
+    assert {"report.csv", "report.html", *PICTURES} <= {
+        p.name for p in (tmp_path / "old").iterdir()
+    }
+    copy = file.rename(tmp_path / "from-elsewhere.json")
+    (tmp_path / "notes.txt").write_text("mine")
+    said = mpctl("bench", "report", copy)
+    assert said.code == 2 and "--out" in said.err  # the folder is no bench's
+    assert mpctl("bench", "report", copy, "--out", tmp_path / "new" / "one").code == 0
+    assert json.loads((tmp_path / "new/one/report.json").read_text()) == verify_report()
+    assert mpctl("bench", "report", copy, "--out", tmp_path / "new/one").code == 2
+    assert mpctl("bench", "report", copy, "--out", tmp_path / "new/one", "--overwrite").code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "from-elsewhere.json", "new", "notes.txt", "old",
+    ]  # fmt: skip
+
+
+def test_what_is_no_report_is_not_drawn(mpctl: Mpctl, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"schema": "mpctl.plan/1"}')
+    file = write_report(tmp_path / "old", verify_report())
+    for arguments in ((tmp_path / "plan.json",), (tmp_path,), (tmp_path / "none",),
+                      (file, "--out", tmp_path / "plan.json"),
+                      (file, "--out", tmp_path / "plan.json/sub")):  # fmt: skip
+        assert_refused(mpctl("bench", "report", *arguments), wants_json=False)
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["report.json"]
+
+
 PICTURES = ["layouts.svg", "predicted.svg"]
 
 

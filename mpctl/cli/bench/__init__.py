@@ -6,6 +6,7 @@ import typer
 
 from mpctl.cli.bench.collectives import collectives
 from mpctl.cli.bench.compare import compare
+from mpctl.cli.bench.report import report
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.tensor_modes import tensor_modes
 from mpctl.cli.bench.verify import verify
@@ -26,4 +27,5 @@ app.command()(scaling)
 app.command()(collectives)
 app.command("tensor-modes")(tensor_modes)
 app.command()(verify)
+app.command()(report)
 app.command()(compare)
