@@ -93,6 +93,19 @@ def ranks_text(ranks: Iterable[int], *, most: int = 8) -> str:
     return f"rank{'s' * (len(numbers) != 1)} {ranges_text(numbers, most=most)}"
 
 
+def seconds_span_text(low: float, high: float) -> str:
+    """`0.525` and `0.7793` -> `525 to 779 ms`: a span of time, the unit once, three digits of it.
+
+    >>> seconds_span_text(0.93, 1.34)
+    '0.93 to 1.34 s'
+    """
+    for unit, size in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("min", 60.0)):
+        if high < 1000 * size or unit == "min":
+            break
+    digits = 0 if high >= 100 * size else 1 if high >= 10 * size else 2
+    return f"{low / size:.{digits}f} to {high / size:.{digits}f} {unit}"
+
+
 def bytes_span_text(low: float, high: float) -> str:
     """`0.6-3.9 GiB`: a range of bytes under the prefix of its upper end."""
     if bytes_text(low) == bytes_text(high):

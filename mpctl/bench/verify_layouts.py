@@ -89,11 +89,15 @@ def layout_name(layout: LayoutSettings) -> str:
         (layout.schedule not in ("1f1b", "interleaved"), layout.schedule),
         (layout.sequence_parallel, "sp"),
         (layout.zero > 0, f"zero{layout.zero}"),
-        (layout.recompute != "none", f"recompute-{layout.recompute}"),
+        (layout.recompute != "none", _recompute(layout.recompute)),
         (layout.stage_balance != "even", "by-cost"),
         (layout.order != DEFAULT_ORDER, layout.order),
     )
     return " ".join([*(sizes or ["1 rank"]), *(word for is_told, word in others if is_told)])
+
+
+def _recompute(granularity: str) -> str:
+    return "recompute" if granularity == "full" else f"recompute-{granularity}"
 
 
 def file_name(title: str) -> str:

@@ -11,12 +11,14 @@ from mpctl.bench.accuracy import Accuracy
 from mpctl.bench.report import load_warnings
 from mpctl.bench.verify import ALL, GROUPS, VerifyReport, VerifyRow
 from mpctl.render.console import get_console, plain_table
-from mpctl.units import bytes_text, plural, seconds_text
+from mpctl.units import bytes_text, plural, seconds_span_text, seconds_text
 
 LEGEND = (
-    "error = predicted / measured - 1; band: where the plan puts nine of ten runs; memory: of the "
-    "fullest rank in one step; exact: parameters, states and messages of every rank equal the plan"
+    "error = predicted / measured - 1; band: where the plan puts nine of ten runs, ✓ if it holds "
+    "the measured step; memory: of the fullest rank in one step; sent: by a rank in a step, ✓ if "
+    "parameters, states and messages of every rank equal the plan"
 )
+MARKS = {True: "✓", False: "✗"}
 REHEARSAL = "* rehearsal: more ranks than the {cores} that they share"
 PASSED = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "")}
 
@@ -84,9 +86,8 @@ def _figures(found: Accuracy) -> Iterator[str]:
 
 
 def _layouts(rows: list[VerifyRow]) -> Table:
-    columns = ("layout", "measured", "predicted", "error", "band", "in", "memory", "error", "sent",
-               "exact")  # fmt: skip
-    table = plain_table("", columns, left=("layout",))
+    columns = ("layout", "measured", "predicted", "error", "band", "memory", "error", "sent")
+    table = plain_table("", columns, left=("layout", "band"))
     for row in rows:
         table.add_row(*_cells(row), style="" if row["is_inside"] and row["agrees"] else "yellow")
     return table
@@ -97,12 +98,10 @@ def _cells(row: VerifyRow) -> Iterator[str]:
     yield seconds_text(row["seconds"])
     yield seconds_text(row["predicted_seconds"])
     yield f"{row['error']:+.1%}"
-    yield f"{seconds_text(row['low_seconds'])} to {seconds_text(row['high_seconds'])}"
-    yield "✓" if row["is_inside"] else "✗"
+    yield f"{MARKS[row['is_inside']]} {seconds_span_text(row['low_seconds'], row['high_seconds'])}"
     yield "" if row["memory_bytes"] is None else bytes_text(row["memory_bytes"])
     yield _percent(row["memory_error"], "+.1%")
-    yield bytes_text(row["sent_bytes"])
-    yield "✓" if row["agrees"] else "✗"
+    yield f"{bytes_text(row['sent_bytes'])} {MARKS[row['agrees']]}"
 
 
 def _warnings(report: VerifyReport) -> Iterator[str]:

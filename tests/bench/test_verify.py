@@ -6,11 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from mpctl.bench.report import load_warnings
 from mpctl.bench.verify import ALL, BEYOND, WITHIN, VerifyRow, verify_findings, verify_row
-from mpctl.bench.verify_run import Verification
-from mpctl.render.bench_verify import print_verify
-from tests.bench.verify_runs import TWO_CORES, case_of, forecast, rank_of, run_of
+from tests.bench.verify_runs import TWO_CORES, case_of, forecast, rank_of, run_of, verification
 
 
 def test_the_step_time_is_the_median_over_rounds() -> None:
@@ -107,14 +104,6 @@ def test_nothing_measured_is_not_judged() -> None:
     assert verify_findings([row_of("tp2", 0.5)], within=None, left_out={})["passed"] is None
 
 
-def verification(**more: Any) -> Verification:
-    """Three layouts in one round, the last of more ranks than cores; two of them have run."""
-    four = {"cluster__gpus_per_node": 4, "parallel__tp": 4}
-    cases = [case_of("1 rank"), case_of("tp4", **four), case_of("not yet")]
-    runs = [run_of(cases[0], 1.1 * forecast(cases[0])), run_of(cases[1], 1.0, rank_of(sent=(1, 2)))]
-    return Verification(cases, 1, "demo", TWO_CORES, "mpctl bench verify", runs=runs, **more)
-
-
 def test_a_report_of_some_runs_is_not_complete() -> None:
     report = verification().report()
     assert not report["is_complete"]
@@ -123,23 +112,3 @@ def test_a_report_of_some_runs_is_not_complete() -> None:
     whole = verification()
     whole.runs.append(run_of(whole.cases[2], 1.0))
     assert whole.report()["is_complete"]
-
-
-def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
-    report = verification(within=0.05, left_out={"layouts of 8 ranks": "1 GPU"}).report()
-    print_verify(report)
-    out = capsys.readouterr().out
-    first, text = out.split("\n")[0], " ".join(out.split())
-    assert "9.1% off on average over 1 layout within cores (at most 5% wanted)" in first
-    assert first.startswith(("✗", "x"))
-    for words in ("tp4*", "rehearsal: more ranks than the 2 cores", "left out layouts of 8 ranks",
-                  "tp4 did not run as planned: rank 0, tp all_reduce", "not complete"):  # fmt: skip
-        assert words in text
-    assert not load_warnings(report["environment"])
-
-
-def test_a_report_of_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    empty = verification()
-    empty.runs.clear()
-    print_verify(empty.report())
-    assert capsys.readouterr().out.startswith("nothing was measured")

@@ -64,7 +64,7 @@ def test_every_name_of_the_set_is_its_own() -> None:
         for layout in DEFAULT_LAYOUTS
     ]
     assert len(set(map(file_name, names))) == len(DEFAULT_LAYOUTS)
-    assert names[1] == "1 rank recompute-full" and names[-1] == "tp4 2d"
+    assert names[1] == "1 rank recompute" and names[-1] == "tp4 2d"
 
 
 def test_titles_that_make_the_same_file_are_numbered() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from mpctl.bench.cases import PlannedCase
 from mpctl.bench.report import BenchEnvironment
 from mpctl.bench.runner import CaseRun
+from mpctl.bench.verify_run import Verification
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import RankComparison, RunSummary
 from tests.bench.small_jobs import planned_case, step_records
@@ -56,3 +57,11 @@ def forecast(case: PlannedCase) -> float:
     estimate = case.plan.estimate
     assert estimate is not None and estimate.step_seconds is not None
     return estimate.step_seconds
+
+
+def verification(**more: Any) -> Verification:
+    """Three layouts in one round, the last of more ranks than cores; two of them have run."""
+    four = {"cluster__gpus_per_node": 4, "parallel__tp": 4}
+    cases = [case_of("1 rank"), case_of("tp4", **four), case_of("not yet")]
+    runs = [run_of(cases[0], 1.1 * forecast(cases[0])), run_of(cases[1], 1.0, rank_of(sent=(1, 2)))]
+    return Verification(cases, 1, "demo", TWO_CORES, "mpctl bench verify", runs=runs, **more)
