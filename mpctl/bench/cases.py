@@ -31,11 +31,14 @@ TIMED_SETTINGS: Overrides = {
 """Settings of a job whose steps are timed: no validations, no checkpoints."""
 
 
-def thread_settings(job: JobSpec, machine: Machine) -> Overrides:
-    """One thread a rank on CPU, unless the job says how many: the device of a plan is then one
-    core, and a rank that is alone must not use the cores of the others."""
-    is_open = job.launch.threads_per_rank is None and chosen_device(job, machine) == "cpu"
-    return {"launch.threads_per_rank": 1} if is_open else {}
+def one_core_each(plan: Plan, machine: Machine) -> Plan:
+    """The plan with one thread for each rank on CPU, unless its job sets the threads: the device of
+    a CPU cluster is one core, and a rank that is alone must not use the cores of the others."""
+    job = plan.job
+    if job.launch.threads_per_rank is not None or chosen_device(job, machine) != "cpu":
+        return plan
+    launch = job.launch.model_copy(update={"threads_per_rank": 1})
+    return replace(plan, job=job.model_copy(update={"launch": launch}))
 
 
 def shared_units(job: JobSpec, machine: Machine) -> int:
@@ -81,14 +84,16 @@ class PlannedCase:
 def plan_cases(
     cases: Sequence[RunCase], out: Path, machine: Machine, *, overwrite: bool
 ) -> list[PlannedCase]:
-    """Every case with its plan, in this order. machine: this one, which runs those that name no
-    other hosts. Raises InputError with the issues of all cases and of the folder `out` that they
-    write, at once."""
+    """Every case with its plan, in this order; on CPU with one thread a rank.
+
+    machine: this one, which runs those that name no other hosts. Raises InputError with the issues
+    of all cases and of the folder `out` that they write, at once.
+    """
     issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
     planned: list[PlannedCase] = []
     for case in cases:
         try:
-            plan = case.make_plan()
+            plan = one_core_each(case.make_plan(), machine)
         except InputError as error:
             issues += error.issues
             continue

@@ -1,14 +1,13 @@
 """The cases of `mpctl bench verify`: plans with forecasts that runs here can be held against.
 
 A plan is refused that forecasts no step time, or that is of another kind of device than ranks would
-run on: CPU cores say nothing about a plan of GPUs. The device of a CPU cluster is one core, so that
-each rank computes with one thread unless the job says otherwise.
+run on: CPU cores say nothing about a plan of GPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 from mpctl.bench.cases import RunCase
@@ -60,7 +59,7 @@ def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
 
 def _try(make_plan: Callable[[], Plan]) -> Plan | InputError:
     try:
-        return _require_forecast(one_core_each(make_plan()))
+        return _require_forecast(make_plan())
     except InputError as error:
         return error
 
@@ -76,15 +75,6 @@ def _maker(plan: Plan | InputError) -> Callable[[], Plan]:
 def _title(job: str, plan: Plan | InputError) -> str:
     layout = "" if isinstance(plan, InputError) else layout_name(layout_of(plan.job))
     return f"{job} {layout}".strip() or "case"
-
-
-def one_core_each(plan: Plan) -> Plan:
-    """The plan with one thread for each rank on CPU, unless its job sets the threads."""
-    job = plan.job
-    if job.device_kind != "cpu" or job.launch.threads_per_rank is not None:
-        return plan
-    launch = job.launch.model_copy(update={"threads_per_rank": 1})
-    return replace(plan, job=job.model_copy(update={"launch": launch}))
 
 
 def _require_forecast(plan: Plan) -> Plan:

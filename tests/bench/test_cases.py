@@ -2,10 +2,11 @@
 
 import pytest
 
-from mpctl.bench.cases import case_warnings, plan_cases, shared_units, thread_settings, with_data
+from mpctl.bench.cases import case_warnings, one_core_each, plan_cases, shared_units, with_data
 from mpctl.data.manifest import MANIFEST
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
+from mpctl.planning.plan import load_plan
 from mpctl.spec.load import load_job
 from tests.bench.small_jobs import small_case
 
@@ -68,8 +69,10 @@ def test_ranks_share_cores_by_their_threads_or_gpus():
 
 
 def test_a_rank_has_one_thread_on_cpu_unless_the_job_says_more():
-    cpu = {"launch.device": "cpu"}
-    assert thread_settings(load_job("demo", cpu), MACHINE) == {"launch.threads_per_rank": 1}
-    chosen = load_job("demo", {**cpu, "launch.threads_per_rank": 2})
-    assert thread_settings(chosen, MACHINE) == {}
-    assert thread_settings(load_job("demo", {"launch.device": "cuda"}), Machine(2, 2, 1)) == {}
+    def threads(**settings):
+        plan = load_plan("demo", {f"launch.{key}": value for key, value in settings.items()})
+        return one_core_each(plan, MACHINE).job.launch.threads_per_rank
+
+    assert threads(device="cpu") == threads(device="auto") == 1
+    assert threads(device="cpu", threads_per_rank=3) == 3
+    assert threads(device="cuda") is None

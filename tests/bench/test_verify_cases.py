@@ -1,4 +1,4 @@
-"""Which plans can be verified, under which names, and on how many threads."""
+"""Which plans can be verified, and under which names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.verify_cases import Wanted, built_in_set, one_core_each, verify_cases
+from mpctl.bench.verify_cases import Wanted, built_in_set, verify_cases
 from mpctl.bench.verify_layouts import (
     DEFAULT_LAYOUTS,
     DEFAULT_SETTINGS,
@@ -42,14 +42,6 @@ def test_cases_are_named_by_job_and_layout(tmp_path: Any) -> None:
     assert [case.name for case in cases] == ["a-tp2", "a-tp2-2", "b-1-rank"]
     planned = plan_cases(cases, tmp_path / "out", MACHINE, overwrite=False)
     assert [case.job.world_size for case in planned] == [2, 2, 1]
-
-
-def test_every_rank_of_a_cpu_cluster_has_one_thread_unless_the_job_says() -> None:
-    assert one_core_each(demo(ONE)).job.launch.threads_per_rank == 1
-    chosen = demo({**ONE, "launch.threads_per_rank": 3})
-    assert one_core_each(chosen).job.launch.threads_per_rank == 3
-    on_gpus = demo({**ONE, "launch.device": "cuda"})
-    assert one_core_each(on_gpus).job.launch.threads_per_rank is None
 
 
 def refused(*asked: Wanted, tmp_path: Any) -> set[str]:

@@ -162,11 +162,10 @@ def _planned(
     overwrite: bool,
 ) -> list[PlannedCase]:  # fmt: skip
     """Every case with its plan. Raises InputError with all issues of all cases."""
-    from mpctl.bench.cases import RunCase, plan_cases, thread_settings
+    from mpctl.bench.cases import RunCase, plan_cases
 
-    threads = thread_settings(base, machine)
     to_run = [
-        RunCase(case.name, partial(source.plan, {**threads, **case.settings(base)}), case.title)
+        RunCase(case.name, partial(source.plan, case.settings(base)), case.title)
         for case in measured.cases
     ]
     return plan_cases(to_run, folder, machine, overwrite=overwrite)
