@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from tests.clusters.daemons import wait_until
+from tests.clusters.placement import recorded_hosts
 from tests.clusters.slurm import SlurmCluster
 from tests.runtime.tiny import SETTINGS
 
@@ -111,12 +112,7 @@ class SlurmRun:
 
     def recorded_hosts(self) -> dict[int, str]:
         """The node of each rank in RUN/nodes/hosts.json."""
-        document = json.loads((self.path / "nodes" / "hosts.json").read_text())
-        return {
-            rank: entry["host"]
-            for entry in document["hosts"]
-            for rank in range(entry["ranks"][0], sum(entry["ranks"]))
-        }
+        return recorded_hosts(self.path)
 
     def require_nothing_left(self, seconds: float = 20) -> None:
         """No process of the run runs any more, within so many seconds."""

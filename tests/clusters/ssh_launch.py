@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.clusters.placement import recorded_hosts
 from tests.clusters.ssh_hosts import SshHosts
 from tests.launch.command import Launched, start, wait_for
 from tests.runtime.tiny import SETTINGS
@@ -91,12 +92,7 @@ class SshRun:
 
     def recorded_hosts(self) -> dict[int, str]:
         """The host of each rank in RUN/nodes/hosts.json."""
-        document = json.loads((self.run_dir / "nodes" / "hosts.json").read_text())
-        return {
-            rank: entry["host"]
-            for entry in document["hosts"]
-            for rank in range(entry["ranks"][0], sum(entry["ranks"]))
-        }
+        return recorded_hosts(self.run_dir)
 
 
 def _kind(line: list[str]) -> str:

@@ -46,8 +46,10 @@ def ask(run: Path, request: dict[str, object], plan: Plan | None = None,
     return ended.is_complete, answers
 
 
-def children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def ranks_left() -> list[psutil.Process]:
+    """The processes of ranks, and of what starts them, that still run below this one."""
+    below = psutil.Process().children(recursive=True)
+    return [p for p in below if any(word.startswith("mpctl.runtime.") for word in p.cmdline())]
 
 
 def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
     assert [json.loads(line) for line in run.answers.read_text().splitlines()] == answers
     assert json.loads(run.bench.read_text()) == layers()
     assert [report["rank"] for report in run.rank_reports()] == [0, 1]
-    assert not run.data.exists() and not run.metrics.exists() and not children()
+    assert not run.data.exists() and not run.metrics.exists() and not ranks_left()
     is_complete, again = ask(run.path, layers(rounds=1))  # replaces what was there
     assert is_complete and len(again) == 3 == len(run.answers.read_text().splitlines())
 
@@ -67,7 +69,7 @@ def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
 def test_a_rank_that_fails_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"rank [01] .* failed at .*no probe answers 'polish'"):
         ask(tmp_path / "ranks-r1", {"task": "polish"})
-    assert not children()
+    assert not ranks_left()
 
 
 def test_a_stop_keeps_the_answers_so_far(tmp_path: Path) -> None:
@@ -78,7 +80,7 @@ def test_a_stop_keeps_the_answers_so_far(tmp_path: Path) -> None:
             signal.raise_signal(signal.SIGINT)
 
     is_complete, answers = ask(tmp_path / "ranks-r1", layers(rounds=10**9), then=stop)
-    assert not is_complete and answers[-1]["event"] == "timing" and not children()
+    assert not is_complete and answers[-1]["event"] == "timing" and not ranks_left()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
