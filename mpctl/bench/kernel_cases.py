@@ -25,12 +25,14 @@ from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job
 from mpctl.spec.parallel import ParallelSpec
-from mpctl.units import bytes_text
+from mpctl.units import bytes_text, seconds_text
 
 DEFAULT_JOB = {"model": "demo-gpt", "training.micro_batch_size": 8}
 THIS_MACHINE = {**DEFAULT_JOB, "cluster": "this-machine"}
+DTYPE = "training.dtype"  # the setting behind --dtype, which takes several here
 DTYPES: dict[str, DType] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp64": "fp64"}
 STREAM_BYTES = 2**28  # of an array, several times a last-level cache
+LONG_SECONDS = 60.0
 MEMORY_SHARE = 0.5  # of the free memory that operands may take
 
 
@@ -53,10 +55,29 @@ class KernelCases:
         """Timings of one round."""
         return len(self.kernels) * len(self.ranks)
 
+    def units(self, machine: Machine) -> int:
+        """What its ranks run on, one each: cores of a machine, or GPUs where those run them."""
+        is_cuda = _is_cuda(machine, self.plan.job.launch.device)
+        return machine.gpus if is_cuda else machine.cores
+
     @property
     def device(self) -> DeviceSpec | None:
         """What the ranks run on; None where the job's cluster does not describe it."""
         return self.job.cluster.device if self.is_known else None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know before they are timed: estimates of another device, and a round that takes
+        minutes by the plan."""
+        told = []
+        if not self.is_known and self.job.cluster.device is not None:
+            told.append(f"{self.job.cluster.device.name} of the job's cluster is not what runs the "
+                        "ranks: no shares of its peak and no estimates")  # fmt: skip
+        least = len(self.ranks) * sum(kernel.predicted_seconds or 0.0 for kernel in self.kernels)
+        if least > LONG_SECONDS:
+            told.append(f"one run of every kernel takes {seconds_text(least)} by the plan; with a "
+                        "smaller --micro-batch-size or a larger --tp it takes less")  # fmt: skip
+        return tuple(told)
 
     @property
     def threads(self) -> int:

@@ -55,7 +55,7 @@ class PlannedKernel:
     def name(self) -> str:
         """`matmul layers.mlp.up forward 512x256x1024 fp32`, the same in every run."""
         case = self.case
-        sizes = "x".join(str(n) for name, n in case["shape"].items() if name not in FLAGS)
+        sizes = case_sizes(case["shape"])
         return f"{case['kernel']} {self.site} {case['part']} {sizes} {case['dtype']}"
 
 
@@ -250,6 +250,15 @@ def layer_seconds(clock: StepTimeModel) -> tuple[float, float]:
     host = speed.host * layer_host(clock.operators.profile.host, clock.job.parallel.tp)
     paced = sum if speed.waits else pace
     return paced((kernels.forward, host)), paced((kernels.backward, 2 * host))
+
+
+def case_sizes(shape: Mapping[str, int]) -> str:
+    """The sizes of a case as a name has them, without what only says yes or no.
+
+    >>> case_sizes({"batch": 8, "queries": 64, "causal": 1})
+    '8x64'
+    """
+    return "x".join(str(size) for name, size in shape.items() if name not in FLAGS)
 
 
 def _size(model: ModelSpec, name: str) -> int:

@@ -12,7 +12,7 @@ By hand, a product of 268 MFLOP in 2 ms is 134 GFLOP/s, of a core of 185 GFLOP/s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypedDict
 
@@ -71,26 +71,27 @@ class KernelsReport(BenchEnvelope):
 @dataclass
 class MeasuredKernels:
     """rows: in the order of the cases, each kernel with every number of ranks. is_complete: false
-    after Ctrl-C, and where the budget ended before the last round."""
+    after Ctrl-C, and where the budget ended before the last round; is_stopped: by Ctrl-C."""
 
-    rows: list[KernelRow] = field(default_factory=list)
-    is_complete: bool = True
+    rows: list[KernelRow]
+    is_complete: bool
+    is_stopped: bool = False
 
 
-OnRows = Callable[[list[KernelRow]], None]
+OnRound = Callable[[MeasuredKernels], None]
 
 
 def measure_kernels(
     cases: KernelCases, run: RunDir, *, rounds: int, seconds: float | None = None,
     quick: bool = False, on_progress: Report, on_event: OnEvent,
-    on_round: OnRows | None = None,
+    on_round: OnRound | None = None,
 ) -> MeasuredKernels:  # fmt: skip
     """Time every kernel; what Ctrl-C leaves is incomplete.
 
     run: the directory of the launch, replaced. seconds: that all rounds may take; the first is
     always completed. quick: shorter timings. on_progress: told (stage, timings done, of all);
-    on_event: messages for people; on_round: given the rows after each round. Raises InputError
-    where the hosts cannot run the ranks, RunFailed when a rank fails.
+    on_event: messages for people; on_round: given what was measured after each round. Raises
+    InputError where the hosts cannot run the ranks, RunFailed when a rank fails.
     """
     training, timings = cases.job.training, list[KernelTiming]()
     request: KernelRequest = {
@@ -104,12 +105,13 @@ def measure_kernels(
         timings.append(answer)
         on_progress(TIMING, len(timings), rounds * cases.timings)
         if on_round and len(timings) % cases.timings == 0:
-            on_round(kernel_rows(cases, timings))
+            on_round(MeasuredKernels(kernel_rows(cases, timings), is_complete=False))
 
     on_progress(STARTING, 0, 0)
-    probe_answers(cases.plan, request, run, on_answer=keep, on_event=on_event)
+    ended = probe_answers(cases.plan, request, run, on_answer=keep, on_event=on_event)
+    there = replace(cases, cores=cases.units(ended.machine))
     is_complete = len(timings) == rounds * cases.timings
-    return MeasuredKernels(kernel_rows(cases, timings), is_complete)
+    return MeasuredKernels(kernel_rows(there, timings), is_complete, not ended.is_complete)
 
 
 def kernel_rows(cases: KernelCases, timings: Sequence[KernelTiming]) -> list[KernelRow]:
@@ -161,8 +163,7 @@ def _share(cases: KernelCases, kernel: PlannedKernel, flops: float, moved: float
 
 
 def kernels_report(
-    cases: KernelCases, rows: list[KernelRow], environment: BenchEnvironment, *,
-    command: str, is_complete: bool,
+    cases: KernelCases, measured: MeasuredKernels, environment: BenchEnvironment, *, command: str
 ) -> KernelsReport:  # fmt: skip
     """What was measured, as JSON."""
     device, model = cases.device, cases.job.model
@@ -171,10 +172,10 @@ def kernels_report(
         "schema": SCHEMA,
         "bench": "kernels",
         "job": cases.job.name or (model.name if model else None),
-        "is_complete": is_complete,
+        "is_complete": measured.is_complete,
         "environment": environment,
         "command": command,
-        "results": rows,
+        "results": measured.rows,
         "findings": {
             "device": device.name if device else None,
             "peak_flops": {str(dtype): rate for dtype, rate in peaks.items()},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpctl.bench.kernel_cases import KernelCases, kernel_cases
-from mpctl.bench.kernels import KernelRow, kernel_rows, measure_kernels
+from mpctl.bench.kernels import MeasuredKernels, kernel_rows, measure_kernels
 from mpctl.launch.node.machine import Machine
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.kernel_files import KernelTiming
@@ -69,13 +69,13 @@ def test_more_ranks_than_cores_are_a_rehearsal() -> None:
 
 @pytest.mark.slow
 def test_two_ranks_time_every_kernel(tmp_path: Path) -> None:
-    cases, seen, told = small_cases(1, 2), list[list[KernelRow]](), list[tuple[str, int, int]]()
+    cases, seen, told = small_cases(1, 2), list[MeasuredKernels](), list[tuple[str, int, int]]()
     measured = measure_kernels(
         cases, RunDir(tmp_path / "kernels-r1"), rounds=2, quick=True, on_event=lambda text: None,
         on_progress=lambda *progress: told.append(progress), on_round=seen.append,
     )  # fmt: skip
-    assert measured.is_complete and len(measured.rows) == cases.timings
-    assert [len(rows) for rows in seen] == [cases.timings] * 2
+    assert measured.is_complete and not measured.is_stopped and len(measured.rows) == cases.timings
+    assert [len(each.rows) for each in seen] == [cases.timings] * 2
     assert told[-1] == ("time the kernels", 2 * cases.timings, 2 * cases.timings)
     assert all(row["seconds"] > 0 and row["rounds"] == 2 for row in measured.rows)
     assert json.loads(json.dumps(measured.rows)) == measured.rows
