@@ -67,7 +67,11 @@ def collectives_report() -> dict[str, Any]:
                     ranks=2, transport=transport, dtype="float32", bytes=size, count=size // 4,
                     algbw=size / seconds, busbw=size / seconds, wrong=0,
                 ))  # fmt: skip
-    return made_report("collectives", rows)
+    of_all = {"kind": "all_reduce", "axis": "tp", "ranks": 2, "dtype": "float32", "error": 0.0,
+              "efficiency": [[1024, 0.01], [2**24, 0.99]]}  # fmt: skip
+    fits = [of_all | {"transport": "gloo", "latency": 2e-4, "bandwidth": 1.5e9},
+            of_all | {"transport": "shared", "latency": 2e-5, "bandwidth": 6e9}]  # fmt: skip
+    return made_report("collectives", rows, findings={"fits": fits})
 
 
 def kernels_report() -> dict[str, Any]:
@@ -88,7 +92,8 @@ def kernels_report() -> dict[str, Any]:
                 share_of_peak=flops / seconds / peak if peak else None,
                 predicted_seconds=seconds * 1.07,
             ))  # fmt: skip
-    return made_report("kernels", rows, job="demo-gpt")
+    findings = {"peak_flops": {"fp32": 40e9}, "memory_bandwidth": 10e9}
+    return made_report("kernels", rows, job="demo-gpt", findings=findings)
 
 
 def verify_report() -> dict[str, Any]:

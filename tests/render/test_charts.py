@@ -62,16 +62,18 @@ def test_axes_by_hand() -> None:
     assert (short("10.0 ms"), short("1.00 s"), short("1.5 KiB")) == ("10 ms", "1 s", "1.5 KiB")
 
 
-positive = st.floats(1e-300, 1e300)
-
-
-@given(st.lists(positive, min_size=1, max_size=20))
+@given(st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=20))
 def test_every_value_and_a_tick_lie_on_an_axis(values: list[float]) -> None:
     for axis in (log_axis("", values, str), linear_axis("", values, str)):
         assert all(0 <= axis.share(value) <= 1 for value in values)
         assert axis.low < axis.high
         assert 1 <= len(axis.ticks) <= 9
         assert all(axis.low <= value <= axis.high for value, _ in axis.ticks)
+
+
+def test_figures_that_overflow_stay_on_the_axis() -> None:
+    axis = log_axis("", [0.0, float("inf"), float("nan"), 1.0], str)
+    assert all(0 <= axis.share(value) <= 1 for value in (0.0, float("inf"), float("nan")))
 
 
 # ---------------------------------------------------------------- what is drawn of a report
@@ -110,6 +112,25 @@ def test_busbw_names_what_differs() -> None:
     assert rate == pytest.approx(2**24 / (2e-5 + 2**24 / 6e9)) and size == 2**24
 
 
+def test_a_fit_is_drawn_under_its_line() -> None:
+    """The made rows lie on it: latency + bytes / bandwidth; only all-reduce has a fit."""
+    chart = charts(collectives_report())["busbw"]
+    line, fit = (series for series in chart.panels[0].series if series.name == "gloo")
+    assert (line.look, fit.look, fit.colour) == ("line", "dotted", line.colour)
+    for measured, fitted in ((line.marks[0], fit.marks[0]), (line.marks[-1], fit.marks[-1])):
+        assert (fitted.x, fitted.y) == (pytest.approx(measured.x), pytest.approx(measured.y))
+    assert {series.look for series in chart.panels[1].series} == {"line"}
+    assert [series.look for series in chart.legend] == ["line", "line"]
+
+
+def test_labels_have_room_in_narrow_panels() -> None:
+    report = collectives_report()
+    for at, each in enumerate(report["results"]):
+        each["kind"] += f"-{at % 2}"  # eight panels
+    for chart in (charts(report)["busbw"], charts(collectives_report())["busbw"]):
+        assert 2 <= len(chart.x_ticks) <= {2: 5, 3: 4}[chart.columns]
+
+
 def test_the_roof_has_its_ridge_at_peak_over_bandwidth() -> None:
     """10 GB/s and 40 GFLOP/s meet at 4 FLOP a byte; no kernel of the report lies above."""
     chart = charts(kernels_report())["roofline"]
@@ -120,6 +141,8 @@ def test_the_roof_has_its_ridge_at_peak_over_bandwidth() -> None:
     for name in ("matmul", "attention", "optimizer", "triad", "layer"):
         assert all(y <= 1.0001 * min(10e9 * x, 40e9) for x, y in of(chart, 0, name))
     assert of(chart, 0, "copy") == []  # no FLOP
+    report = kernels_report() | {"findings": {}}  # no peak is told: the fastest product's
+    assert "32.0 GFLOP/s" in charts(report)["roofline"].panels[0].title
 
 
 def test_layouts_have_their_bands() -> None:

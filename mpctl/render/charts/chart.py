@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log, log10
-from typing import Literal
+from typing import Literal, TypeVar
 
 Look = Literal["line", "points", "dashed", "dotted", "bar"]
 Span = tuple[float, float]
+Tick = TypeVar("Tick")
 MOST_TICKS = 7
 COLOURS = 7
-LARGEST = 300.0  # as a power of ten, of what an axis shows
+LARGEST = 200.0  # as a power of ten, of what an axis shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class ChartAxis:
 
     def share(self, value: float) -> float:
         """Where a value lies: 0 at the low end, 1 at the high end, and not beyond them."""
-        low, high, at = self.low, self.high, min(max(value, self.low), self.high)
+        low, high, at = self.low, self.high, min(max(self.low, value), self.high)
         if self.is_log:
             low, high, at = log10(low), log10(high), log10(at)
         return (at - low) / (high - low)
@@ -88,19 +89,27 @@ class Chart:
         return min(len(self.panels), 2 if len(self.panels) == 4 else 3)
 
     @property
+    def x_ticks(self) -> Sequence[tuple[float, str]]:
+        """The ticks of the horizontal axis that have room below one panel."""
+        return _thinned(self.x.ticks, {1: MOST_TICKS, 2: 5}.get(self.columns, 4))
+
+    @property
     def legend(self) -> list[ChartSeries]:
-        """A series of each name, in order of appearance."""
-        every = {series.name: series for panel in self.panels for series in panel.series}
-        return list(every.values())
+        """The first series of each name, in order of appearance."""
+        found: dict[str, ChartSeries] = {}
+        for panel in self.panels:
+            for series in panel.series:
+                found.setdefault(series.name, series)
+        return list(found.values())
 
 
 def log_axis(
     label: str, values: Iterable[float], text: Callable[[float], str], *, base: int = 10
 ) -> ChartAxis:
     """A logarithmic axis over positive values with some room at both ends."""
-    logs = [log10(value) for value in values]
+    logs = [log10(min(max(10**-LARGEST, value), 10**LARGEST)) for value in values]
     room = 0.05 * (max(logs) - min(logs)) + 0.06
-    low, high = 10 ** max(min(logs) - room, -LARGEST), 10 ** min(max(logs) + room, LARGEST)
+    low, high = 10 ** (min(logs) - room), 10 ** (max(logs) + room)
     ticks = _powers(low, high, base)
     for finer in (_multiples, _even):
         if len(ticks) < 3:
@@ -148,8 +157,8 @@ def _even(low: float, high: float) -> Iterator[float]:
     yield from (n * step for n in range(ceil(low / step), floor(high / step) + 1))
 
 
-def _thinned(ticks: Sequence[float]) -> Sequence[float]:
-    return ticks[:: ceil(len(ticks) / MOST_TICKS)] if ticks else ticks
+def _thinned(ticks: Sequence[Tick], most: int = MOST_TICKS) -> Sequence[Tick]:
+    return ticks[:: ceil(len(ticks) / most)] if ticks else ticks
 
 
 def _steps(high: float) -> Iterator[float]:

@@ -17,9 +17,11 @@ from mpctl.units import bytes_text, plural
 
 NOTE = (
     "Bus bandwidth as nccl-tests defines it: comparable with the bandwidth of a link, however many "
-    "ranks there are. Bars go from the slowest to the fastest round."
+    "ranks there are. Bars go from the slowest to the fastest round; dotted: the fitted "
+    "latency + bus bytes / bandwidth."
 )
 Row = Mapping[str, Any]
+CURVE = 32  # steps of a fitted line
 PARTS = ("transport", "axis", "ranks", "dtype")
 
 
@@ -32,8 +34,9 @@ def busbw_charts(report: BenchReport) -> Iterator[Chart]:
         return
     told = [part for part in PARTS if len({str(row.get(part)) for row in rows}) > 1]
     colours = numbered(_name(row, told) for row in rows)
+    fits = _fits(report)
     panels = tuple(
-        _panel(kind, [row for row in rows if text_of(row, "kind") == kind], told, colours)
+        _panel([row for row in rows if text_of(row, "kind") == kind], fits, told, colours)
         for kind in kinds
     )
     marks = [mark for panel in panels for series in panel.series for mark in series.marks]
@@ -57,17 +60,41 @@ def _name(row: Row, told: Sequence[str]) -> str:
     return ", ".join(filter(None, (words, ranks if "ranks" in told or not words else "")))
 
 
+def _fits(report: BenchReport) -> list[Row]:
+    found = dict(report).get("findings")
+    fits = found.get("fits") if isinstance(found, dict) else None
+    return [fit for fit in fits if isinstance(fit, dict)] if isinstance(fits, list) else []
+
+
 def _panel(
-    kind: str, rows: Sequence[Row], told: Sequence[str], colours: Mapping[str, int]
+    rows: Sequence[Row], fits: Sequence[Row], told: Sequence[str], colours: Mapping[str, int]
 ) -> Panel:
     lines: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: float(row["bytes"])):
         lines.setdefault(_name(row, told), []).append(row)
-    return Panel(
-        kind.replace("_", "-"),
-        tuple(ChartSeries(name, tuple(map(_mark, own)), "line", colours[name])
-              for name, own in lines.items()),
-    )  # fmt: skip
+    series = []
+    for name, own in lines.items():
+        series.append(ChartSeries(name, tuple(map(_mark, own)), "line", colours[name]))
+        fit = next((fit for fit in fits if _is_of(fit, own[0])), None)
+        if fit is not None and (curve := _curve(fit, own)):
+            series.append(ChartSeries(name, curve, "dotted", colours[name]))
+    return Panel(text_of(rows[0], "kind").replace("_", "-"), tuple(series))
+
+
+def _is_of(fit: Row, row: Row) -> bool:
+    return all(fit.get(key) == row.get(key) for key in ("kind", *PARTS))
+
+
+def _curve(fit: Row, rows: Sequence[Row]) -> tuple[Mark, ...]:
+    """Bus bytes over latency + bus bytes / bandwidth, from the smallest size to the largest."""
+    latency, bandwidth = number_of(fit, "latency"), number_of(fit, "bandwidth")
+    algbw = number_of(rows[0], "algbw") or 0.0
+    if latency is None or latency < 0 or not bandwidth or bandwidth <= 0 or algbw <= 0:
+        return ()
+    first, last, factor = rows[0]["bytes"], rows[-1]["bytes"], rows[0]["busbw"] / algbw
+    sizes = [first * (last / first) ** (at / CURVE) for at in range(CURVE + 1)]
+    rates = [factor * size / (latency + factor * size / bandwidth) for size in sizes]
+    return tuple(Mark(size, rate) for size, rate in zip(sizes, rates, strict=True))
 
 
 def _mark(row: Row) -> Mark:

@@ -2,14 +2,13 @@
 
 A kernel that needs b bytes and f operations takes at least max(b / bandwidth, f / peak) seconds, so
 that no point lies above min(intensity x bandwidth, peak), unless its data stay in a cache. The
-bandwidth is that of the fastest triad or copy of the report; the peak is that of which products
-state a share, else the fastest kernel's.
+bandwidth is that of the fastest triad or copy of as many ranks; the peak is the one of the data
+type that the findings name, else the fastest product's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from mpctl.bench.documents import number_of, text_of
@@ -45,9 +44,9 @@ def roofline_charts(report: BenchReport) -> Iterator[Chart]:
         return
     x = log_axis("FLOP per byte", [_intensity(row) for row in drawn], lambda n: f"{n:g}")
     colours = numbered(text_of(row, "kernel") for row in drawn)
-    groups = sorted({_group(row) for row in drawn})
     panels = tuple(
-        _panel(group, [row for row in rows if _group(row) == group], x, colours) for group in groups
+        _panel([row for row in drawn if _group(row) == group], rows, report, x, colours)
+        for group in sorted({_group(row) for row in drawn})
     )
     highs = [mark.y for panel in panels for series in panel.series for mark in series.marks]
     y = log_axis(
@@ -66,20 +65,22 @@ def _group(row: Row) -> tuple[int, str]:
 
 
 def _panel(
-    group: tuple[int, str], rows: Sequence[Row], x: ChartAxis, colours: Mapping[str, int]
-) -> Panel:
+    own: Sequence[Row], rows: Sequence[Row], report: BenchReport, x: ChartAxis,
+    colours: Mapping[str, int],
+) -> Panel:  # fmt: skip
+    """own: the rows of the panel, all of one group; rows: all of the report."""
     kernels: dict[str, list[Mark]] = {}
-    for row in rows:
-        rate = number_of(row, "flops_per_second") or 0.0
-        if _intensity(row) and rate > 0:
-            mark = Mark(_intensity(row), rate, f"{row['name']}: {rate_text(rate)}")
-            kernels.setdefault(text_of(row, "kernel"), []).append(mark)
+    for row in own:
+        rate = float(row["flops_per_second"])
+        mark = Mark(_intensity(row), rate, f"{row['name']}: {rate_text(rate)}",
+                    is_hollow=row.get("is_rehearsal") is True)  # fmt: skip
+        kernels.setdefault(text_of(row, "kernel"), []).append(mark)
     series = [
-        ChartSeries(name, tuple(own), "points", colours[name]) for name, own in kernels.items()
+        ChartSeries(name, tuple(marks), "points", colours[name]) for name, marks in kernels.items()
     ]
-    ranks, dtype = group
+    ranks, dtype = _group(own[0])
     title = ", ".join(filter(None, (plural(ranks, "rank") + " at once" * (ranks > 1), dtype)))
-    bandwidth, peak = _bandwidth(rows), _peak(rows)
+    bandwidth, peak = _bandwidth(rows, ranks), _peak(report, own)
     if bandwidth is None or peak is None:
         return Panel(title, tuple(series))
     title += f": {bandwidth / 1e9:.3g} GB/s, {rate_text(peak)}"
@@ -93,17 +94,18 @@ def _roof(bandwidth: float, peak: float, x: ChartAxis) -> ChartSeries:
     )
 
 
-def _bandwidth(rows: Sequence[Row]) -> float | None:
-    """Bytes per second of the fastest pass over memory."""
+def _bandwidth(rows: Sequence[Row], ranks: int) -> float | None:
+    """Bytes per second of the fastest pass over memory, by so many ranks at once."""
     rates = [number_of(row, "bytes_per_second") or 0.0 for row in rows
-             if text_of(row, "kernel") in STREAMS]  # fmt: skip
+             if text_of(row, "kernel") in STREAMS and _group(row)[0] == ranks]  # fmt: skip
     return max(rates, default=0.0) or None
 
 
-def _peak(rows: Sequence[Row]) -> float | None:
-    """FLOP/s of which products state their share; the fastest kernel's where none does."""
-    products = [row for row in rows if text_of(row, "kernel") in PRODUCTS]
-    shares = [(number_of(row, "flops_per_second") or 0.0, number_of(row, "share_of_peak") or 0.0)
-              for row in products]  # fmt: skip
-    peaks = [rate / share for rate, share in shares if rate > 0 and share > 0]
-    return median(peaks) if peaks else max((rate for rate, _ in shares), default=0.0) or None
+def _peak(report: BenchReport, rows: Sequence[Row]) -> float | None:
+    """FLOP/s of a device for the data type of the rows."""
+    told = number_of(report, "findings", "peak_flops", text_of(rows[0], "dtype")) or 0.0
+    if told > 0:
+        return told
+    rates = (number_of(row, "flops_per_second") or 0.0 for row in rows
+             if text_of(row, "kernel") in PRODUCTS)  # fmt: skip
+    return max(rates, default=0.0) or None

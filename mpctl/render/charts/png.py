@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -47,8 +47,8 @@ def _figure(chart: Chart, source: str) -> Any:
 
 
 def _draw(field: Any, panel: Panel, chart: Chart) -> None:
-    _set_axis(field, "x", chart.x)
-    _set_axis(field, "y", chart.y)
+    _set_axis(field, "x", chart.x, chart.x_ticks)
+    _set_axis(field, "y", chart.y, chart.y.ticks)
     field.set_title(panel.title, loc="left", fontsize=10)
     field.grid(color=light_colours()["--line"], linewidth=0.6)
     field.set_axisbelow(True)
@@ -56,12 +56,12 @@ def _draw(field: Any, panel: Panel, chart: Chart) -> None:
         _draw_series(field, series)
 
 
-def _set_axis(field: Any, side: str, axis: ChartAxis) -> None:
+def _set_axis(field: Any, side: str, axis: ChartAxis, ticks: Sequence[tuple[float, str]]) -> None:
     from matplotlib.ticker import NullLocator
 
     settings = {f"{side}scale": "log" if axis.is_log else "linear", f"{side}label": axis.label}
     field.set(**settings, **{f"{side}lim": (axis.low, axis.high)})
-    getattr(field, f"set_{side}ticks")([v for v, _ in axis.ticks], [t for _, t in axis.ticks])
+    getattr(field, f"set_{side}ticks")([value for value, _ in ticks], [text for _, text in ticks])
     getattr(field, f"{side}axis").set_minor_locator(NullLocator())
 
 

@@ -92,8 +92,8 @@ def _line(name: str, ratio: float, look: Look, axis: ChartAxis) -> ChartSeries:
 
 
 def _group(row: Row) -> str:
-    if kernel := text_of(row, "kernel"):
-        return kernel
+    if kind := text_of(row, "kernel") or text_of(row, "kind").replace("_", "-"):
+        return kind
     return "more ranks than cores" if row.get("is_rehearsal") is True else "within the cores"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from mpctl.render.charts.chart import Chart, ChartAxis, ChartSeries, Mark, Panel, Span
+from mpctl.render.charts.chart import Chart, ChartSeries, Mark, Panel, Span
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.picture_style import picture_css, with_plain_colours
 
@@ -88,17 +88,16 @@ def _sample(series: ChartSeries) -> Raw:
 class _Field:
     """The rectangle of a panel, in which a mark lies by its axes."""
 
-    x: ChartAxis
-    y: ChartAxis
+    chart: Chart
     left: float
     width: float
     height: float
 
     def across(self, value: float) -> float:
-        return self.left + self.x.share(value) * self.width
+        return self.left + self.chart.x.share(value) * self.width
 
     def up(self, value: float) -> float:
-        return HEAD + (1 - self.y.share(value)) * self.height
+        return HEAD + (1 - self.chart.y.share(value)) * self.height
 
 
 def _rows(chart: Chart) -> Iterator[Part]:
@@ -109,7 +108,7 @@ def _rows(chart: Chart) -> Iterator[Part]:
     high = float({1: 340, 2: 270}.get(columns, 210))
     if not chart.y.label:  # an axis of names
         high = max(ROW * len(chart.y.ticks), 60.0)
-    field = _Field(chart.x, chart.y, left, wide - left - RIGHT, high)
+    field = _Field(chart, left, wide - left - RIGHT, high)
     for first in range(0, len(chart.panels), columns):
         shown = chart.panels[first : first + columns]
         drawn = join(
@@ -130,19 +129,19 @@ def _panel(panel: Panel, field: _Field) -> Raw:
 
 def _axes(field: _Field) -> Iterator[Raw]:
     left, base, right = field.left, HEAD + field.height, field.left + field.width
-    for value, text in field.x.ticks:
+    for value, text in field.chart.x_ticks:
         x = number(field.across(value))
         yield el("path", d=f"M{x} {HEAD}V{number(base)}", class_="grid")
         yield el("text", text, x=x, y=number(base + 16), text_anchor="middle")
-    for value, text in field.y.ticks:
+    for value, text in field.chart.y.ticks:
         y = field.up(value)
         yield el("path", d=f"M{number(left)} {number(y)}H{number(right)}", class_="grid")
         yield el("text", _cut(text, left), x=number(left - 6), y=number(y + 4), text_anchor="end")
     yield el("path", d=f"M{number(left)} {HEAD}V{number(base)}H{number(right)}", class_="tick")
-    yield el("text", field.x.label, x=number(right), y=number(base + 33), text_anchor="end",
+    yield el("text", field.chart.x.label, x=number(right), y=number(base + 33), text_anchor="end",
              class_="dim")  # fmt: skip
-    if field.y.label:
-        yield el("text", field.y.label, x=number(left + 5), y=HEAD + 11, class_="dim")
+    if field.chart.y.label:
+        yield el("text", field.chart.y.label, x=number(left + 5), y=HEAD + 11, class_="dim")
 
 
 def _cut(text: str, wide: float) -> str:
