@@ -20,9 +20,9 @@ from statistics import mean, median
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.accuracy import Accuracy, HeldFigure, accuracy_of
-from mpctl.bench.report import BenchEnvelope, BenchEnvironment, BenchRow, spread
+from mpctl.bench.report import BenchEnvelope, BenchRow, spread
 from mpctl.bench.runner import CaseRun
-from mpctl.bench.verify_layouts import is_rehearsal, layout_name
+from mpctl.bench.verify_layouts import layout_name
 from mpctl.estimate.step import StepTime
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
@@ -85,7 +85,7 @@ class VerifyReport(BenchEnvelope):
     findings: VerifyFindings
 
 
-def verify_row(runs: Sequence[CaseRun], environment: BenchEnvironment) -> VerifyRow:
+def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
     """The row of one case from all of its runs, at least one."""
     case = runs[0].case
     timing = spread([run.step_seconds for run in runs])
@@ -97,7 +97,7 @@ def verify_row(runs: Sequence[CaseRun], environment: BenchEnvironment) -> Verify
         "job": case.job.name or "",
         "layout": layout_name(layout_of(case.job)),
         "world_size": case.job.world_size,
-        "is_rehearsal": is_rehearsal(case.job, environment["cores"], environment["gpus"]),
+        "is_rehearsal": case.job.world_size > runs[0].units,
         **_forecast(case.plan, timing["seconds"]),
         "cpu_seconds": median(record["cpu_seconds"] for run in runs for record in run.steady),
         **_memory(ranks),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from mpctl.bench.cases import RunCase
 from mpctl.bench.verify_layouts import (
     DEFAULT_LAYOUTS,
     QUICK_LAYOUTS,
-    LayoutFields,
     file_name,
     layout_name,
     layout_overrides,
@@ -42,8 +42,9 @@ class Wanted:
     make_plan: Callable[[], Plan]
 
 
-def _wanted(plan_with: PlanWith, layout: LayoutFields, nodes: int) -> Wanted:
-    return Wanted("", lambda: plan_with(layout_overrides(layout, nodes)))
+def wanted_layouts(plan_with: PlanWith, settings: Iterable[Overrides]) -> list[Wanted]:
+    """A `Wanted` for each of these settings over one job's own. plan_with: plans it with them."""
+    return [Wanted("", partial(plan_with, own)) for own in settings]
 
 
 def verify_cases(wanted: Sequence[Wanted]) -> list[RunCase]:
@@ -124,7 +125,8 @@ def built_in_set(
     left_out = _left_out(plan_with, {ranks_of(layout) for layout in layouts}, nodes, machine)
     able = [layout for layout in layouts if ranks_of(layout) not in left_out]
     told = {f"layouts of {plural(ranks, 'rank')}": why for ranks, why in left_out.items()}
-    return [_wanted(plan_with, layout, nodes) for layout in able], told
+    settings = [layout_overrides(layout, nodes) for layout in able]
+    return wanted_layouts(plan_with, settings), told
 
 
 def _left_out(

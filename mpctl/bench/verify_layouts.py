@@ -10,15 +10,12 @@ common combinations: 1 to 4 ranks, and what a step costs them differs by every p
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping
 from math import prod
 
 from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER
-from mpctl.launch.backends.registry import find_backend
 from mpctl.planning.layout_settings import LayoutSettings, SettingValue, setting_name
-from mpctl.spec.job import JobSpec
 
 LayoutFields = Mapping[str, SettingValue]
 """A layout by the fields of LayoutSettings in which it differs from a single rank's."""
@@ -121,11 +118,3 @@ def told_apart(titles: Iterable[str]) -> list[str]:
         taken.add(file_name(name).lower())
         unique.append(name)
     return unique
-
-
-def is_rehearsal(job: JobSpec, cores: int, gpus: int) -> bool:
-    """Whether hosts with so many cores and GPUs each have fewer than ranks of the job run on them.
-    A job whose nodes are simulated on this host has one host, others one for each node."""
-    is_here = find_backend(job, os.environ).name == "local"
-    ranks = job.world_size / (1 if is_here else job.cluster.nodes)
-    return ranks > (gpus if job.device_kind == "cuda" else cores)

@@ -53,7 +53,7 @@ class Verification:
 
     def report(self) -> VerifyReport:
         """The report of the runs so far; cases that have not run yet have no row."""
-        rows = [verify_row(own, self.environment) for own in group_runs(self.runs).values()]
+        rows = [verify_row(own) for own in group_runs(self.runs).values()]
         return {
             "schema": SCHEMA,
             "bench": "verify",

@@ -7,14 +7,14 @@ from typing import Any, cast
 import pytest
 
 from mpctl.bench.verify import ALL, BEYOND, WITHIN, VerifyRow, verify_findings, verify_row
-from tests.bench.verify_runs import TWO_CORES, case_of, forecast, rank_of, run_of, verification
+from tests.bench.verify_runs import case_of, forecast, rank_of, run_of, verification
 
 
 def test_the_step_time_is_the_median_over_rounds() -> None:
     case = case_of("1 rank")
     planned = forecast(case)
     runs = [run_of(case, planned * n, number=i) for i, n in enumerate((1.25, 1.0, 5.0))]
-    row = verify_row(runs, TWO_CORES)
+    row = verify_row(runs)
     assert row["seconds"] == pytest.approx(1.25 * planned)
     assert (row["seconds_min"], row["seconds_max"]) == pytest.approx((planned, 5 * planned))
     assert row["rounds"] == 3
@@ -26,19 +26,18 @@ def test_the_step_time_is_the_median_over_rounds() -> None:
 
 def test_the_band_holds_a_step_up_to_its_ends() -> None:
     case = case_of("1 rank")
-    first = verify_row([run_of(case, 1.0)], TWO_CORES)
+    first = verify_row([run_of(case, 1.0)])
     ends = first["low_seconds"], first["high_seconds"]
-    inside = [verify_row([run_of(case, end)], TWO_CORES)["is_inside"] for end in ends]
+    inside = [verify_row([run_of(case, end)])["is_inside"] for end in ends]
     outside = [
-        verify_row([run_of(case, end)], TWO_CORES)["is_inside"]
-        for end in (ends[0] * 0.99, ends[1] * 1.01)
+        verify_row([run_of(case, end)])["is_inside"] for end in (ends[0] * 0.99, ends[1] * 1.01)
     ]
     assert inside == [True, True] and outside == [False, False]
 
 
 def test_memory_is_of_the_fullest_rank_and_bytes_of_the_average() -> None:
     ranks = [rank_of(0, peak=(300, 250), sent=(40, 40)), rank_of(1, peak=(200, 280), sent=(20, 20))]
-    row = verify_row([run_of(case_of("tp2"), 1.0, *ranks)], TWO_CORES)
+    row = verify_row([run_of(case_of("tp2"), 1.0, *ranks)])
     assert (row["planned_memory_bytes"], row["memory_bytes"]) == (300, 280)
     assert row["memory_error"] == pytest.approx(300 / 280 - 1)
     assert (row["planned_sent_bytes"], row["sent_bytes"]) == (30, 30)
@@ -46,7 +45,7 @@ def test_memory_is_of_the_fullest_rank_and_bytes_of_the_average() -> None:
 
 
 def test_memory_that_was_not_measured_is_not_known() -> None:
-    row = verify_row([run_of(case_of("1 rank"), 1.0, rank_of(peak=None))], TWO_CORES)
+    row = verify_row([run_of(case_of("1 rank"), 1.0, rank_of(peak=None))])
     assert row["memory_bytes"] is row["memory_error"] is row["planned_memory_bytes"] is None
 
 
@@ -58,14 +57,14 @@ def test_memory_that_was_not_measured_is_not_known() -> None:
     ],
 )
 def test_what_does_not_equal_the_plan_is_told(rank: Any, words: str) -> None:
-    row = verify_row([run_of(case_of("tp2"), 1.0, rank_of(), rank)], TWO_CORES)
+    row = verify_row([run_of(case_of("tp2"), 1.0, rank_of(), rank)])
     assert not row["agrees"] and words in row["differs"]
 
 
 def test_a_run_without_ranks_to_compare_does_not_count_as_agreeing() -> None:
     run = run_of(case_of("1 rank"), 1.0)
     run.summary["plan_beside_run"] = []
-    row = verify_row([run], TWO_CORES)
+    row = verify_row([run])
     assert not row["agrees"] and row["sent_bytes"] == 0
 
 

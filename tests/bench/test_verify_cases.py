@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mpctl.bench.cases import plan_cases
-from mpctl.bench.verify_cases import Wanted, built_in_set, verify_cases
+from mpctl.bench.layouts import parse_layouts
+from mpctl.bench.verify_cases import Wanted, built_in_set, verify_cases, wanted_layouts
 from mpctl.bench.verify_layouts import (
     DEFAULT_LAYOUTS,
     DEFAULT_SETTINGS,
@@ -42,6 +43,14 @@ def test_cases_are_named_by_job_and_layout(tmp_path: Any) -> None:
     assert [case.name for case in cases] == ["a-tp2", "a-tp2-2", "b-1-rank"]
     planned = plan_cases(cases, tmp_path / "out", MACHINE, overwrite=False)
     assert [case.job.world_size for case in planned] == [2, 2, 1]
+
+
+def test_layouts_of_one_job_are_named_by_what_they_split() -> None:
+    base = demo(ONE).job
+    settings = [layout.settings(base) for layout in parse_layouts(["tp=1,2", "pp=1,2"])]
+    cases = verify_cases(wanted_layouts(demo, settings))
+    assert [case.title for case in cases] == ["1 rank", "pp2", "tp2", "tp2 pp2"]
+    assert [case.make_plan().job.world_size for case in cases] == [1, 2, 2, 4]
 
 
 def refused(*asked: Wanted, tmp_path: Any) -> set[str]:

@@ -11,7 +11,6 @@ from mpctl.bench.verify_layouts import (
     DEFAULT_SETTINGS,
     QUICK_LAYOUTS,
     file_name,
-    is_rehearsal,
     layout_name,
     layout_overrides,
     ranks_of,
@@ -72,14 +71,3 @@ def test_titles_that_make_the_same_file_are_numbered() -> None:
     assert titles == ["a tp2", "a-tp2 (2)", "A tp2 (3)", "b"]
     assert len({file_name(title) for title in titles}) == 4
     assert file_name("../../etc/passwd") == "etc-passwd" and file_name("///") == "case"
-
-
-@pytest.mark.parametrize(
-    ("device", "cores", "gpus", "answer"),
-    [("cpu", 2, 0, False), ("cpu", 1, 8, True), ("cuda", 1, 2, False), ("cuda", 64, 1, True)],
-)
-def test_more_ranks_than_cores_or_gpus_are_a_rehearsal(
-    device: str, cores: int, gpus: int, answer: bool
-) -> None:
-    two = {"cluster.gpus_per_node": 2, "launch.device": device}
-    assert is_rehearsal(load_job("demo", two), cores, gpus) is answer

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +9,7 @@ import typer
 
 from mpctl.cli.bench.finish import finish
 from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.layout_words import LayoutsOption, with_layout_words
 from mpctl.cli.bench.options import (
     AsJsonOption,
     BudgetOption,
@@ -36,19 +35,10 @@ if TYPE_CHECKING:
 
 DEFAULT_STEPS, QUICK_STEPS = 12, 6
 DEFAULT_WORLDS = "1,2"
-LAYOUT_WORD = re.compile(r"\w+=")
 
 WorldOption = Annotated[
     str | None,
     typer.Option(help="World sizes; 1,2 by default, with --layouts any.", show_default=False),
-]
-LayoutsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="AXIS=SIZES...",
-        help="Every combination of these sizes of tp, cp, pp, dp, vpp and zero: tp=1,2 pp=1,2.",
-        show_default=False,
-    ),
 ]
 ModeOption = Annotated[
     Literal["strong", "weak", "both"],
@@ -101,7 +91,7 @@ def scaling(
     from mpctl.render.errors import print_warnings
 
     seconds, environment = budget_seconds(budget, quick=quick), bench_environment()
-    job, named = _with_words(job, layouts, words or [])
+    job, named = with_layout_words(job, layouts, words or [])
     source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
     source = source if device is None else source.with_default("launch.device", device)
     base, machine = source.plan().job, this_machine()
@@ -117,22 +107,6 @@ def scaling(
     finish(folder, measured.report(), print_scaling, as_json=as_json)
     if is_stopped:
         raise KeyboardInterrupt
-
-
-def _with_words(
-    job: JobSource, layouts: list[str] | None, words: list[str]
-) -> tuple[JobSource, list[str] | None]:
-    """The job, and all words of --layouts: a shell hands on those after the first like JOB."""
-    from mpctl.errors import InputError
-
-    free = [*([job.source] if job.source else []), *words]
-    named = [word for word in free if LAYOUT_WORD.match(word)] if layouts else []
-    jobs = [word for word in free if word not in named]
-    if len(jobs) > 1:
-        message, hint = f"unexpected {jobs[1]!r} beside {jobs[0]!r}", "give one JOB"
-        raise InputError.of("usage", "JOB", message, hint)
-    every = [*layouts, *named] if layouts else None
-    return replace(job, source=jobs[0] if jobs else None), every
 
 
 def _layouts(

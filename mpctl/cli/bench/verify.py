@@ -12,6 +12,7 @@ import typer
 from mpctl.cli import complete
 from mpctl.cli.bench.finish import finish
 from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.layout_words import LayoutsOption, with_layout_words
 from mpctl.cli.bench.options import (
     AsJsonOption,
     BudgetOption,
@@ -28,6 +29,7 @@ from mpctl.errors import InputError
 
 if TYPE_CHECKING:
     from mpctl.bench.verify_cases import Wanted
+    from mpctl.planning.plan import Overrides, Plan
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS, DEFAULT_ROUNDS = "demo", 10, 6, 3
 
@@ -64,6 +66,7 @@ WithinOption = Annotated[
 def verify(
     job: JobSource,
     more: MoreJobs = None,
+    layouts: LayoutsOption = None,
     rounds: RoundsOption = None,
     within: WithinOption = None,
     device: DeviceOption = None,
@@ -76,9 +79,10 @@ def verify(
     """Run layouts on this machine and hold their plans against it: step time, memory, bytes.
 
     Without JOB a built-in set of 20 layouts of 1 to 4 ranks is run (tp, cp, dp, pp, ZeRO,
-    recomputation, sequence parallelism, mixed), of the job `demo` or of --model. Each is trained
-    for --steps in every round, and its median step is compared with the plan's. Plan on a preset of
-    this machine: --cluster FILE as `mpctl bench machine` writes it.
+    recomputation, sequence parallelism, mixed), of the job `demo` or of --model; several JOBs run
+    as they are, --layouts tp=1,2 pp=1,2 runs every combination of one. Each is trained for --steps
+    10 (6 with --quick) in every round, and its median step is compared with the plan's. Plan on a
+    preset of this machine: --cluster FILE as `mpctl bench machine` writes it.
 
     Printed are error = predicted / measured - 1 of each layout, the mean of |error| (MAPE), the
     worst, Spearman's rank correlation and how often the measured step lies inside of the plan's
@@ -98,10 +102,13 @@ def verify(
     from mpctl.render.tasks import TaskBar
 
     seconds, share = budget_seconds(budget, quick=quick), _share(within)
+    named: list[str] | None = None
+    if layouts:
+        (job, named), more = with_layout_words(job, layouts, more or []), []
     source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
     if device is not None:
         source = source.with_default("launch.device", device)
-    wanted, left_out = _wanted(source, more or [], quick=quick)
+    wanted, left_out = _wanted(source, more or [], named, quick=quick)
     folder = bench_folder("verify", out, overwrite=overwrite)
     cases = plan_cases(verify_cases(wanted), folder, this_machine(), overwrite=overwrite)
     environment = bench_environment()
@@ -113,7 +120,9 @@ def verify(
     stopped = None
     with TaskBar(lines=True) as bar:
         try:
-            verification.run(folder, budget=Budget(seconds), watch=Watch(bar.update))
+            verification.run(
+                folder, budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print)
+            )
         except KeyboardInterrupt as error:
             stopped = error
     report = verification.report()
@@ -137,21 +146,28 @@ def _name(source: JobSource) -> str:
 
 
 def _wanted(
-    source: JobSource, more: list[str], *, quick: bool
+    source: JobSource, more: list[str], layouts: list[str] | None, *, quick: bool
 ) -> tuple[list[Wanted], dict[str, str]]:
-    """What is to be verified: the jobs as they are, or without any the built-in set of layouts; and
-    the layouts of the set that this machine cannot run, with the reason."""
+    """What is to be verified: the jobs as they are, layouts of one job, or without either the
+    built-in set; and the layouts of the set that this machine cannot run, with the reason."""
     from mpctl.bench.cases import TIMED_SETTINGS
-    from mpctl.bench.verify_cases import Wanted, built_in_set
+    from mpctl.bench.layouts import parse_layouts
+    from mpctl.bench.verify_cases import Wanted, built_in_set, wanted_layouts
     from mpctl.bench.verify_layouts import DEFAULT_SETTINGS
     from mpctl.launch.node.machine import this_machine
 
+    def plan_with(settings: Overrides) -> Plan:
+        return base.plan({**settings, **TIMED_SETTINGS})
+
+    base = source
     if source.source is None:
         base = JobSource(DEFAULT_JOB, {**DEFAULT_SETTINGS, **source.overrides})
-        return built_in_set(
-            lambda settings: base.plan({**settings, **TIMED_SETTINGS}), source.overrides,
-            this_machine(), quick=quick,
-        )  # fmt: skip
+    if layouts:
+        parsed = parse_layouts(layouts)
+        job = base.plan().job
+        return wanted_layouts(plan_with, (layout.settings(job) for layout in parsed)), {}
+    if source.source is None:
+        return built_in_set(plan_with, source.overrides, this_machine(), quick=quick)
     sources = [source, *(JobSource(name, source.overrides) for name in more)]
     jobs = [_name(each) if more else "" for each in sources]
     wanted = (
