@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 from mpctl.bench.collective_options import (
     ITEM_BYTES,
@@ -25,6 +26,7 @@ from mpctl.estimate.network import GROUP_AXES
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.launch.probe import require_probes
+from mpctl.layout.link_levels import find_span
 from mpctl.layout.topology import job_grid
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.rundir.collective_files import (
@@ -89,7 +91,7 @@ def collective_cases(plan: Plan, options: CollectiveOptions, machine: Machine) -
         issues += _memory_issues(options, topology.world_size, machine)
     if issues:
         raise InputError(issues)
-    cases = tuple(_cases(plan, options, {axis: sizes[axis] for axis in axes}, device))
+    cases = tuple(_cases(plan, topology, options, {axis: sizes[axis] for axis in axes}, device))
     if not cases:
         raise InputError.of("no-collective", "--transports", "shared memory sends nothing from one "
                             "rank to another", "add gloo, or other --kinds")  # fmt: skip
@@ -103,12 +105,18 @@ def axis_sizes(plan: Plan, topology: Topology) -> dict[str, int]:
     return {name: topology.group_size(*GROUP_AXES.get(name, (name,))) for name in names}
 
 
-def sent_over(cases: CollectiveCases, kind: str) -> Transport:
-    """The way that a training run sends such a message, as far as is known before it starts."""
+def sent_over(cases: CollectiveCases, kind: str, axis: str) -> Transport:
+    """The way that a training run sends such a message."""
     if cases.device == "cuda":
         return "nccl"
-    is_shared = cases.plan.job.launch.shared_memory and cases.topology.nodes == 1
-    return "shared" if is_shared and kind != "sendrecv" else "gloo"
+    is_shared = kind != "sendrecv" and _shares(cases.plan, cases.topology, axis)
+    return "shared" if is_shared else "gloo"
+
+
+def _shares(plan: Plan, topology: Topology, axis: str) -> bool:
+    """Whether CPU ranks of the groups of an axis share memory: all are on one node."""
+    span = find_span(topology, GROUP_AXES.get(axis, (axis,)), topology.gpus_per_node)
+    return plan.job.launch.shared_memory and span.networks == 1
 
 
 def _parallel_axes(plan: Plan, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -161,24 +169,22 @@ def _ways(device: str) -> tuple[Transport, ...]:
 
 
 def _cases(
-    plan: Plan, options: CollectiveOptions, axes: Mapping[str, int], device: str
+    plan: Plan, topology: Topology, options: CollectiveOptions, axes: Mapping[str, int], device: str
 ) -> Iterator[CollectiveCase]:
-    """Each once: small sizes may be rounded to the same."""
-    ways = options.transports or _ways(device)
-    if not plan.job.launch.shared_memory and not options.transports:
-        ways = tuple(way for way in ways if way != "shared")
+    """Each once: small sizes may be rounded to the same. By default shared memory is left out where
+    an axis has none, and for sendrecv always: messages between two ranks go over gloo."""
     seen: set[tuple[str, str, str, int]] = set()
-    for axis, ranks in axes.items():
-        for kind in options.kinds:
-            for way in ways:
-                if way == "shared" and kind == "sendrecv":
-                    continue  # messages between two ranks go over gloo
-                for size in options.sizes:
-                    case = _case(options, kind, axis, way, size, ranks)
-                    key = axis, kind, way, case["bytes"]
-                    if key not in seen:
-                        seen.add(key)
-                        yield case
+    for axis, kind in product(axes, options.kinds):
+        ways = list(options.transports or _ways(device))
+        has_shared = bool(options.transports) or _shares(plan, topology, axis)
+        if "shared" in ways and (kind == "sendrecv" or not has_shared):
+            ways.remove("shared")
+        for way, size in product(ways, options.sizes):
+            case = _case(options, kind, axis, way, size, axes[axis])
+            key = axis, kind, way, case["bytes"]
+            if key not in seen:
+                seen.add(key)
+                yield case
 
 
 def _case(

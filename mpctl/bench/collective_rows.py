@@ -138,7 +138,7 @@ def _row(
 
 def _predicted(cases: CollectiveCases, case: CollectiveCase, network: Network) -> float | None:
     kind, axis = case["kind"], case["axis"]
-    if case["transport"] != sent_over(cases, kind):
+    if case["transport"] != sent_over(cases, kind, axis):
         return None
     message = Message(axis, kind, "a message", case["bytes"])
     if kind == "sendrecv":

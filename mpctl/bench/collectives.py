@@ -45,6 +45,16 @@ class MeasuredCollectives:
     is_complete: bool = True
 
     @property
+    def timed(self) -> list[int]:
+        """The numbers of the cases whose axis has their way to send."""
+        absent = {(way["axis"], way["transport"]) for way in self.absent}
+        return [
+            number
+            for number, case in enumerate(self.cases.cases)
+            if (case["axis"], case["transport"]) not in absent
+        ]
+
+    @property
     def rows(self) -> list[CollectiveRow]:
         """A row for each case that was timed."""
         return collective_rows(self.cases, self.rounds)
@@ -99,17 +109,19 @@ def measure_collectives(
     where a rank fails.
     """
     measured = MeasuredCollectives(cases)
-    rounds, last = cases.options.rounds, len(cases.cases)
+    rounds, timed = cases.options.rounds, list(range(len(cases.cases)))
     on_progress(STARTING, 0, 1)
 
     def take(answer: CollectiveAnswer) -> None:
         if answer["event"] == "absent":
             measured.absent.append(answer)
+            timed[:] = measured.timed
             return
         measured.rounds.setdefault(answer["case"], []).append(answer)
         on_progress(STARTING, 1, 1)
-        on_progress(TIMING, answer["round"] * last + answer["case"] + 1, rounds * last)
-        if answer["case"] == last - 1:
+        done = answer["round"] * len(timed) + timed.index(answer["case"]) + 1
+        on_progress(TIMING, done, rounds * len(timed))
+        if answer["case"] == timed[-1]:
             on_round(measured)
 
     probed = probe_answers(cases.plan, _request(cases), run, on_answer=take, on_event=on_event)

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from mpctl.bench.collective_cases import CollectiveCases, collective_cases, plan_collectives
+from mpctl.bench.collective_cases import (
+    CollectiveCases,
+    collective_cases,
+    plan_collectives,
+    sent_over,
+)
 from mpctl.bench.collective_options import CollectiveFlags, CollectiveOptions
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
@@ -37,6 +42,18 @@ def test_all_kinds_and_ways_along_every_axis_of_several_ranks() -> None:
     ways = {c["transport"] for c in made if c["kind"] == "sendrecv"}
     assert ways == {"gloo"}  # messages between two ranks
     assert len(made) == 2 * (6 * 2 + 1) * 2
+
+
+def test_ranks_of_several_nodes_share_no_memory() -> None:
+    made = cases(parallel__tp=2, parallel__dp=2, cluster__nodes=2, cluster__gpus_per_node=2)
+    ways = {
+        axis: {c["transport"] for c in made.cases if c["axis"] == axis} for axis in ("tp", "dp")
+    }
+    assert ways == {"tp": {"gloo", "shared"}, "dp": {"gloo"}}
+    assert sent_over(made, "all_reduce", "tp") == "shared"
+    assert sent_over(made, "all_reduce", "dp") == sent_over(made, "sendrecv", "tp") == "gloo"
+    alone = cases(parallel__tp=2, launch__shared_memory=False)
+    assert {c["transport"] for c in alone.cases} == {"gloo"}
 
 
 def test_sizes_and_counts_of_three_ranks_by_hand() -> None:

@@ -77,6 +77,19 @@ def test_two_ranks_measure_and_every_round_is_handed_out(tmp_path: Path) -> None
     assert all(0 < row["seconds_min"] <= row["seconds"] for row in made.rows)
 
 
+def test_a_round_ends_where_the_last_way_to_send_is_absent(tmp_path: Path) -> None:
+    options = CollectiveOptions(
+        (64,), ("broadcast",), transports=("gloo", "shared"), rounds=1, iterations=1, warm_up=0
+    )
+    settings = {"parallel.tp": 2, "launch.device": "cpu", "launch.shared_memory": False}
+    cases, seen = collective_cases(load_plan(None, settings), options, TWO_CORES), []
+    made = measure_collectives(
+        cases, RunDir(tmp_path / "ranks-r1"), on_round=lambda so_far: seen.append(so_far.timed)
+    )
+    assert seen == [[0]] and [row["transport"] for row in made.rows] == ["gloo"]
+    assert report_of(made)["findings"]["absent"] == [{"axis": "tp", "transport": "shared"}]
+
+
 SMALL = ["-b", "4K", "-e", "64K", "-f", "16", "-n", "2", "-w", "1", "--rounds", "2"]
 
 

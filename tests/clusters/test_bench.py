@@ -105,6 +105,26 @@ def test_a_host_that_cannot_be_reached_starts_nothing(ssh_hosts: SshHosts, tmp_p
 
 
 @pytest.mark.cluster("ssh")
+def test_collectives_within_and_between_hosts(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    """Ranks of tp share a host and its memory, those of dp do not."""
+    out, hostfile = tmp_path / "out", ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
+    settings = {"launch.ssh.config": str(ssh_hosts.config), "launch.timeout_seconds": 30}
+    argv = ["bench", "collectives", "--nodes", "2", "--gpus-per-node", "2", "--tp", "2", "--device",
+            "cpu", *sets(settings), "--hostfile", str(hostfile), "-b", "4K", "-e", "64K", "-n", "2",
+            "--rounds", "1", "--out", str(out), "--json"]  # fmt: skip
+    run = SshRun(start(argv, out)).ended()
+    assert run.code == 0, run.launched.stderr
+    rows = report(out)["results"]
+    ways = {
+        axis: {row["transport"] for row in rows if row["axis"] == axis} for axis in ("tp", "dp")
+    }
+    assert ways == {"tp": {"gloo", "shared"}, "dp": {"gloo"}}
+    assert all(row["wrong"] == 0 for row in rows) and report(out)["is_complete"]
+    assert recorded_hosts(out / "ranks-r1") == HOSTS
+    run.require_nothing_left(5)
+
+
+@pytest.mark.cluster("ssh")
 def test_training_runs_of_a_bench_go_to_the_hosts(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     """bench verify of one job of two hosts: bytes and parameters as planned."""
     out, texts = tmp_path / "out", tmp_path / "texts"
