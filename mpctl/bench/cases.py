@@ -16,10 +16,10 @@ from pathlib import Path
 from mpctl.bench.folder import DATA, check_folder
 from mpctl.errors import InputError, Issue
 from mpctl.families import special_tokens
-from mpctl.launch.connect import training_refusals
+from mpctl.launch.connect import training_refusals, training_warnings
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.preflight import chosen_device, launch_warnings
+from mpctl.launch.preflight import chosen_device
 from mpctl.launch.set_up import Progress, prepare_data
 from mpctl.planning.plan import Overrides, Plan
 from mpctl.rundir.directory import RunDir
@@ -106,7 +106,7 @@ def plan_cases(
 
 
 def _planned(case: RunCase, plan: Plan, machine: Machine, out: Path) -> PlannedCase:
-    warnings = tuple(launch_warnings(plan.job, machine))
+    warnings = tuple(training_warnings(plan, machine))
     launch = plan_launch(plan, RunDir(out / case.name), machine, warnings=warnings)
     return PlannedCase(case.name, case.title or case.name, plan, launch)
 

@@ -2,7 +2,9 @@
 is ready to run there.
 
 A bench connects for each of its launches anew, as `mpctl launch` does: hosts of an allocation or a
-hostfile run nothing of it between two launches.
+hostfile run nothing of it between two launches. It runs layouts of several sizes over the same
+hosts, so that a host may have more slots than a layout has ranks there, which `mpctl launch`
+refuses: a bench takes the first of them.
 """
 
 from __future__ import annotations
@@ -15,12 +17,19 @@ from dataclasses import replace
 from mpctl.errors import InputError, Issue
 from mpctl.launch.backends.backend import Backend
 from mpctl.launch.backends.registry import find_backend
+from mpctl.launch.backends.ssh import use_first_slots
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.device import Device
 from mpctl.launch.node.machine import Machine
-from mpctl.launch.preflight import HostCheck, check_launch, check_ranks, chosen_device
+from mpctl.launch.preflight import (
+    HostCheck,
+    check_launch,
+    check_ranks,
+    chosen_device,
+    launch_warnings,
+)
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import this_launcher
@@ -31,14 +40,25 @@ OnEvent = Callable[[str], None]
 def training_refusals(plan: Plan, machine: Machine) -> list[Issue]:
     """Every reason, found without contacting a host, why a plan cannot train on its hosts.
     machine: this one, which has the ranks where the plan names no hosts."""
-    backend = find_backend(plan.job, os.environ)
-    return [*check_launch(plan, machine, host_check=_host_check(backend)), *backend.check(plan)]
+    plan, backend = _with_backend(plan)
+    issues = check_launch(plan, machine, host_check=_host_check(backend))
+    return [*issues, *backend.check(plan)]
 
 
 def measuring_refusals(plan: Plan, machine: Machine) -> list[Issue]:
     """The same for ranks that only measure: they read no data and save nothing."""
-    backend = find_backend(plan.job, os.environ)
+    plan, backend = _with_backend(plan)
     return [*check_ranks(plan, machine, _host_check(backend)), *backend.check(plan)]
+
+
+def training_warnings(plan: Plan, machine: Machine) -> list[str]:
+    """What there is to warn of before a plan trains. Of hosts that have not been asked yet it is
+    not known how many cores share the ranks."""
+    _, backend = _with_backend(plan)
+    if backend.name == "local":
+        return launch_warnings(plan.job, machine)
+    enough = replace(machine, cores=plan.job.world_size)
+    return launch_warnings(plan.job, enough, hosts=plan.job.cluster.nodes)
 
 
 @contextmanager
@@ -47,7 +67,7 @@ def connected(
 ) -> Iterator[tuple[Cluster, LaunchPlan]]:
     """The hosts of a legal plan that has no refusals, connected until the block ends, and the
     launch of the plan on them. Raises InputError with every reason why a host cannot run it."""
-    backend = find_backend(plan.job, os.environ)
+    plan, backend = _with_backend(plan)
     with backend.connect(plan, run, on_event) as cluster:
         hosts = cluster.hosts
         machine = common_machine(hosts)
@@ -57,6 +77,12 @@ def connected(
         names = [host.name for host in hosts]
         launcher = this_launcher(backend.name, job_id=backend.job_id, hosts=names)
         yield cluster, replace(launch, launcher=launcher)
+
+
+def _with_backend(plan: Plan) -> tuple[Plan, Backend]:
+    """The plan on as many slots of its hosts as it has ranks, and what runs it."""
+    plan = replace(plan, job=use_first_slots(plan.job))
+    return plan, find_backend(plan.job, os.environ)
 
 
 def _host_check(backend: Backend) -> HostCheck | None:

@@ -164,3 +164,24 @@ def test_outside_of_an_allocation_it_is_refused(slurm: SlurmCluster, tmp_path: P
     done = subprocess.run([*MPCTL, *modes(out, "--on", "slurm")], capture_output=True, text=True,
                           env=slurm.env, timeout=100)  # fmt: skip
     assert done.returncode == 2 and "allocation" in done.stderr and not out.exists()
+
+
+@pytest.mark.cluster("ssh")
+def test_layouts_of_fewer_ranks_take_the_first_slots(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    """bench scaling of 1, 2 and 4 ranks over two hosts of two slots: one host for the first two."""
+    out, texts = tmp_path / "out", tmp_path / "texts"
+    texts.write_text("a line of words that is read again and again\n" * 2000)
+    hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
+    settings = {
+        **small_settings(texts), "cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.tp": 2,
+        "training.steps": 3, "launch.ssh.config": str(ssh_hosts.config),
+    }  # fmt: skip
+    argv = ["bench", "scaling", "demo", "--world", "1,2,4", "--mode", "strong", "--rounds", "1",
+            *sets(settings), "--hostfile", str(hostfile), "--out", str(out)]  # fmt: skip
+    run = SshRun(start(argv, out)).ended()
+    assert run.code == 0, run.launched.stderr
+    rows = report(out)["results"]
+    assert [row["world_size"] for row in rows] == [1, 2, 4]
+    found = [recorded_hosts(path) for path in sorted(out.glob("*-r1"))]
+    assert sorted(found, key=len) == [{0: "n1"}, {0: "n1", 1: "n1"}, HOSTS]
+    run.require_nothing_left(5)

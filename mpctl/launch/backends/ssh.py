@@ -36,7 +36,7 @@ from mpctl.launch.ssh.command import (
 from mpctl.launch.ssh.failures import SshEnding
 from mpctl.launch.ssh.host_line import SshHost
 from mpctl.launch.ssh.hostfile import read_hostfile
-from mpctl.launch.ssh.selection import Selection, hosts_of_plan, select_hosts
+from mpctl.launch.ssh.selection import Selection, first_slots, hosts_of_plan, select_hosts
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
@@ -60,6 +60,20 @@ def choose_hosts(job: JobSpec) -> Selection:
         return Selection(chosen.hosts, tuple(issues))
     ranks = cluster.gpus_per_node or 1
     return hosts_of_plan(chosen.hosts, cluster.nodes, ranks, ssh.hostfile)
+
+
+def use_first_slots(job: JobSpec) -> JobSpec:
+    """The job with an include of as many slots of its hosts as a node has ranks, where the hostfile
+    has more and neither include nor exclude chooses among them."""
+    ssh, ranks = job.launch.ssh, job.cluster.gpus_per_node or 1
+    if ssh.hostfile is None or ssh.include is not None or ssh.exclude is not None:
+        return job
+    hosts = read_hostfile(Path(ssh.hostfile)).hosts[: job.cluster.nodes]
+    include = first_slots(hosts, ranks)
+    if include is None:
+        return job
+    chosen = job.launch.model_copy(update={"ssh": ssh.model_copy(update={"include": include})})
+    return job.model_copy(update={"launch": chosen})
 
 
 @dataclass(frozen=True)

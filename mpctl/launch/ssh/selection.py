@@ -47,6 +47,22 @@ def select_hosts(
     return Selection(tuple(hosts))
 
 
+def first_slots(hosts: Sequence[SshHost], ranks_per_node: int) -> str | None:
+    """An include that names the first slots of these hosts, one for each of their ranks; None where
+    no host has more slots than that.
+
+    By hand, one rank on each of n1 and n2 with slots 0 to 3: `n1:0@n2:0`.
+    """
+    if all(host.slots is None or len(host.slots) <= ranks_per_node for host in hosts):
+        return None
+    return "@".join(_with_slots(host, ranks_per_node) for host in hosts)
+
+
+def _with_slots(host: SshHost, count: int) -> str:
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return f"{name}:{','.join(map(str, host.slots[:count]))}" if host.slots else name
+
+
 def hosts_of_plan(
     hosts: Sequence[SshHost], nodes: int, ranks_per_node: int, source: str
 ) -> Selection:

@@ -6,7 +6,7 @@ import pytest
 
 from mpctl.launch.ssh.host_line import SshHost
 from mpctl.launch.ssh.hostfile import parse_hostfile
-from mpctl.launch.ssh.selection import hosts_of_plan, select_hosts
+from mpctl.launch.ssh.selection import first_slots, hosts_of_plan, select_hosts
 
 HOSTS = parse_hostfile("n1 slots=4\nann@n2 slots=4\nn3\n::1 slots=2\n", "hosts").hosts
 N1, N2, N3, LOOP = HOSTS
@@ -94,3 +94,15 @@ def test_slots_that_disagree_with_the_plan_are_refused_for_each_host() -> None:
         "hosts:4: ::1 has 2 slots, but the plan puts 3 ranks on each node (plan for "
         "--gpus-per-node 2, or write slots=3)",
     ]
+
+
+def test_a_bench_takes_the_first_slots_of_hosts_that_have_more() -> None:
+    hosts = [SshHost("n1", (0, 1, 2)), SshHost("fe80::1", (4, 6)), SshHost("n3")]
+    assert first_slots(hosts, 2) == "n1:0,1@[fe80::1]:4,6@n3"
+    assert first_slots(hosts, 3) is None and first_slots(hosts[2:], 1) is None
+    include = first_slots(hosts, 1)
+    chosen = select_hosts(hosts, include)
+    assert not chosen.issues
+    assert [(host.name, host.slots) for host in chosen.hosts] == [
+        ("n1", (0,)), ("fe80::1", (4,)), ("n3", None),
+    ]  # fmt: skip
