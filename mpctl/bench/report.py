@@ -28,7 +28,9 @@ from mpctl.launch.node.machine import this_machine
 from mpctl.units import plural
 
 SCHEMA: Literal["mpctl.bench/1"] = "mpctl.bench/1"
-BenchName = Literal["scaling", "collectives", "kernels", "machine", "verify", "tensor-modes"]
+BenchName = Literal[
+    "scaling", "collectives", "kernels", "machine", "verify", "tensor-modes", "trace"
+]
 
 
 class BenchEnvironment(TypedDict):

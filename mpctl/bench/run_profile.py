@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from statistics import median
 
 from pydantic import TypeAdapter, ValidationError
 
 from mpctl.errors import InputError
+from mpctl.rundir.collective_log import LONGEST_RANK_LIST
 from mpctl.rundir.profile_files import PROFILE, ProfiledStep, ProfileEvent
 
 Steps = Mapping[int, Mapping[int, ProfiledStep]]
@@ -86,9 +88,12 @@ def read_run_profile(run: Path) -> RunProfile:
 def parse_step(content: bytes) -> ProfiledStep | None:
     """The step in a line of a rank's file; None where it holds none."""
     try:
-        return _LINE.validate_json(content)
+        line = _LINE.validate_json(content)
     except ValidationError:
         return None
+    times = (e[key] for e in line["events"] for key in ("began", "ended", "started") if key in e)
+    is_rank = 0 <= line["rank"] < line["world_size"] <= LONGEST_RANK_LIST
+    return line if is_rank and all(map(isfinite, times)) else None
 
 
 def clock_offsets(steps: Steps) -> dict[str, float]:

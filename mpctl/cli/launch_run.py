@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -225,8 +226,10 @@ class Launch:
 
     def _report(self, outcome: RunOutcome, summary: RunSummary) -> None:
         """Print how the run ended."""
+        from mpctl.render.console import say
         from mpctl.render.json import print_json
         from mpctl.render.run import print_failure, print_summary
+        from mpctl.rundir.profile_files import PROFILE
 
         run = self.run
         with suppress(OSError):  # the reader of the output may be gone; the exit code is the run's
@@ -236,3 +239,5 @@ class Launch:
                 print_json(summary)
             else:
                 print_summary(summary, str(run.path))
+                if self.plan.job.launch.profile and (run.path / PROFILE).is_dir():
+                    say(f"profile        mpctl bench trace {quote(str(run.path))}")

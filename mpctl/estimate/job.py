@@ -77,3 +77,9 @@ class Estimate:
     def step_seconds(self) -> float | None:
         """Seconds of a step; None where no time can be stated."""
         return self.time.total if isinstance(self.time, StepTime) else None
+
+    @property
+    def contention(self) -> float:
+        """Seconds of the step that ranks wait for a core that another uses; 0 where no time can be
+        stated."""
+        return self.time.contention if isinstance(self.time, StepTime) else 0.0

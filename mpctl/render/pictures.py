@@ -50,4 +50,4 @@ def _trace(plan: Plan, topology: Topology) -> str:
         raise InputError.of(
             "no-timeline", "--trace", f"the step has no times: {step}", "name a cluster preset"
         )
-    return trace_text(step, total=plan.estimate.step_seconds)
+    return trace_text(step, total=plan.estimate.step_seconds, contention=plan.estimate.contention)

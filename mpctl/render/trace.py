@@ -23,18 +23,22 @@ ROWS = ("work", "after the schedule", "sends")
 SENDS = 2  # the first row of messages
 
 
-def trace_text(step: StepLine, *, total: float | None = None) -> str:
-    """The trace as JSON text. total: seconds of the whole step, of which the schedule is the first
-    part."""
-    return json.dumps(trace_document(step, total=total), separators=(",", ":")) + "\n"
+def trace_text(step: StepLine, *, total: float | None = None, contention: float = 0.0) -> str:
+    """The trace as JSON text; arguments as those of `trace_document`."""
+    document = trace_document(step, total=total, contention=contention)
+    return json.dumps(document, separators=(",", ":")) + "\n"
 
 
-def trace_document(step: StepLine, *, total: float | None = None) -> dict[str, Any]:
+def trace_document(
+    step: StepLine, *, total: float | None = None, contention: float = 0.0
+) -> dict[str, Any]:
     """The events of a step. total: seconds of the whole step, of which the schedule is the first
-    part."""
+    part; contention: those of it that ranks wait for a core (estimate/contention.py), which no
+    action is known to contain and which stand at the end."""
     stages = range(len(step.line.orders))
     events = chain.from_iterable(
-        (*_names(stage), *_stage(step, stage), *_after(step, stage, total)) for stage in stages
+        (*_names(stage), *_stage(step, stage), *_after(step, stage, total, contention))
+        for stage in stages
     )
     return {
         "traceEvents": list(events),
@@ -52,14 +56,15 @@ def trace_document(step: StepLine, *, total: float | None = None) -> dict[str, A
 
 
 def _names(stage: int) -> Iterator[Event]:
-    yield _named(stage, 0, "process_name", name=f"stage {stage}")
-    yield _named(stage, 0, "process_sort_index", sort_index=stage)
+    yield named_row(stage, 0, "process_name", name=f"stage {stage}")
+    yield named_row(stage, 0, "process_sort_index", sort_index=stage)
     for row, name in enumerate(ROWS):
-        yield _named(stage, row, "thread_name", name=name)
+        yield named_row(stage, row, "thread_name", name=name)
 
 
-def _named(stage: int, row: int, what: str, **arguments: Any) -> Event:
-    return {"ph": "M", "pid": stage, "tid": row, "name": what, "args": arguments}
+def named_row(process: int, row: int, what: str, **arguments: Any) -> Event:
+    """The event that says what a process or a row is called; what: "process_name" and the like."""
+    return {"ph": "M", "pid": process, "tid": row, "name": what, "args": arguments}
 
 
 def _stage(step: StepLine, stage: int) -> Iterator[Event]:
@@ -69,23 +74,25 @@ def _stage(step: StepLine, stage: int) -> Iterator[Event]:
     for action, start, end in zip(
         line.orders[stage], line.starts[stage], line.ends[stage], strict=True
     ):
-        yield _event(stage, 0, _name(action, chunks), action.kind, (start, end), action)
+        yield _event(stage, 0, pass_name(action, chunks), action.kind, (start, end), action)
         receiver = target(action, stage=stage, stages=num_stages, chunks=chunks)
         if receiver is None:
             continue
         size, seconds = step.sent[StageChunk(stage, action.chunk), receiver]
         if size:
-            name = f"{_name(action, chunks)} to stage {receiver.stage}"
-            row = _row(free, end, end + seconds)
+            name = f"{pass_name(action, chunks)} to stage {receiver.stage}"
+            row = free_row(free, end, end + seconds)
             sent = _event(stage, row, name, "send", (end, end + seconds), action)
             sent["args"] |= {"bytes": size, "to_stage": receiver.stage}
             yield sent
     for row in range(1, len(free)):
-        yield _named(stage, SENDS + row, "thread_name", name=f"sends {row + 1}")
+        yield named_row(stage, SENDS + row, "thread_name", name=f"sends {row + 1}")
 
 
-def _row(free: list[float], start: float, end: float) -> int:
-    """Messages on the way at once stand in rows of their own: events of one row may not overlap."""
+def free_row(free: list[float], start: float, end: float) -> int:
+    """The row, from SENDS on, of a message under way from `start` to `end`: messages on the way at
+    once stand in rows of their own, since events of one row may not overlap. free: when the last
+    message of each row ends; it is updated."""
     for row, is_free in enumerate(free):
         if is_free <= start:
             free[row] = end
@@ -97,9 +104,18 @@ def _row(free: list[float], start: float, end: float) -> int:
 def _event(
     stage: int, row: int, name: str, kind: str, times: tuple[float, float], action: Action
 ) -> Event:  # fmt: skip
+    arguments = {"microbatch": action.microbatch, "chunk": action.chunk}
+    return complete_event(stage, row, name, kind, times, arguments)
+
+
+def complete_event(
+    process: int, row: int, name: str, kind: str, times: tuple[float, float],
+    arguments: dict[str, Any],
+) -> Event:  # fmt: skip
+    """An event with its begin and end, in seconds. kind: the category, by which viewers filter."""
     return {
-        "ph": "X", "pid": stage, "tid": row, "name": name, "cat": kind, **_times(*times),
-        "args": {"microbatch": action.microbatch, "chunk": action.chunk},
+        "ph": "X", "pid": process, "tid": row, "name": name, "cat": kind, **_times(*times),
+        "args": arguments,
     }  # fmt: skip
 
 
@@ -109,16 +125,19 @@ def _times(start: float, end: float) -> dict[str, float]:
     return {"ts": began / 1e3, "dur": (ended - began) / 1e3}
 
 
-def _name(action: Action, chunks: int) -> str:
-    """`F3`; of several chunks `F3.1`."""
+def pass_name(action: Action, chunks: int) -> str:
+    """`F3` for the forward of micro batch 3; where the stage has several chunks `F3.1`."""
     return show([action]) if action.chunk or chunks == 1 else f"{show([action])}.0"
 
 
-def _after(step: StepLine, stage: int, total: float | None) -> Iterator[Event]:
-    """What the estimate knows as a length alone: sums over replicas, the optimizer."""
-    if total is None or step.skipped or total <= step.seconds:
+def _after(step: StepLine, stage: int, total: float | None, contention: float) -> Iterator[Event]:
+    """What the estimate knows as a length alone: sums over replicas, the optimizer, contention."""
+    if total is None or step.skipped:
         return
-    yield {
-        "ph": "X", "pid": stage, "tid": 1, "name": "sums of once a step and optimizer",
-        "cat": "after", **_times(step.seconds, total), "args": {},
-    }  # fmt: skip
+    end = total - contention
+    if end > step.seconds:
+        name = "sums of once a step and optimizer"
+        yield complete_event(stage, 1, name, "after", (step.seconds, end), {})
+    if contention > 0:
+        name = "contention: ranks share cores"
+        yield complete_event(stage, 1, name, "contention", (end, total), {})

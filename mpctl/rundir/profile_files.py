@@ -32,14 +32,15 @@ WORK = (
     "backward_input",
     "backward_weight",
     "gradients",
+    "norm",
     "optimizer",
     "status",
     "validation",
     "checkpoint",
 )
 """Names of events that are not collectives. step: the whole update; data: reading a micro batch;
-gradients: what is left of their sums after the schedule, and their norm; status: what all ranks
-tell each other once a step; checkpoint: how long training waits for saving."""
+gradients: what is left of their sums after the schedule; norm: of all gradients; status: what all
+ranks tell each other once a step; checkpoint: how long training waits for saving."""
 
 
 class RequiredEventFields(TypedDict):

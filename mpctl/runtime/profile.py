@@ -5,7 +5,8 @@ written before the next step begins, outside of all times. On CUDA the readings 
 stream, which are turned into seconds when the line is written.
 
 By hand, `launch.profile = "3"` and micro batches 0 and 1 on one stage: one line, of step 3, with
-the events step, data, forward, backward, data, forward, backward, gradients, optimizer, status.
+the events step, data, forward, backward, data, forward, backward, gradients, norm, optimizer and
+status.
 """
 
 from __future__ import annotations

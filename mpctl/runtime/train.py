@@ -198,7 +198,8 @@ class Trainer:
         """
         scale = self.loss_scale
         used = scale.value if scale else 1.0
-        norm = self.buffer.norm() / used
+        with self.profile.span("norm"):
+            norm = self.buffer.norm() / used
         shared = None if status is None else status.loss
         is_fp16 = scale is not None
         judgement = self.guard.judge(self.step + 1, shared, norm, may_overflow=is_fp16)

@@ -83,6 +83,7 @@ SCHEMAS = {
     "mpctl.presets/1": "`mpctl presets --json`: names of presets by kind, files of your own",
     "mpctl.rank/1": "`mpctl plan --rank N --json`: one rank, its coordinates and groups",
     "mpctl.rehearsal/1": "`mpctl launch --rehearse --json`: memory and messages of rehearsed ranks",
+    "mpctl.run-trace/1": "`mpctl bench trace RUN`: profiled steps beside the planned, for Perfetto",
     "mpctl.run/1": "`mpctl launch --json` and summary.json of a run",
     "mpctl.runs/1": "`mpctl runs --json`: a row a run",
     "mpctl.run-dir/1": ".mpctl-run of a run directory: a launch wrote what is here",

@@ -10,6 +10,7 @@ from mpctl.cli.bench.kernels import kernels
 from mpctl.cli.bench.report import report
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.tensor_modes import tensor_modes
+from mpctl.cli.bench.trace import trace
 from mpctl.cli.bench.verify import verify
 from mpctl.cli.hints import HintingGroup
 
@@ -31,3 +32,4 @@ app.command("tensor-modes")(tensor_modes)
 app.command()(verify)
 app.command()(report)
 app.command()(compare)
+app.command()(trace)

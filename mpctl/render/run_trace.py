@@ -1,0 +1,184 @@
+"""Profiled steps as a trace for Perfetto or chrome://tracing, with the planned step beside them.
+
+The format is that of the planned trace (trace.py), with its names: a process for each rank and,
+after the ranks of a stage, one for the plan of that stage, which begins where each profiled step
+does. A rank's rows: tid 0 its passes and other work, tid 1 where it is in a collective and computes
+nothing, from tid 2 on messages from their start to the end of the wait for them.
+
+By hand: a forward of micro batch 0 on rank 3 that begins 2 ms after the first event and lasts 1 ms
+is {"ph": "X", "pid": 3, "tid": 0, "name": "F0", "ts": 2000, "dur": 1000, ...}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from mpctl import __version__
+from mpctl.bench.run_profile import RunProfile
+from mpctl.bench.trace import PASSES, PlannedStep
+from mpctl.pipeline.schedule.orders import Action, Kind
+from mpctl.render.trace import (
+    Event,
+    complete_event,
+    free_row,
+    named_row,
+    pass_name,
+    trace_document,
+)
+from mpctl.rundir.profile_files import ProfiledStep, ProfileEvent
+from mpctl.units import bytes_text
+
+ROWS = ("work", "in collectives", "messages")
+MESSAGE_KEYS = ("axis", "bytes", "dtype", "of", "microbatch", "chunk", "peer")
+SCHEMA = "mpctl.run-trace/1"
+Started = tuple[str, str, float]
+
+
+def run_trace_text(profile: RunProfile, planned: PlannedStep, *, job: str) -> str:
+    """The trace as JSON text. job: its name."""
+    document = run_trace_document(profile, planned, job=job)
+    return json.dumps(document, separators=(",", ":")) + "\n"
+
+
+def run_trace_document(profile: RunProfile, planned: PlannedStep, *, job: str) -> dict[str, Any]:
+    """The events of all ranks in all profiled steps, and of the plan."""
+    begins = (event["began"] for line in profile.lines for event in profile.events(line))
+    zero = min(begins, default=0.0)
+    ranks = _Ranks(profile, zero)
+    return {
+        "traceEvents": [*ranks.names(), *ranks.events(), *_plan(profile, planned, zero)],
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "schema": SCHEMA,
+            "mpctl": __version__,
+            "is_estimate": False,
+            "job": job,
+            "steps": list(profile.steps),
+            "clock_offsets": dict(profile.offsets),
+            "planned_step_seconds": planned["seconds"],
+        },
+    }
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """The events of the ranks, with times from `zero` on. free: when each row of messages of a rank
+    ends; chunks: of a rank's stage."""
+
+    profile: RunProfile
+    zero: float
+    free: dict[int, list[float]] = field(default_factory=dict)
+
+    def names(self) -> Iterator[Event]:
+        """The names and the order of the processes and rows."""
+        first = {line["rank"]: line for line in reversed(list(self.profile.lines))}
+        for rank, line in sorted(first.items()):
+            coords = ", ".join(f"{axis} {at}" for axis, at in line["coords"].items())
+            name = f"rank {rank}: {coords}, {line['host']}"
+            yield named_row(rank, 0, "process_name", name=name)
+            order = _sort_index(line["coords"].get("pp", 0), rank, line["world_size"])
+            yield named_row(rank, 0, "process_sort_index", sort_index=order)
+            for row, text in enumerate(ROWS):
+                yield named_row(rank, row, "thread_name", name=text)
+
+    def events(self) -> Iterator[Event]:
+        """What all ranks did."""
+        for line in self.profile.lines:
+            events = sorted(self.profile.events(line), key=lambda event: event["began"])
+            chunks = 1 + max((event.get("chunk", 0) for event in events), default=0)
+            starts = {_started(e): e for e in events if e.get("phase") == "start"}
+            for event in events:
+                if "axis" not in event:
+                    yield self._work(line, event, chunks)
+                    continue
+                start = starts.get(_started(event), event)
+                yield self._waits(line, event, start, chunks)
+                if event.get("phase") == "wait":
+                    yield self._message(line, event, start, chunks)
+
+    def _work(self, line: ProfiledStep, event: ProfileEvent, chunks: int) -> Event:
+        name, kind = event["name"], event["name"]
+        if kind in PASSES:
+            name = pass_name(_action(event, kind), chunks)
+        elif kind == "step":
+            name = f"step {line['step']}"
+        more = _chosen(event, ("microbatch", "chunk"))
+        return self._event(line, 0, name, kind, (event["began"], event["ended"]), more)
+
+    def _waits(
+        self, line: ProfiledStep, event: ProfileEvent, start: ProfileEvent, chunks: int
+    ) -> Event:
+        times = (event["began"], event["ended"])
+        more = {"phase": event.get("phase")}
+        return self._event(line, 1, _title(start, chunks), event["name"], times, more, start)
+
+    def _message(
+        self, line: ProfiledStep, event: ProfileEvent, start: ProfileEvent, chunks: int
+    ) -> Event:
+        """From its start to the end of the wait for it."""
+        times = (event.get("started", event["began"]), event["ended"])
+        row = free_row(self.free.setdefault(line["rank"], []), *times)
+        return self._event(line, row, _title(start, chunks), event["name"], times, {}, start)
+
+    def _event(
+        self, line: ProfiledStep, row: int, name: str, kind: str, times: tuple[float, float],
+        more: dict[str, Any], message: ProfileEvent | None = None,
+    ) -> Event:  # fmt: skip
+        of = _chosen(message, MESSAGE_KEYS) if message else {}
+        moved = (times[0] - self.zero, times[1] - self.zero)
+        arguments = {"step": line["step"], **more, **of}
+        return complete_event(line["rank"], row, name, kind, moved, arguments)
+
+
+def _chosen(event: ProfileEvent, keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: value for key, value in event.items() if key in keys}
+
+
+def _plan(profile: RunProfile, planned: PlannedStep, zero: float) -> Iterator[Event]:
+    """The planned step beside each profiled one: a process a stage, after the ranks."""
+    if planned["line"] is None:
+        return
+    world = max(line["world_size"] for line in profile.lines)
+    document = trace_document(
+        planned["line"], total=planned["seconds"], contention=planned["contention"]
+    )
+    for event in document["traceEvents"]:
+        stage, moved = event["pid"], {**event, "pid": world + event["pid"]}
+        if event["name"] == "process_name":
+            moved["args"] = {"name": f"plan: {event['args']['name']}"}
+        elif event["name"] == "process_sort_index":
+            moved["args"] = {"sort_index": _sort_index(stage, world, world)}
+        if event["ph"] == "M":
+            yield moved
+            continue
+        for step, ranks in profile.steps.items():
+            began = min((e["began"] for line in ranks.values() for e in profile.events(line)
+                         if e["name"] == "step"), default=None)  # fmt: skip
+            if began is not None:
+                at = round((began - zero) * 1e9) / 1e3
+                yield {**moved, "ts": at + event["ts"], "args": {**event["args"], "step": step}}
+
+
+def _sort_index(stage: int, rank: int, world: int) -> int:
+    """Processes stand by stage, in it by rank, and the plan (rank `world`) after them."""
+    return stage * (world + 1) + rank
+
+
+def _started(event: ProfileEvent) -> Started:
+    """What a wait and the start that it belongs to have in common."""
+    return event["name"], event.get("axis", ""), event.get("started", event["began"])
+
+
+def _title(event: ProfileEvent, chunks: int) -> str:
+    """`tp all_reduce 2.0 MiB`; between stages as the planned trace has it, `F0 to stage 1`."""
+    if "peer" in event and "of" in event:
+        way = "to" if event["name"] == "send" else "from"
+        return f"{pass_name(_action(event, event['of']), chunks)} {way} stage {event['peer']}"
+    return f"{event.get('axis')} {event['name']} {bytes_text(event.get('bytes', 0))}"
+
+
+def _action(event: ProfileEvent, kind: str) -> Action:
+    return Action(cast(Kind, kind), event.get("microbatch", 0), event.get("chunk", 0))
