@@ -14,7 +14,8 @@ from mpctl.units import plural, rate_text, seconds_text
 FORMULA = (
     "efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). The same form "
     "gives Megatron-LM's published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, "
-    "15100 / (512 x 39) (arXiv 1909.08053). at best: what perfect {units} would reach."
+    "15100 / (512 x 39) (arXiv 1909.08053). at best: what {units} could "
+    "reach if nothing but work took time."
 )
 MODES = {
     "strong": "Strong scaling: the same global batch, shared by more ranks",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -33,12 +34,16 @@ if TYPE_CHECKING:
     from mpctl.launch.node.machine import Machine
     from mpctl.spec.job import JobSpec
 
-DEFAULT_STEPS, QUICK_STEPS = 12, 6
-DEFAULT_WORLDS = "1,2"
+DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
+DEFAULT_WORLDS, DEFAULT_ROUNDS = "1,2", 3
 
 WorldOption = Annotated[
     str | None,
     typer.Option(help="World sizes; 1,2 by default, with --layouts any.", show_default=False),
+]
+MoreLayouts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="AXIS=SIZES", help="Further words of --layouts.", show_default=False),
 ]
 ModeOption = Annotated[
     Literal["strong", "weak", "both"],
@@ -52,8 +57,14 @@ AlongOption = Annotated[
     ),
 ]
 RoundsOption = Annotated[
-    int,
-    typer.Option("--rounds", "--repeats", min=1, help="Rounds of all cases, in alternation."),
+    int | None,
+    typer.Option(
+        "--rounds",
+        "--repeats",
+        min=1,
+        help=f"Rounds of all cases, in alternation; by default {DEFAULT_ROUNDS}, with --quick 1.",
+        show_default=False,
+    ),
 ]
 
 
@@ -61,12 +72,12 @@ RoundsOption = Annotated[
 @with_hosts
 def scaling(
     job: JobSource,
-    words: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    words: MoreLayouts = None,
     world: WorldOption = None,
     layouts: LayoutsOption = None,
     mode: ModeOption = "both",
     along: AlongOption = None,
-    rounds: RoundsOption = 3,
+    rounds: RoundsOption = None,
     device: DeviceOption = None,
     out: OutOption = None,
     overwrite: OverwriteOption = False,
@@ -76,11 +87,16 @@ def scaling(
 ) -> None:
     """Train JOB at several world sizes and layouts; print speed, efficiency, MFU beside the plan.
 
-    efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0). In this form
-    Megatron-LM published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one, 15100 / (512 x
-    39) (arXiv 1909.08053). Strong scaling keeps the global batch, weak scaling lets it grow with N.
-    More ranks than cores are marked as a rehearsal: beside each efficiency stands what perfect
-    cores would reach. A run takes --steps 12, or 6 with --quick. Ctrl-C keeps what was measured.
+    efficiency = (tokens/s of N ranks / tokens/s of the smallest N0) / (N / N0).
+
+    In this form Megatron-LM published 76 %: 15.1 PFLOP/s on 512 GPUs against 39 TFLOP/s on one,
+    15100 / (512 x 39) (arXiv 1909.08053). Strong scaling keeps the global batch; weak scaling lets
+    it grow with N. Beside each efficiency stands what perfect cores (or GPUs) would reach; more
+    ranks than cores are a rehearsal, not a measurement. MFU and HFU count the FLOP of the model and
+    of the hardware (with recomputation) against the peak of the job's device.
+
+    Without JOB the job is `demo`. A run takes --steps 12, or 6 with --quick, the first two of which
+    do not count. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.cases import case_warnings
     from mpctl.bench.report import bench_environment, load_warnings
@@ -92,13 +108,14 @@ def scaling(
 
     seconds, environment = budget_seconds(budget, quick=quick), bench_environment()
     job, named = with_layout_words(job, layouts, words or [])
-    source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
+    source = replace(job, source=job.source or DEFAULT_JOB)
+    source = source.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
     source = source if device is None else source.with_default("launch.device", device)
     base, machine = source.plan().job, this_machine()
     modes: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
     measured = MeasuredScaling(
         base.name, scaling_cases(base, _layouts(base, named, world, along), modes), modes,
-        rounds, environment, command_text(),
+        rounds or (1 if quick else DEFAULT_ROUNDS), environment, command_text(),
     )  # fmt: skip
     folder = bench_folder("scaling", out, overwrite=overwrite)
     planned = _planned(measured, source, base, machine, folder, overwrite=overwrite)

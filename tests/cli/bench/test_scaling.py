@@ -75,6 +75,7 @@ def test_every_bad_case_is_named_before_any_run(texts, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("words", "where"),
     [
+        (["--world", "1,2", "--rounds", "0"], "command line"),
         (["--world", "two"], "--world"),
         (["--world", "2"], "--world"),
         (["--layouts", "tp=1,x"], "--layouts"),
