@@ -8,6 +8,9 @@ kernels.py). Equal kernels of one dtype are measured once, under the name of the
 `bytes` are the least that must be read and written, each tensor once: a product its three matrices,
 STREAM's triad three arrays and copy two (J. McCalpin, STREAM, 1995).
 
+In training other tensors pass through the caches before a kernel runs again, so that it is timed
+with several copies of its operands in turn, 32 MiB of them (at most 8); a layer with one.
+
 By hand, X [512, 256] W [256, 1024] in fp32: 2 x 512 x 256 x 1024 = 268 MFLOP, and 4 (512 x 256 +
 256 x 1024 + 512 x 1024) = 3.67 MB, 73 FLOP a byte.
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 
 from mpctl.estimate.attention_times import fused_pairs
 from mpctl.estimate.flops import ALL, FORWARD, block_flops
@@ -34,6 +37,7 @@ from mpctl.spec.model import ModelSpec
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128, "seq_length": 8}
 """Sizes of a layer whose kernels take next to nothing, so that the host's time is left."""
+CACHE_BYTES, MOST_COPIES = 2**25, 8  # more than a core's own cache holds
 FLAGS = ("causal", "window", "bias", "sample_mask")  # of a shape, no part of a name
 
 
@@ -238,8 +242,9 @@ class KernelLister:
         self, kernel: KernelName, site: str, part: KernelPart, shape: Mapping[str, int],
         seconds: float, moved: float, flops: float = 0.0,
     ) -> PlannedKernel:  # fmt: skip
+        own = 1 if kernel == "layer" else min(MOST_COPIES, max(1, ceil(CACHE_BYTES / moved)))
         case: KernelCase = {"kernel": kernel, "part": part, "dtype": self.dtype,
-                            "shape": dict(shape)}  # fmt: skip
+                            "shape": dict(shape), "copies": own}  # fmt: skip
         return PlannedKernel(site, case, flops, moved, seconds, flops > 0)
 
 

@@ -34,12 +34,14 @@ LAYER_SIZES = ("hidden", "heads", "kv_heads", "head_dim", "ffn", "seq_length")
 
 class KernelCase(TypedDict):
     """A kernel to be timed. dtype: in mpctl's words, such as fp32; shape: its sizes by name
-    (bench/kernel_cases.py says which a kernel has)."""
+    (bench/kernel_list.py says which a kernel has); copies: sets of operands that are used in turn,
+    so that caches do not hold them all."""
 
     kernel: KernelName
     part: KernelPart
     dtype: DType
     shape: dict[str, int]
+    copies: int
 
 
 class KernelRequest(TypedDict):

@@ -107,12 +107,13 @@ def _matmul(bench: Bench) -> Work:
 
 
 def _attention(bench: Bench) -> Work:
-    """Under context parallelism a causal rank has a block at the start of the sequence and one at
-    its end, which meet other prefixes of the keys (kernels/context.py)."""
+    """Heads lie behind positions in memory, as a projection writes them. Under context parallelism
+    a causal rank has a block at the start of the sequence and one at its end, which meet other
+    prefixes of the keys (kernels/context.py)."""
     b, a, k, q, s, d = (
         bench.shape[name] for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim")
     )
-    query, key, value = (bench.random(b, heads, rows, d, grad=True)
+    query, key, value = (bench.random(b, rows, heads, d).transpose(1, 2).requires_grad_()
                          for heads, rows in ((a, q), (k, s), (k, s)))  # fmt: skip
     core, rng, half = _core(bench), bench.rng(b), q // 2
     bias = bench.random(1, a, q, s, grad=True) if bench.shape["bias"] else None

@@ -112,6 +112,15 @@ def test_bytes_of_what_memory_bounds() -> None:
     assert found["copy memory update"].bytes * 3 == found["triad memory update"].bytes * 2
 
 
+def test_operands_are_more_than_a_core_s_cache_holds() -> None:
+    """32 MiB in turn, at most 8 sets; a layer, whose tiny one is to find everything, has one."""
+    copies = {name: kernel.case["copies"] for name, kernel in kernels_of().items()}
+    assert copies["matmul layers.mlp.up forward"] == 8  # of 144 KiB
+    assert copies["triad memory update"] == copies["layer tiny forward"] == 1
+    wide = kernels_of(model__vocab=65536)["cross_entropy head forward"]
+    assert wide.bytes == 2**24 and wide.case["copies"] == 2
+
+
 @pytest.mark.parametrize("model", ["demo-gpt", "demo-llama", "demo-bert", "demo-t5", "demo-glm"])
 def test_every_family_has_kernels_of_its_own_names(model: str) -> None:
     job = load_job(None, {**THIS_MACHINE, "model": model})

@@ -17,9 +17,9 @@ from mpctl.spec.load import load_job
 from tests.ranks import run_ranks
 
 PRODUCT: KernelCase = {"kernel": "matmul", "part": "forward", "dtype": "fp32",
-                       "shape": {"m": 4, "k": 4, "n": 4}}  # fmt: skip
+                       "shape": {"m": 4, "k": 4, "n": 4}, "copies": 3}  # fmt: skip
 COPY: KernelCase = {"kernel": "copy", "part": "update", "dtype": "fp32",
-                    "shape": {"elements": 8}}  # fmt: skip
+                    "shape": {"elements": 8}, "copies": 1}  # fmt: skip
 JOB: dict[str, Any] = {"model": "demo-gpt", "launch.device": "cpu"}
 
 
