@@ -65,9 +65,10 @@ class VerifyRow(BenchRow):
 
 class VerifyFindings(TypedDict):
     """What the layouts say together. groups: of step times, by `GROUPS`; memory: of all layouts;
-    agreeing: layouts whose parameters, states and messages equal the plan; left_out: layouts of the
-    built-in set that this machine cannot run; within: the bound of --within as a share of 1, and
-    judged: the group that it holds for; passed: whether it does, None without a bound."""
+    agreeing: layouts whose parameters, states and messages equal the plan; left_out: by name,
+    layouts of the built-in set that cannot run here, with the reason; within: the bound of --within
+    as a share of 1, judged: the group that it holds for, and passed: whether it does, None without
+    a bound."""
 
     groups: dict[str, Accuracy]
     memory: Accuracy

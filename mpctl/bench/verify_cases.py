@@ -13,21 +13,14 @@ from typing import NoReturn
 
 from mpctl.bench.cases import RunCase
 from mpctl.bench.verify_layouts import (
-    DEFAULT_LAYOUTS,
-    QUICK_LAYOUTS,
     file_name,
     layout_name,
-    layout_overrides,
-    ranks_of,
     told_apart,
 )
 from mpctl.errors import InputError, Issue
-from mpctl.launch.node.machine import Machine
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Overrides, Plan
-from mpctl.spec.names import full_name
-from mpctl.units import plural
 
 PlanWith = Callable[[Overrides], Plan]
 MEASURE_FIRST = "--cluster FILE with a preset of this machine, as `mpctl bench machine` writes it"
@@ -98,51 +91,3 @@ def _issues(plan: Plan) -> Iterable[Issue]:
         yield Issue("verify-device", "launch.device",
                     f"the plan is of {device.name}, and ranks would run on {runs_on}",
                     f"leave --device out, or use {MEASURE_FIRST}")  # fmt: skip
-
-
-def built_in_set(
-    plan_with: PlanWith, given: Overrides, machine: Machine, *, quick: bool
-) -> tuple[list[Wanted], dict[str, str]]:
-    """The built-in layouts of one job, of which quick takes a few; and those that the nodes, or the
-    GPUs of this machine, cannot have, with the reason.
-
-    plan_with: plans the job with settings over its own; given: settings that were typed, of which
-    the number of nodes holds for every layout. Raises InputError for those that each layout has its
-    own value of.
-    """
-    typed = {full_name(name): value for name, value in given.items()}
-    nodes = typed.pop("cluster.nodes", 1)
-    nodes = nodes if isinstance(nodes, int) and nodes > 0 else 1  # else the job is refused
-    own = layout_overrides({})
-    issues = [
-        Issue("layout-setting", name, "each layout of the built-in set has its own",
-              "leave it out, or name the JOB that is to run so: mpctl bench verify demo ...")
-        for name in typed if name in own or name == "parallel"
-    ]  # fmt: skip
-    if issues:
-        raise InputError(issues)
-    layouts = QUICK_LAYOUTS if quick else DEFAULT_LAYOUTS
-    left_out = _left_out(plan_with, {ranks_of(layout) for layout in layouts}, nodes, machine)
-    able = [layout for layout in layouts if ranks_of(layout) not in left_out]
-    told = {f"layouts of {plural(ranks, 'rank')}": why for ranks, why in left_out.items()}
-    settings = [layout_overrides(layout, nodes) for layout in able]
-    return wanted_layouts(plan_with, settings), told
-
-
-def _left_out(
-    plan_with: PlanWith, worlds: Iterable[int], nodes: int, machine: Machine
-) -> dict[int, str]:
-    """The numbers of ranks that cannot run, with the reason: any number of at least one for each
-    node runs on CPU cores, and on this machine's GPUs as many as there are."""
-    found = {n: f"they do not fill {plural(nodes, 'node')}" for n in sorted(worlds) if n % nodes}
-    if nodes == 1 and _is_on_gpus(plan_with):
-        more = (n for n in sorted(worlds) if n > max(machine.gpus, 1))
-        found |= {n: f"this machine shows {plural(machine.gpus, 'GPU')}" for n in more}
-    return found
-
-
-def _is_on_gpus(plan_with: PlanWith) -> bool:
-    try:
-        return plan_with(layout_overrides({})).job.device_kind == "cuda"
-    except InputError:
-        return False  # every layout will say what is wrong

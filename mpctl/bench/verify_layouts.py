@@ -97,6 +97,16 @@ def _recompute(granularity: str) -> str:
     return "recompute" if granularity == "full" else f"recompute-{granularity}"
 
 
+def fields_name(layout: LayoutFields) -> str:
+    """The name of a layout of the built-in set.
+
+    >>> fields_name({"tp": 2, "zero": 1})
+    'tp2 zero1'
+    """
+    others = {"stage_balance": "even", "micro_batch_size": 1, "order": DEFAULT_ORDER}
+    return layout_name(LayoutSettings(**{**SINGLE_RANK, **others, **layout}))  # type: ignore[arg-type]
+
+
 def file_name(title: str) -> str:
     """A title with `-` for every run of characters that a file name should not have."""
     return re.sub(r"[^A-Za-z0-9._+]+", "-", title).strip("-.") or "case"

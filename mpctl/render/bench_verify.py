@@ -110,8 +110,10 @@ def _warnings(report: VerifyReport) -> Iterator[str]:
     for row in report["results"]:
         if row["differs"]:
             yield f"{row['name']} did not run as planned: {row['differs']}"
-    for layout, why in report["findings"]["left_out"].items():
-        yield f"left out {layout}: {why}"
+    left_out = report["findings"]["left_out"]
+    for reason in dict.fromkeys(left_out.values()):
+        layouts = ", ".join(name for name, why in left_out.items() if why == reason)
+        yield f"left out {layouts}: {reason}"
     yield from load_warnings(report["environment"])
 
 

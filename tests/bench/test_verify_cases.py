@@ -9,18 +9,13 @@ import pytest
 
 from mpctl.bench.cases import plan_cases
 from mpctl.bench.layouts import parse_layouts
-from mpctl.bench.verify_cases import Wanted, built_in_set, verify_cases, wanted_layouts
+from mpctl.bench.verify_cases import Wanted, verify_cases, wanted_layouts
 from mpctl.bench.verify_layouts import (
-    DEFAULT_LAYOUTS,
     DEFAULT_SETTINGS,
-    QUICK_LAYOUTS,
-    layout_overrides,
-    ranks_of,
 )
 from mpctl.errors import InputError
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
-from mpctl.spec.names import full_name
 
 MACHINE = Machine(cores=2, gpus=0, memory_bytes=2**40)
 ONE = {"parallel.tp": 1, "cluster.gpus_per_node": 1}
@@ -69,36 +64,3 @@ def test_all_that_cannot_be_verified_is_refused_at_once(tmp_path: Any) -> None:
 def test_a_plan_without_a_step_time_is_refused(tmp_path: Any) -> None:
     asked = Wanted("", lambda: load_plan(None, {"model": "demo-gpt", "launch.device": "cpu"}))
     assert "no-step-time" in refused(asked, tmp_path=tmp_path)
-
-
-def test_the_built_in_set_is_whole_on_cpu_and_short_with_few_gpus() -> None:
-    whole, left_out = built_in_set(demo, {"training.steps": 3}, MACHINE, quick=False)
-    assert len(whole) == len(DEFAULT_LAYOUTS) and not left_out
-    quick, _ = built_in_set(demo, {}, MACHINE, quick=True)
-    assert len(quick) == len(QUICK_LAYOUTS)
-
-    def on_gpus(settings: Mapping[str, object]) -> Plan:
-        return demo({**settings, "launch.device": "cuda"})
-
-    one_gpu = Machine(cores=16, gpus=1, memory_bytes=2**40)
-    few, left_out = built_in_set(on_gpus, {}, one_gpu, quick=False)
-    assert len(few) == sum(ranks_of(layout) == 1 for layout in DEFAULT_LAYOUTS)
-    assert left_out == {f"layouts of {n} ranks": "this machine shows 1 GPU" for n in (2, 4)}
-
-
-@pytest.mark.parametrize("name", ["parallel.tp", "zero", "cluster.gpus_per_node", "recompute"])
-def test_settings_that_layouts_have_of_their_own_are_refused(name: str) -> None:
-    with pytest.raises(InputError) as error:
-        built_in_set(demo, {"training.steps": 3, name: 1}, MACHINE, quick=False)
-    (issue,) = error.value.issues
-    assert issue.where == full_name(name) and "name the JOB" in issue.hint
-
-
-def test_layouts_that_do_not_fill_the_nodes_are_left_out() -> None:
-    two_nodes, left_out = built_in_set(demo, {"nodes": 2}, MACHINE, quick=True)
-    assert left_out == {"layouts of 1 rank": "they do not fill 2 nodes"}
-    assert len(two_nodes) == len(QUICK_LAYOUTS) - 1
-    links = {"cluster.inter_node": {"bandwidth": 1e9, "latency": 1e-4}}
-    settings = [layout_overrides(layout, 2) for layout in QUICK_LAYOUTS[1:]]
-    jobs = [demo({**links, **own}).job for own in settings]
-    assert {(job.cluster.nodes, job.cluster.gpus_per_node) for job in jobs} == {(2, 1), (2, 2)}

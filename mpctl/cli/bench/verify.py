@@ -149,10 +149,11 @@ def _wanted(
     source: JobSource, more: list[str], layouts: list[str] | None, *, quick: bool
 ) -> tuple[list[Wanted], dict[str, str]]:
     """What is to be verified: the jobs as they are, layouts of one job, or without either the
-    built-in set; and the layouts of the set that this machine cannot run, with the reason."""
+    built-in set; and the layouts of the set that cannot run, with the reason."""
+    from mpctl.bench.built_in_set import built_in_set
     from mpctl.bench.cases import TIMED_SETTINGS
     from mpctl.bench.layouts import parse_layouts
-    from mpctl.bench.verify_cases import Wanted, built_in_set, wanted_layouts
+    from mpctl.bench.verify_cases import Wanted, wanted_layouts
     from mpctl.bench.verify_layouts import DEFAULT_SETTINGS
     from mpctl.launch.node.machine import this_machine
 
