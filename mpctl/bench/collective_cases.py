@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 
+from mpctl.bench.cases import one_core_each, shared_units
 from mpctl.bench.collective_options import (
     ITEM_BYTES,
     CollectiveFlags,
@@ -60,8 +61,7 @@ class CollectiveCases:
     def on_hosts(self, machine: Machine) -> CollectiveCases:
         """The same on hosts like this one."""
         ranks = min(self.topology.gpus_per_node, self.topology.world_size)
-        cores = machine.cores if self.device == "cpu" else machine.gpus
-        return replace(self, is_rehearsal=ranks > cores)
+        return replace(self, is_rehearsal=ranks > shared_units(self.plan.job, machine))
 
 
 def plan_collectives(
@@ -73,7 +73,7 @@ def plan_collectives(
         settings = {"parallel.tp": max(2, machine.gpus or machine.cores), **settings}
     issues: list[Issue] = []
     options = attempt(issues, lambda: read_options(flags))
-    plan = attempt(issues, lambda: load_plan(source, {"launch.threads_per_rank": 1, **settings}))
+    plan = attempt(issues, lambda: one_core_each(load_plan(source, settings), machine))
     if options is None or plan is None:
         raise InputError(issues)
     require_probes([plan])

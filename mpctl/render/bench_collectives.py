@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from statistics import fmean
 
 from rich.text import Text
 
@@ -69,9 +70,10 @@ def _print_one(rows: list[CollectiveRow], fit: CollectiveFit) -> None:
     for row in rows:
         table.add_row(*_cells(row))
     console.print(table)
+    average = fmean(row["busbw"] for row in rows) / 1e9
     line = (
-        f"fit: {seconds_text(fit['latency'])} + bus bytes / {fit['bandwidth'] / 1e9:.2f} GB/s, "
-        f"off by {fit['error']:.0%} on the average"
+        f"avg bus bandwidth {average:.3f} GB/s; fit: {seconds_text(fit['latency'])} + bus bytes / "
+        f"{fit['bandwidth'] / 1e9:.2f} GB/s, off by {fit['error']:.0%} on the average"
     )
     console.print(Text(line, style="dim"), "")
 

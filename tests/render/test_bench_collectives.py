@@ -25,6 +25,7 @@ def test_columns_and_units_are_those_of_nccl_tests(capsys: pytest.CaptureFixture
     assert "8000000 2000000 float sum 4000.0 4000.0 4000.0 2.000 3.000 0 " in words
     assert "4000.0 2.000 3.000 3 12000.0" in words and "#wrong planned" in words
     assert "all_reduce over tp, 4 ranks, shared memory (bytes, us, GB/s)" in words
+    assert "avg bus bandwidth 3.000 GB/s; fit: 0 µs + bus bytes / 3.00 GB/s, off by 0%" in words
     assert "1 row with wrong results" in words
 
 
