@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 
 def follow_if_joined(
-    job: JobSource, run_dir: Path | None, on: str | None, *, resume: bool, is_dry: bool
+    job: JobSource,
+    run_dir: Path | None,
+    on: str | None,
+    *,
+    resume: bool,
+    is_dry: bool,
+    named_by: str = "--run-dir",
 ) -> None:
     """Follow the world's first process, and exit when its launch is over.
 
     Returns where this process is the first one, is part of no world, or is to launch by another
     backend. on: of the command line. is_dry: nothing is started, so there is nothing to follow.
+    named_by: the option that says where the run directory is.
     """
     from mpctl.launch.joined.world import find_world, require_world
 
@@ -35,7 +42,7 @@ def follow_if_joined(
     launch = _settings(job, run_dir, world, resume=resume)
     if launch.on not in ("auto", "torchrun"):
         return
-    _require_run_dir(run_dir, world)
+    _require_run_dir(run_dir, world, named_by)
     if run_dir is not None:
         _end_if_restarted(run_dir)
     if world.is_first:
@@ -80,7 +87,7 @@ def _end_if_restarted(run_dir: Path) -> None:
         raise typer.Exit
 
 
-def _require_run_dir(run_dir: Path | None, world: JoinedWorld) -> None:
+def _require_run_dir(run_dir: Path | None, world: JoinedWorld, named_by: str) -> None:
     """Processes find each other in the run directory, so that all of them have to know it."""
     from mpctl.errors import InputError
 
@@ -90,10 +97,10 @@ def _require_run_dir(run_dir: Path | None, world: JoinedWorld) -> None:
         raise typer.Exit(2)
     raise InputError.of(
         "no-run-dir",
-        "--run-dir",
+        named_by,
         f"the {world.size} processes that {world.starter} started find each other in the run "
         "directory, and none is named",
-        "add --run-dir with a folder that all hosts share, the same for every process",
+        f"add {named_by} with a folder that all hosts share, the same for every process",
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mpctl.cli.bench.finish import finish
-from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
 from mpctl.cli.bench.options import (
     AsJsonOption,
     BudgetOption,
@@ -91,7 +91,7 @@ Rounds = Annotated[
 
 
 @with_job
-@with_hosts
+@with_joined_hosts
 def collectives(
     job: JobSource,
     minbytes: MinBytes = "1K",
@@ -158,7 +158,7 @@ def _measure(cases: CollectiveCases, folder: Path, *, as_json: bool) -> None:
     with TaskBar(lines=not as_json) as bar:
         measured = measure_collectives(
             cases,
-            RunDir(folder / "ranks-r1"),
+            RunDir(folder / RANKS),
             on_progress=bar.update,
             on_round=lambda so_far: save_report(
                 folder, collectives_report(so_far, environment, command)

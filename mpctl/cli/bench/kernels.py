@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli.bench.finish import finish
-from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
 from mpctl.cli.bench.options import (
     AsJsonOption,
     BudgetOption,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from mpctl.bench.kernels import KernelsReport, MeasuredKernels
 
 DEFAULT_ROUNDS, QUICK_ROUNDS = 5, 2
-RANKS = "kernels-r1"  # run directory of the ranks
 
 RanksOption = Annotated[
     str | None,
@@ -48,7 +47,7 @@ RoundsOption = Annotated[
 
 
 @with_job
-@with_hosts
+@with_joined_hosts
 def kernels(
     job: JobSource,
     ranks: RanksOption = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli.bench.finish import finish
-from mpctl.cli.bench.hosts import with_hosts
+from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
 from mpctl.cli.bench.options import (
     AsJsonOption,
     BudgetOption,
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mpctl.bench.tensor_modes import MeasuredModes, TensorModesReport
 
 DEFAULT_PASSES, DEFAULT_ROUNDS, QUICK_ROUNDS = 5, 5, 2
-RANKS = "ranks-r1"
-"""The run directory of the ranks, in the bench's folder."""
 
 
 RanksOption = Annotated[
@@ -41,7 +39,7 @@ RoundsOption = Annotated[
 
 
 @with_job
-@with_hosts
+@with_joined_hosts
 def tensor_modes(
     job: JobSource,
     ranks: RanksOption = 4,
