@@ -4,7 +4,9 @@ A product of m x k by k x n takes 2 m n (k + depth) / rate (estimate/kernels.py)
 follow from all products of one dtype by the least relative error. What memory bounds is compared
 with the planner's estimate of the same kernel on a known device: the ratio of their seconds is that
 of the bandwidths that kernels reach. So it is with the host, of a layer so small that nothing else
-is left. Only what all cores do at once counts: so are they used in training.
+is left. In training both take longer than alone, since other kernels empty the caches and the host
+does more than layers: what a profile of CPU runs has is compared with what its own machine measures
+alone (ALONE). Only what all cores do at once counts: so are they used in training.
 
 By hand, rate 200 GFLOP/s and depth 128: 512 x 512 x 512 at 160 GFLOP/s, 2048^3 at 188 GFLOP/s.
 """
@@ -29,6 +31,9 @@ TINY = "tiny"  # site of the layer that is nothing but the host's time
 # Contraction of a product's pass, and the other two sides: Y = X W, dX = dY W^T, dW = X^T dY.
 SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"),
          "backward_weight": ("m", "k", "n")}  # fmt: skip
+ALONE = {"memory": 0.65, "host": 0.3}
+"""Measured over estimated seconds of kernels alone, on the CPU that mpctl's profile was fitted to:
+the medians of what memory bounds, and of the layer that is nothing but the host's time."""
 FEWEST = 0.01  # of a nominal rate: less is no kernel's speed but a mistake
 
 
@@ -158,12 +163,18 @@ class _Busy:
             update={
                 "products": self.part,
                 "depth": self.products[self.dtype][1] if self.base.is_cpu else known.depth,
-                "memory": _bounded(before * _speed(bound) / self.bandwidth),
-                "host": known.host / _speed(tiny),
+                "memory": _bounded(before * self._as_in_runs("memory", bound) / self.bandwidth),
+                "host": known.host / self._as_in_runs("host", tiny),
                 "flash": self._attention("forward") or known.flash,
                 "flash_backward": self._attention("backward") or known.flash_backward,
             }
         )
+
+    def _as_in_runs(self, figure: str, rows: Sequence[MeasuredKernel]) -> float:
+        """How many times as fast as the estimate says these kernels are in training; 1 where none
+        was measured."""
+        alone = ALONE[figure] if rows and self.base.is_cpu else 1.0
+        return _speed(rows) * alone
 
     def _attention(self, part: str) -> float | None:
         own = [row for row in self.of("attention", dtype=self.dtype) if row["part"] == part]

@@ -52,18 +52,22 @@ class LinkFit:
 
 def training_rows(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
     """The rows of the way in which runs send: of each kind those of the first of TRANSPORTS that
-    was measured."""
+    was measured. Messages between two ranks that go another way than collectives are left out: they
+    are few, and the node has one link."""
     kinds = {row["kind"] for row in rows}
     chosen = {
         kind: min((row["transport"] for row in rows if row["kind"] == kind), key=TRANSPORTS.index)
         for kind in kinds
     }
-    return [row for row in rows if row["transport"] == chosen[row["kind"]]]
+    first = min(chosen.values(), key=TRANSPORTS.index)
+    if chosen.get("sendrecv") != first:
+        chosen.pop("sendrecv", None)
+    return [row for row in rows if row["transport"] == chosen.get(row["kind"])]
 
 
-def fit_link(rows: Sequence[MeasuredCollective], *, name: str) -> LinkFit:
+def fit_link(rows: Sequence[MeasuredCollective], *, name: str | None) -> LinkFit:
     """The link that these collectives of ranks on one node crossed. rows: at least one, of two
-    ranks or more. name: what the link is, in pictures."""
+    ranks or more. name: what the link is, in pictures, None where that is not known."""
     own = training_rows(rows)
     terms, seconds = [_terms(row) for row in own], [row["seconds"] for row in own]
     a_byte, a_reduced, start, latency = fit_relative(terms, seconds)

@@ -69,15 +69,17 @@ class Watch:
 
 def run_cases(
     cases: Sequence[PlannedCase], out: Path, *, command: str, rounds: int, budget: Budget,
-    watch: Watch,
+    watch: Watch, is_taken: bool = False,
 ) -> Iterator[CaseRun]:  # fmt: skip
     """Every run of every case as it ends, in at most so many rounds. `out` is taken over and the
     data are prepared before the first.
 
-    command: the command line, noted in each summary. Raises RunFailed at the first run that fails,
+    command: the command line, noted in each summary. is_taken: the bench took `out` over before,
+    and what it wrote there stays. Raises RunFailed at the first run that fails,
     KeyboardInterrupt when one was stopped, InputError when `out` or a corpus cannot be used.
     """
-    take_folder(out)
+    if not is_taken:
+        take_folder(out)
     ready = list(with_data(cases, out, watch.on_progress))
     done, each_round = 0, sum(case.job.training.steps for case in ready)
     for number in budget.rounds(rounds):

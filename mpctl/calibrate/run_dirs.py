@@ -63,14 +63,16 @@ def run_rows(paths: Iterable[Path], cluster: str | None = None) -> list[Row]:
 
 
 def find_runs(path: Path) -> Iterator[Path]:
-    """The run directories at or below a path, sorted by name."""
+    """The run directories at or below a path, sorted by name, without those of ranks that measured
+    kernels or collectives and trained nothing."""
     folder = path.parent if path.name in RUN_FILES else path
     yield from _runs_below(folder, DEEPEST)
 
 
 def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / "job.json").is_file():
-        yield folder
+        if not RunDir(folder).bench.exists():
+            yield folder
     elif depth and folder.is_dir():
         for inner in sorted(folder.iterdir()):
             if inner.is_dir() and not inner.is_symlink():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from mpctl.bench.device_fit import DeviceFit, MeasuredKernel, busy_rows, fit_device
+from mpctl.bench.device_fit import ALONE, DeviceFit, MeasuredKernel, busy_rows, fit_device
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import device_speed, product_seconds
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
@@ -83,13 +83,23 @@ def test_a_product_of_the_fit_takes_what_was_measured() -> None:
         assert again["seconds"] == pytest.approx(measured["seconds"], rel=0.02)
 
 
+def test_a_machine_like_that_of_the_profile_keeps_its_memory_and_host() -> None:
+    """Kernels alone that took as much less than their estimates as on that machine."""
+    rows = [*rows_of(BASE)[:12], row("triad", 1.0, moved=10e9)]
+    rows += [row("optimizer", ALONE["memory"], predicted=1.0)]
+    rows += [row("layer", ALONE["host"], site="tiny", predicted=1.0)]
+    found = fit(rows).device.kernels
+    assert found is not None and BASE.kernels is not None
+    assert (found.memory, found.host) == pytest.approx((BASE.kernels.memory, BASE.kernels.host))
+
+
 def test_memory_and_host_are_those_of_the_base_times_how_much_faster_they_were() -> None:
     """Twice as fast as 0.8 of 10 GB/s is 16 GB/s, more than the stream's 12: all of it. Half as
-    fast is 4 GB/s, a third of it. A layer that took three times its estimate: a host of 3."""
-    rows = rows_of(truth())
-    tiny = row("layer", 3.0, site="tiny", predicted=1.0)
-    for seconds, part in ((0.5, 1.0), (2.0, 4 / 12)):
-        found = fit([*rows, tiny, row("optimizer", seconds, predicted=1.0)]).device.kernels
+    fast is 4 GB/s, a third of it. A layer that took three times as long: a host of 3."""
+    tiny = row("layer", 3 * ALONE["host"], site="tiny", predicted=1.0)
+    for times, part in ((0.5, 1.0), (2.0, 4 / 12)):
+        bound = row("optimizer", times * ALONE["memory"], predicted=1.0)
+        found = fit([*rows_of(truth()), tiny, bound]).device.kernels
         assert found is not None
         assert (found.memory, found.host) == pytest.approx((part, 3.0))
 

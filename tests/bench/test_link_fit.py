@@ -59,6 +59,15 @@ def test_the_fit_is_of_the_way_in_which_runs_send() -> None:
     assert training_rows(rows) == [shared, rows[2]]
 
 
+def test_messages_between_two_ranks_count_where_they_go_the_same_way() -> None:
+    link = InnerLinkSpec(bandwidth=1e9)
+    rows = [measured("all_reduce", 2, 2**20, link), measured("broadcast", 2, 2**20, link)]
+    rows[1]["kind"] = "sendrecv"
+    assert training_rows(rows) == rows
+    rows[1]["transport"] = "gloo"
+    assert training_rows(rows) == rows[:1]
+
+
 def test_one_size_tells_no_latency_and_the_link_is_still_valid() -> None:
     link = fit_link([measured("all_reduce", 2, 2**20, InnerLinkSpec(bandwidth=1e9))], name="x").link
     assert link.bandwidth == pytest.approx(1e9)

@@ -63,6 +63,13 @@ def test_a_run_is_found_by_its_files_and_by_any_folder_above_it_and_counts_once(
     assert [row["id"] for row in run_rows([first, tmp_path / "bench"])] == [str(first), str(second)]
 
 
+def test_ranks_that_trained_nothing_are_no_run(tmp_path: Path) -> None:
+    trained, probed = (write_run(tmp_path / name) for name in ("dp2-r1", "kernels-r1"))
+    (probed / "bench.json").write_text("{}")
+    assert list(find_runs(tmp_path)) == [trained]
+    assert issues_of(probed).keys() == {"bad-runs"}
+
+
 def test_where_only_the_summary_was_kept_its_step_counts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", steps=())
     (folder / "summary.json").write_text('{"step_seconds": 0.5}')

@@ -7,6 +7,7 @@ import typer
 from mpctl.cli.bench.collectives import collectives
 from mpctl.cli.bench.compare import compare
 from mpctl.cli.bench.kernels import kernels
+from mpctl.cli.bench.machine import machine
 from mpctl.cli.bench.report import report
 from mpctl.cli.bench.scaling import scaling
 from mpctl.cli.bench.tensor_modes import tensor_modes
@@ -21,10 +22,11 @@ app = typer.Typer(
 
 @app.callback()
 def bench() -> None:
-    """Measure: scaling by training runs, collectives along axes, kernels of a model, tensor modes
-    by one layer, the plan by runs."""
+    """Measure: the machine as presets to plan on, kernels of a model, collectives along axes,
+    scaling by training runs, tensor modes by one layer, the plan by runs, steps as a trace."""
 
 
+app.command()(machine)
 app.command()(scaling)
 app.command()(collectives)
 app.command()(kernels)

@@ -1,0 +1,162 @@
+"""What `mpctl bench machine` measures, planned before anything runs.
+
+Kernels are those of the job's model, alone and on all cores (or GPUs) at once. Collectives are of
+all of them: in groups of two and of half of them, where they are even and more than two. Training
+runs are the built-in layouts of `mpctl bench verify` in which every rank has one of them.
+
+By hand, 2 cores: ranks (1, 2); tp 2; 11 layouts. 8 GPUs: ranks (1, 8); tp 2 x dp 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpctl.bench.cases import TIMED_SETTINGS, RunCase
+from mpctl.bench.collective_cases import CollectiveCases, plan_collectives
+from mpctl.bench.collective_options import CollectiveFlags, attempt
+from mpctl.bench.kernel_cases import KernelCases, kernel_cases
+from mpctl.bench.machine_preset import check_name
+from mpctl.bench.machine_runs import training_layouts
+from mpctl.bench.report import BenchEnvironment
+from mpctl.bench.verify_cases import Wanted, verify_cases
+from mpctl.bench.verify_layouts import LayoutFields, layout_overrides
+from mpctl.errors import InputError, Issue
+from mpctl.launch.node.machine import Machine
+from mpctl.planning.plan import Plan
+from mpctl.spec.base import DType
+from mpctl.spec.cluster import DeviceSpec
+from mpctl.spec.job import JobSpec
+from mpctl.spec.names import full_name
+
+PlanWith = Callable[[Mapping[str, object]], Plan]
+KINDS = "all_reduce,all_gather,reduce_scatter,sendrecv"  # those that training sends
+ROUNDS, QUICK_ROUNDS = 3, 1
+FURTHER: tuple[DType, ...] = ("fp32", "bf16")  # dtypes of products beside the job's
+MEMORY_SHARE = 0.9  # of the free memory that ranks may take together
+
+
+@dataclass(frozen=True)
+class MachineWork:
+    """Everything that is to be measured, checked.
+
+    name: of the presets; plan_with: the job's legal plan with settings over its own; devices: CPU
+    cores, or GPUs, of this machine; dtype: that which runs train in; base: the device from which
+    the fit begins; memory_bytes: that a rank may use; rounds: of each stage.
+    """
+
+    name: str
+    job_name: str | None
+    plan_with: PlanWith
+    machine: Machine
+    devices: int
+    kernels: KernelCases
+    dtype: DType
+    base: DeviceSpec
+    memory_bytes: int
+    rounds: int
+    quick: bool
+
+    def device_name(self, environment: BenchEnvironment) -> str:
+        """The device's name in its preset: a GPU's stays."""
+        if not self.base.is_cpu:
+            return self.base.name
+        return f"one core of {self.devices}, {environment['machine']}"
+
+    @property
+    def link_name(self) -> str | None:
+        """The link's name in pictures; None where it is not known."""
+        return "shared memory" if self.base.is_cpu else None
+
+    def collectives(self, seconds: float | None) -> CollectiveCases | None:
+        """The collectives, None where there is a single device. seconds: that rounds may take.
+        Raises InputError where they cannot be timed."""
+        if self.devices < 2:
+            return None
+        is_even = self.devices > 2 and self.devices % 2 == 0
+        sizes = {"tp": 2, "dp": self.devices // 2} if is_even else {"tp": self.devices}
+        settings = {
+            "cluster.gpus_per_node": self.devices,
+            "launch.device": self.base.kind,
+            **{f"parallel.{axis}": size for axis, size in sizes.items()},
+        }
+        flags = CollectiveFlags(
+            minbytes="4K", maxbytes="16M", stepfactor=16.0 if self.quick else 4.0, kinds=KINDS,
+            iterations=5 if self.quick else 20, rounds=self.rounds, seconds=seconds,
+        )  # fmt: skip
+        return plan_collectives(None, settings, flags, self.machine)
+
+    def cases(self, cluster: Mapping[str, Any] | None = None) -> list[RunCase]:
+        """The training runs; cluster: that they are planned on, the job's when None."""
+        own = {} if cluster is None else {"cluster": cluster}
+        layouts = training_layouts(self.devices, quick=self.quick)
+
+        def wanted(layout: LayoutFields) -> Wanted:
+            settings = {**own, **layout_overrides(layout), **TIMED_SETTINGS}
+            return Wanted("", lambda: self.plan_with(settings))
+
+        return verify_cases([wanted(layout) for layout in layouts])
+
+
+def plan_machine(
+    plan_with: PlanWith, machine: Machine, *, name: str, given: Iterable[str] = (),
+    rounds: int | None = None, quick: bool = False,
+) -> MachineWork:  # fmt: skip
+    """The work for a job. given: names of the settings that were typed. Raises InputError with
+    every issue of the name, the settings, the kernels and the collectives; those of the training
+    runs are found by `plan_cases`."""
+    issues = list(_layout_issues(given))
+    attempt(issues, lambda: check_name(name))
+    job = plan_with(layout_overrides({})).job
+    is_cpu = job.device_kind != "cuda"
+    devices = max(1, machine.cores if is_cpu else machine.gpus)
+    kernels = attempt(issues, lambda: _kernels(job, machine, devices, is_cpu=is_cpu, quick=quick))
+    if issues or kernels is None or kernels.device is None:
+        raise InputError(issues)
+    base = kernels.device
+    memory = int(MEMORY_SHARE * machine.memory_bytes / devices) if is_cpu else base.memory_bytes
+    work = MachineWork(
+        name, job.name or (job.model.name if job.model else None), plan_with, machine, devices,
+        kernels, job.training.chosen_dtype, base, memory,
+        rounds or (QUICK_ROUNDS if quick else ROUNDS), quick,
+    )  # fmt: skip
+    work.collectives(None)  # refused before anything runs
+    return work
+
+
+def _layout_issues(given: Iterable[str]) -> Iterator[Issue]:
+    """Settings that each layout has its own value of."""
+    own = layout_overrides({})
+    for name in map(full_name, given):
+        if name in own or name == "parallel":
+            yield Issue("layout-setting", name, "each layout that is trained has its own",
+                        "leave it out")  # fmt: skip
+
+
+def _kernels(
+    job: JobSpec, machine: Machine, devices: int, *, is_cpu: bool, quick: bool
+) -> KernelCases:
+    """The kernels, in the job's dtype and where there is time in further ones. Raises InputError
+    where the job's cluster does not describe the devices: nothing could be compared with it."""
+    dtype, kind = job.training.chosen_dtype, "cpu" if is_cpu else "cuda"
+    dtypes = dict.fromkeys([dtype] if quick else [dtype, *FURTHER])
+    ranks = sorted({1, devices})
+    cases = kernel_cases(job, machine, ranks=ranks, dtypes=list(dtypes), device=kind)
+    if not cases.is_known:
+        raise InputError.of(
+            "machine-device", "--cluster", f"the job's cluster has no {kind} devices as this "
+            "machine has", "name the preset of a cluster with the same devices, whose data sheet "
+            "the fit begins from",
+        )  # fmt: skip
+    return cases
+
+
+def default_name(host: str) -> str:
+    """The name of this host's presets: what of its name a file's name may have.
+
+    >>> default_name("node-17.example.org"), default_name("...")
+    ('node-17', 'my-machine')
+    """
+    return re.sub(r"[^A-Za-z0-9_-]", "-", host.split(".")[0]).strip("-_")[:63] or "my-machine"

@@ -1,0 +1,111 @@
+"""A bench of a machine from rows by hand: presets and report after each stage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mpctl.bench.collective_rows import CollectiveRow
+from mpctl.bench.kernels import KernelRow
+from mpctl.bench.machine import MachineBench
+from mpctl.bench.report import BenchEnvironment
+from mpctl.planning.plan import load_plan
+from mpctl.render.bench_machine import print_machine
+from mpctl.spec.cluster import InnerLinkSpec
+from tests.bench.test_device_fit import row, rows_of, truth
+from tests.bench.test_link_fit import KINDS, SIZES, measured
+from tests.bench.test_machine_plan import work
+from tests.bench.test_machine_preset import ENVIRONMENT
+from tests.bench.verify_runs import case_of, run_of
+
+LINK = InnerLinkSpec(bandwidth=4e9, latency=3e-5)
+
+
+def kernel_rows() -> list[KernelRow]:
+    """Kernels of a device of 200 GFLOP/s, on two cores."""
+    found = [*rows_of(truth(depth=64.0)), row("layer", 0.3, site="tiny", predicted=1.0)]
+    return cast(list[KernelRow], [{"name": f"kernel {n}", **one} for n, one in enumerate(found)])
+
+
+def collective_rows() -> list[CollectiveRow]:
+    more = {"is_rehearsal": False, "wrong": 0}
+    return [
+        cast(CollectiveRow, {"name": f"{kind} {size}", **measured(kind, 2, size, LINK), **more})
+        for kind in KINDS for size in SIZES
+    ]  # fmt: skip
+
+
+def bench(**more: Any) -> MachineBench:
+    environment = cast(BenchEnvironment, {**ENVIRONMENT})
+    return MachineBench(work(), environment, "mpctl bench machine", **more)
+
+
+def measured_bench(out: Path) -> MachineBench:
+    """A bench after its kernels and collectives."""
+    found = bench(kernels=kernel_rows(), collectives=collective_rows())
+    found.write_presets(out)
+    return found
+
+
+def test_a_report_before_anything_was_measured_names_no_file() -> None:
+    findings = bench().report()["findings"]
+    assert findings["files"] == [] and findings["device"] == {} and findings["spread"] is None
+
+
+def test_presets_and_report_hold_what_was_measured(tmp_path: Path) -> None:
+    report = measured_bench(tmp_path).report()
+    assert json.loads((tmp_path / "report.json").read_text()) == report
+    findings = report["findings"]
+    assert findings["files"] == ["presets/devices/mine.toml", "presets/clusters/mine.toml"]
+    assert all((tmp_path / name).is_file() for name in findings["files"])
+    assert findings["device"]["peak_flops"]["fp32"] == pytest.approx(200e9, rel=1e-3)
+    link = findings["cluster"]["intra_node"]
+    assert link["bandwidth"] * link["efficiency"] == pytest.approx(4e9, rel=1e-3)
+    assert findings["cluster"]["cores"] == 2 and "device" not in findings["cluster"]
+    assert len(report["results"]) == len(kernel_rows()) + len(collective_rows())
+
+
+def test_it_is_planned_on_what_was_written(tmp_path: Path) -> None:
+    measured_bench(tmp_path)
+    cluster = str(tmp_path / "presets" / "clusters" / "mine.toml")
+    plan = load_plan("demo", {"cluster": cluster, "parallel.tp": 2})
+    assert plan.estimate is not None and plan.estimate.step_seconds is not None
+    assert plan.job.cluster.spread is None  # nothing was trained
+
+
+def test_runs_give_a_spread_and_the_presets_are_written_again(tmp_path: Path) -> None:
+    found = measured_bench(tmp_path)
+    assert found.preset is not None
+    cases = [case_of(f"batch {n}", training__global_batch_size=n) for n in (1, 2, 4)]
+    found.runs = [run_of(case, 0.2 * (n + 1)) for n, case in enumerate(cases)]
+    found.hold(tmp_path, found.preset)
+    findings = found.report()["findings"]
+    assert [check["layout"] for check in findings["checks"]] == [case.title for case in cases]
+    assert findings["errors"]["fitted"] < findings["errors"]["measured"]
+    assert findings["spread"] is not None
+    cluster = str(tmp_path / "presets" / "clusters" / "mine.toml")
+    assert load_plan("demo", {"cluster": cluster}).job.cluster.spread == findings["spread"]
+
+
+def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = measured_bench(tmp_path)
+    print_machine(found.report())
+    said = capsys.readouterr().out
+    assert "mine: measured, and not held against any run" in said
+    assert "--cluster OUT/presets/clusters/mine.toml" in said and "200.0 GFLOP/s" in said
+    assert "fewer than three layouts were trained" in said
+    assert found.preset is not None
+    found.collectives[0]["wrong"] = 3
+    found.runs = [run_of(case_of("1 rank"), 1.0)]
+    found.hold(tmp_path, found.preset)
+    print_machine(found.report())
+    said = capsys.readouterr().out
+    assert "plans of 1 layout are off by" in said
+    assert f"{found.collectives[0]['name']}: the result is wrong" in said
+    print_machine(bench().report())
+    assert "too little was measured for a preset" in capsys.readouterr().out

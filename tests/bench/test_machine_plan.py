@@ -1,0 +1,93 @@
+"""What a bench of a machine would measure, and what it refuses before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mpctl.bench.machine_plan import MachineWork, default_name, plan_machine
+from mpctl.errors import InputError
+from mpctl.launch.node.machine import Machine
+from mpctl.planning.plan import Plan, load_plan
+
+TWO_CORES = Machine(2, 0, 8 * 2**30)
+
+
+def work(
+    machine: Machine = TWO_CORES, *, cluster: str = "this-machine", **more: Any
+) -> MachineWork:
+    def plan_with(settings: Mapping[str, object]) -> Plan:
+        batch = {"training.micro_batch_size": 2, "training.global_batch_size": 8}
+        return load_plan("demo", {"cluster": cluster, **batch, **settings})
+
+    return plan_machine(plan_with, machine, **{"name": "mine", **more})
+
+
+def rules_of(**more: Any) -> set[str]:
+    with pytest.raises(InputError) as caught:
+        work(**more)
+    return {issue.rule for issue in caught.value.issues}
+
+
+def test_two_cores_by_hand() -> None:
+    found = work()
+    assert found.kernels.ranks == (1, 2)
+    assert {kernel.case["dtype"] for kernel in found.kernels.kernels} == {"fp32", "bf16"}
+    collectives = found.collectives(None)
+    assert collectives is not None
+    assert {(case["axis"], case["transport"]) for case in collectives.cases} == {
+        ("tp", "gloo"), ("tp", "shared")
+    }  # fmt: skip
+    assert not collectives.is_rehearsal
+    cases = [case.name for case in found.cases()]
+    assert len(cases) == 11 and {"1-rank", "tp2", "dp2-zero3", "pp2-vpp2"} <= set(cases)
+    assert found.memory_bytes == int(0.9 * 4 * 2**30)
+    assert found.rounds == 3
+
+
+def test_many_cores_have_groups_of_two_and_of_half_of_them() -> None:
+    found = work(Machine(8, 0, 32 * 2**30))
+    collectives = found.collectives(10.0)
+    assert collectives is not None
+    assert {axis: collectives.sizes[axis] for axis in ("tp", "dp")} == {"tp": 2, "dp": 4}
+    assert collectives.options.seconds == 10.0
+    assert found.kernels.ranks == (1, 8)
+
+
+def test_quick_measures_less() -> None:
+    quick, whole = work(quick=True), work()
+    assert quick.rounds == 1 and len(quick.cases()) < len(whole.cases())
+    assert len(quick.kernels.kernels) < len(whole.kernels.kernels)
+    few, all_of_them = quick.collectives(None), whole.collectives(None)
+    assert few is not None and all_of_them is not None
+    assert len(few.cases) < len(all_of_them.cases)
+    assert work(quick=True, rounds=5).rounds == 5
+
+
+def test_one_core_sends_nothing() -> None:
+    found = work(Machine(1, 0, 8 * 2**30))
+    assert found.collectives(None) is None
+    assert [case.name for case in found.cases()] == ["1-rank", "1-rank-recompute"]
+
+
+def test_runs_are_planned_on_the_cluster_that_was_measured() -> None:
+    found = work()
+    slow = {**found.plan_with({}).job.cluster.model_dump(exclude_none=True), "slowdown": 2.0}
+    plans = [found.cases(cluster)[0].make_plan() for cluster in (None, slow)]
+    seconds = [plan.estimate.step_seconds for plan in plans if plan.estimate is not None]
+    assert plans[1].job.cluster.slowdown == 2.0
+    assert seconds[0] is not None and seconds[1] is not None and seconds[1] > 1.3 * seconds[0]
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    assert rules_of(name="a b", given=["tp"], cluster="dgx-h100") == {
+        "bad-name", "layout-setting", "machine-device"
+    }  # fmt: skip
+
+
+def test_a_host_gives_the_default_name() -> None:
+    assert [default_name(host) for host in ("Box.lan", "a_b", "--", "a b")] == [
+        "Box", "a_b", "my-machine", "a-b"
+    ]  # fmt: skip

@@ -1,0 +1,71 @@
+"""`mpctl bench machine` as people call it: what it refuses, and one real measurement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpctl.planning.plan import load_plan
+from tests.bench.small_jobs import small_settings
+from tests.cli.calls import Mpctl
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--name", "../x"), "bad-name"),
+        (("--budget", "0"), "bad-budget"),
+        (("--tp", "2"), "layout-setting"),
+        (("no-such-job",), "no-such-job"),
+        (("--cluster", "dgx-h100"), "machine-device"),  # the demo runs on CPU
+        (("--model", "no-such-model"), "unknown-preset"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(
+    mpctl: Mpctl, tmp_path: Path, words: tuple[str, ...], rule: str
+) -> None:
+    out = tmp_path / "out"
+    said = mpctl("bench", "machine", *words, "--out", str(out), "--json")
+    assert said.code == 2 and rule in said.issues
+    assert not out.exists()
+
+
+def test_a_folder_of_something_else_is_not_touched(mpctl: Mpctl, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    said = mpctl("bench", "machine", "--out", str(tmp_path), "--overwrite", "--json")
+    assert said.code == 2 and "bench-foreign" in said.issues
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.slow
+def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path) -> None:
+    """Kernels and collectives of a narrow model, and four layouts of it: what is written is a
+    cluster that plans are made on, with the spread of its own runs."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(24):
+        words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
+        (texts / f"{number}.txt").write_text(words)
+    shape = [word for key, value in {**small_settings(texts), "model.layers": 2}.items()
+             for word in ("--set", f"{key}={json.dumps(value)}")]  # fmt: skip
+    out = tmp_path / "out"
+    said = mpctl("bench", "machine", *shape, "--quick", "--steps", "3", "--name", "mine",
+                 "--out", str(out), "--json")  # fmt: skip
+    assert said.code == 0, said.err
+    report = json.loads(said.out)
+    assert report == json.loads((out / "report.json").read_text())
+    assert report["schema"] == "mpctl.bench/1" and report["bench"] == "machine"
+    assert report["is_complete"] and report["findings"]["wrong"] == []
+    assert {"matmul", "triad"} <= {row.get("kernel") for row in report["results"]}
+    cluster = load_plan("demo", {"cluster": str(out / "presets/clusters/mine.toml")}).job.cluster
+    assert cluster.spread == report["findings"]["spread"]
+    assert cluster.cores == report["environment"]["cores"]
+    assert all((out / f"{check['layout'].replace(' ', '-')}-r1" / "summary.json").is_file()
+               for check in report["findings"]["checks"])  # fmt: skip
+    again = mpctl("bench", "machine", *shape, "--out", str(out))
+    assert again.code == 2 and "bench-occupied" in again.err
+    fitted = mpctl("calibrate", str(out), "--cluster", str(out / "presets/clusters/mine.toml"),
+                   "--out", str(tmp_path / "fitted"), "--rounds", "1")  # fmt: skip
+    assert fitted.code == 0, fitted.err
