@@ -25,7 +25,7 @@ from mpctl.cli.bench.options import (
     command_text,
 )
 from mpctl.cli.options import JobSource, with_job
-from mpctl.errors import InputError
+from mpctl.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
     from mpctl.bench.verify_cases import Wanted
@@ -117,18 +117,20 @@ def verify(
         cases, rounds or (1 if quick else DEFAULT_ROUNDS), None if more else _name(source),
         environment, command_text(), within=share, left_out=left_out,
     )  # fmt: skip
-    stopped = None
+    ended: BaseException | None = None
     with TaskBar(lines=True) as bar:
         try:
-            verification.run(
-                folder, budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print)
-            )
-        except KeyboardInterrupt as error:
-            stopped = error
+            watch = Watch(bar.update, bar.note, bar.print)
+            verification.run(folder, budget=Budget(seconds), watch=watch)
+        except (KeyboardInterrupt, SystemExit, RunFailed) as error:
+            ended = error
+    says_why = as_json and isinstance(ended, RunFailed)  # the one document on stdout
+    if ended is not None and (says_why or not verification.runs):
+        raise ended
     report = verification.report()
     finish(folder, report, print_verify, as_json=as_json)
-    if stopped is not None:
-        raise stopped
+    if ended is not None:
+        raise ended
     if report["findings"]["passed"] is False:
         raise typer.Exit(1)
 
