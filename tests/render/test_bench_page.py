@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mpctl.render.charts.reports import report_charts
 from mpctl.render.html.bench import bench_page
 from mpctl.render.html.bench_cells import cell, findings_parts
+from mpctl.render.html.bench_headline import headline
 from mpctl.render.markup import join
 from tests.bench.reports import ENVIRONMENT, MADE, made_report, row, verify_report
 from tests.render.test_page import EVIL, Reader
@@ -63,6 +64,24 @@ def test_a_page_is_whole_and_accessible(name: str) -> None:
 )
 def test_figures_have_the_unit_that_their_key_names(key: str, value: object, told: str) -> None:
     assert cell(key, value) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("verify", [("step time, within cores", "5.0% off"),
+                    ("rank correlation, within cores", "0.99"),
+                    ("inside of the band, within cores", "100%")]),
+        ("scaling", [("strong scaling, 4 ranks", "44%"), ("weak scaling, 4 ranks", "44%")]),
+        ("collectives", [("largest bus bandwidth", "5.96 GB/s")]),
+        ("kernels", [("fastest product", "32.0 GFLOP/s"), ("triad of a rank", "10 GB/s")]),
+    ],
+)  # fmt: skip
+def test_a_page_begins_with_its_figures(name: str, told: list[tuple[str, str]]) -> None:
+    """16 MiB in 20 us + 16 MiB / 6 GB/s are 5.96 GB/s."""
+    assert headline(MADE[name]()) == told
+    text = "".join(Reader(page(MADE[name]())).words)
+    assert all(f"{what}{figure}" in text for what, figure in told)
 
 
 def test_what_all_rows_share_is_said_once() -> None:

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.bench.report import BenchReport
-from mpctl.render.charts.chart import Chart, counts_axis, linear_axis, log_axis, rows_axis, short
+from mpctl.render.charts.chart import (
+    COLOURS,
+    Chart,
+    colour_and_shape,
+    counts_axis,
+    linear_axis,
+    log_axis,
+    rows_axis,
+    short,
+)
 from mpctl.render.charts.reports import report_charts
 from mpctl.render.charts.svg import SHAPES, chart_file, chart_svg
 from mpctl.render.picture_style import light_colours, picture_css
@@ -176,6 +185,11 @@ def test_colours_stand_in_both_schemes_and_have_their_own_shape() -> None:
     names = {f"--l{at}" for at in range(len(SHAPES))}
     assert names <= light_colours().keys() and len(set(SHAPES)) == len(SHAPES)
     assert all(picture_css().count(f"{name}:") == 3 for name in names)  # light, dark, print
+
+
+def test_series_beyond_the_colours_differ_in_shape() -> None:
+    assert len({colour_and_shape(number) for number in range(COLOURS**2)}) == COLOURS**2
+    assert len(SHAPES) == COLOURS
 
 
 def test_pngs_are_written(tmp_path: Path) -> None:

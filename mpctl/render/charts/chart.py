@@ -56,7 +56,7 @@ class Mark:
 class ChartSeries:
     """Marks of one name in the legend. look: `line` joins them, `points` does not, `dashed` and
     `dotted` are lines to compare with, `bar` is a pale bar of x_span with a stroke at x. colour: a
-    number below COLOURS, which also chooses the shape of the marks; None for dim ink."""
+    number that stands for a colour and a shape (colour_and_shape); None for dim ink."""
 
     name: str
     marks: tuple[Mark, ...]
@@ -173,5 +173,10 @@ def short(text: str) -> str:
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:
-    """A colour for each name, in order of appearance."""
-    return {name: at % COLOURS for at, name in enumerate(dict.fromkeys(names))}
+    """A look for each name, in order of appearance."""
+    return {name: at for at, name in enumerate(dict.fromkeys(names))}
+
+
+def colour_and_shape(number: int) -> tuple[int, int]:
+    """Both below COLOURS, and no two alike for as many as COLOURS squared series."""
+    return number % COLOURS, (number + number // COLOURS) % COLOURS

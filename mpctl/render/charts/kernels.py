@@ -43,7 +43,7 @@ def roofline_charts(report: BenchReport) -> Iterator[Chart]:
     if not drawn:
         return
     x = log_axis("FLOP per byte", [_intensity(row) for row in drawn], lambda n: f"{n:g}")
-    colours = numbered(text_of(row, "kernel") for row in drawn)
+    colours = numbered(_name(row) for row in drawn)
     panels = tuple(
         _panel([row for row in drawn if _group(row) == group], rows, report, x, colours)
         for group in sorted({_group(row) for row in drawn})
@@ -60,6 +60,10 @@ def _intensity(row: Row) -> float:
     return flops / size if flops > 0 and size > 0 else 0.0
 
 
+def _name(row: Row) -> str:
+    return text_of(row, "kernel").replace("_", " ")
+
+
 def _group(row: Row) -> tuple[int, str]:
     return int(number_of(row, "ranks") or 1), text_of(row, "dtype")
 
@@ -74,7 +78,7 @@ def _panel(
         rate = float(row["flops_per_second"])
         mark = Mark(_intensity(row), rate, f"{row['name']}: {rate_text(rate)}",
                     is_hollow=row.get("is_rehearsal") is True)  # fmt: skip
-        kernels.setdefault(text_of(row, "kernel"), []).append(mark)
+        kernels.setdefault(_name(row), []).append(mark)
     series = [
         ChartSeries(name, tuple(marks), "points", colours[name]) for name, marks in kernels.items()
     ]

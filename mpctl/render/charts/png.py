@@ -7,7 +7,14 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from mpctl.render.charts.chart import Chart, ChartAxis, ChartSeries, Mark, Panel
+from mpctl.render.charts.chart import (
+    Chart,
+    ChartAxis,
+    ChartSeries,
+    Mark,
+    Panel,
+    colour_and_shape,
+)
 from mpctl.render.picture_style import light_colours
 from mpctl.render.plot_file import SETTINGS, save_figure
 
@@ -28,17 +35,22 @@ def write_png(path: Path, chart: Chart, source: str) -> None:
 def _figure(chart: Chart, source: str) -> Any:
     from matplotlib.figure import Figure
 
-    columns = chart.columns
-    rows = -(-len(chart.panels) // columns)
-    high = {1: 3.9, 2: 3.1}.get(columns, 2.6) if chart.y.label else 0.6 + 0.26 * len(chart.y.ticks)
+    rows = -(-len(chart.panels) // chart.columns)
+    high = (
+        {1: 3.9, 2: 3.1}.get(chart.columns, 2.6)
+        if chart.y.label
+        else 0.6 + 0.26 * len(chart.y.ticks)
+    )
     figure = Figure(figsize=(INCHES, rows * high + 1.5), dpi=150, layout="constrained")
-    fields = list(figure.subplots(rows, columns, squeeze=False).flat)
+    fields = list(figure.subplots(rows, chart.columns, squeeze=False).flat)
     for field, panel in zip(fields, chart.panels, strict=False):
         _draw(field, panel, chart)
     for field in fields[len(chart.panels) :]:
         field.set_axis_off()
     handles = list(_handles(chart))
-    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), 8),
+    longest = max(len(series.name) for series in chart.legend)
+    columns = int(INCHES / (0.075 * longest + 0.75))
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(len(handles), columns),
                   frameon=False, title=chart.title, alignment="left", borderpad=0.1,
                   title_fontproperties={"size": 13, "weight": "bold"})  # fmt: skip
     words = "\n".join([*wrap(chart.note, LINE), source])
@@ -93,7 +105,7 @@ def _draw_mark(field: Any, series: ChartSeries, mark: Mark, colour: str) -> None
             xs, ys = (span, (mark.y, mark.y)) if along == "x" else ((mark.x, mark.x), span)
             field.plot(xs, ys, color=colour, alpha=0.65, linewidth=0.9)
     face = light_colours()["--paper"] if mark.is_hollow else colour
-    field.plot([mark.x], [mark.y], marker=MARKERS[series.colour or 0], color=colour,
+    field.plot([mark.x], [mark.y], marker=_marker(series), color=colour,
                markerfacecolor=face, markersize=4.8, markeredgewidth=1.2)  # fmt: skip
 
 
@@ -107,10 +119,17 @@ def _handles(chart: Chart) -> Iterator[Any]:
             linestyle="" if series.look == "points" else DASHES.get(series.look, "-"),
             linewidth=9 if series.look == "bar" else 1.5,
             alpha=0.28 if series.look == "bar" else None,
-            marker=MARKERS[series.colour or 0] if is_marked else None, markersize=4.8,
+            marker=_marker(series) if is_marked else None, markersize=4.8,
+            solid_capstyle="butt",
         )  # fmt: skip
 
 
 def _colour(series: ChartSeries) -> str:
     colours = light_colours()
-    return colours["--dim"] if series.colour is None else colours[f"--l{series.colour}"]
+    if series.colour is None:
+        return colours["--dim"]
+    return colours[f"--l{colour_and_shape(series.colour)[0]}"]
+
+
+def _marker(series: ChartSeries) -> str:
+    return MARKERS[colour_and_shape(series.colour or 0)[1]]

@@ -28,10 +28,10 @@ from mpctl.render.charts.chart import (
 from mpctl.units import seconds_text
 
 NOTE = (
-    "On the line the plan says what was measured; the dotted lines are 10 % off it. Bars across: "
-    "from the shortest round to the longest; upright: the plan's band, in which 9 of 10 runs are "
-    "expected."
+    "On the line the plan says what was measured; the dotted lines are 10 % off it. Bars across go "
+    "from the shortest round to the longest"
 )
+BAND_NOTE = ", upright ones over the plan's band, in which 9 of 10 runs are expected"
 LAYOUTS_NOTE = (
     "Pale bars: the plan's band, in which 9 of 10 runs are expected, with a stroke at the "
     "prediction. Points: the median measured, from the shortest round to the longest."
@@ -81,7 +81,8 @@ def _scatter(rows: Sequence[Row]) -> Chart:
             for label in ("measured", "predicted"))  # fmt: skip
     lines = [_line("predicted = measured", 1.0, "dashed", x),
              *(_line("10 % off", ratio, "dotted", x) for ratio in (0.9, 1.1))]  # fmt: skip
-    return Chart("predicted", "Predicted against measured", NOTE, x, y,
+    note = NOTE + BAND_NOTE * any(mark.y_span for mark in marks) + "."
+    return Chart("predicted", "Predicted against measured", note, x, y,
                  (Panel("", (*lines, *series)),))  # fmt: skip
 
 
@@ -92,8 +93,10 @@ def _line(name: str, ratio: float, look: Look, axis: ChartAxis) -> ChartSeries:
 
 
 def _group(row: Row) -> str:
-    if kind := text_of(row, "kernel") or text_of(row, "kind").replace("_", "-"):
-        return kind
+    if kernel := text_of(row, "kernel"):
+        return kernel.replace("_", " ")
+    if kind := text_of(row, "kind"):
+        return kind.replace("_", "-")
     return "more ranks than cores" if row.get("is_rehearsal") is True else "within the cores"
 
 

@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from mpctl.render.charts.chart import Chart, ChartSeries, Mark, Panel, Span
+from mpctl.render.charts.chart import (
+    Chart,
+    ChartSeries,
+    Mark,
+    Panel,
+    Span,
+    colour_and_shape,
+)
 from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.picture_style import picture_css, with_plain_colours
 
@@ -23,7 +30,7 @@ SHAPES = (
     "M0 -4.8L4.8 3.8H-4.8Z", "M0 4.8L4.8 -3.8H-4.8Z", "M-5 0L-2.5 -4.3H2.5L5 0L2.5 4.3H-2.5Z",
     "M-1.6 -4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
 )  # fmt: skip
-"""A shape for each colour, so that series differ without it: circle, square, diamond, ..."""
+"""Shapes, by which series differ without colour: circle, square, diamond, ..."""
 
 
 def chart_svg(chart: Chart) -> Raw:
@@ -189,7 +196,7 @@ def _bar(series: ChartSeries, mark: Mark, field: _Field) -> Raw:
 
 def _band_of(series: ChartSeries, low: float, high: float, at: float, y: float) -> Raw:
     """A pale bar from low to high, and a stroke at the prediction."""
-    colour = series.colour or 0
+    colour, _ = colour_and_shape(series.colour or 0)
     bar = el("rect", x=number(low), y=number(y - 7), width=number(max(high - low, 1)), height=14,
              class_=f"pale q{colour}")  # fmt: skip
     stroke = el("path", d=f"M{number(at)} {number(y - 7)}v14", class_=f"curve p{colour}")
@@ -202,11 +209,11 @@ def _path(series: ChartSeries, points: Sequence[tuple[float, float]]) -> Raw:
 
 
 def _symbol(series: ChartSeries, x: float, y: float, *, is_hollow: bool) -> Raw:
-    colour = series.colour or 0
+    colour, shape = colour_and_shape(series.colour or 0)
     fill = "hollow" if is_hollow else f"q{colour}"
-    return el("path", d=SHAPES[colour], class_=f"{fill} p{colour}", stroke_width="1.5",
+    return el("path", d=SHAPES[shape], class_=f"{fill} p{colour}", stroke_width="1.5",
               transform=f"translate({number(x)} {number(y)})")  # fmt: skip
 
 
 def _stroke(series: ChartSeries) -> str:
-    return "guide" if series.colour is None else f"p{series.colour}"
+    return "guide" if series.colour is None else f"p{colour_and_shape(series.colour)[0]}"

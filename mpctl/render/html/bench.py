@@ -9,6 +9,7 @@ from mpctl.bench.report import BenchReport, load_warnings
 from mpctl.render.charts.chart import Chart
 from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.bench_cells import cell, findings_parts, rows_table, words
+from mpctl.render.html.bench_headline import headline
 from mpctl.render.html.frame import page_text
 from mpctl.render.html.parts import note, scrolling, section, table
 from mpctl.render.markup import Raw, el
@@ -43,11 +44,13 @@ def _title(report: BenchReport) -> str:
 
 
 def _header(report: BenchReport, where: str) -> Raw:
+    tiles = [el("div", el("dt", name), el("dd", figure)) for name, figure in headline(report)]
     return el(
         "header", el("h1", "mpctl ", el("bdi", _title(report))),
         el("p", LEAD[report["bench"]]),
         el("p", f"{plural(len(report['results']), 'row')}, measured on {where}."),
         *(el("p", f"! {warning}.", class_="over") for warning in report_warnings(report)),
+        el("dl", *tiles) if tiles else "",
     )  # fmt: skip
 
 
