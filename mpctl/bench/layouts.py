@@ -3,6 +3,8 @@
 dp is 1 unless a word has it, so that a layout has as many ranks as its sizes multiply to. With
 world sizes, those combinations count that make one of them, and dp takes what the others leave.
 
+A combination of several chunks a stage (vpp) without a pipeline is left out.
+
 By hand, `tp=1,2 pp=1,2` is tp1 pp1, tp1 pp2, tp2 pp1, tp2 pp2 of 1, 2, 2 and 4 ranks; with world
 size 4, dp is 4, 2, 2 and 1.
 """
@@ -110,6 +112,9 @@ def parse_layouts(words: Sequence[str], worlds: Sequence[int] | None = None) -> 
         raise InputError.of("bad-layouts", "--layouts", message, "name fewer sizes")
     if worlds is None:
         layouts = [_layout(chosen, chosen.get("dp", 1)) for chosen in _combined(sizes)]
+        if not layouts:
+            raise InputError.of("bad-layouts", "--layouts", "vpp cuts the stages of a pipeline",
+                                "name pp of 2 or more beside it")  # fmt: skip
     else:
         layouts = [found for world in worlds for found in _of_world(sizes, world)]
         _require_all(worlds, layouts)
@@ -117,7 +122,11 @@ def parse_layouts(words: Sequence[str], worlds: Sequence[int] | None = None) -> 
 
 
 def _combined(sizes: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
-    return (dict(zip(sizes, chosen, strict=True)) for chosen in product(*sizes.values()))
+    """Every combination, but for those of chunks without a pipeline."""
+    for numbers in product(*sizes.values()):
+        chosen = dict(zip(sizes, numbers, strict=True))
+        if chosen.get("vpp", 1) == 1 or chosen.get("pp", 1) > 1:
+            yield chosen
 
 
 def _layout(chosen: Mapping[str, int], dp: int) -> Layout:

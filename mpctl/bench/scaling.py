@@ -63,3 +63,13 @@ def scaling_cases(
     return [
         ScalingCase(named[name], size, tuple(found)) for (name, size), found in modes_of.items()
     ]
+
+
+def efficiency(speed: float, ranks: int, base_speed: float, base_ranks: int) -> float:
+    """The share of the speed that so many ranks would have if each worked as those of the baseline;
+    speeds of all ranks together, in any unit.
+
+    >>> round(efficiency(15100, 512, 39, 1), 3)  # Megatron-LM, TFLOP/s
+    0.756
+    """
+    return speed / base_speed / (ranks / base_ranks)

@@ -20,7 +20,7 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 from mpctl.bench.cases import PlannedCase
 from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, BenchRow, spread
 from mpctl.bench.runner import CaseRun
-from mpctl.bench.scaling import Mode, ScalingCase
+from mpctl.bench.scaling import Mode, ScalingCase, efficiency
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.step import StepTime
 
@@ -220,15 +220,17 @@ def _rates(timing: Timing) -> _Rates:
 
 
 def _efficiencies(timing: Timing, base: Timing) -> _Efficiencies:
-    ranks, speed_up = timing.world / base.world, timing.speed / base.speed
+    def against(speed: float, base_speed: float) -> float:
+        return efficiency(speed, timing.world, base_speed, base.world)
+
     planned, planned_base = timing.planned_speed, base.planned_speed
     return {
-        "speed_up": speed_up,
-        "efficiency": speed_up / ranks,
-        "predicted_efficiency": planned / planned_base / ranks
+        "speed_up": timing.speed / base.speed,
+        "efficiency": against(timing.speed, base.speed),
+        "predicted_efficiency": against(planned, planned_base)
         if planned and planned_base
         else None,
-        "perfect_efficiency": timing.perfect_speed / base.perfect_speed / ranks,
+        "perfect_efficiency": against(timing.perfect_speed, base.perfect_speed),
     }
 
 

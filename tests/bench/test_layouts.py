@@ -42,6 +42,14 @@ def test_words_that_name_no_sizes_are_refused(words):
         parse_layouts([words])
 
 
+def test_chunks_of_a_stage_need_a_pipeline():
+    assert names(parse_layouts(["pp=1,2", "vpp=1,2"])) == ["1 rank vpp1", "pp2 vpp1", "pp2 vpp2"]
+    with pytest.raises(InputError, match="name pp"):
+        parse_layouts(["vpp=2"])
+    with pytest.raises(InputError, match="makes 2 ranks"):
+        parse_layouts(["vpp=2"], [2])
+
+
 def test_all_bad_words_and_all_worlds_without_layout_are_told_at_once():
     with pytest.raises(InputError) as refused:
         parse_layouts(["tp=x", "foo=1"])
