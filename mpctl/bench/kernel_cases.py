@@ -25,6 +25,7 @@ from mpctl.spec.cluster import DeviceSpec
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job
 from mpctl.spec.parallel import ParallelSpec
+from mpctl.spec.runtime import OWN_RUNTIME
 from mpctl.units import bytes_text, seconds_text
 
 DEFAULT_JOB = {"model": "demo-gpt", "training.micro_batch_size": 8}
@@ -38,17 +39,17 @@ MEMORY_SHARE = 0.5  # of the free memory that operands may take
 
 @dataclass(frozen=True)
 class KernelCases:
-    """What is to be timed. job: as given, with a cluster; plan: the launch of its ranks; ranks: how
-    many run a kernel at once, ascending; cores: of this machine (GPUs where those run the ranks);
-    is_known: whether the job's cluster describes the device, so that shares of its peak and
-    estimates mean something."""
+    """What is to be timed. job: as given; device: what the ranks run on as a cluster describes it,
+    None where none does, so that there are no shares of a peak and no estimates; plan: the launch
+    of the ranks; ranks: how many run a kernel at once, ascending; cores: of this machine (GPUs
+    where those run the ranks)."""
 
     job: JobSpec
+    device: DeviceSpec | None
     plan: Plan
     kernels: tuple[PlannedKernel, ...]
     ranks: tuple[int, ...]
     cores: int
-    is_known: bool
 
     @property
     def timings(self) -> int:
@@ -61,18 +62,13 @@ class KernelCases:
         return machine.gpus if is_cuda else machine.cores
 
     @property
-    def device(self) -> DeviceSpec | None:
-        """What the ranks run on; None where the job's cluster does not describe it."""
-        return self.job.cluster.device if self.is_known else None
-
-    @property
     def warnings(self) -> tuple[str, ...]:
-        """What to know before they are timed: estimates of another device, and a round that takes
-        minutes by the plan."""
-        told = []
-        if not self.is_known and self.job.cluster.device is not None:
-            told.append(f"{self.job.cluster.device.name} of the job's cluster is not what runs the "
-                        "ranks: no shares of its peak and no estimates")  # fmt: skip
+        """What to know before they are timed: figures of another device, or of none, and kernels
+        that take minutes by the plan."""
+        told, named = [], self.job.cluster.device
+        if self.device is None:
+            why = f"{named.name} is not what runs the ranks" if named else "no device is named"
+            told.append(f"{why} (--cluster names one): no shares of a peak and no estimates")
         least = len(self.ranks) * sum(kernel.predicted_seconds or 0.0 for kernel in self.kernels)
         if least > LONG_SECONDS:
             told.append(f"one run of every kernel takes {seconds_text(least)} by the plan; with a "
@@ -121,29 +117,32 @@ def kernel_cases(
     if job.model is None:
         raise InputError.of("no-model", "model", "kernels are a model's",
                             "leave JOB out, or name a model: --model demo-gpt")  # fmt: skip
-    where, most, planned = device or job.launch.device, max(ranks), _with_device(job)
-    is_cuda, spec = _is_cuda(machine, where), planned.cluster.device
-    is_known = spec is not None and spec.kind == ("cuda" if is_cuda else "cpu")
+    where, most = device or job.launch.device, max(ranks)
+    is_cuda, planned = _is_cuda(machine, where), _with_device(job)
+    spec = planned.cluster.device
+    known = spec if spec is not None and spec.is_cpu != is_cuda else None
     elements = _stream_elements(machine, most, is_cuda=is_cuda)
+    chosen = tuple(dtypes) or parse_dtypes(job.training.chosen_dtype)
     kernels = [
-        kernel if is_known else replace(kernel, predicted_seconds=None)
-        for dtype in dict.fromkeys(dtypes or [planned.training.chosen_dtype])
+        kernel if known else replace(kernel, predicted_seconds=None)
+        for dtype in chosen
         for kernel in _list(planned, dtype, elements)
     ]
     if not is_cuda and (issue := _too_large(kernels, most, machine)):
         raise InputError([issue])
-    cores, plan = machine.gpus if is_cuda else machine.cores, _ranks_plan(job, most, where)
-    require_probes([plan])
-    return KernelCases(planned, plan, tuple(kernels), tuple(ranks), cores, is_known)
+    plan = _ranks_plan(job, TaskOptions(sizes={"dp": most}, device=where, dtype=chosen[0]))
+    cores = machine.gpus if is_cuda else machine.cores
+    return KernelCases(job, known, plan, tuple(kernels), tuple(ranks), cores)
 
 
-def _ranks_plan(job: JobSpec, ranks: int, device: str) -> Plan:
+def _ranks_plan(job: JobSpec, options: TaskOptions) -> Plan:
     """The launch of the ranks: each of them the model by itself, with one thread if the job names
-    no number of them."""
+    no number of them. Raises InputError where they cannot be started."""
     own = {"threads_per_rank": job.launch.threads_per_rank or 1}
     job = job.model_copy(update={"launch": job.launch.model_copy(update=own)})
-    plan = task_plan(job, TaskOptions(sizes={"dp": ranks}, device=device))
+    plan = task_plan(job, options)
     plan.require_legal()
+    require_probes([plan])
     return plan
 
 
@@ -160,7 +159,8 @@ def _with_device(job: JobSpec) -> JobSpec:
 
 
 def _list(job: JobSpec, dtype: DType, elements: int) -> list[PlannedKernel]:
-    """The kernels in one dtype; without estimates where the device has no rate at it."""
+    """The kernels of our own runtime in one dtype; without estimates where the device has no rate
+    at it."""
     device = job.cluster.device
     assert device is not None, "_with_device has seen to it"
     if dtype not in device.peak_flops:
@@ -170,8 +170,10 @@ def _list(job: JobSpec, dtype: DType, elements: int) -> list[PlannedKernel]:
         )
         known = _list(job.model_copy(update={"cluster": cluster}), dtype, elements)
         return [replace(kernel, predicted_seconds=None) for kernel in known]
-    training = job.training.model_copy(update={"dtype": dtype})
-    laid = job.model_copy(update={"training": training})
+    assert job.model is not None, "kernel_cases has seen to it"
+    training = job.training.model_copy(update={"dtype": dtype, "runtime": OWN_RUNTIME})
+    model = job.model.model_copy(update={"attention": "flash"})  # our kernels keep no scores
+    laid = job.model_copy(update={"training": training, "model": model})
     return KernelLister(_clock(laid), _clock(_alone(laid)), elements).kernels()
 
 

@@ -144,7 +144,7 @@ def _kernels(
     dtypes = dict.fromkeys([dtype] if quick else [dtype, *FURTHER])
     ranks = sorted({1, devices})
     cases = kernel_cases(job, machine, ranks=ranks, dtypes=list(dtypes), device=kind)
-    if not cases.is_known:
+    if cases.device is None:
         raise InputError.of(
             "machine-device", "--cluster", f"the job's cluster has no {kind} devices as this "
             "machine has", "name the preset of a cluster with the same devices, whose data sheet "

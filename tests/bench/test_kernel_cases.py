@@ -66,9 +66,24 @@ def test_the_figures_of_another_device_are_left_out() -> None:
     """A job for H100s whose kernels run on a CPU: shapes are its own, estimates none."""
     job = load_job(None, {"model": "demo-gpt", "cluster": "dgx-h100", "parallel.tp": 8})
     cases = kernel_cases(job, TWO_CORES, ranks=(1,), device="cpu")
-    assert cases.device is None
+    assert cases.device is None and "H100" in cases.warnings[0]
     assert {kernel.predicted_seconds for kernel in cases.kernels} == {None}
     assert cases.kernels[0].case["shape"]["n"] == 3 * 256 // 8
+
+
+def test_kernels_are_our_own_whatever_runtime_and_dtype_a_job_trains_in() -> None:
+    """Estimates are of the kernels that run here; of fp8 there are none."""
+    settings = {**THIS_MACHINE, "training.runtime": "megatron-core", "training.dtype": "bf16"}
+    theirs = kernel_cases(load_job(None, settings), TWO_CORES, ranks=(1,), device="cpu")
+    ours = {**THIS_MACHINE, "training.dtype": "bf16", "model.attention": "unfused"}
+    own = kernel_cases(load_job(None, ours), TWO_CORES, ranks=(1,), device="cpu")
+    assert theirs.kernels == own.kernels
+    narrow = {"model": "demo-gpt", "cluster": "dgx-h100", "training.dtype": "fp8",
+              "training.runtime": "megatron-core"}  # fmt: skip
+    job = load_job(None, narrow)
+    assert "'fp8'" in str(refusal(kernel_cases, job, TWO_CORES, ranks=(1,), device="cpu"))
+    cases = kernel_cases(job, TWO_CORES, ranks=(1,), dtypes=("bf16",), device="cpu")
+    assert {kernel.case["dtype"] for kernel in cases.kernels} == {"bf16"}
 
 
 def test_a_dtype_without_a_rate_has_no_estimate() -> None:
