@@ -101,6 +101,8 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         predicted = summary["predicted_step_seconds"]
         forecast = f", predicted {seconds_text(predicted)}" if predicted else ""
         yield "step time", f"{seconds_text(summary['step_seconds'])} (median){forecast}"
+        if communication := summary.get("communication_seconds"):
+            yield "communication", _communication(communication, summary["step_seconds"])
         yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
         yield "tokens", count_text(summary["tokens"])
     if summary["saves"] is not None:
@@ -124,6 +126,13 @@ def _validation_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
 
 def _change(first: float | None, last: float | None) -> str:
     return _loss(last) if first is None else f"{_loss(first)} → {_loss(last)}"
+
+
+def _communication(seconds: dict[str, float], step: float) -> str:
+    """`42% of rank 0's step: pp 260 ms, tp 55 ms`, the longest first."""
+    axes = sorted(seconds.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{axis} {seconds_text(spent)}" for axis, spent in axes)
+    return f"{sum(seconds.values()) / step:.0%} of rank 0's step: {shown}"
 
 
 def _saving(saves: SaveSummary) -> str:

@@ -7,7 +7,7 @@ back by runs/documents.py, which requires little of it, since older versions wro
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -96,7 +96,8 @@ class TrainingProgress(TypedDict):
 
     Losses are None, and tables of losses empty, where there is none; validation_losses are those of
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
-    forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS.
+    forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
+    so are communication_seconds, of rank 0 by axis, None where no record has them.
     """
 
     steps: int
@@ -108,6 +109,7 @@ class TrainingProgress(TypedDict):
     tokens: int
     step_seconds: float | None
     tokens_per_second: float | None
+    communication_seconds: dict[str, float] | None
 
 
 class SaveSummary(TypedDict):
@@ -170,7 +172,23 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         "tokens": last["tokens"] if last else 0,
         "step_seconds": median(r["step_seconds"] for r in steady) if steady else None,
         "tokens_per_second": median(r["tokens_per_second"] for r in steady) if steady else None,
+        "communication_seconds": medians_by_axis(
+            [r["communication_seconds"] for r in steady if "communication_seconds" in r]
+        ),
     }
+
+
+def medians_by_axis(steps: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """The median over the steps of each axis's seconds, 0 in a step that did not use the axis; None
+    without a step.
+
+    >>> medians_by_axis([{"tp": 3.0}, {"tp": 1.0, "pp": 4.0}])
+    {'pp': 2.0, 'tp': 2.0}
+    """
+    if not steps:
+        return None
+    axes = sorted({axis for seconds in steps for axis in seconds})
+    return {axis: median(seconds.get(axis, 0.0) for seconds in steps) for axis in axes}
 
 
 def _last_alike(records: Sequence[StepRecord]) -> Sequence[StepRecord]:

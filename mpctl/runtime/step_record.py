@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from mpctl.rundir.rank_files import RankReport, StepRecord
-from mpctl.rundir.summary import WARM_UP_STEPS
+from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
 
 REPORTED_STEPS = 1000  # of the steps of an attempt, the last that its report speaks of
 
@@ -88,10 +88,8 @@ class CommunicationSeconds:
         """Add the medians to a rank's report; nothing where there was no step."""
         if not self.steps:
             return
-        axes = sorted({axis for _, seconds in self.steps for axis in seconds})
-        report["communication_seconds"] = {
-            axis: median(seconds.get(axis, 0.0) for _, seconds in self.steps) for axis in axes
-        }
+        by_axis = medians_by_axis([seconds for _, seconds in self.steps])
+        report["communication_seconds"] = by_axis or {}
         report["communication_share"] = median(
             sum(seconds.values()) / duration for duration, seconds in self.steps
         )

@@ -47,7 +47,8 @@ def test_a_run_of_0_1_0_has_the_keys_of_today() -> None:
     """It was written before the types existed."""
     run = RunDir(Path(__file__).parent.parent / "recorded/run-0.1.0/run")
     summary = json.loads(run.summary.read_text())
-    assert set(RunSummary.__annotations__) - set(summary) == {"saves"}
+    later = {"saves", "communication_seconds"}
+    assert set(RunSummary.__annotations__) - set(summary) == later
     assert summary["plan_beside_run"]
     for rank in summary["plan_beside_run"]:
         assert set(rank) == set(RankSummary.__annotations__)
@@ -72,9 +73,11 @@ def test_steps_of_a_layout_before_are_not_set_beside_the_forecast_of_the_last() 
 def test_progress_without_records_and_with_some(tmp_path: Path) -> None:
     empty = training_progress([])
     assert (empty["steps"], empty["final_loss"], empty["step_seconds"]) == (0, None, None)
+    assert empty["communication_seconds"] is None
     lines = [
         {"step": n, "loss": 5.0 - n, "tokens": 10 * n, "step_seconds": seconds,
-         "tokens_per_second": 10 / seconds, **({"validation_loss": 4.0} if n == 2 else {})}
+         "tokens_per_second": 10 / seconds, **({"validation_loss": 4.0} if n == 2 else {}),
+         **({"communication_seconds": {"tp": seconds / 2}} if n > 3 else {})}
         for n, seconds in ((1, 9.0), (2, 8.0), (3, 1.0), (4, 3.0), (5, 2.0))
     ]  # fmt: skip
     path = tmp_path / "metrics.jsonl"
@@ -82,6 +85,7 @@ def test_progress_without_records_and_with_some(tmp_path: Path) -> None:
     progress = training_progress(list(RunDir(tmp_path).records()))
     assert (progress["steps"], progress["tokens"], progress["final_loss"]) == (5, 50, 0.0)
     assert progress["step_seconds"] == 2.0  # the median without the first two steps
+    assert progress["communication_seconds"] == {"tp": 1.25}  # of the two that have it
     assert progress["validation_loss"] == 4.0
     key_records = read_key_records(path)
     assert key_records.validated is not None and key_records.validated["step"] == 2

@@ -94,11 +94,22 @@ def test_a_profile_that_is_off_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def _train(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> int:
+class Shifted(SecondsByAxis):
+    """The clock of another host, which began 1,000 s earlier."""
+
+    def seconds_at(self, moment: Any) -> float:
+        return super().seconds_at(moment) + 1000
+
+
+def _train(
+    rank: int, size: int, raw: dict[str, Any], run_dir: str, has_two_clocks: bool = False
+) -> int:
+    """Train, profiled; has_two_clocks: rank 1 is as on another host."""
     job, run = parse(raw), Path(run_dir)
-    topology, timer = job_topology(job), SecondsByAxis()
+    is_elsewhere = has_two_clocks and rank == 1
+    topology, timer = job_topology(job), Shifted() if is_elsewhere else SecondsByAxis()
     head = {"rank": rank, "world_size": size, "coords": topology.coords(rank),
-            "host": "here", "clock": clock_name()}  # fmt: skip
+            "host": "here", "clock": "there" if is_elsewhere else clock_name()}  # fmt: skip
     profile = StepProfile(job.launch.profile, profile_path(run, rank), head, timer)
     base = RuntimeEnvironment.of_machine(job, run, local_rank=rank)
     environment = RuntimeEnvironment(
@@ -152,3 +163,17 @@ def test_settings_of_a_profile_are_ranges() -> None:
     for wrong in ("7-5", "0", "x", "3-3-3", "5,4", "-1"):
         with pytest.raises(InputError, match="rising order"):
             load_job(None, settings(launch__profile=wrong))
+
+
+def test_two_hosts_clocks_are_made_one(data: Path, tmp_path: Path) -> None:
+    """Rank 1 has another clock; aligned, both ranks were in each step at the same time."""
+    job = tiny_job(data, 2, training__steps=5, training__eval_samples=0, checkpoint__interval=0,
+                   checkpoint__at_end=False, launch__profile="2-5")  # fmt: skip
+    assert run_ranks(_train, 2, job.model_dump(mode="json"), str(tmp_path), True) == [5, 5]
+    profile = read_run_profile(tmp_path)
+    first, second = profile.offsets.values()
+    assert first == 0 and second == pytest.approx(-1000, abs=0.2)  # some turns of a loaded core
+    for ranks in profile.steps.values():
+        steps = [next(e for e in profile.events(line) if e["name"] == "step")
+                 for line in ranks.values()]  # fmt: skip
+        assert max(s["began"] for s in steps) < min(s["ended"] for s in steps)
