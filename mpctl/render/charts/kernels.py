@@ -27,7 +27,8 @@ from mpctl.units import plural, rate_text
 
 NOTE = (
     "Dashed: the roof, with the measured memory bandwidth as its slope and the device's peak where "
-    "it is level. Points above the slope find their data in a cache."
+    "it is level. Points above the slope find their data in a cache. Each figure is of one of "
+    "so many ranks that run at once."
 )
 STREAMS, PRODUCTS = ("triad", "copy"), ("matmul",)
 Row = Mapping[str, Any]
@@ -83,11 +84,11 @@ def _panel(
         ChartSeries(name, tuple(marks), "points", colours[name]) for name, marks in kernels.items()
     ]
     ranks, dtype = _group(own[0])
-    title = ", ".join(filter(None, (plural(ranks, "rank") + " at once" * (ranks > 1), dtype)))
+    title = ", ".join(filter(None, (plural(ranks, "rank"), dtype)))
     bandwidth, peak = _bandwidth(rows, ranks), _peak(report, own)
     if bandwidth is None or peak is None:
         return Panel(title, tuple(series))
-    title += f": {bandwidth / 1e9:.3g} GB/s, {rate_text(peak)}"
+    title += f": {bandwidth / 1e9:.3g} GB/s, {short(rate_text(peak))}"
     return Panel(title, (_roof(bandwidth, peak, x), *series))
 
 

@@ -22,7 +22,7 @@ from mpctl.render.markup import Raw, el, join, number
 from mpctl.render.picture_style import picture_css, with_plain_colours
 
 WIDTH, GAP, RIGHT, FOOT, HEAD = 860, 18, 24, 46, 24
-LETTER, LINE, ROW = 6.7, 18, 22  # widths and heights of text, in pixels
+LETTER, TITLE_LETTER, LINE, ROW = 6.7, 8.0, 18, 22  # widths and heights of text, in pixels
 EDGE = 16  # around a file
 Part = tuple[Raw, float]  # a drawing and its height
 SHAPES = (
@@ -128,8 +128,9 @@ def _rows(chart: Chart) -> Iterator[Part]:
 def _panel(panel: Panel, field: _Field) -> Raw:
     lines = [s for s in panel.series if s.look in ("dashed", "dotted")]
     others = [s for s in panel.series if s not in lines]
+    title = _cut(panel.title, field.width * LETTER / TITLE_LETTER)
     return join([
-        el("text", panel.title, x=number(field.left), y=14, class_="title"),
+        el("text", title, x=number(field.left), y=14, class_="title"),
         *_axes(field), *(_drawn(series, field) for series in (*lines, *others)),
     ])  # fmt: skip
 

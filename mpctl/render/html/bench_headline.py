@@ -7,7 +7,7 @@ from typing import Any
 
 from mpctl.bench.documents import number_of, text_of
 from mpctl.bench.report import BenchReport
-from mpctl.units import rate_text
+from mpctl.units import plural, rate_text
 
 MOST = 8
 Row = Mapping[str, Any]
@@ -33,13 +33,14 @@ def _accuracies(report: BenchReport) -> Iterator[tuple[str, str]]:
 
 
 def _efficiencies(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """The best efficiency of the most ranks, by mode of scaling."""
+    """The best efficiency of the most ranks that have a core each, by mode of scaling."""
     known = [row for row in rows if number_of(row, "efficiency") and number_of(row, "world_size")]
     for mode in dict.fromkeys(text_of(row, "mode") for row in known):
-        own = [row for row in known if text_of(row, "mode") == mode]
+        of_mode = [row for row in known if text_of(row, "mode") == mode]
+        own = [row for row in of_mode if row.get("is_rehearsal") is not True] or of_mode
         most = max(row["world_size"] for row in own)
         best = max(row["efficiency"] for row in own if row["world_size"] == most)
-        yield f"{mode} scaling, {most} ranks", f"{best:.0%}"
+        yield f"{mode} scaling, {plural(int(most), 'rank')}", f"{best:.0%}"
 
 
 def _rates(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
