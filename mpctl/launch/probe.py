@@ -24,9 +24,11 @@ from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.record_reader import OnAnswer
 from mpctl.launch.set_up import set_up_run
+from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import RunOutcome, run_launch
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.summary import write_summary
 from mpctl.rundir.task_files import BenchRequest
 
 
@@ -60,8 +62,11 @@ def probe_answers(
     Raises InputError when the hosts cannot run the plan, RunFailed when a rank failed.
     """
     require_probes([plan])
-    with connected(_measuring(plan), run, on_event) as (cluster, launch), run.locked():
-        outcome = _run(_asking(launch, request), cluster, on_answer, on_event)
+    plan = _measuring(plan)
+    with connected(plan, run, on_event) as (cluster, ready), run.locked():
+        launch = _asking(ready, request)
+        outcome = _run(launch, cluster, on_answer, on_event)
+        write_summary(run.summary, summarise(plan, launch, outcome, command=""))
         hosts, machine = tuple(h.name for h in cluster.hosts), common_machine(cluster.hosts)
     if outcome.failure is not None:
         raise RunFailed(f"{outcome.failure}; its log: {outcome.failure.log}")

@@ -52,7 +52,7 @@ def summarise(plan: Plan, launch: LaunchPlan, outcome: RunOutcome, *, command: s
         "attempts": outcome.attempts,
         "signal": outcome.signal,
         "failure": None if failure is None else _failure_summary(failure),
-        "plan_beside_run": _compare_ranks(plan, launch),
+        "plan_beside_run": [] if launch.request is not None else _compare_ranks(plan, launch),
         "command": command,
     }
 

@@ -15,6 +15,7 @@ from mpctl.errors import InputError, RunFailed
 from mpctl.launch.probe import probe_answers, require_probes
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.runs.listing import list_runs
 from mpctl.spec.load import load_job
 from tests.runtime.tiny import settings, tiny_plan
 
@@ -62,6 +63,9 @@ def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
     assert json.loads(run.bench.read_text()) == layers()
     assert [report["rank"] for report in run.rank_reports()] == [0, 1]
     assert not run.data.exists() and not run.metrics.exists() and not ranks_left()
+    summary = json.loads(run.summary.read_text())
+    assert (summary["status"], summary["plan_beside_run"]) == ("finished", [])
+    assert list_runs(tmp_path).rows == ()
     is_complete, again = ask(run.path, layers(rounds=1))  # replaces what was there
     assert is_complete and len(again) == 3 == len(run.answers.read_text().splitlines())
 
@@ -82,6 +86,20 @@ def test_a_stop_keeps_the_answers_so_far(tmp_path: Path) -> None:
     is_complete, answers = ask(tmp_path / "ranks-r1", layers(rounds=10**9), then=stop)
     assert not is_complete and answers[-1]["event"] == "timing" and not ranks_left()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    """The watch for hangs is that of a training."""
+
+    def stop(answer: Any) -> None:
+        if answer["event"] == "timing" and answer["round"] == 0:
+            (rank,) = (p for p in ranks_left() if p.environ().get("RANK") == "1")
+            rank.suspend()
+
+    with pytest.raises(RunFailed, match=r"rank 1 .* failed at measuring layers.*SIGSTOP"):
+        ask(tmp_path / "ranks-r1", layers(rounds=10**9), then=stop)
+    assert not ranks_left()
 
 
 def test_everything_is_refused_at_once_and_before_a_rank(tmp_path: Path) -> None:
