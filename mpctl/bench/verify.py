@@ -31,6 +31,7 @@ from mpctl.rundir.summary import STATES, RankComparison
 
 WITHIN, BEYOND, ALL = "within cores", "beyond cores", "all"
 GROUPS = (WITHIN, BEYOND, ALL)
+BUSY = 0.85  # of a step, that a lone rank computes at least
 
 
 class VerifyRow(BenchRow):
@@ -41,12 +42,13 @@ class VerifyRow(BenchRow):
     memory_bytes: most that a rank held at once in one step, planned_.. and .._error alike; None
     where it was not measured. agrees: whether parameters, states and messages of every rank equal
     the plan; differs: the first that does not, in words. sent_bytes: of all messages of a step, of
-    a rank on the average. cpu_seconds: processor time of rank 0 in a step.
+    a rank on the average. device: cpu or cuda; cpu_seconds: processor time of rank 0 in a step.
     """
 
     job: str
     layout: str
     world_size: int
+    device: str
     is_rehearsal: bool
     predicted_seconds: float
     low_seconds: float
@@ -98,6 +100,7 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
         "job": case.job.name or "",
         "layout": layout_name(layout_of(case.job)),
         "world_size": case.job.world_size,
+        "device": case.job.launch.device,
         "is_rehearsal": case.job.world_size > runs[0].units,
         **_forecast(case.plan, timing["seconds"]),
         "cpu_seconds": median(record["cpu_seconds"] for run in runs for record in run.steady),
@@ -221,3 +224,13 @@ def _memories(rows: Iterable[VerifyRow]) -> Iterator[HeldFigure]:
         planned, measured = row["planned_memory_bytes"], row["memory_bytes"]
         if planned and measured:
             yield HeldFigure(row["name"], planned, measured)
+
+
+def disturbed(rows: Iterable[VerifyRow]) -> list[str]:
+    """The layouts of a single rank on CPU that computed for less than `BUSY` of their step: with
+    nobody to wait for, such a rank was waiting for its core, so that other programs had it."""
+    return [
+        row["name"] for row in rows
+        if row["world_size"] == 1 and row["device"] == "cpu"
+        and row["cpu_seconds"] < BUSY * row["seconds"]
+    ]  # fmt: skip

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mpctl.bench.accuracy import Accuracy
 from mpctl.bench.report import load_warnings
-from mpctl.bench.verify import ALL, GROUPS, VerifyReport, VerifyRow
+from mpctl.bench.verify import ALL, BUSY, GROUPS, VerifyReport, VerifyRow, disturbed
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, plural, seconds_span_text, seconds_text
 
@@ -114,6 +114,9 @@ def _warnings(report: VerifyReport) -> Iterator[str]:
     for reason in dict.fromkeys(left_out.values()):
         layouts = ", ".join(name for name, why in left_out.items() if why == reason)
         yield f"left out {layouts}: {reason}"
+    if busy := disturbed(report["results"]):
+        yield (f"{', '.join(busy)} had a core for less than {BUSY:.0%} of a step: other programs "
+               "were running, and these errors are theirs too")  # fmt: skip
     yield from load_warnings(report["environment"])
 
 

@@ -6,7 +6,15 @@ from typing import Any, cast
 
 import pytest
 
-from mpctl.bench.verify import ALL, BEYOND, WITHIN, VerifyRow, verify_findings, verify_row
+from mpctl.bench.verify import (
+    ALL,
+    BEYOND,
+    WITHIN,
+    VerifyRow,
+    disturbed,
+    verify_findings,
+    verify_row,
+)
 from tests.bench.verify_runs import case_of, forecast, rank_of, run_of, verification
 
 
@@ -111,3 +119,15 @@ def test_a_report_of_some_runs_is_not_complete() -> None:
     whole = verification()
     whole.runs.append(run_of(whole.cases[2], 1.0))
     assert whole.report()["is_complete"]
+
+
+def test_a_lone_rank_that_waited_for_its_core_was_disturbed() -> None:
+    """By hand: 0.84 s of processor time in a step of 1 s, on CPU. GPUs let their process wait."""
+    row = cast(VerifyRow, {"name": "1 rank", "world_size": 1, "device": "cpu", "seconds": 1.0})
+    rows: list[VerifyRow] = [
+        {**row, "cpu_seconds": 0.84},
+        {**row, "name": "quiet", "cpu_seconds": 0.86},
+        {**row, "name": "tp2", "world_size": 2, "cpu_seconds": 0.5},
+        {**row, "name": "gpu", "device": "cuda", "cpu_seconds": 0.5},
+    ]
+    assert disturbed(rows) == ["1 rank"]
