@@ -4,7 +4,7 @@ Kernels are those of the job's model, alone and on all cores (or GPUs) at once. 
 all of them: in groups of two and of half of them, where they are even and more than two. Training
 runs are the built-in layouts of `mpctl bench verify` in which every rank has one of them.
 
-By hand, 2 cores: ranks (1, 2); tp 2; 11 layouts. 8 GPUs: ranks (1, 8); tp 2 x dp 4.
+By hand, 2 cores: ranks (1, 2) of each kernel; tp 2; 11 layouts. 8 GPUs: ranks (1, 8); tp 2 x dp 4.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mpctl.bench.built_in_set import built_in_set
 from mpctl.bench.cases import TIMED_SETTINGS, RunCase
 from mpctl.bench.collective_cases import CollectiveCases, plan_collectives
 from mpctl.bench.collective_options import CollectiveFlags, attempt
 from mpctl.bench.kernel_cases import KernelCases, kernel_cases
 from mpctl.bench.machine_preset import check_name
-from mpctl.bench.machine_runs import training_layouts
 from mpctl.bench.report import BenchEnvironment
-from mpctl.bench.verify_cases import Wanted, verify_cases
-from mpctl.bench.verify_layouts import LayoutFields, layout_overrides
+from mpctl.bench.verify_cases import verify_cases
+from mpctl.bench.verify_layouts import layout_overrides
 from mpctl.errors import InputError, Issue
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan
@@ -89,15 +89,18 @@ class MachineWork:
         return plan_collectives(None, settings, flags, self.machine)
 
     def cases(self, cluster: Mapping[str, Any] | None = None) -> list[RunCase]:
-        """The training runs; cluster: that they are planned on, the job's when None."""
+        """The training runs: the built-in layouts that the model can have, with a device for each
+        rank. cluster: that they are planned on, the job's when None. Raises InputError where not
+        even one rank can run."""
         own = {} if cluster is None else {"cluster": cluster}
-        layouts = training_layouts(self.devices, quick=self.quick)
 
-        def wanted(layout: LayoutFields) -> Wanted:
-            settings = {**own, **layout_overrides(layout), **TIMED_SETTINGS}
-            return Wanted("", lambda: self.plan_with(settings))
+        def plan_with(settings: Mapping[str, object]) -> Plan:
+            return self.plan_with({**own, **settings, **TIMED_SETTINGS})
 
-        return verify_cases([wanted(layout) for layout in layouts])
+        wanted, _ = built_in_set(plan_with, {}, self.machine, quick=self.quick)
+        return verify_cases(
+            [each for each in wanted if each.make_plan().job.world_size <= self.devices]
+        )
 
 
 def plan_machine(

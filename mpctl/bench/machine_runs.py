@@ -16,7 +16,6 @@ from statistics import median
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.runner import CaseRun, group_runs
-from mpctl.bench.verify_layouts import DEFAULT_LAYOUTS, QUICK_LAYOUTS, LayoutFields, ranks_of
 from mpctl.calibrate.own_cluster import ClusterFit
 from mpctl.calibrate.runs import Run
 from mpctl.layout.job_layout import JobLayout
@@ -36,12 +35,6 @@ class MachineCheck(TypedDict):
     measured_seconds: float
     fitted_seconds: float
     left_out_seconds: float | None
-
-
-def training_layouts(devices: int, *, quick: bool) -> list[LayoutFields]:
-    """The layouts whose ranks have one of so many devices each; at least that of one rank."""
-    layouts = QUICK_LAYOUTS if quick else DEFAULT_LAYOUTS
-    return [layout for layout in layouts if ranks_of(layout) <= max(devices, 1)]
 
 
 def measured_runs(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> list[Run]:

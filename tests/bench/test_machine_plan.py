@@ -15,12 +15,15 @@ from mpctl.planning.plan import Plan, load_plan
 TWO_CORES = Machine(2, 0, 8 * 2**30)
 
 
+BATCH = {"training.micro_batch_size": 2, "training.global_batch_size": 8}
+
+
 def work(
-    machine: Machine = TWO_CORES, *, cluster: str = "this-machine", **more: Any
-) -> MachineWork:
+    machine: Machine = TWO_CORES, *, cluster: str = "this-machine",
+    shape: Mapping[str, object] | None = None, **more: Any,
+) -> MachineWork:  # fmt: skip
     def plan_with(settings: Mapping[str, object]) -> Plan:
-        batch = {"training.micro_batch_size": 2, "training.global_batch_size": 8}
-        return load_plan("demo", {"cluster": cluster, **batch, **settings})
+        return load_plan("demo", {"cluster": cluster, **BATCH, **(shape or {}), **settings})
 
     return plan_machine(plan_with, machine, **{"name": "mine", **more})
 
@@ -70,6 +73,18 @@ def test_one_core_sends_nothing() -> None:
     found = work(Machine(1, 0, 8 * 2**30))
     assert found.collectives(None) is None
     assert [case.name for case in found.cases()] == ["1-rank", "1-rank-recompute"]
+
+
+def test_every_rank_has_a_device_of_its_own() -> None:
+    for cores in (2, 4):
+        plans = [case.make_plan() for case in work(Machine(cores, 0, 2**34)).cases()]
+        assert {plan.job.world_size for plan in plans} == {n for n in (1, 2, 4) if n <= cores}
+
+
+def test_layouts_that_a_model_cannot_have_are_left_out() -> None:
+    odd = {"model.heads": 1, "model.kv_heads": 1, "model.head_dim": 256}
+    found = [case.name for case in work(shape=odd).cases()]
+    assert "tp2" not in found and {"1-rank", "dp2", "pp2"} <= set(found)
 
 
 def test_runs_are_planned_on_the_cluster_that_was_measured() -> None:

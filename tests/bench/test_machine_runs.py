@@ -11,23 +11,12 @@ from mpctl.bench.machine_runs import (
     machine_checks,
     mean_errors,
     measured_runs,
-    training_layouts,
 )
-from mpctl.bench.verify_layouts import ranks_of
 from mpctl.calibrate.own_cluster import fit_cluster
 from mpctl.spec.load import load_job
 from tests.bench.verify_runs import case_of, run_of
 
 CLUSTER = load_job(None, {"cluster": "this-machine"}).cluster
-
-
-def test_every_rank_has_a_device_of_its_own() -> None:
-    assert training_layouts(1, quick=False) == [{}, {"recompute": "full"}]
-    for devices in (2, 4):
-        ranks = {ranks_of(layout) for layout in training_layouts(devices, quick=False)}
-        assert max(ranks) == devices and 1 in ranks
-    assert training_layouts(0, quick=True) == [{}]
-    assert len(training_layouts(2, quick=True)) < len(training_layouts(2, quick=False))
 
 
 def test_a_layout_is_one_run_of_the_median_of_its_rounds_on_the_given_cluster() -> None:

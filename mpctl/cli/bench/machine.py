@@ -95,7 +95,7 @@ def machine(
     bench, stopped = MachineBench(work, environment, command_text()), None
     with TaskBar(lines=True) as bar:
         try:
-            bench.run(folder, budget=Budget(seconds), watch=Watch(bar.update, on_event=bar.print))
+            bench.run(folder, budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print))
         except KeyboardInterrupt as error:
             stopped = error
     finish(folder, bench.report(), print_machine, as_json=as_json)
