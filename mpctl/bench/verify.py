@@ -93,7 +93,6 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
     case = runs[0].case
     timing = spread([run.step_seconds for run in runs])
     ranks = [rank for run in runs for rank in run.summary["plan_beside_run"]]
-    differences = list(_differences(ranks))
     return {
         "name": case.title,
         **timing,
@@ -105,8 +104,8 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
         **_forecast(case.plan, timing["seconds"]),
         "cpu_seconds": median(record["cpu_seconds"] for run in runs for record in run.steady),
         **_memory(ranks),
-        "agrees": bool(ranks) and not differences,
-        "differs": differences[0] if differences else "",
+        "agrees": bool(ranks) and all(rank["agrees"] for rank in ranks),
+        "differs": next(_differences(ranks), ""),
         **_sent(ranks),
     }
 

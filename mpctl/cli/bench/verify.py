@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -28,6 +29,7 @@ from mpctl.cli.options import JobSource, with_job
 from mpctl.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
+    from mpctl.bench.cases import PlannedCase
     from mpctl.bench.verify_cases import Wanted
     from mpctl.planning.plan import Overrides, Plan
 
@@ -114,7 +116,7 @@ def verify(
     environment = bench_environment()
     print_warnings([*case_warnings(cases), *load_warnings(environment)])
     verification = Verification(
-        cases, rounds or (1 if quick else DEFAULT_ROUNDS), None if more else _name(source),
+        cases, rounds or (1 if quick else DEFAULT_ROUNDS), None if more else _name(source, cases),
         environment, command_text(), within=share, left_out=left_out,
     )  # fmt: skip
     ended: BaseException | None = None
@@ -143,8 +145,12 @@ def _share(within: float | None) -> float | None:
     return None if within is None else within / 100
 
 
-def _name(source: JobSource) -> str:
-    return Path(source.source or DEFAULT_JOB).stem
+def _name(source: JobSource, cases: Sequence[PlannedCase] = ()) -> str:
+    """The name of a JOB; without one that of the model which the cases train."""
+    if source.source is not None:
+        return Path(source.source).stem
+    names = [case.job.model.name for case in cases if case.job.model]
+    return (names and names[0]) or DEFAULT_JOB
 
 
 def _wanted(
