@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from mpctl.bench.kernel_list import KernelLister, PlannedKernel
 from mpctl.errors import InputError, Issue
@@ -26,7 +27,7 @@ from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_job
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.runtime import OWN_RUNTIME
-from mpctl.units import bytes_text, seconds_text
+from mpctl.units import bytes_text, plural, seconds_text
 
 DEFAULT_JOB = {"model": "demo-gpt", "training.micro_batch_size": 8}
 THIS_MACHINE = {**DEFAULT_JOB, "cluster": "this-machine"}
@@ -42,7 +43,7 @@ class KernelCases:
     """What is to be timed. job: as given; device: what the ranks run on as a cluster describes it,
     None where none does, so that there are no shares of a peak and no estimates; plan: the launch
     of the ranks; ranks: how many run a kernel at once, ascending; cores: of this machine (GPUs
-    where those run the ranks)."""
+    where those run the ranks); left_out: whole layers whose weights leave too little memory."""
 
     job: JobSpec
     device: DeviceSpec | None
@@ -50,6 +51,7 @@ class KernelCases:
     kernels: tuple[PlannedKernel, ...]
     ranks: tuple[int, ...]
     cores: int
+    left_out: tuple[PlannedKernel, ...] = ()
 
     @property
     def timings(self) -> int:
@@ -69,6 +71,8 @@ class KernelCases:
         if self.device is None:
             why = f"{named.name} is not what runs the ranks" if named else "no device is named"
             told.append(f"{why} (--cluster names one): no shares of a peak and no estimates")
+        told += [f"{kernel.name} is left out: {bytes_text(kernel.bytes)} on each rank leave too "
+                 "little of this machine's memory" for kernel in self.left_out]  # fmt: skip
         least = len(self.ranks) * sum(kernel.predicted_seconds or 0.0 for kernel in self.kernels)
         if least > LONG_SECONDS:
             told.append(f"one run of every kernel takes {seconds_text(least)} by the plan; with a "
@@ -121,18 +125,22 @@ def kernel_cases(
     is_cuda, planned = _is_cuda(machine, where), _with_device(job)
     spec = planned.cluster.device
     known = spec if spec is not None and spec.is_cpu != is_cuda else None
-    elements = _stream_elements(machine, most, is_cuda=is_cuda)
+    array = _stream_bytes(machine, most, is_cuda=is_cuda)
     chosen = tuple(dtypes) or parse_dtypes(job.training.chosen_dtype)
     kernels = [
         kernel if known else replace(kernel, predicted_seconds=None)
         for dtype in chosen
-        for kernel in _list(planned, dtype, elements)
+        for kernel in _list(planned, dtype, array)
     ]
-    if not is_cuda and (issue := _too_large(kernels, most, machine)):
-        raise InputError([issue])
+    free = inf if is_cuda else MEMORY_SHARE * machine.memory_bytes
+    large = [kernel for kernel in kernels if most * kernel.bytes > free]
+    if refused := [kernel for kernel in large if not kernel.is_layer]:
+        raise InputError([_too_large(refused, most, free)])
+    sites = {kernel.site for kernel in large}
+    timed = tuple(k for k in kernels if not (k.is_layer and k.site in sites))
     plan = _ranks_plan(job, TaskOptions(sizes={"dp": most}, device=where, dtype=chosen[0]))
     cores = machine.gpus if is_cuda else machine.cores
-    return KernelCases(job, known, plan, tuple(kernels), tuple(ranks), cores)
+    return KernelCases(job, known, plan, timed, tuple(ranks), cores, tuple(large))
 
 
 def _ranks_plan(job: JobSpec, options: TaskOptions) -> Plan:
@@ -158,7 +166,7 @@ def _with_device(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"cluster": load_job(None, THIS_MACHINE).cluster})
 
 
-def _list(job: JobSpec, dtype: DType, elements: int) -> list[PlannedKernel]:
+def _list(job: JobSpec, dtype: DType, array: int) -> list[PlannedKernel]:
     """The kernels of our own runtime in one dtype; without estimates where the device has no rate
     at it."""
     device = job.cluster.device
@@ -168,13 +176,13 @@ def _list(job: JobSpec, dtype: DType, elements: int) -> list[PlannedKernel]:
         cluster = job.cluster.model_copy(
             update={"device": device.model_copy(update={"peak_flops": peaks})}
         )
-        known = _list(job.model_copy(update={"cluster": cluster}), dtype, elements)
+        known = _list(job.model_copy(update={"cluster": cluster}), dtype, array)
         return [replace(kernel, predicted_seconds=None) for kernel in known]
     assert job.model is not None, "kernel_cases has seen to it"
     training = job.training.model_copy(update={"dtype": dtype, "runtime": OWN_RUNTIME})
     model = job.model.model_copy(update={"attention": "flash"})  # our kernels keep no scores
     laid = job.model_copy(update={"training": training, "model": model})
-    return KernelLister(_clock(laid), _clock(_alone(laid)), elements).kernels()
+    return KernelLister(_clock(laid), _clock(_alone(laid)), array).kernels()
 
 
 def _clock(job: JobSpec) -> StepTimeModel:
@@ -194,19 +202,20 @@ def _alone(job: JobSpec) -> JobSpec:
     return complete(job.model_copy(update={"parallel": parallel, "training": training}))
 
 
-def _stream_elements(machine: Machine, ranks: int, *, is_cuda: bool) -> int:
-    """Elements of 8 bytes at most of an array of the streams: three arrays of every rank fit."""
-    free = machine.memory_bytes if not is_cuda else 3 * STREAM_BYTES * ranks / MEMORY_SHARE
-    return int(min(STREAM_BYTES, MEMORY_SHARE * free / (3 * ranks))) // 8
+def _stream_bytes(machine: Machine, ranks: int, *, is_cuda: bool) -> int:
+    """Bytes of an array of the streams, of which three on every rank fit: a power of two, so that
+    names stay the same when somewhat less memory is free."""
+    if is_cuda:
+        return STREAM_BYTES
+    share = int(MEMORY_SHARE * machine.memory_bytes / (3 * ranks))
+    return min(STREAM_BYTES, 1 << max(share.bit_length() - 1, 3))
 
 
-def _too_large(kernels: Sequence[PlannedKernel], ranks: int, machine: Machine) -> Issue | None:
-    """An issue where the tensors of a kernel, on all ranks, leave too little memory."""
+def _too_large(kernels: Sequence[PlannedKernel], ranks: int, free: float) -> Issue:
+    """The issue with kernels whose tensors, on all ranks, leave too little memory."""
     largest = max(kernels, key=lambda kernel: kernel.bytes)
-    needed, free = ranks * largest.bytes, MEMORY_SHARE * machine.memory_bytes
-    if needed <= free:
-        return None
-    message = (f"{largest.name} moves {bytes_text(largest.bytes)} on each of {ranks} ranks, and "
-               f"{bytes_text(free)} may be used of this machine's free memory")  # fmt: skip
+    message = (f"{largest.name} moves {bytes_text(largest.bytes)} on each of "
+               f"{plural(ranks, 'rank')}, and {bytes_text(free)} in all may be used of this "
+               "machine's free memory")  # fmt: skip
     return Issue("kernels-memory", "--ranks", message,
                  "use fewer --ranks, a smaller --micro-batch-size or a larger --tp")  # fmt: skip

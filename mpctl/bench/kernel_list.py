@@ -38,6 +38,7 @@ from mpctl.spec.model import ModelSpec
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128, "seq_length": 8}
 """Sizes of a layer whose kernels take next to nothing, so that the host's time is left."""
 CACHE_BYTES, MOST_COPIES = 2**25, 8  # more than a core's own cache holds
+MOST_PARAMETERS = 2**24  # of a layer, to step: more take as long each
 FLAGS = ("causal", "window", "bias", "sample_mask")  # of a shape, no part of a name
 
 
@@ -56,6 +57,11 @@ class PlannedKernel:
     is_compute: bool = False
 
     @property
+    def is_layer(self) -> bool:
+        """Whether it is a whole layer."""
+        return self.case["kernel"] == "layer"
+
+    @property
     def name(self) -> str:
         """`matmul layers.mlp.up forward 512x256x1024 fp32`, the same in every run."""
         case = self.case
@@ -66,11 +72,11 @@ class PlannedKernel:
 @dataclass(frozen=True)
 class KernelLister:
     """The kernels of a layout. clock: of the job's layout; alone: of the same layer on one rank,
-    without dropout, recomputation and freezing; elements: of an array of the streams."""
+    without dropout, recomputation and freezing; array: bytes of one of the streams' arrays."""
 
     clock: StepTimeModel
     alone: StepTimeModel
-    elements: int
+    array: int
 
     @property
     def layout(self) -> JobLayout:
@@ -201,7 +207,8 @@ class KernelLister:
     def _update(self, site: str, flow: GradFlow) -> Iterator[PlannedKernel]:
         """AdamW reads and writes a value and two moments and reads a gradient, all of float32; the
         norm reads the gradient, clipping reads and writes it, zeroing writes it."""
-        count = sum(weight.local_numel(self.layout.grid) for weight in flow.trained)
+        own = sum(weight.local_numel(self.layout.grid) for weight in flow.trained)
+        count = min(own, MOST_PARAMETERS)
         if not count:
             return
         operators, shape = self.clock.operators, {"elements": count}
@@ -233,8 +240,11 @@ class KernelLister:
         return get_clock(JobLayout.of(job.model_copy(update=parts)))
 
     def _streams(self) -> Iterator[PlannedKernel]:
-        size, bandwidth = self.width * self.elements, self.clock.operators.speed.bandwidth
-        shape = {"elements": self.elements}
+        shape, bandwidth = (
+            {"elements": self.array // self.width},
+            self.clock.operators.speed.bandwidth,
+        )
+        size = self.width * shape["elements"]
         yield self._kernel("triad", "memory", "update", shape, 3 * size / bandwidth, 3 * size)
         yield self._kernel("copy", "memory", "update", shape, 2 * size / bandwidth, 2 * size)
 

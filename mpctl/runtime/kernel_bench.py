@@ -44,6 +44,7 @@ def probe_kernels(request: KernelRequest, job: JobSpec, mesh: Mesh) -> Iterator[
 
 
 def _repeats(works: Sequence[Work], least: float, mesh: Mesh) -> int:
+    """How often to run a kernel in a timing: the same number on all ranks."""
     seconds, _ = _timed(works, 1, 1, mesh)
     return min(MOST_REPEATS, max(1, math.ceil(least / max(seconds, 1e-9))))
 

@@ -104,9 +104,9 @@ def test_arrays_of_the_streams_fit_the_memory() -> None:
         kernels = kernel_cases(job, machine, ranks=(ranks,), device="cpu").kernels
         return next(k.case["shape"]["elements"] for k in kernels if k.case["kernel"] == "triad")
 
-    assert 8 * elements(TWO_CORES, 2) == STREAM_BYTES
+    assert 4 * elements(TWO_CORES, 2) == STREAM_BYTES
     small = Machine(cores=2, gpus=0, memory_bytes=2**30)
-    assert 3 * 2 * 8 * elements(small, 2) <= MEMORY_SHARE * small.memory_bytes
+    assert 3 * 2 * 4 * elements(small, 2) <= MEMORY_SHARE * small.memory_bytes
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:
@@ -114,6 +114,17 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     error = refusal(kernel_cases, job, TWO_CORES, ranks=(1, 2), device="cpu")
     assert [issue.rule for issue in error.issues] == ["kernels-memory"]
     assert "of this machine's free memory" in str(error)
+
+
+def test_a_whole_layer_that_does_not_fit_is_left_out() -> None:
+    """Of GPT-3 on 8 tensor-parallel ranks the local shapes fit 16 GiB, the unsharded layer of 1.8 G
+    parameters does not; a step of the optimizer is of 16 Mi parameters, as long for each."""
+    cases = kernel_cases(load_job("gpt3-175b-1024"), TWO_CORES, ranks=(1, 2), device="cpu")
+    sites = {k.site for k in cases.kernels if k.case["kernel"] == "layer"}
+    assert sites == {"tiny"} and {k.site for k in cases.left_out} == {"layers"}
+    assert any("layer layers both" in warning for warning in cases.warnings)
+    step = next(k for k in cases.kernels if k.case["kernel"] == "optimizer")
+    assert step.case["shape"] == {"elements": 2**24}
 
 
 def test_a_job_without_a_model_or_a_legal_layout_is_refused() -> None:
