@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.table import Table
 from rich.text import Text
 
 from mpctl.bench.compare import ComparedRow, Comparison
@@ -9,24 +10,20 @@ from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, seconds_text
 
 MARKS = {"slower": ("✗ slower", "bold red"), "faster": ("✓ faster", "green"),
-         "noise": ("noise: rounds overlap", "yellow"), "same": ("", "")}  # fmt: skip
-MOST_ROWS = 40
+         "noise": ("noise: rounds overlap", "yellow"), "same": ("same", "dim")}  # fmt: skip
+FEW = 20
 
 
 def print_bench_comparison(comparison: Comparison) -> None:
     """The rows, those that became slower first; rows of one report only; warnings; the verdict."""
     console = get_console()
     rows = sorted(comparison["rows"], key=lambda row: -row["ratio"])
-    table = plain_table("", ("", "A", "B", "B / A", ""), left=("",))
-    for row in _shown(rows):
-        words, style = MARKS[row["verdict"]]
-        table.add_row(
-            Text(row["name"]), seconds_text(row["seconds_a"]), seconds_text(row["seconds_b"]),
-            f"{row['ratio']:.3f}", Text(words, style=style),
-        )  # fmt: skip
-    console.print(table)
-    if (left_out := len(rows) - len(_shown(rows))) > 0:
-        console.print(Text(f"and {plural(left_out, 'more row')}, see --json", style="dim"))
+    shown = _shown(rows)
+    if shown:
+        console.print(_table(shown))
+    if left_out := len(rows) - len(shown):
+        within = f"within {comparison['threshold']:g} % of A"
+        console.print(Text(f"{plural(left_out, 'more row')} {within}, see --json", style="dim"))
     for words, names in (("only in A", comparison["only_in_a"]),
                          ("only in B", comparison["only_in_b"])):  # fmt: skip
         if names:
@@ -36,13 +33,22 @@ def print_bench_comparison(comparison: Comparison) -> None:
     console.print(_verdict(comparison))
 
 
+def _table(rows: list[ComparedRow]) -> Table:
+    table = plain_table("", ("", "A", "B", "B / A", "verdict"), left=("", "verdict"))
+    for row in rows:
+        words, style = MARKS[row["verdict"]]
+        table.add_row(
+            Text(row["name"]), seconds_text(row["seconds_a"]), seconds_text(row["seconds_b"]),
+            f"{row['ratio']:.3f}", Text(words, style=style),
+        )  # fmt: skip
+    return table
+
+
 def _shown(rows: list[ComparedRow]) -> list[ComparedRow]:
-    """All of a few rows; of many those that changed, and the slowest of the others up to
-    MOST_ROWS."""
-    changed = [row for row in rows if row["verdict"] in ("slower", "faster")]
-    others = [row for row in rows if row not in changed]
-    kept = [*changed, *others[: max(MOST_ROWS - len(changed), 0)]]
-    return sorted(kept, key=lambda row: -row["ratio"])
+    """All of a few rows; of many those beyond the threshold."""
+    if len(rows) <= FEW:
+        return rows
+    return [row for row in rows if row["verdict"] != "same"]
 
 
 def _names(names: list[str]) -> str:

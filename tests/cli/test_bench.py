@@ -34,6 +34,19 @@ def test_a_regression_is_exit_1(mpctl: Mpctl, tmp_path: Path) -> None:
     assert document["regressions"] == 1
 
 
+def test_of_many_rows_only_those_beyond_the_threshold_are_shown(
+    mpctl: Mpctl, tmp_path: Path
+) -> None:
+    rows = [row(f"row{at}", 1.0) for at in range(30)]
+    write_report(tmp_path / "a", made_report("kernels", rows))
+    rows[7] = row("row7", 2.0)
+    write_report(tmp_path / "b", made_report("kernels", [*rows, row("new", 1.0)]))
+    said = mpctl("bench", "compare", tmp_path / "a", tmp_path / "b")
+    assert "row7" in said.out and "row8" not in said.out
+    assert "29 more rows within 10 % of A" in said.out and "only in B: new" in said.out
+    assert "row8" in mpctl("bench", "compare", tmp_path / "a", tmp_path / "b", "--json").out
+
+
 @pytest.mark.parametrize("flags", [(), ("--json",)])
 def test_what_cannot_be_compared_is_exit_2(
     mpctl: Mpctl, tmp_path: Path, flags: tuple[str, ...]
