@@ -69,7 +69,7 @@ class TraceFindings(TypedDict):
 
 class TraceReport(BenchEnvelope):
     """What `mpctl bench trace` reports. environment: of the machine that reads the profile, with
-    the hosts of the run."""
+    the hosts of the run; load_at_start is 0, as that of the run is not known."""
 
     results: list[TraceRow]
     findings: TraceFindings
@@ -91,6 +91,7 @@ def trace_report(
     lines = list(profile.lines)
     environment = bench_environment()
     environment["host"] = ", ".join(sorted({line["host"] for line in lines}))
+    environment["load_at_start"] = 0.0
     return {
         "schema": SCHEMA,
         "bench": "trace",

@@ -91,3 +91,14 @@ def test_a_real_run_beside_its_plan(mpctl: Mpctl, tmp_path: Path) -> None:
     for one in lines:
         parts = part_seconds(one["events"])
         assert parts["forward"] + parts["backward"] + parts["after the schedule"] <= parts["step"]
+
+
+def test_its_report_is_drawn_and_compared_like_any_other(mpctl: Mpctl, tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run")
+    write(run, *two_stages(3), *two_stages(4, 130.0))
+    report = tmp_path / "a.json"
+    report.write_text(mpctl("bench", "trace", run, "--json").out)
+    assert mpctl("bench", "compare", report, report).code == 0
+    assert mpctl("bench", "report", report, "--out", tmp_path / "drawn").code == 0
+    page = (tmp_path / "drawn" / "report.html").read_text()
+    assert "stage 1 in world" in page and "profiled steps" in page

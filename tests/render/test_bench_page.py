@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpctl.bench.report import BenchName
 from mpctl.render.charts.reports import report_charts
-from mpctl.render.html.bench import bench_page
+from mpctl.render.html.bench import LEAD, bench_page
 from mpctl.render.html.bench_cells import cell, findings_parts
 from mpctl.render.html.bench_headline import headline
 from mpctl.render.markup import join
@@ -82,6 +83,10 @@ def test_a_page_begins_with_its_figures(name: str, told: list[tuple[str, str]]) 
     assert headline(MADE[name]()) == told
     text = "".join(Reader(page(MADE[name]())).words)
     assert all(f"{what}{figure}" in text for what, figure in told)
+
+
+def test_every_bench_has_its_sentence() -> None:
+    assert set(LEAD) == set(get_args(BenchName))
 
 
 def test_what_all_rows_share_is_said_once() -> None:

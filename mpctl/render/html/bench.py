@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mpctl.bench.report import BenchReport, load_warnings
+from mpctl.bench.report import BenchName, BenchReport, load_warnings
 from mpctl.render.charts.chart import Chart
 from mpctl.render.charts.svg import chart_svg
 from mpctl.render.html.bench_cells import cell, findings_parts, rows_table, words
@@ -15,13 +15,14 @@ from mpctl.render.html.parts import note, scrolling, section, table
 from mpctl.render.markup import Raw, el
 from mpctl.units import plural
 
-LEAD = {
+LEAD: dict[BenchName, str] = {
     "scaling": "The same job at several world sizes and layouts, and how efficiently it scales.",
     "collectives": "Collectives along the axes of a layout, by size, as nccl-tests measures them.",
     "kernels": "The kernels of a model on this device, beside what the planner estimates for each.",
     "machine": "Kernels and collectives of this machine, and the presets made of them.",
     "verify": "The plan against the run: step time, memory and bytes of a set of layouts.",
     "tensor-modes": "One layer in every mode of tensor parallelism, beside its plan.",
+    "trace": "Where the time of profiled steps of a run went, stage by stage, beside its plan.",
 }
 
 
