@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
 DEFAULT_WORLDS, DEFAULT_ROUNDS = "1,2", 3
+LITTLE_DATA = {"data.max_bytes": 1_000_000}  # prepared in seconds; a step takes as long
 
 WorldOption = Annotated[
     str | None,
@@ -108,7 +108,7 @@ def scaling(
 
     seconds, environment = budget_seconds(budget, quick=quick), bench_environment()
     job, named = with_layout_words(job, layouts, words or [])
-    source = replace(job, source=job.source or DEFAULT_JOB)
+    source = job if job.source else JobSource(DEFAULT_JOB, {**LITTLE_DATA, **job.overrides})
     source = source.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
     source = source if device is None else source.with_default("launch.device", device)
     base, machine = source.plan().job, this_machine()
