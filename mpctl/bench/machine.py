@@ -25,13 +25,14 @@ from typing_extensions import TypedDict  # pydantic needs it to validate them be
 from mpctl.bench.budget import Budget
 from mpctl.bench.cases import plan_cases
 from mpctl.bench.collective_rows import CollectiveRow
-from mpctl.bench.collectives import measure_collectives
+from mpctl.bench.collectives import MeasuredCollectives, measure_collectives
 from mpctl.bench.device_fit import DeviceFit, fit_device
 from mpctl.bench.folder import save_report, take_folder
 from mpctl.bench.kernels import KernelRow, MeasuredKernels, measure_kernels
 from mpctl.bench.link_fit import LinkFit, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
+from mpctl.bench.machine_rows import collectives_on, kernels_on
 from mpctl.bench.machine_runs import MachineCheck, machine_checks, mean_errors, measured_runs
 from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment
 from mpctl.bench.runner import CaseRun, Watch, run_cases
@@ -63,7 +64,7 @@ class MachineFindings(TypedDict):
 
 class MachineReport(BenchEnvelope):
     """What `mpctl bench machine --json` prints, and OUT/report.json. Its rows are those of kernels
-    and of collectives (bench/kernels.py, bench/collective_rows.py)."""
+    and of collectives (bench/kernels.py, bench/collective_rows.py), estimated on the presets."""
 
     results: list[KernelRow | CollectiveRow]
     findings: MachineFindings
@@ -71,13 +72,19 @@ class MachineReport(BenchEnvelope):
 
 @dataclass
 class MachineBench:
-    """The measurement of a machine, with what came of it so far."""
+    """The measurement of a machine, with what came of it so far.
+
+    sent: the collectives with all their rounds; collectives: their rows. planned: the rows of both
+    beside what is planned on the preset, once there is one.
+    """
 
     work: MachineWork
     environment: BenchEnvironment
     command: str
     kernels: list[KernelRow] = field(default_factory=list)
     collectives: list[CollectiveRow] = field(default_factory=list)
+    sent: MeasuredCollectives | None = None
+    planned: list[KernelRow | CollectiveRow] = field(default_factory=list)
     runs: list[CaseRun] = field(default_factory=list)
     device: DeviceFit | None = None
     link: LinkFit | None = None
@@ -120,7 +127,7 @@ class MachineBench:
             cases, RunDir(out / "collectives-r1"),
             on_progress=watch.on_progress, on_event=watch.on_event,
         )  # fmt: skip
-        self.collectives = measured.rows
+        self.sent, self.collectives = measured, measured.rows
         if not measured.is_complete:
             raise KeyboardInterrupt
         return all(row["rounds"] == cases.options.rounds for row in self.collectives)
@@ -143,6 +150,10 @@ class MachineBench:
     def _save(self, out: Path) -> None:
         assert self.preset is not None, "it was measured"
         self.preset.write(out / PRESETS)
+        sent = self.collectives
+        if self.sent is not None:
+            sent = collectives_on(self.preset, self.work, self.sent)
+        self.planned = [*kernels_on(self.preset, self.work, self.kernels), *sent]
         save_report(out, self.report())
 
     def _train(self, out: Path, budget: Budget, watch: Watch) -> bool:
@@ -182,7 +193,7 @@ class MachineBench:
             "is_complete": self.is_complete,
             "environment": self.environment,
             "command": self.command,
-            "results": [*self.kernels, *self.collectives],
+            "results": self.planned or [*self.kernels, *self.collectives],
             "findings": self._findings(),
         }
 

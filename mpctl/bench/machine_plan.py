@@ -70,14 +70,23 @@ class MachineWork:
         """The link's name in pictures; None where it is not known."""
         return "shared memory" if self.base.is_cpu else None
 
-    def collectives(self, seconds: float | None) -> CollectiveCases | None:
-        """The collectives, None where there is a single device. seconds: that rounds may take.
-        Raises InputError where they cannot be timed."""
+    def kernel_cases(self, cluster: Mapping[str, Any]) -> KernelCases:
+        """The kernels as they are planned on this cluster."""
+        job = self.plan_with({"cluster": cluster, **layout_overrides({})}).job
+        return _kernels(job, self.machine, self.devices, self.base.kind, quick=self.quick)
+
+    def collectives(
+        self, seconds: float | None, cluster: Mapping[str, Any] | None = None
+    ) -> CollectiveCases | None:
+        """The collectives, None where there is a single device. seconds: that rounds may take;
+        cluster: that they are planned on, none by default. Raises InputError where they cannot be
+        timed."""
         if self.devices < 2:
             return None
         is_even = self.devices > 2 and self.devices % 2 == 0
         sizes = {"tp": 2, "dp": self.devices // 2} if is_even else {"tp": self.devices}
         settings = {
+            **({} if cluster is None else {"cluster": cluster}),
             "cluster.gpus_per_node": self.devices,
             "launch.device": self.base.kind,
             **{f"parallel.{axis}": size for axis, size in sizes.items()},
@@ -115,7 +124,8 @@ def plan_machine(
     job = plan_with(layout_overrides({})).job
     is_cpu = job.device_kind != "cuda"
     devices = max(1, machine.cores if is_cpu else machine.gpus)
-    kernels = attempt(issues, lambda: _kernels(job, machine, devices, is_cpu=is_cpu, quick=quick))
+    kind = "cpu" if is_cpu else "cuda"
+    kernels = attempt(issues, lambda: _kernels(job, machine, devices, kind, quick=quick))
     if issues or kernels is None or kernels.device is None:
         raise InputError(issues)
     base = kernels.device
@@ -139,11 +149,11 @@ def _layout_issues(given: Iterable[str]) -> Iterator[Issue]:
 
 
 def _kernels(
-    job: JobSpec, machine: Machine, devices: int, *, is_cpu: bool, quick: bool
+    job: JobSpec, machine: Machine, devices: int, kind: str, *, quick: bool
 ) -> KernelCases:
     """The kernels, in the job's dtype and where there is time in further ones. Raises InputError
     where the job's cluster does not describe the devices: nothing could be compared with it."""
-    dtype, kind = job.training.chosen_dtype, "cpu" if is_cpu else "cuda"
+    dtype = job.training.chosen_dtype
     dtypes = dict.fromkeys([dtype] if quick else [dtype, *FURTHER])
     ranks = sorted({1, devices})
     cases = kernel_cases(job, machine, ranks=ranks, dtypes=list(dtypes), device=kind)

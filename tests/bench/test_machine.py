@@ -9,11 +9,14 @@ from typing import Any, cast
 import pytest
 
 from mpctl.bench.collective_rows import CollectiveRow
+from mpctl.bench.collectives import MeasuredCollectives
+from mpctl.bench.device_fit import MeasuredKernel
 from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import MachineBench
 from mpctl.bench.report import BenchEnvironment
 from mpctl.planning.plan import load_plan
 from mpctl.render.bench_machine import print_machine
+from mpctl.rundir.collective_files import CollectiveRound
 from mpctl.spec.cluster import InnerLinkSpec
 from tests.bench.test_device_fit import row, rows_of, truth
 from tests.bench.test_link_fit import KINDS, SIZES, measured
@@ -27,7 +30,14 @@ LINK = InnerLinkSpec(bandwidth=4e9, latency=3e-5)
 def kernel_rows() -> list[KernelRow]:
     """Kernels of a device of 200 GFLOP/s, on two cores."""
     found = [*rows_of(truth(depth=64.0)), row("layer", 0.3, site="tiny", predicted=1.0)]
-    return cast(list[KernelRow], [{"name": f"kernel {n}", **one} for n, one in enumerate(found)])
+    return [cast(KernelRow, {"name": _name(one), "flops": one["flops_per_second"], **one,
+                             "share_of_peak": None}) for one in found]  # fmt: skip
+
+
+def _name(one: MeasuredKernel) -> str:
+    """As bench/kernel_list.py names the kernel."""
+    sizes = "x".join(map(str, one["shape"].values()))
+    return f"{one['kernel']} layers.mlp.up {one['part']} {sizes} {one['dtype']} x{one['ranks']}"
 
 
 def collective_rows() -> list[CollectiveRow]:
@@ -74,6 +84,39 @@ def test_it_is_planned_on_what_was_written(tmp_path: Path) -> None:
     plan = load_plan("demo", {"cluster": cluster, "parallel.tp": 2})
     assert plan.estimate is not None and plan.estimate.step_seconds is not None
     assert plan.job.cluster.spread is None  # nothing was trained
+
+
+def test_rows_are_beside_what_is_planned_on_the_preset(tmp_path: Path) -> None:
+    """A product of the demo took what a device of 200 GFLOP/s takes, and so the preset says."""
+    rows = {row["name"]: row for row in measured_bench(tmp_path).report()["results"]}
+    product = cast(KernelRow, rows["matmul layers.mlp.up forward 512x256x1024 fp32 x2"])
+    assert product["predicted_seconds"] == pytest.approx(product["seconds"], rel=0.05)
+    assert product["share_of_peak"] == pytest.approx(product["flops_per_second"] / 200e9, rel=1e-3)
+    triad = next(cast(KernelRow, row) for name, row in rows.items() if name.startswith("triad"))
+    assert triad["share_of_peak"] == 1.0  # of the best stream
+
+
+def test_collectives_are_beside_what_is_planned_on_the_preset(tmp_path: Path) -> None:
+    found = bench(kernels=kernel_rows())
+    cases = found.work.collectives(None)
+    assert cases is not None
+    rounds: dict[int, list[CollectiveRound]] = {}
+    for number, case in enumerate(cases.cases):
+        took = measured(case["kind"], 2, case["bytes"], LINK)["seconds"]
+        rounds[number] = [
+            {"event": "timing", "case": number, "round": 0, "seconds": took, "wrong": 0}
+        ]
+    found.sent = MeasuredCollectives(cases, rounds)
+    found.collectives = found.sent.rows
+    assert {row["predicted_seconds"] for row in found.collectives} == {None}
+    found.write_presets(tmp_path)
+    results = found.report()["results"]
+    rows = [cast(CollectiveRow, row) for row in results if "transport" in row]
+    assert len(rows) == len(cases.cases)
+    planned = [row for row in rows if row["predicted_seconds"] is not None]
+    assert {row["transport"] for row in planned} == {"shared"}
+    for one in planned:
+        assert one["predicted_seconds"] == pytest.approx(one["seconds"], rel=0.01)
 
 
 def test_runs_give_a_spread_and_the_presets_are_written_again(tmp_path: Path) -> None:
