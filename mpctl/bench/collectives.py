@@ -20,7 +20,8 @@ from mpctl.bench.collective_rows import (
     collective_rows,
     fit_collectives,
 )
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment
+from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, environment_on
+from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.probe import probe_answers
 from mpctl.rundir.collective_files import (
     AbsentTransport,
@@ -37,12 +38,13 @@ Progress = Callable[[str, int, int], None]
 @dataclass
 class MeasuredCollectives:
     """What came of a bench so far. rounds: by number of the case; absent: ways to send that groups
-    of an axis did not have."""
+    of an axis did not have; hosts: facts of those that had the ranks, once known."""
 
     cases: CollectiveCases
     rounds: dict[int, list[CollectiveRound]] = field(default_factory=dict)
     absent: list[AbsentTransport] = field(default_factory=list)
     is_complete: bool = True
+    hosts: tuple[HostFacts, ...] = ()
 
     @property
     def timed(self) -> list[int]:
@@ -126,7 +128,7 @@ def measure_collectives(
 
     probed = probe_answers(cases.plan, _request(cases), run, on_answer=take, on_event=on_event)
     measured.cases = cases.on_hosts(probed.machine)
-    measured.is_complete = probed.is_complete
+    measured.is_complete, measured.hosts = probed.is_complete, probed.hosts
     return measured
 
 
@@ -142,7 +144,7 @@ def collectives_report(
         "bench": "collectives",
         "job": cases.plan.job.name,
         "is_complete": is_complete,
-        "environment": environment,
+        "environment": environment_on(environment, measured.hosts),
         "command": command,
         "results": rows,
         "findings": {

@@ -18,8 +18,16 @@ from typing import TypedDict
 
 from mpctl.bench.kernel_cases import KernelCases
 from mpctl.bench.kernel_list import PlannedKernel
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, BenchRow, spread
+from mpctl.bench.report import (
+    SCHEMA,
+    BenchEnvelope,
+    BenchEnvironment,
+    BenchRow,
+    environment_on,
+    spread,
+)
 from mpctl.launch.connect import OnEvent
+from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.probe import probe_answers
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.kernel_files import KernelRequest, KernelTiming
@@ -71,11 +79,13 @@ class KernelsReport(BenchEnvelope):
 @dataclass
 class MeasuredKernels:
     """rows: in the order of the cases, each kernel with every number of ranks. is_complete: false
-    after Ctrl-C, and where the budget ended before the last round; is_stopped: by Ctrl-C."""
+    after Ctrl-C, and where the budget ended before the last round; is_stopped: by Ctrl-C; hosts:
+    facts of those that had the ranks, once known."""
 
     rows: list[KernelRow]
     is_complete: bool
     is_stopped: bool = False
+    hosts: tuple[HostFacts, ...] = ()
 
 
 OnRound = Callable[[MeasuredKernels], None]
@@ -111,7 +121,8 @@ def measure_kernels(
     ended = probe_answers(cases.plan, request, run, on_answer=keep, on_event=on_event)
     there = replace(cases, cores=cases.units(ended.machine))
     is_complete = len(timings) == rounds * cases.timings
-    return MeasuredKernels(kernel_rows(there, timings), is_complete, not ended.is_complete)
+    rows = kernel_rows(there, timings)
+    return MeasuredKernels(rows, is_complete, not ended.is_complete, ended.hosts)
 
 
 def kernel_rows(cases: KernelCases, timings: Sequence[KernelTiming]) -> list[KernelRow]:
@@ -173,7 +184,7 @@ def kernels_report(
         "bench": "kernels",
         "job": cases.job.name or (model.name if model else None),
         "is_complete": measured.is_complete,
-        "environment": environment,
+        "environment": environment_on(environment, measured.hosts),
         "command": command,
         "results": measured.rows,
         "findings": {

@@ -15,7 +15,6 @@ import platform
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Literal
 
@@ -24,6 +23,8 @@ from typing_extensions import (  # pydantic needs it to validate them before Pyt
     TypedDict,
 )
 
+from mpctl.launch.control.host_checks import shown
+from mpctl.launch.node.facts import HostFacts, processor_name
 from mpctl.launch.node.machine import this_machine
 from mpctl.units import plural
 
@@ -113,16 +114,23 @@ def bench_environment() -> BenchEnvironment:
     }
 
 
-def processor_name() -> str:
-    """The processor's name as Linux gives it, elsewhere the platform's."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def environment_on(environment: BenchEnvironment, hosts: Sequence[HostFacts]) -> BenchEnvironment:
+    """The environment of what ran on these hosts: their names, processors and versions, and the
+    cores and GPUs of all of them together. The same where no host is named. The load average is
+    still that of the host where the command runs."""
+    if not hosts:
+        return environment
+    processors = dict.fromkeys(host.processor or "unknown processor" for host in hosts)
+    return {
+        **environment,
+        "host": shown([host.name for host in hosts]),
+        "machine": ", ".join(processors),
+        "cores": sum(host.machine.cores for host in hosts),
+        "gpus": sum(host.machine.gpus for host in hosts),
+        "python": hosts[0].python,
+        "torch": hosts[0].torch,
+        "mpctl": hosts[0].mpctl,
+    }
 
 
 def load_warnings(environment: BenchEnvironment) -> list[str]:

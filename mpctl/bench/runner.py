@@ -8,7 +8,7 @@ By hand, 3 cases in 2 rounds of 12 steps are 6 runs and 72 steps of progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -19,6 +19,7 @@ from mpctl.bench.folder import take_folder
 from mpctl.errors import RunFailed
 from mpctl.launch.connect import connected
 from mpctl.launch.control.host_checks import common_machine
+from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.set_up import Progress, set_up_run
 from mpctl.launch.summary import summarise
 from mpctl.launch.supervise import OnEvent, run_launch
@@ -35,7 +36,7 @@ class CaseRun:
 
     round: its number from 0; records: of all its steps; reports: of its ranks; summary: what it has
     beside the plan, as in RUN/summary.json; units: cores (by the threads of a rank) or GPUs that
-    the ranks shared, on all hosts together.
+    the ranks shared, on all hosts together; hosts: their facts.
     """
 
     case: PlannedCase
@@ -45,6 +46,7 @@ class CaseRun:
     reports: Sequence[RankReport]
     summary: RunSummary
     units: int
+    hosts: tuple[HostFacts, ...] = ()
 
     @property
     def steady(self) -> Sequence[StepRecord]:
@@ -95,6 +97,12 @@ def run_cases(
             yield ran
 
 
+def hosts_of(runs: Iterable[CaseRun]) -> list[HostFacts]:
+    """The hosts that had ranks of any of the runs, by name."""
+    by_name = {host.name: host for run in runs for host in run.hosts}
+    return [by_name[name] for name in sorted(by_name)]
+
+
 def group_runs(runs: Sequence[CaseRun]) -> Mapping[str, list[CaseRun]]:
     """The runs by the name of their case, in the order in which cases first ran."""
     groups: dict[str, list[CaseRun]] = {}
@@ -125,8 +133,8 @@ def _run(
 ) -> CaseRun:
     """Launch a case once, on the hosts of its job, and write its summary."""
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
-    hosts = connected(plan, run, on_event, warnings=case.launch.warnings)
-    with hosts as (cluster, launch), run.locked():
+    connection = connected(plan, run, on_event, warnings=case.launch.warnings)
+    with connection as (cluster, launch), run.locked():
         machine = common_machine(cluster.hosts)
         set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
         outcome = run_launch(launch, cluster, steps.record, on_event)
@@ -136,6 +144,7 @@ def _run(
         raise KeyboardInterrupt
     if outcome.failure is not None:
         raise RunFailed(f"{case.title}: {outcome.failure}; its log: {outcome.failure.log}")
-    units = shared_units(launch.job, machine) * len(cluster.hosts)
+    hosts = tuple(cluster.hosts)
+    units = shared_units(launch.job, machine) * len(hosts)
     ran = replace(case, launch=launch)
-    return CaseRun(ran, number, run, list(run.records()), run.rank_reports(), summary, units)
+    return CaseRun(ran, number, run, list(run.records()), run.rank_reports(), summary, units, hosts)

@@ -18,8 +18,15 @@ from typing import Literal
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.cases import PlannedCase
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, BenchRow, spread
-from mpctl.bench.runner import CaseRun
+from mpctl.bench.report import (
+    SCHEMA,
+    BenchEnvelope,
+    BenchEnvironment,
+    BenchRow,
+    environment_on,
+    spread,
+)
+from mpctl.bench.runner import CaseRun, hosts_of
 from mpctl.bench.scaling import Mode, ScalingCase, efficiency
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.step import StepTime
@@ -267,12 +274,13 @@ class MeasuredScaling:
             Timing(case, self.runs[case.name])
             for case in self.cases if case.name in self.runs
         ]  # fmt: skip
+        ran = [run for runs in self.runs.values() for run in runs]
         return {
             "schema": SCHEMA,
             "bench": "scaling",
             "job": self.job,
             "is_complete": self.is_complete,
-            "environment": self.environment,
+            "environment": environment_on(self.environment, hosts_of(ran)),
             "command": self.command,
             "results": [row for mode in self.modes for row in scaling_rows(timings, mode)],
             "findings": {

@@ -17,11 +17,19 @@ from statistics import median
 from typing import TypedDict
 
 from mpctl.bench.mode_cases import ModeCase, ModeCases
-from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, BenchRow, spread
+from mpctl.bench.report import (
+    SCHEMA,
+    BenchEnvelope,
+    BenchEnvironment,
+    BenchRow,
+    environment_on,
+    spread,
+)
 from mpctl.errors import IssueEntry
 from mpctl.estimate.communication import ring_bytes
 from mpctl.estimate.message import ring_phases
 from mpctl.launch.connect import OnEvent
+from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.preflight import chosen_device
 from mpctl.launch.probe import probe_answers
@@ -37,12 +45,13 @@ Report = Callable[[str, int, int], None]
 class MeasuredModes:
     """What came of a bench so far. asked: rounds of all cases; sizes: by case, None for the
     unsharded layer; timings: by case; machine: the least that every host of the ranks has;
-    is_stopped: by Ctrl-C or another signal."""
+    hosts: their facts, once known; is_stopped: by Ctrl-C or another signal."""
 
     asked: int
     machine: Machine
     sizes: dict[int | None, LayerSizes] = field(default_factory=dict)
     timings: dict[int, list[LayerTiming]] = field(default_factory=dict)
+    hosts: tuple[HostFacts, ...] = ()
     is_stopped: bool = False
 
     def add(self, answer: LayerAnswer) -> None:
@@ -149,7 +158,8 @@ def measure(
 
     on_progress(STARTING, 0, len(cases.cases) + 1)
     ended = probe_answers(cases.plan, request, run, on_answer=on_answer, on_event=on_event)
-    measured.is_stopped, measured.machine = not ended.is_complete, ended.machine
+    measured.is_stopped, measured.hosts = not ended.is_complete, ended.hosts
+    measured.machine = ended.machine
     return measured
 
 
@@ -215,7 +225,7 @@ def bench_report(
         "bench": "tensor-modes",
         "job": job.name or model.name,
         "is_complete": measured.is_complete,
-        "environment": environment,
+        "environment": environment_on(environment, measured.hosts),
         "command": command,
         "results": mode_rows(cases, measured),
         "findings": {

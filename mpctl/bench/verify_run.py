@@ -13,8 +13,8 @@ from pathlib import Path
 from mpctl.bench.budget import Budget
 from mpctl.bench.cases import PlannedCase
 from mpctl.bench.folder import save_report
-from mpctl.bench.report import SCHEMA, BenchEnvironment
-from mpctl.bench.runner import CaseRun, Watch, group_runs, run_cases
+from mpctl.bench.report import SCHEMA, BenchEnvironment, environment_on
+from mpctl.bench.runner import CaseRun, Watch, group_runs, hosts_of, run_cases
 from mpctl.bench.verify import VerifyReport, verify_findings, verify_row
 
 
@@ -59,7 +59,7 @@ class Verification:
             "bench": "verify",
             "job": self.job,
             "is_complete": self.is_complete,
-            "environment": self.environment,
+            "environment": environment_on(self.environment, hosts_of(self.runs)),
             "command": self.command,
             "results": rows,
             "findings": verify_findings(rows, within=self.within, left_out=self.left_out),

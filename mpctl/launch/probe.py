@@ -21,6 +21,7 @@ from mpctl.launch.connect import OnEvent, connected, measuring_refusals
 from mpctl.launch.control.host_checks import common_machine
 from mpctl.launch.event_log import EventLog
 from mpctl.launch.launch_plan import LaunchPlan
+from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine, this_machine
 from mpctl.launch.record_reader import OnAnswer
 from mpctl.launch.set_up import set_up_run
@@ -35,11 +36,15 @@ from mpctl.rundir.task_files import BenchRequest
 @dataclass(frozen=True)
 class Probed:
     """How a bench in ranks ended. is_complete: False after Ctrl-C, SIGTERM, SIGHUP or `mpctl stop`;
-    hosts: the names of those that had the ranks; machine: the least that each of them has."""
+    hosts: the facts of those that had the ranks."""
 
     is_complete: bool
-    hosts: tuple[str, ...]
-    machine: Machine
+    hosts: tuple[HostFacts, ...]
+
+    @property
+    def machine(self) -> Machine:
+        """The least that each host has."""
+        return common_machine(self.hosts)
 
 
 def require_probes(plans: Sequence[Plan]) -> None:
@@ -67,10 +72,10 @@ def probe_answers(
         launch = _asking(ready, request)
         outcome = _run(launch, cluster, on_answer, on_event)
         write_summary(run.summary, summarise(plan, launch, outcome, command=""))
-        hosts, machine = tuple(h.name for h in cluster.hosts), common_machine(cluster.hosts)
+        hosts = tuple(cluster.hosts)
     if outcome.failure is not None:
         raise RunFailed(f"{outcome.failure}; its log: {outcome.failure.log}")
-    return Probed(outcome.status == "finished", hosts, machine)
+    return Probed(outcome.status == "finished", hosts)
 
 
 def _measuring(plan: Plan) -> Plan:

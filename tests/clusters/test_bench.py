@@ -65,6 +65,7 @@ def test_ranks_of_two_hosts_measure_what_is_planned(ssh_hosts: SshHosts, tmp_pat
     run = over_ssh(ssh_hosts, out, "--rounds", "2", "--json").ended()
     assert run.code == 0, run.launched.stderr
     rows = report(out)["results"]
+    assert report(out)["environment"]["host"] == "n1, n2"
     assert [row["mode"] for row in rows] == ["1d", "2d"]
     assert all(row["rounds"] == 2 and row["traffic"] == row["planned_traffic"] for row in rows)
     assert recorded_hosts(out / "ranks-r1") == HOSTS
@@ -125,6 +126,25 @@ def test_collectives_within_and_between_hosts(ssh_hosts: SshHosts, tmp_path: Pat
 
 
 @pytest.mark.cluster("ssh")
+def test_collectives_across_hosts_are_right(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    """dp crosses the hosts, which share no memory; tp has it."""
+    out = tmp_path / "out"
+    hostfile = ssh_hosts.hostfile("n1 slots=2", "n2 slots=2")
+    settings = {"launch.ssh.config": str(ssh_hosts.config), "launch.device": "cpu"}
+    argv = ["bench", "collectives", "--nodes", "2", "--gpus-per-node", "2", "--tp", "2", "--dp",
+            "2", "-e", "4K", "-n", "2", "--rounds", "1", "--kinds", "all_reduce,all_to_all",
+            *sets(settings), "--hostfile", str(hostfile), "--out", str(out), "--json"]  # fmt: skip
+    run = SshRun(start(argv, out)).ended()
+    assert run.code == 0, run.launched.stderr
+    rows = report(out)["results"]
+    assert all(row["wrong"] == 0 for row in rows)
+    ways = {(row["axis"], row["transport"]) for row in rows}
+    assert ("tp", "shared") in ways and ("dp", "gloo") in ways and ("dp", "shared") not in ways
+    assert recorded_hosts(out / "ranks-r1") == HOSTS
+    run.require_nothing_left(5)
+
+
+@pytest.mark.cluster("ssh")
 def test_training_runs_of_a_bench_go_to_the_hosts(ssh_hosts: SshHosts, tmp_path: Path) -> None:
     """bench verify of one job of two hosts: bytes and parameters as planned."""
     out, texts = tmp_path / "out", tmp_path / "texts"
@@ -141,6 +161,7 @@ def test_training_runs_of_a_bench_go_to_the_hosts(ssh_hosts: SshHosts, tmp_path:
     run = SshRun(start(argv, out)).ended()
     assert run.code == 0, run.launched.stderr
     (row,) = report(out)["results"]
+    assert report(out)["environment"]["host"] == "n1, n2"
     assert row["world_size"] == 4 and row["agrees"]
     (folder,) = out.glob("*-r1")
     assert recorded_hosts(folder) == HOSTS

@@ -27,7 +27,7 @@ class HostFacts:
     """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
     interpreter that runs ranks; nonce: what it reads in the run directory, empty when it cannot;
     clock: its time, seconds since 1970; boot: the kernel's name for this start of the machine, with
-    the host name; two hosts with the same one are one machine."""
+    the host name; two hosts with the same one are one machine; processor: its name."""
 
     name: str
     machine: Machine
@@ -38,6 +38,7 @@ class HostFacts:
     nonce: str = ""
     clock: float = 0.0
     boot: str = ""
+    processor: str = ""
 
 
 def host_facts(nonce: Path | None = None) -> HostFacts:
@@ -52,6 +53,7 @@ def host_facts(nonce: Path | None = None) -> HostFacts:
         nonce="" if nonce is None else _text(nonce),
         clock=time.time(),
         boot=_boot(),
+        processor=processor_name(),
     )
 
 
@@ -73,3 +75,15 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def processor_name() -> str:
+    """The processor's name as Linux gives it, elsewhere the platform's."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
