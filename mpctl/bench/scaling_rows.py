@@ -2,8 +2,7 @@
 
 FLOP of a step are counted, not measured (estimate/flops.py): model FLOP/s of a device are those of
 a rank over the step's seconds, MFU is their share of the device's peak, and HFU the same with the
-FLOP that recomputation repeats. A rank that waits in a collective cannot tell a message from a rank
-that is late, so its share of communication is held against planned messages and bubbles together.
+FLOP that recomputation repeats.
 
 By hand, 4 ranks on 2 cores against 1 rank: perfect cores reach 2 / 4 = 50 %.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import median
 from typing import Literal
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
@@ -28,6 +27,7 @@ from mpctl.bench.report import (
 )
 from mpctl.bench.runner import CaseRun, hosts_of
 from mpctl.bench.scaling import Mode, ScalingCase, efficiency
+from mpctl.bench.waits import communication_share, planned_share
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.step import StepTime
 
@@ -139,16 +139,6 @@ class Timing:
         return None if device.is_cpu and launch.threads_per_rank != 1 else time.peak
 
     @property
-    def communication(self) -> float | None:
-        """The share of a step in which a rank waits in collectives, on the average of the ranks."""
-        shares = [
-            mean(told) for run in self.runs
-            if (told := [r["communication_share"] for r in run.reports
-                         if "communication_share" in r])
-        ]  # fmt: skip
-        return median(shares) if shares else None
-
-    @property
     def unit(self) -> Literal["core", "GPU"]:
         """What a rank ran on."""
         return "GPU" if self.planned.job.launch.device == "cuda" else "core"
@@ -197,8 +187,8 @@ def _row(timing: Timing, base: Timing, mode: Mode) -> ScalingRow:
         **_rates(timing),
         **_efficiencies(timing, base),
         "is_rehearsal": timing.world > timing.units,
-        "communication_share": timing.communication,
-        "predicted_communication_share": _planned_waits(time) if time else None,
+        "communication_share": communication_share(timing.runs),
+        "predicted_communication_share": planned_share(time) if time else None,
     }
 
 
@@ -239,11 +229,6 @@ def _efficiencies(timing: Timing, base: Timing) -> _Efficiencies:
         else None,
         "perfect_efficiency": against(timing.perfect_speed, base.perfect_speed),
     }
-
-
-def _planned_waits(time: StepTime) -> float:
-    """The share of a planned step in messages that nothing hides, and in bubbles."""
-    return (time.tp + time.cp + time.pp + time.dp + time.bubble) / time.total
 
 
 @dataclass

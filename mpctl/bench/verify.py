@@ -23,6 +23,7 @@ from mpctl.bench.accuracy import Accuracy, HeldFigure, accuracy_of
 from mpctl.bench.report import BenchEnvelope, BenchRow, spread
 from mpctl.bench.runner import CaseRun
 from mpctl.bench.verify_layouts import layout_name
+from mpctl.bench.waits import communication_share, planned_share
 from mpctl.estimate.step import StepTime
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
@@ -43,6 +44,7 @@ class VerifyRow(BenchRow):
     where it was not measured. agrees: whether parameters, states and messages of every rank equal
     the plan; differs: the first that does not, in words. sent_bytes: of all messages of a step, of
     a rank on the average. device: cpu or cuda; cpu_seconds: processor time of rank 0 in a step.
+    communication_share: of a step, that a rank waits in collectives (waits.py), predicted_.. alike.
     """
 
     job: str
@@ -63,6 +65,8 @@ class VerifyRow(BenchRow):
     differs: str
     planned_sent_bytes: float
     sent_bytes: float
+    communication_share: float | None
+    predicted_communication_share: float
 
 
 class VerifyFindings(TypedDict):
@@ -107,6 +111,7 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
         "agrees": bool(ranks) and all(rank["agrees"] for rank in ranks),
         "differs": next(_differences(ranks), ""),
         **_sent(ranks),
+        "communication_share": communication_share(runs),
     }
 
 
@@ -116,6 +121,7 @@ class _Forecast(TypedDict):
     high_seconds: float
     error: float
     is_inside: bool
+    predicted_communication_share: float
 
 
 def _forecast(plan: Plan, measured: float) -> _Forecast:
@@ -128,6 +134,7 @@ def _forecast(plan: Plan, measured: float) -> _Forecast:
         "high_seconds": time.high,
         "error": time.total / measured - 1,
         "is_inside": time.low <= measured <= time.high,
+        "predicted_communication_share": planned_share(time),
     }
 
 
