@@ -111,9 +111,15 @@ def test_findings_become_tables() -> None:
         "Findings", "ranks", "4",
         "groups", "name", "mape", "all", "4.0 %", "within cores", "3.0 %",
         "layer", "hidden", "64",
-        "fits", "fits", "name", "kind", "bandwidth", "1", "all_reduce", "5.00 GB/s",
+        "fits", "name", "kind", "bandwidth", "1", "all_reduce", "5.00 GB/s",
         "files", "devices/x.toml",
     ]  # fmt: skip
+
+
+def test_a_long_list_is_folded() -> None:
+    for count, is_folded in ((20, False), (21, True)):
+        seen = Reader(join(findings_parts({"fits": [{"latency": 1e-5}] * count})))
+        assert bool(seen.of("details")) == is_folded and len(seen.of("tr")) == count + 1
 
 
 def test_what_lowers_the_worth_of_figures_is_said_first() -> None:

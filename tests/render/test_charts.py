@@ -130,6 +130,8 @@ def test_a_fit_is_drawn_under_its_line() -> None:
         assert (fitted.x, fitted.y) == (pytest.approx(measured.x), pytest.approx(measured.y))
     assert {series.look for series in chart.panels[1].series} == {"line"}
     assert [series.look for series in chart.legend] == ["line", "line"]
+    without = charts(collectives_report() | {"findings": {}})["busbw"]
+    assert "dotted" in chart.note and "dotted" not in without.note
 
 
 def test_labels_have_room_in_narrow_panels() -> None:

@@ -17,9 +17,9 @@ from mpctl.units import bytes_text, plural
 
 NOTE = (
     "Bus bandwidth as nccl-tests defines it: comparable with the bandwidth of a link, however many "
-    "ranks there are. Bars go from the slowest to the fastest round; dotted: the fitted "
-    "latency + bus bytes / bandwidth."
+    "ranks there are. Bars go from the slowest to the fastest round"
 )
+FIT_NOTE = "; dotted: the fitted latency + bus bytes / bandwidth"
 Row = Mapping[str, Any]
 CURVE = 32  # steps of a fitted line
 PARTS = ("transport", "axis", "ranks", "dtype")
@@ -41,7 +41,7 @@ def busbw_charts(report: BenchReport) -> Iterator[Chart]:
     )
     marks = [mark for panel in panels for series in panel.series for mark in series.marks]
     yield Chart(
-        "busbw", "Bus bandwidth of collectives", NOTE,
+        "busbw", "Bus bandwidth of collectives", NOTE + FIT_NOTE * bool(fits) + ".",
         log_axis("bytes", [mark.x for mark in marks], lambda n: short(bytes_text(n)), base=4),
         log_axis("bus bandwidth, GB/s", [y for mark in marks for y in mark.y_span or (mark.y,)],
                  lambda rate: f"{rate / 1e9:g}"),

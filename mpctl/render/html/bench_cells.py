@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from mpctl.bench.documents import number_of
 from mpctl.bench.folder import flat
 from mpctl.render.html.parts import details, note, table
-from mpctl.render.markup import Raw, el
+from mpctl.render.markup import Raw, el, join
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 
-MOST_ROWS, MOST_ITEMS = 1000, 200
+MOST_ROWS, MOST_ITEMS, FEW = 1000, 200, 20
 SHARES = ("share", "efficiency", "mfu", "hfu", "share_of_peak", "coverage", "mape")
 CHANGES = ("error", "worst")  # shares with a sign
 RATES = ("algbw", "busbw", "bandwidth", "bytes_per_second")
@@ -68,7 +68,8 @@ def _listed(key: str, items: Sequence[object]) -> Iterator[Raw]:
     if len(tables) == len(items):
         named = [item if "name" in item else {"name": at, **item}
                  for at, item in enumerate(tables, 1)]  # fmt: skip
-        yield details(words(key), *rows_table(words(key), named))
+        shown = rows_table(words(key), named)
+        yield join(shown) if len(named) <= FEW else details(words(key), *shown)
     else:
         yield el("h3", words(key))
         yield el("ul", *(el("li", cell(key, item)) for item in items[:MOST_ITEMS]))
@@ -102,7 +103,7 @@ def _figure(key: str, number: float) -> str:
         return f"{number / 1e9:.3g} GB/s" if number < 1e9 else f"{number / 1e9:,.2f} GB/s"
     if key == "flops_per_second":
         return rate_text(number)
-    if last in ("seconds", "latency") or key.startswith("seconds"):
+    if last in ("seconds", "latency", "start") or key.startswith("seconds"):
         return seconds_text(number)
     if last == "bytes":
         return bytes_text(number)
