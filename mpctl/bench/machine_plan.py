@@ -35,6 +35,7 @@ PlanWith = Callable[[Mapping[str, object]], Plan]
 KINDS = "all_reduce,all_gather,reduce_scatter,sendrecv"  # those that training sends
 ROUNDS, QUICK_ROUNDS = 3, 1
 FURTHER: tuple[DType, ...] = ("fp32", "bf16")  # dtypes of products beside the job's
+HERE = {"launch.on": "local"}  # also inside of an allocation: the figures are of this machine
 MEMORY_SHARE = 0.9  # of the free memory that ranks may take together
 
 
@@ -89,6 +90,7 @@ class MachineWork:
             **({} if cluster is None else {"cluster": cluster}),
             "cluster.gpus_per_node": self.devices,
             "launch.device": self.base.kind,
+            **HERE,
             **{f"parallel.{axis}": size for axis, size in sizes.items()},
         }
         flags = CollectiveFlags(
@@ -121,7 +123,11 @@ def plan_machine(
     runs are found by `plan_cases`."""
     issues = list(_layout_issues(given))
     attempt(issues, lambda: check_name(name))
-    job = plan_with(layout_overrides({})).job
+
+    def plan_here(settings: Mapping[str, object]) -> Plan:
+        return plan_with({**settings, **HERE})
+
+    job = plan_here(layout_overrides({})).job
     is_cpu = job.device_kind != "cuda"
     devices = max(1, machine.cores if is_cpu else machine.gpus)
     kind = "cpu" if is_cpu else "cuda"
@@ -131,7 +137,7 @@ def plan_machine(
     base = kernels.device
     memory = int(MEMORY_SHARE * machine.memory_bytes / devices) if is_cpu else base.memory_bytes
     work = MachineWork(
-        name, job.name or (job.model.name if job.model else None), plan_with, machine, devices,
+        name, job.name or (job.model.name if job.model else None), plan_here, machine, devices,
         kernels, job.training.chosen_dtype, base, memory,
         rounds or (QUICK_ROUNDS if quick else ROUNDS), quick,
     )  # fmt: skip

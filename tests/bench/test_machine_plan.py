@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from mpctl.bench.machine_plan import MachineWork, default_name, plan_machine
 from mpctl.errors import InputError
+from mpctl.launch.backends.registry import find_backend
 from mpctl.launch.node.machine import Machine
 from mpctl.planning.plan import Plan, load_plan
 
@@ -57,6 +59,21 @@ def test_many_cores_have_groups_of_two_and_of_half_of_them() -> None:
     assert {axis: collectives.sizes[axis] for axis in ("tp", "dp")} == {"tp": 2, "dp": 4}
     assert collectives.options.seconds == 10.0
     assert found.kernels.ranks == (1, 8)
+
+
+def test_it_is_this_machine_that_is_measured_inside_of_an_allocation_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one node: mpctl launch would start its ranks on the node, by srun."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1",
+                        "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert find_backend(load_plan("demo", BATCH).job, os.environ).name == "slurm"
+    found = work()
+    collectives = found.collectives(None)
+    assert collectives is not None
+    plans = [found.kernels.plan, collectives.plan, *(case.make_plan() for case in found.cases())]
+    assert {find_backend(plan.job, os.environ).name for plan in plans} == {"local"}
 
 
 def test_quick_measures_less() -> None:
