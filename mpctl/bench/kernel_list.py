@@ -4,15 +4,10 @@ Everything comes from what a plan is made of: products and attentions from the o
 their local shapes, seconds from the estimate's functions (estimate/work.py, attention_times.py,
 kernels.py). Equal kernels of one dtype are measured once, under the name of the first.
 
-`flops` are those that the kernel computes, a fused attention's backward 2.5 times its forward's.
-`bytes` are the least that must be read and written, each tensor once: a product its three matrices,
-STREAM's triad three arrays and copy two (J. McCalpin, STREAM, 1995).
+Work is counted as planned_kernel.py says: a fused attention's backward computes 2.5 times its
+forward's FLOP; STREAM's triad moves three arrays, its copy two (J. McCalpin, STREAM, 1995).
 
-In training other tensors pass through the caches before a kernel runs again, so that it is timed
-with several copies of its operands in turn, 32 MiB of them (at most 8); a layer with one.
-
-By hand, X [512, 256] W [256, 1024] in fp32: 2 x 512 x 256 x 1024 = 268 MFLOP, and 4 (512 x 256 +
-256 x 1024 + 512 x 1024) = 3.67 MB, 73 FLOP a byte.
+By hand, 64 rows, hidden 64 and tp 2: the MLP's first product of 64 x 64 x 256 is 64 x 64 x 128.
 """
 
 from __future__ import annotations
@@ -20,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import prod
 
+from mpctl.bench.planned_kernel import PlannedKernel, case_copies
 from mpctl.estimate.attention_times import fused_pairs
 from mpctl.estimate.flops import ALL, FORWARD, block_flops
 from mpctl.estimate.host import layer_host
@@ -37,36 +33,7 @@ from mpctl.spec.model import ModelSpec
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 128, "seq_length": 8}
 """Sizes of a layer whose kernels take next to nothing, so that the host's time is left."""
-CACHE_BYTES, MOST_COPIES = 2**25, 8  # more than a core's own cache holds
 MOST_PARAMETERS = 2**24  # of a layer, to step: more take as long each
-FLAGS = ("causal", "window", "bias", "sample_mask")  # of a shape, no part of a name
-
-
-@dataclass(frozen=True)
-class PlannedKernel:
-    """A kernel before it is timed. site: where the model has it, such as `layers.mlp.up`. flops,
-    bytes: computed, and read or written at least. predicted_seconds: None where the cluster does
-    not describe the device. is_compute: whether its share of the peak is of FLOP/s, else of the
-    memory's bytes/s."""
-
-    site: str
-    case: KernelCase
-    flops: float
-    bytes: float
-    predicted_seconds: float | None
-    is_compute: bool = False
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether it is a whole layer."""
-        return self.case["kernel"] == "layer"
-
-    @property
-    def name(self) -> str:
-        """`matmul layers.mlp.up forward 512x256x1024 fp32`, the same in every run."""
-        case = self.case
-        sizes = case_sizes(case["shape"])
-        return f"{case['kernel']} {self.site} {case['part']} {sizes} {case['dtype']}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +83,7 @@ class KernelLister:
             yield from self._product(f"{stack.prefix}.{product.name}", product, flow)
         for core in flow.cores:
             yield from self._attention(f"{stack.prefix}.{core.part}", core, flow)
+            yield from self._heads(f"{stack.prefix}.{core.part}", core, flow)
         yield from self._branch(stack, flow)
         yield from self._activation(stack, flow)
         yield from self._update(stack.prefix, flow)
@@ -161,6 +129,24 @@ class KernelLister:
         if work.dgrad:
             more = BACKWARD if is_fused else 2.0
             yield self._kernel(name, site, "backward", shape, work.dgrad, 2 * moved, more * flops)
+
+    def _heads(self, site: str, core: AttentionOp, flow: GradFlow) -> Iterator[PlannedKernel]:
+        """Self-attention's: forward copies the heads of the result, and reads and writes what is
+        turned; backward turns it back and brings the three gradients together."""
+        if core.query_product != core.key_product:
+            return
+        operators, model, grid = self.clock.operators, self.layout.model, self.layout.grid
+        own = [p for p in flow.part.products if p.part == core.part]
+        work, sizes = operators.elementwise(own, flow), operators.sizes
+        heads, kv_heads = (max(1, n // grid.feature_parts) for n in (model.heads, model.kv_heads))
+        shape = {"batch": sizes["batch"], "positions": sizes[core.queries], "heads": heads,
+                 "kv_heads": kv_heads, "head_dim": model.head_size}  # fmt: skip
+        head = 2.0 * self.width * sizes["batch"] * sizes[core.queries] * model.head_size
+        turned = head * (heads + kv_heads) * (model.position == "rotary")
+        yield self._kernel("heads", site, "forward", shape, work.forward, head * heads + turned)
+        if work.dgrad:
+            moved = head * (heads + 2 * kv_heads) + turned
+            yield self._kernel("heads", site, "backward", shape, work.dgrad, moved)
 
     def _branch(self, stack: LayerStack, flow: GradFlow) -> Iterator[PlannedKernel]:
         """A norm reads and writes, a sum reads two tensors and writes one, dropout reads and
@@ -240,11 +226,8 @@ class KernelLister:
         return get_clock(JobLayout.of(job.model_copy(update=parts)))
 
     def _streams(self) -> Iterator[PlannedKernel]:
-        shape, bandwidth = (
-            {"elements": self.array // self.width},
-            self.clock.operators.speed.bandwidth,
-        )
-        size = self.width * shape["elements"]
+        shape = {"elements": self.array // self.width}
+        size, bandwidth = self.width * shape["elements"], self.clock.operators.speed.bandwidth
         yield self._kernel("triad", "memory", "update", shape, 3 * size / bandwidth, 3 * size)
         yield self._kernel("copy", "memory", "update", shape, 2 * size / bandwidth, 2 * size)
 
@@ -252,7 +235,7 @@ class KernelLister:
         self, kernel: KernelName, site: str, part: KernelPart, shape: Mapping[str, int],
         seconds: float, moved: float, flops: float = 0.0,
     ) -> PlannedKernel:  # fmt: skip
-        own = 1 if kernel == "layer" else min(MOST_COPIES, max(1, ceil(CACHE_BYTES / moved)))
+        own = 1 if kernel == "layer" else case_copies(moved)
         case: KernelCase = {"kernel": kernel, "part": part, "dtype": self.dtype,
                             "shape": dict(shape), "copies": own}  # fmt: skip
         return PlannedKernel(site, case, flops, moved, seconds, flops > 0)
@@ -265,15 +248,6 @@ def layer_seconds(clock: StepTimeModel) -> tuple[float, float]:
     host = speed.host * layer_host(clock.operators.profile.host, clock.job.parallel.tp)
     paced = sum if speed.waits else pace
     return paced((kernels.forward, host)), paced((kernels.backward, 2 * host))
-
-
-def case_sizes(shape: Mapping[str, int]) -> str:
-    """The sizes of a case as a name has them, without what only says yes or no.
-
-    >>> case_sizes({"batch": 8, "queries": 64, "causal": 1})
-    '8x64'
-    """
-    return "x".join(str(size) for name, size in shape.items() if name not in FLAGS)
 
 
 def _size(model: ModelSpec, name: str) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from mpctl.bench.kernel_list import case_sizes
 from mpctl.bench.kernels import KernelRow, KernelsReport
+from mpctl.bench.planned_kernel import case_sizes
 from mpctl.bench.report import load_warnings
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, rate_text, seconds_text
@@ -17,6 +17,7 @@ TITLES = {
     "matmul": "matrix products",
     "attention": "attention, fused",
     "unfused_attention": "attention, step by step",
+    "heads": "heads of queries, keys, values and result",
     "branch": "norm, dropout and residual sum",
     "activation": "activation of the MLP",
     "cross_entropy": "cross entropy",
@@ -30,6 +31,7 @@ PARTS = {"backward_input": "dX", "backward_weight": "dW", "both": "both ways", "
 SHOWN = {
     "attention": ("batch", "heads", "queries", "head_dim"),
     "unfused_attention": ("batch", "heads", "queries", "head_dim"),
+    "heads": ("batch", "positions", "heads", "head_dim"),
     "layer": ("micro_batch_size", "seq_length", "hidden"),
 }  # sizes that a cell has room for
 LAW = (

@@ -16,14 +16,15 @@ from mpctl.spec.base import DType
 from mpctl.spec.model import ModelSpec
 
 KernelName = Literal[
-    "matmul", "attention", "unfused_attention", "branch", "activation", "cross_entropy",
+    "matmul", "attention", "unfused_attention", "heads", "branch", "activation", "cross_entropy",
     "optimizer", "accumulate", "triad", "copy", "layer",
 ]  # fmt: skip
 """matmul: a product of a linear layer. attention: softmax(Q K^T) V, which keeps no scores;
-unfused_attention: step by step, as attention dropout needs it. branch: norm, dropout and sum of a
-residual branch. activation: that of an MLP. optimizer: gradient norm, clipping, AdamW and zeroing.
-accumulate: adding a micro batch's gradients to the step's. triad: a = b + s c; copy: a = b. layer:
-a whole transformer layer."""
+unfused_attention: step by step, as attention dropout needs it. heads: queries, keys and values out
+of one product, with rotary positions, and heads side by side for the next. branch: norm, dropout
+and sum of a residual branch. activation: that of an MLP. optimizer: gradient norm, clipping, AdamW
+and zeroing. accumulate: adding a micro batch's gradients to the step's. triad: a = b + s c; copy:
+a = b. layer: a whole transformer layer."""
 KernelPart = Literal["forward", "backward", "backward_input", "backward_weight", "both", "update"]
 """both: forward and backward; update: of a kernel that has no passes."""
 

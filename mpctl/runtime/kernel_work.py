@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from mpctl.families.parts import layer_config
 from mpctl.kernels.alibi import slopes
 from mpctl.kernels.attention_core import AttentionCore
 from mpctl.kernels.counter_rng import CounterRNG
@@ -81,11 +82,15 @@ class Bench:
 
     def passes(self, forward: Callable[[], Tensor], inputs: Sequence[Tensor]) -> Work:
         """The forward, or the backward of one forward to these inputs, as the case says."""
+        return self.passes_of(lambda: (forward(),), inputs)
+
+    def passes_of(self, forward: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Work:
+        """The same of a forward with several results."""
         if self.case["part"] == "forward":
             return forward
-        result = forward()
-        gradient = torch.randn_like(result)
-        return lambda: torch.autograd.grad(result, inputs, gradient, retain_graph=True)
+        results = forward()
+        gradients = [torch.randn_like(result) for result in results]
+        return lambda: torch.autograd.grad(results, inputs, gradients, retain_graph=True)
 
 
 def kernel_work(case: KernelCase, job: JobSpec, device: torch.device) -> Work:
@@ -143,6 +148,27 @@ def _core(bench: Bench) -> AttentionCore:
         window=shape["window"] or None,
         slopes=slopes(model.heads)[: shape["heads"]] if has_slopes else (),
     )
+
+
+def _heads(bench: Bench) -> Work:
+    b, s, a, k, d = (
+        bench.shape[name] for name in ("batch", "positions", "heads", "kv_heads", "head_dim")
+    )
+    fused = bench.random(b, s, (a + 2 * k) * d, grad=True)
+    attended = bench.random(b, s, a, d).transpose(1, 2).requires_grad_()
+    config = layer_config(bench.model, bench.job.training, causal=True)
+    rotary = config.attention.rotary
+
+    def forward() -> list[Tensor]:
+        # [b, s, (a+2k)*d] -> [b, a, s, d] and 2 of [b, k, s, d]
+        parts = fused.unflatten(-1, (-1, d)).transpose(1, 2).split((a, k, k), dim=1)
+        query, key, value = parts
+        if rotary is not None:
+            query, key = rotary(query, key, range(s))
+        # [b, a, s, d] -> [b, s, a*d]
+        return [query, key, value, attended.transpose(1, 2).flatten(2)]
+
+    return bench.passes_of(forward, [fused, attended])
 
 
 def _branch(bench: Bench) -> Work:
@@ -233,7 +259,7 @@ def _layer(bench: Bench) -> Work:
 
 
 _MAKERS: dict[KernelName, Callable[[Bench], Work]] = {
-    "matmul": _matmul, "attention": _attention, "unfused_attention": _attention,
+    "matmul": _matmul, "attention": _attention, "unfused_attention": _attention, "heads": _heads,
     "branch": _branch, "activation": _activation, "cross_entropy": _cross_entropy,
     "optimizer": _optimizer, "accumulate": _accumulate, "triad": _triad, "copy": _copy,
     "layer": _layer,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from mpctl.bench.kernel_cases import THIS_MACHINE, kernel_cases
-from mpctl.bench.kernel_list import PlannedKernel, layer_seconds
+from mpctl.bench.kernel_list import layer_seconds
+from mpctl.bench.planned_kernel import PlannedKernel
 from mpctl.estimate.kernels import device_speed, flash_seconds, product_seconds
 from mpctl.estimate.time import get_clock
 from mpctl.launch.node.machine import Machine
@@ -61,18 +62,16 @@ def test_an_estimate_is_the_planner_s_own() -> None:
 
 
 def test_the_parts_of_a_layer_add_up_to_the_planned_layer() -> None:
-    """Forward: 4 products, the attention, 2 branches, the activation and the passes over heads."""
+    """Forward: 4 products, the attention and its heads, 2 branches and the activation."""
     found = kernels_of()
     clock = get_clock(JobLayout.of(load_job(None, {**SMALL, "training.dropout": 0.0})))
-    stack, flow = clock.layout.table.stacks[0], clock.layout.table.flows[0].runs[0][1]
-    heads = [p for p in stack.block.products if "heads" in (*p.reads, *p.writes)]
+    names = ("matmul layers", "attention", "heads", "activation")
     parts = sum(
         k.predicted_seconds or 0.0
         for name, k in found.items()
-        if name.startswith(("matmul layers", "attention", "activation")) and "forward" in name
+        if name.startswith(names) and name.endswith("forward")
     )
     parts += 2 * (found["branch layers forward"].predicted_seconds or 0.0)
-    parts += clock.operators.elementwise(heads, flow).forward
     assert parts == pytest.approx(clock.layer().forward)
 
 
@@ -109,6 +108,11 @@ def test_bytes_of_what_memory_bounds() -> None:
     assert gate.case["shape"] == {"rows": 64, "columns": 512}
     assert gate.bytes == 4 * 64 * (512 + 256)
     assert found["cross_entropy head forward"].bytes == 4 * 64 * 512
+    assert found["heads layers.attention forward"].bytes == 2 * 16384
+    assert found["heads layers.attention backward"].bytes == 3 * 2 * 16384
+    turned = kernels_of(model__position="rotary", model__kv_heads=2)
+    heads = turned["heads layers.attention forward"]  # 4 of the result; 4 + 2 turned
+    assert heads.bytes == (4 + 4 + 2) * 2 * 16384 / 4
     assert found["copy memory update"].bytes * 3 == found["triad memory update"].bytes * 2
 
 
