@@ -21,7 +21,8 @@ from mpctl.bench.link_fit import LinkFit
 from mpctl.bench.preset_text import preset_text
 from mpctl.bench.report import BenchEnvironment
 from mpctl.calibrate.own_cluster import ClusterFit
-from mpctl.calibrate.runs import with_value
+from mpctl.calibrate.runs import get_value, with_value
+from mpctl.calibrate.write import number
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
 from mpctl.rundir.directory import cannot_write
@@ -30,6 +31,7 @@ from mpctl.units import plural
 
 PRESETS = "presets"  # in the folder of a bench
 FITTED = "moved by training runs from {before}"
+UNMOVED = 0.005  # relative: less is not told
 
 
 @dataclass(frozen=True)
@@ -81,29 +83,20 @@ class MachinePreset:
 
     def with_fit(self, fit: ClusterFit) -> MachinePreset:
         """The preset with the figures that training runs moved, and the spread that they leave."""
-        cluster, comments = self.cluster, {k: dict(c) for k, c in self.comments.items()}
+        cluster = self.cluster
+        comments = {kind: dict(self.comments.get(kind, {})) for kind in ("devices", "clusters")}
         for constant, value in fit.values.items():
-            path = constant.path
-            if constant.kind == "devices":
-                path, own = f"device.{path}", comments.setdefault("devices", {})
-            else:
-                own = comments.setdefault("clusters", {})
-            before = _value(cluster, path)
+            path = f"device.{constant.path}" if constant.kind == "devices" else constant.path
+            before = get_value(cluster, path)
             cluster = with_value(cluster, path, value)
-            if abs(value / before - 1) > 0.005:
-                told = own.get(constant.path)
-                moved = FITTED.format(before=f"{before:.4g}")
-                own[constant.path] = f"{told}; {moved}" if told else moved
+            if abs(value / before - 1) > UNMOVED:
+                own = comments[constant.kind]
+                told = FITTED.format(before=number(before))
+                own[constant.path] = "; ".join(filter(None, (own.get(constant.path), told)))
         if fit.spread is not None:
             cluster = cluster.model_copy(update={"spread": round(fit.spread, 4)})
             comments["clusters"]["spread"] = f"{plural(len(fit.left_out), 'layout')}, each left out"
         return replace(self, cluster=cluster, comments=comments)
-
-
-def _value(model: Any, path: str) -> float:
-    for name in path.split("."):
-        model = getattr(model, name)
-    return float(model)
 
 
 def machine_preset(
