@@ -6,7 +6,9 @@ with the planner's estimate of the same kernel on a known device: the ratio of t
 of the bandwidths that kernels reach. So it is with the host, of a layer so small that nothing else
 is left. In training both take longer than alone, since other kernels empty the caches and the host
 does more than layers: what a profile of CPU runs has is compared with what its own machine measures
-alone (ALONE). Only what all cores do at once counts: so are they used in training.
+alone (ALONE). Only what all cores do at once counts: so are they used in training. On a CPU a
+kernel takes its processor time where that is less than the time that went by, whose rest other
+programs had.
 
 By hand, rate 200 GFLOP/s and depth 128: 512 x 512 x 512 at 160 GFLOP/s, 2048^3 at 188 GFLOP/s.
 """
@@ -31,7 +33,7 @@ TINY = "tiny"  # site of the layer that is nothing but the host's time
 # Contraction of a product's pass, and the other two sides: Y = X W, dX = dY W^T, dW = X^T dY.
 SIDES = {"forward": ("k", "m", "n"), "backward_input": ("n", "m", "k"),
          "backward_weight": ("m", "k", "n")}  # fmt: skip
-ALONE = {"memory": 0.65, "host": 0.3}
+ALONE = {"memory": 0.75, "host": 0.27}
 """Measured over estimated seconds of kernels alone, on the CPU that mpctl's profile was fitted to:
 the medians of what memory bounds, and of the layer that is nothing but the host's time."""
 FEWEST = 0.01  # of a nominal rate: less is no kernel's speed but a mistake
@@ -52,6 +54,7 @@ class MeasuredKernel(TypedDict):
     ranks: int
     is_rehearsal: bool
     seconds: float
+    cpu_seconds: float
     flops_per_second: float
     bytes_per_second: float
     predicted_seconds: float | None
@@ -75,7 +78,8 @@ def fit_device(
     dtype: that in which the others than products count. Raises InputError where no product of it or
     no stream was measured by ranks with a core each.
     """
-    found = _Busy(busy_rows(rows), base, dtype)
+    busy = busy_rows(rows)
+    found = _Busy([undisturbed(row) for row in busy] if base.is_cpu else busy, base, dtype)
     found.require_complete()
     changes = {
         "name": name,
@@ -94,6 +98,17 @@ def busy_rows(rows: Iterable[MeasuredKernel]) -> list[MeasuredKernel]:
     own = [row for row in rows if not row["is_rehearsal"]]
     most = max((row["ranks"] for row in own), default=0)
     return [row for row in own if row["ranks"] == most]
+
+
+def undisturbed(row: MeasuredKernel) -> MeasuredKernel:
+    """The row of a kernel on a CPU without the time in which other programs had its core."""
+    share = min(row["cpu_seconds"] / row["seconds"], 1.0) or 1.0  # a clock may be too coarse
+    return {
+        **row,
+        "seconds": row["seconds"] * share,
+        "flops_per_second": row["flops_per_second"] / share,
+        "bytes_per_second": row["bytes_per_second"] / share,
+    }
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import pytest
 
-from mpctl.bench.device_fit import ALONE, DeviceFit, MeasuredKernel, busy_rows, fit_device
+from mpctl.bench.device_fit import (
+    ALONE,
+    DeviceFit,
+    MeasuredKernel,
+    busy_rows,
+    fit_device,
+    undisturbed,
+)
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import device_speed, product_seconds
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
@@ -27,7 +35,7 @@ def row(
 ) -> MeasuredKernel:  # fmt: skip
     return {
         "kernel": kernel, "site": site, "part": part, "shape": dict(shape or {}), "dtype": "fp32",
-        "ranks": ranks, "is_rehearsal": is_rehearsal, "seconds": seconds,
+        "ranks": ranks, "is_rehearsal": is_rehearsal, "seconds": seconds, "cpu_seconds": seconds,
         "flops_per_second": flops / seconds, "bytes_per_second": moved / seconds,
         "predicted_seconds": predicted,
     }  # fmt: skip
@@ -124,6 +132,19 @@ def test_an_accelerator_keeps_its_data_sheet() -> None:
 def test_only_what_all_cores_did_at_once_counts() -> None:
     alone, beside, crowded = (row("triad", 1.0, ranks=n, is_rehearsal=n > 2) for n in (1, 2, 4))
     assert busy_rows([alone, beside, crowded]) == [beside]
+
+
+def test_time_that_other_programs_took_is_not_the_kernels() -> None:
+    quiet = rows_of(truth())
+    busy = [cast(MeasuredKernel, {
+        **one, "seconds": 3 * one["seconds"], "flops_per_second": one["flops_per_second"] / 3,
+        "bytes_per_second": one["bytes_per_second"] / 3,
+    }) for one in quiet]  # fmt: skip
+    found, truly = fit(busy).device, fit(quiet).device
+    assert found.peak_flops["fp32"] == pytest.approx(truly.peak_flops["fp32"])
+    assert found.memory_bandwidth == pytest.approx(truly.memory_bandwidth)
+    several = {**quiet[0], "cpu_seconds": 4 * quiet[0]["seconds"]}  # of four threads
+    assert undisturbed(cast(MeasuredKernel, several)) == several
 
 
 def test_what_no_device_goes_without_is_asked_for() -> None:
