@@ -118,7 +118,12 @@ def verify_report() -> dict[str, Any]:
 def machine_report() -> dict[str, Any]:
     """All rows of kernels and collectives in one report."""
     rows = [*kernels_report()["results"], *collectives_report()["results"]]
-    return made_report("machine", rows, findings={"device": {"name": "laptop-core"}})
+    checks = [{"layout": layout, "ranks": 2, "seconds": seconds, "measured_seconds": seconds,
+               "fitted_seconds": 1.05 * seconds, "left_out_seconds": 1.1 * seconds}
+              for layout, seconds in (("1 rank", 0.4), ("tp2", 0.3))]  # fmt: skip
+    findings = {"device": {"name": "laptop-core"}, "checks": checks, "spread": 0.1,
+                "errors": {"fitted": 0.05, "left_out": 0.1}}  # fmt: skip
+    return made_report("machine", rows, findings=findings)
 
 
 MADE = {"scaling": scaling_report, "collectives": collectives_report, "kernels": kernels_report,

@@ -75,6 +75,9 @@ def test_figures_have_the_unit_that_their_key_names(key: str, value: object, tol
                     ("inside of the band, within cores", "100%")]),
         ("scaling", [("strong scaling, 2 ranks", "96%"), ("weak scaling, 2 ranks", "96%")]),
         ("collectives", [("largest bus bandwidth", "5.96 GB/s")]),
+        ("machine", [("step time, layout left out", "10.0% off"),
+                     ("largest bus bandwidth", "5.96 GB/s"), ("fastest product", "32.0 GFLOP/s"),
+                     ("triad of a rank", "10 GB/s")]),
         ("kernels", [("fastest product", "32.0 GFLOP/s"), ("triad of a rank", "10 GB/s")]),
     ],
 )  # fmt: skip

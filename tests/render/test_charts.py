@@ -29,6 +29,7 @@ from tests.bench.reports import (
     MADE,
     collectives_report,
     kernels_report,
+    machine_report,
     made_report,
     row,
     scaling_report,
@@ -94,7 +95,7 @@ def test_each_report_has_its_charts() -> None:
         "collectives": ["busbw"],
         "kernels": ["roofline", "predicted"],
         "verify": ["predicted", "layouts"],
-        "machine": ["busbw", "roofline", "predicted"],
+        "machine": ["checks", "busbw", "roofline", "predicted"],
     }
     assert list(charts(made_report("tensor-modes", [row("1d", 0.1), row("2d", 0.2)]))) == ["times"]
     assert charts(made_report("tensor-modes", [])) == {}
@@ -165,6 +166,19 @@ def test_layouts_have_their_bands() -> None:
     assert [series.name for series in charts(verify_report())["predicted"].legend] == [
         "predicted = measured", "10 % off", "within the cores", "more ranks than cores",
     ]  # fmt: skip
+
+
+def test_a_machine_is_held_against_its_runs() -> None:
+    """A spread of 0.1 is a band from 0.848 to 1.179 of the plan; the fastest layout is first."""
+    chart = charts(machine_report())["checks"]
+    assert [text for _, text in chart.y.ticks] == ["tp2", "1 rank"]
+    bands, left_out, measured = chart.panels[0].series
+    assert bands.marks[0].x_span == (pytest.approx(0.315 * 0.8483, rel=1e-3),
+                                     pytest.approx(0.315 * 1.1788, rel=1e-3))  # fmt: skip
+    assert [mark.x for mark in left_out.marks] == [pytest.approx(0.33), pytest.approx(0.44)]
+    assert [mark.x for mark in measured.marks] == [0.3, 0.4]
+    for checks in (None, [], [None], [{"seconds": "x"}], {"a": 1}, [{"seconds": 1, "layout": 3}]):
+        assert "checks" not in charts(machine_report() | {"findings": {"checks": checks}})
 
 
 # ---------------------------------------------------------------- SVG and PNG

@@ -6,6 +6,7 @@ from mpctl.bench.report import BenchReport
 from mpctl.render.charts.chart import Chart
 from mpctl.render.charts.collectives import busbw_charts
 from mpctl.render.charts.kernels import roofline_charts
+from mpctl.render.charts.machine import checks_charts
 from mpctl.render.charts.predicted import predicted_charts, times_charts
 from mpctl.render.charts.scaling import efficiency_charts
 
@@ -13,6 +14,6 @@ from mpctl.render.charts.scaling import efficiency_charts
 def report_charts(report: BenchReport) -> list[Chart]:
     """The charts of a report, that of its bench first; the times of its rows where none other can
     be drawn."""
-    kinds = (efficiency_charts, busbw_charts, roofline_charts, predicted_charts)
+    kinds = (checks_charts, efficiency_charts, busbw_charts, roofline_charts, predicted_charts)
     charts = [chart for kind in kinds for chart in kind(report)]
     return charts or list(times_charts(report))

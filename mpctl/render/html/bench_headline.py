@@ -21,7 +21,9 @@ def headline(report: BenchReport) -> list[tuple[str, str]]:
 
 
 def _accuracies(report: BenchReport) -> Iterator[tuple[str, str]]:
-    """How far plans were off, by group of layouts."""
+    """How far plans were off, by group of layouts, or of those that a machine's presets met."""
+    if (left_out := number_of(report, "findings", "errors", "left_out")) is not None:
+        yield "step time, layout left out", f"{left_out:.1%} off"
     for group in ("within cores", "beyond cores"):
         own = ("findings", "groups", group)
         if (mape := number_of(report, *own, "mape")) is not None:
