@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mpctl.rundir.directory import RunDir
-from tests.bench.small_jobs import small_settings
+from tests.bench.small_jobs import SHAPE, small_settings
 from tests.clusters.placement import recorded_hosts
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.slurm_launch import MPCTL, allocated
@@ -205,4 +205,20 @@ def test_layouts_of_fewer_ranks_take_the_first_slots(ssh_hosts: SshHosts, tmp_pa
     assert [row["world_size"] for row in rows] == [1, 2, 4]
     found = [recorded_hosts(path) for path in sorted(out.glob("*-r1"))]
     assert sorted(found, key=len) == [{0: "n1"}, {0: "n1", 1: "n1"}, HOSTS]
+    run.require_nothing_left(5)
+
+
+@pytest.mark.cluster("ssh")
+def test_kernels_are_those_of_the_host(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    out, hostfile = tmp_path / "out", ssh_hosts.hostfile("n2 slots=4")
+    settings = {f"model.{key}": value for key, value in SHAPE.items()}
+    own = sets({**settings, "launch.ssh.config": str(ssh_hosts.config)})
+    argv = ["bench", "kernels", "--quick", "--rounds", "1", "--ranks", "1,2", "--dtype", "fp32",
+            "--device", "cpu", *own, "--hostfile", str(hostfile), "--out", str(out)]  # fmt: skip
+    run = SshRun(start(argv, out)).ended()
+    assert run.code == 0, run.launched.stderr
+    found = report(out)
+    assert found["environment"]["host"] == "n2"
+    assert {row["ranks"] for row in found["results"]} == {1, 2}
+    assert recorded_hosts(out / "ranks-r1") == {0: "n2", 1: "n2"}
     run.require_nothing_left(5)
