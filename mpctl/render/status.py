@@ -37,7 +37,7 @@ def _progress(status: StatusDocument) -> str:
     """`  step 12 of 80 (15 %), 0:00:58 left`."""
     step, steps = status["step"], status["steps"]
     if not steps:
-        return f"  step {step:,}"
+        return f"  step {step:,}" if step else ""
     left = status["seconds_left"]
     until = "" if left is None else f", {clock(left)} left"
     return f"  step {step:,} of {steps:,} ({100 * step // steps} %){until}"

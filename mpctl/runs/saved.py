@@ -79,8 +79,10 @@ class SavedRun:
 
     @property
     def steps(self) -> int | None:
-        """Steps that the job asks for."""
-        return self.job.training.steps if self.job else None
+        """Steps that the job asks for; None where a bench measured instead."""
+        if self.job is None or RunDir(self.path).bench.exists():
+            return None
+        return self.job.training.steps
 
     @property
     def model(self) -> str | None:

@@ -16,6 +16,7 @@ from mpctl.launch.probe import probe_answers, require_probes
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 from mpctl.runs.listing import list_runs
+from mpctl.runs.saved import read_run
 from mpctl.spec.load import load_job
 from tests.runtime.tiny import settings, tiny_plan
 
@@ -65,7 +66,7 @@ def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
     assert not run.data.exists() and not run.metrics.exists() and not ranks_left()
     summary = json.loads(run.summary.read_text())
     assert (summary["status"], summary["plan_beside_run"]) == ("finished", [])
-    assert list_runs(tmp_path).rows == ()
+    assert list_runs(tmp_path).rows == () and read_run(run.path).steps is None
     is_complete, again = ask(run.path, layers(rounds=1))  # replaces what was there
     assert is_complete and len(again) == 3 == len(run.answers.read_text().splitlines())
 
