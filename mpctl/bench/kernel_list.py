@@ -131,8 +131,8 @@ class KernelLister:
             yield self._kernel(name, site, "backward", shape, work.dgrad, 2 * moved, more * flops)
 
     def _heads(self, site: str, core: AttentionOp, flow: GradFlow) -> Iterator[PlannedKernel]:
-        """Self-attention's: forward copies the heads of the result, and reads and writes what is
-        turned; backward turns it back and brings the three gradients together."""
+        """Self-attention's: rotary positions read and write queries and keys, backward also brings
+        the three gradients together. Without them forward moves nothing: heads are views."""
         if core.query_product != core.key_product:
             return
         operators, model, grid = self.clock.operators, self.layout.model, self.layout.grid
@@ -143,7 +143,8 @@ class KernelLister:
                  "kv_heads": kv_heads, "head_dim": model.head_size}  # fmt: skip
         head = 2.0 * self.width * sizes["batch"] * sizes[core.queries] * model.head_size
         turned = head * (heads + kv_heads) * (model.position == "rotary")
-        yield self._kernel("heads", site, "forward", shape, work.forward, head * heads + turned)
+        if turned:
+            yield self._kernel("heads", site, "forward", shape, work.forward, turned)
         if work.dgrad:
             moved = head * (heads + 2 * kv_heads) + turned
             yield self._kernel("heads", site, "backward", shape, work.dgrad, moved)

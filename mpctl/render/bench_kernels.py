@@ -17,7 +17,7 @@ TITLES = {
     "matmul": "matrix products",
     "attention": "attention, fused",
     "unfused_attention": "attention, step by step",
-    "heads": "heads of queries, keys, values and result",
+    "heads": "heads split, turned, joined",
     "branch": "norm, dropout and residual sum",
     "activation": "activation of the MLP",
     "cross_entropy": "cross entropy",
