@@ -60,8 +60,7 @@ def compare_reports(a: BenchReport, b: BenchReport, threshold: float) -> Compari
     if a["bench"] != b["bench"]:
         raise InputError.of("bench-differs", "B", f"it is of bench {b['bench']}, and A of bench "
                             f"{a['bench']}", "compare two reports of one bench")  # fmt: skip
-    before = {row["name"]: row for row in a["results"]}
-    after = {row["name"]: row for row in b["results"]}
+    before, after = _timed(a), _timed(b)
     rows = [_compared(before[name], after[name], threshold) for name in before if name in after]
     if not rows:
         raise InputError.of("bench-nothing-common", "B", f"none of its {len(after)} rows has the "
@@ -78,6 +77,11 @@ def compare_reports(a: BenchReport, b: BenchReport, threshold: float) -> Compari
         "only_in_b": [name for name in after if name not in before],
         "warnings": list(_warnings(a, b)),
     }
+
+
+def _timed(report: BenchReport) -> dict[str, BenchRow]:
+    """The rows by name; one that took no time at all cannot be compared, as if it were missing."""
+    return {row["name"]: row for row in report["results"] if row["seconds"] > 0}
 
 
 def _compared(a: BenchRow, b: BenchRow, threshold: float) -> ComparedRow:

@@ -51,6 +51,13 @@ def test_rows_are_matched_by_name_and_the_rest_is_named():
     assert comparison["regressions"] == 1
 
 
+def test_a_row_of_no_time_is_not_compared():
+    a, b = of(row("x", 1.0), row("y", 0.0)), of(row("x", 1.0), row("y", 1.0))
+    comparison = compare_reports(a, b, 10.0)
+    assert [each["name"] for each in comparison["rows"]] == ["x"]
+    assert comparison["only_in_b"] == ["y"]
+
+
 def test_the_mean_is_geometric():
     comparison = compare_reports(of(row("x", 1.0), row("y", 1.0)), of(row("x", 2.0), row("y", 0.5)),
                                  10.0)  # fmt: skip

@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
                       "environment.cores"),
     "no seconds": (WHOLE | {"results": [without(row("a", 1.0), "seconds")]}, "bench-report",
                    "results.0.seconds"),
-    "no time": (WHOLE | {"results": [row("a", 0.0)]}, "bench-report", "results.0.seconds"),
+    "below 0": (WHOLE | {"results": [row("a", -1.0)]}, "bench-report", "results.0.seconds"),
     "NaN": (WHOLE | {"results": [row("a", float("nan"))]}, "bench-report", "NaN"),
     "infinite": (json.dumps(WHOLE).replace("1.0", "1e999"), "bench-report", "seconds"),
     "not in order": (WHOLE | {"results": [row("a", 1.0) | {"seconds_min": 2}]}, "bench-report",

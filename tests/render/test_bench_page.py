@@ -100,6 +100,10 @@ def test_what_all_rows_share_is_said_once() -> None:
     assert "In every row: rounds 3, dtype fp32, ranks 2." in "".join(seen.words)
 
 
+def test_every_bench_says_what_it_is() -> None:
+    assert LEAD.keys() == set(get_args(BenchName))
+
+
 def test_a_column_that_repeats_the_name_is_left_out() -> None:
     text = "".join(Reader(page(verify_report())).words)
     assert "layout" not in text[text.index("Every row of the report") : text.index("pp4")]

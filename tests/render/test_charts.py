@@ -237,6 +237,14 @@ def test_any_value_of_a_key_is_drawn_or_left_out(name: str, key: str, value: Any
         ElementTree.fromstring(chart_file(chart, "laptop"))
 
 
+@pytest.mark.parametrize("name", MADE)
+def test_rows_of_no_time_are_not_drawn(name: str) -> None:
+    report = MADE[name]()
+    none = {"seconds": 0.0, "seconds_min": 0.0, "seconds_max": 0.0, "name": "none"}
+    report["results"].append(report["results"][-1] | none)
+    assert charts(report) == charts(MADE[name]())
+
+
 def test_words_of_a_report_stay_words() -> None:
     report = verify_report()
     report["results"][0]["name"] = EVIL

@@ -13,7 +13,8 @@ from mpctl.render.charts.scaling import efficiency_charts
 
 def report_charts(report: BenchReport) -> list[Chart]:
     """The charts of a report, that of its bench first; the times of its rows where none other can
-    be drawn."""
+    be drawn. Rows of no time at all are left out: they have no place on a logarithmic axis."""
+    report = {**report, "results": [row for row in report["results"] if row["seconds_min"] > 0]}
     kinds = (checks_charts, efficiency_charts, busbw_charts, roofline_charts, predicted_charts)
     charts = [chart for kind in kinds for chart in kind(report)]
     return charts or list(times_charts(report))
