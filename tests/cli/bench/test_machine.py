@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,17 +44,10 @@ def test_a_folder_of_something_else_is_not_touched(mpctl: Mpctl, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path) -> None:
+def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path, texts: Path) -> None:
     """Kernels and collectives of a narrow model, and four layouts of it: what is written is a
     cluster that plans are made on, with the spread of its own runs."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    for number in range(24):
-        words = " ".join(f"word{(number * 7 + k) % 101}" for k in range(400))
-        (texts / f"{number}.txt").write_text(words)
-    shape = [word for key, value in {**small_settings(texts), "model.layers": 2}.items()
-             for word in ("--set", f"{key}={json.dumps(value)}")]  # fmt: skip
-    out = tmp_path / "out"
+    shape, out = narrow_model(texts), tmp_path / "out"
     said = mpctl("bench", "machine", *shape, "--quick", "--steps", "3", "--name", "mine",
                  "--out", str(out), "--json")  # fmt: skip
     assert said.code == 0, said.err
@@ -69,3 +66,31 @@ def test_a_machine_is_measured_and_planned_on(mpctl: Mpctl, tmp_path: Path) -> N
     fitted = mpctl("calibrate", str(out), "--cluster", str(out / "presets/clusters/mine.toml"),
                    "--out", str(tmp_path / "fitted"), "--rounds", "1")  # fmt: skip
     assert fitted.code == 0, fitted.err
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_the_presets_that_were_measured(tmp_path: Path, texts: Path) -> None:
+    out = tmp_path / "out"
+    words = ["bench", "machine", *narrow_model(texts), "--quick", "--steps", "1000",
+             "--name", "mine", "--out", str(out), "--json"]  # fmt: skip
+    command = [sys.executable, "-m", "mpctl", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 300
+        while not (out / "presets" / "clusters" / "mine.toml").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 130
+    report = json.loads(printed)
+    assert not report["is_complete"] and report["findings"]["checks"] == []
+    assert report == json.loads((out / "report.json").read_text())
+    plan = load_plan("demo", {"cluster": str(out / "presets" / "clusters" / "mine.toml")})
+    assert plan.estimate is not None and plan.estimate.step_seconds is not None
+
+
+def narrow_model(texts: Path) -> list[str]:
+    """The options that make the demo a model of two narrow layers, trained on these texts."""
+    settings = {**small_settings(texts), "model.layers": 2}
+    return [word for key, value in settings.items()
+            for word in ("--set", f"{key}={json.dumps(value)}")]  # fmt: skip
