@@ -77,7 +77,7 @@ class SecondsByAxis:
         self.seconds.clear()
 
     def snapshot(self) -> dict[str, float]:
-        """Seconds by axis since the last `clear`, {"dp_cp": 0.003, "tp": 0.02}; without the axes
+        """Seconds by axis since the last `clear`, {"dp": 0.003, "tp": 0.02}; without the axes
         along which nothing was sent."""
         return dict(sorted(self.seconds.items()))
 

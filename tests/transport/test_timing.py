@@ -15,7 +15,7 @@ from tests.ranks import run_ranks
 from tests.transport.shared_ranks import sharing
 
 LATE = 0.2
-AN_ALL_REDUCE = Collective("all_reduce", "dp_cp", 8, "float32")
+AN_ALL_REDUCE = Collective("all_reduce", "dp", 8, "float32")
 
 
 class Ticks:
@@ -59,9 +59,9 @@ def test_what_travels_while_the_rank_computes_is_not_counted() -> None:
 
 def test_seconds_add_up_by_axis_until_they_are_cleared() -> None:
     seconds = SecondsByAxis()
-    for axis, length in (("tp", 1.0), ("dp_cp", 2.0), ("tp", 0.5)):
+    for axis, length in (("tp", 1.0), ("dp", 2.0), ("tp", 0.5)):
         seconds.add(axis, length)
-    assert list(seconds.snapshot().items()) == [("dp_cp", 2.0), ("tp", 1.5)]
+    assert list(seconds.snapshot().items()) == [("dp", 2.0), ("tp", 1.5)]
     seconds.clear()
     assert seconds.snapshot() == {}
 
@@ -69,7 +69,7 @@ def test_seconds_add_up_by_axis_until_they_are_cleared() -> None:
 def _one_is_late(rank: int, size: int, way: str, kind: str) -> dict[str, Any]:
     """Rank 1 comes late; both compute between start and wait."""
     made, timer = (sharing if way == "memory" else grouped)(rank, size), SecondsByAxis()
-    group = Group(rank, size, made.process_group, "dp_cp", shared=made.shared, timer=timer)
+    group = Group(rank, size, made.process_group, "dp", shared=made.shared, timer=timer)
     group.all_reduce(torch.ones(4))
     timer.clear()
     began = time.perf_counter()
@@ -90,10 +90,10 @@ def _one_is_late(rank: int, size: int, way: str, kind: str) -> dict[str, Any]:
 )
 def test_a_rank_waits_for_a_late_peer_and_not_for_itself(way: str, kind: str) -> None:
     early, late = run_ranks(_one_is_late, 2, way, kind)
-    assert list(early["seconds"]) == list(late["seconds"]) == ["dp_cp"]
-    assert early["seconds"]["dp_cp"] > LATE / 4  # bounds of the rank's own clock, not of its speed
-    assert early["seconds"]["dp_cp"] <= early["all"] - LATE / 4
-    assert late["seconds"]["dp_cp"] <= late["all"] - LATE * 5 / 4
+    assert list(early["seconds"]) == list(late["seconds"]) == ["dp"]
+    assert early["seconds"]["dp"] > LATE / 4  # bounds of the rank's own clock, not of its speed
+    assert early["seconds"]["dp"] <= early["all"] - LATE / 4
+    assert late["seconds"]["dp"] <= late["all"] - LATE * 5 / 4
 
 
 def test_a_group_of_one_rank_spends_nothing() -> None:
@@ -119,10 +119,10 @@ def test_on_cuda_a_wait_is_what_the_stream_stands_still() -> None:
     work = timed_start(start, timer, AN_ALL_REDUCE)
     assert work is not None
     work.wait()
-    seconds = timer.snapshot()["dp_cp"]
+    seconds = timer.snapshot()["dp"]
     assert 20e6 / 4e9 < seconds < 20e6 / 0.2e9  # at 4 GHz, at 0.2 GHz
     timer.clear()
     for _ in range(MOST_PENDING + 10):
         timer.spent(AN_ALL_REDUCE, timer.now())
     assert len(timer._pending) == MOST_PENDING
-    assert timer.snapshot()["dp_cp"] > 0
+    assert timer.snapshot()["dp"] > 0
