@@ -45,6 +45,8 @@ def test_a_page_is_whole_and_accessible(name: str) -> None:
         ("seconds", 0.012, "12.0 ms"),
         ("seconds_max", 2, "2.00 s"),
         ("latency", 2e-5, "20 µs"),
+        ("intra_node.start", 2e-4, "200 µs"),
+        ("load_at_start", 0.5, "0.5"),
         ("busbw", 12.345e9, "12.35 GB/s"),
         ("algbw", 1.5e6, "0.0015 GB/s"),
         ("flops_per_second", 4e10, "40.0 GFLOP/s"),
@@ -52,6 +54,7 @@ def test_a_page_is_whole_and_accessible(name: str) -> None:
         ("planned_memory_bytes", 2**27, "128.0 MiB"),
         ("efficiency", 0.761, "76.1 %"),
         ("memory_error", -0.031, "-3.1 %"),
+        ("bias", 0.02, "+2.0 %"),
         ("tokens_per_second", 12345.6, "12,346"),
         ("count", 1048576, "1,048,576"),
         ("speed_up", 1.2345, "1.234"),
@@ -93,7 +96,8 @@ def test_every_bench_has_its_sentence() -> None:
 
 
 def test_what_all_rows_share_is_said_once() -> None:
-    rows = [row(name, 0.1 * at, dtype="fp32", ranks=2) for at, name in enumerate("ab", 1)]
+    rows = [row(name, 0.1 * at, dtype="fp32", ranks=2, note="", mfu=None)
+            for at, name in enumerate("abcd", 1)]  # fmt: skip
     seen = Reader(page(made_report("kernels", rows)))
     columns = [word for word in seen.words if word in ("dtype", "ranks", "seconds")]
     assert columns == ["seconds"]

@@ -18,8 +18,9 @@ from mpctl.render.markup import Raw, el, join
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 
 MOST_ROWS, MOST_ITEMS, FEW = 1000, 200, 20
+LEAST_ROWS = 4  # from which on what all have in common is told apart
 SHARES = ("share", "efficiency", "mfu", "hfu", "share_of_peak", "coverage", "mape")
-CHANGES = ("error", "worst")  # shares with a sign
+CHANGES = ("error", "worst", "bias")  # shares with a sign
 RATES = ("algbw", "busbw", "bandwidth", "bytes_per_second")
 
 
@@ -27,12 +28,10 @@ def rows_table(caption: str, rows: Sequence[Mapping[str, object]]) -> Iterator[R
     """The rows as a table, with what all of them have in common in a line above it."""
     flats = [dict(flat(row)) for row in rows[:MOST_ROWS]]
     keys = [key for key in dict.fromkeys(key for row in flats for key in row) if key != "name"]
-    common = {} if len(flats) < 2 else {
+    common = {} if len(flats) < LEAST_ROWS else {
         key: flats[0].get(key) for key in keys if len({repr(row.get(key)) for row in flats}) == 1
     }  # fmt: skip
-    told = [
-        f"{words(key)} {cell(key, value)}" for key, value in common.items() if value is not None
-    ]
+    told = [f"{words(key)} {cell(key, value)}" for key, value in common.items() if cell(key, value)]
     if told:
         yield note(f"In every row: {', '.join(told)}.")
     names = {key for key in keys if all(row.get(key) == row.get("name") for row in flats)}
@@ -76,7 +75,7 @@ def _listed(key: str, items: Sequence[object]) -> Iterator[Raw]:
 
 
 def _pairs(caption: str, pairs: Mapping[str, object]) -> Raw:
-    rows = [(words(key), cell(key, value)) for key, value in pairs.items()]
+    rows = [(words(key), text) for key, value in pairs.items() if (text := cell(key, value))]
     return table(caption, ("", ""), rows, left=2)
 
 
@@ -103,7 +102,7 @@ def _figure(key: str, number: float) -> str:
         return f"{number / 1e9:.3g} GB/s" if number < 1e9 else f"{number / 1e9:,.2f} GB/s"
     if key == "flops_per_second":
         return rate_text(number)
-    if last in ("seconds", "latency", "start") or key.startswith("seconds"):
+    if last in ("seconds", "latency") or key == "start" or key.startswith("seconds"):
         return seconds_text(number)
     if last == "bytes":
         return bytes_text(number)
