@@ -33,7 +33,13 @@ from mpctl.bench.link_fit import LinkFit, fit_link
 from mpctl.bench.machine_plan import MachineWork
 from mpctl.bench.machine_preset import PRESETS, MachinePreset, machine_preset, measured_source
 from mpctl.bench.machine_rows import collectives_on, kernels_on
-from mpctl.bench.machine_runs import MachineCheck, machine_checks, mean_errors, measured_runs
+from mpctl.bench.machine_runs import (
+    MachineCheck,
+    disturbed_runs,
+    machine_checks,
+    mean_errors,
+    measured_runs,
+)
 from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment
 from mpctl.bench.runner import CaseRun, Watch, run_cases
 from mpctl.calibrate.own_cluster import fit_cluster
@@ -48,8 +54,9 @@ class MachineFindings(TypedDict):
     """What the machine is. name: of its presets; files: theirs, relative to the report's folder;
     device, cluster: the tables in them; spread: of its own runs, None where too few ran;
     link_error: mean relative error of the link's fit; wrong: collectives with wrong results;
-    checks: a row for each layout that was trained; errors: means of |planned / measured - 1| over
-    them, by what planned."""
+    disturbed: layouts of one rank that did not have its core to itself; checks: a row for each
+    layout that was trained; errors: means of |planned / measured - 1| over them, by what planned.
+    """
 
     name: str
     files: list[str]
@@ -58,6 +65,7 @@ class MachineFindings(TypedDict):
     spread: float | None
     link_error: float | None
     wrong: list[str]
+    disturbed: list[str]
     checks: list[MachineCheck]
     errors: dict[str, float]
 
@@ -209,6 +217,7 @@ class MachineBench:
             "spread": None if preset is None else preset.cluster.spread,
             "link_error": None if self.link is None else self.link.error,
             "wrong": [row["name"] for row in self.collectives if row["wrong"] > 0],
+            "disturbed": disturbed_runs(self.runs),
             "checks": self.checks,
             "errors": dict(mean_errors(self.checks)),
         }

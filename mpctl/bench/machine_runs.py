@@ -16,6 +16,7 @@ from statistics import median
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.bench.runner import CaseRun, group_runs
+from mpctl.bench.verify import BUSY
 from mpctl.calibrate.own_cluster import ClusterFit
 from mpctl.calibrate.runs import Run
 from mpctl.layout.job_layout import JobLayout
@@ -56,6 +57,23 @@ def _run(runs: Sequence[CaseRun], name: str, cluster: ClusterSpec) -> Run:
         {"devices": name, "clusters": name, "runtimes": runtime},
         {"step_seconds": median(run.step_seconds for run in runs)},
     )  # fmt: skip
+
+
+def disturbed_runs(runs: Sequence[CaseRun]) -> list[str]:
+    """The layouts of one rank on CPU that had their core for less than `BUSY` of a step: with
+    nobody to wait for, such a rank was waiting for other programs."""
+    return [
+        name
+        for name, own in group_runs(runs).items()
+        if (job := own[0].case.job).world_size == 1
+        and job.device_kind == "cpu"
+        and median(_core_share(run) for run in own) < BUSY
+    ]
+
+
+def _core_share(run: CaseRun) -> float:
+    """Processor time of rank 0 over the time of a step."""
+    return median(record["cpu_seconds"] / record["step_seconds"] for record in run.steady)
 
 
 def machine_checks(runs: Iterable[Run], fit: ClusterFit) -> list[MachineCheck]:

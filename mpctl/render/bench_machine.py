@@ -11,6 +11,7 @@ from rich.text import Text
 from mpctl.bench.machine import MachineFindings, MachineReport
 from mpctl.bench.machine_runs import MachineCheck
 from mpctl.bench.report import load_warnings
+from mpctl.bench.verify import BUSY
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, rate_text, seconds_text
 
@@ -107,4 +108,7 @@ def _warnings(report: MachineReport) -> Iterator[str]:
         yield "fewer than three layouts were trained: bands are those of a cluster never measured"
     for name in findings["wrong"]:
         yield f"{name}: the result is wrong"
+    if names := findings["disturbed"]:
+        yield (f"{', '.join(names)} had a core for less than {BUSY:.0%} of a step: other programs "
+               "were running, and the figures that runs moved are theirs too")  # fmt: skip
     yield from load_warnings(report["environment"])

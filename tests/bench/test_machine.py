@@ -150,5 +150,6 @@ def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     said = capsys.readouterr().out
     assert "plans of 1 layout are off by" in said
     assert f"{found.collectives[0]['name']}: the result is wrong" in said
+    assert "1 rank had a core for less than 85% of a step" in said
     print_machine(bench().report())
     assert "too little was measured for a preset" in capsys.readouterr().out

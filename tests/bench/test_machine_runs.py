@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import log
+from typing import Any, cast
 
 import pytest
 
 from mpctl.bench.machine_runs import (
     MachineCheck,
+    disturbed_runs,
     machine_checks,
     mean_errors,
     measured_runs,
@@ -55,6 +58,15 @@ def test_without_enough_layouts_nothing_was_left_out() -> None:
     (check,) = machine_checks(runs, fit_cluster(runs))
     assert check["left_out_seconds"] is None
     assert mean_errors([check]).keys() == {"measured", "fitted"}
+
+
+def test_a_lone_rank_that_waited_was_disturbed() -> None:
+    """Steps by hand have half of their time as processor time; of two ranks one may wait."""
+    two = case_of("dp2", parallel__dp=2, cluster__gpus_per_node=2, training__global_batch_size=2)
+    waited = run_of(case_of("1 rank"), 1.0)
+    computed = [{**record, "cpu_seconds": record["step_seconds"]} for record in waited.records]
+    alone = replace(waited, case=case_of("alone"), records=cast(Any, computed))
+    assert disturbed_runs([waited, alone, run_of(two, 1.0)]) == ["1 rank"]
 
 
 def test_errors_are_means_of_their_sizes() -> None:
