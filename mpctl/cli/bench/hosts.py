@@ -73,23 +73,25 @@ def _with_options(command: Command, join: Join) -> Command:
 def _follow(job: JobSource, on: str | None, values: dict[str, Any]) -> None:
     """Follow the first process of a joined world; returns in that process, and in no world."""
     from mpctl.cli.launch_joined import follow_if_joined
-    from mpctl.spec.names import full_name
 
-    about = {k: v for k, v in job.overrides.items() if full_name(k).startswith("launch.")}
-    job = JobSource(job.source, about)  # a bench may take other settings that a job cannot have
     out: Path | None = values.get("out")
     run_dir = None if out is None else out / RANKS
     is_dry = bool(values.get("dry_run"))
-    follow_if_joined(job, run_dir, on, resume=False, is_dry=is_dry, named_by="--out")
+    about = JobSource(job.source, _about_launch(job))
+    follow_if_joined(about, run_dir, on, resume=False, is_dry=is_dry, named_by="--out")
 
 
 def _refuse_world(job: JobSource, on: str | None, values: dict[str, Any]) -> None:
-    """Raises InputError in the first process of a joined world; the others end."""
+    """Raises InputError in the first process of a joined world; the others end. Returns in no
+    world, and where the ranks are started otherwise."""
     from mpctl.errors import InputError
     from mpctl.launch.joined.world import find_world
+    from mpctl.spec.load import load_job
 
-    world = find_world(os.environ) if on in (None, "auto", "torchrun") else None
-    if world is None and on != "torchrun":
+    world = find_world(os.environ)
+    if on is None and world is not None:
+        on = load_job(job.source, _about_launch(job)).launch.on
+    if on not in (None, "auto", "torchrun") or (world is None and on != "torchrun"):
         return
     if world is not None and not world.is_first:
         raise typer.Exit(2)
@@ -98,3 +100,11 @@ def _refuse_world(job: JobSource, on: str | None, values: dict[str, Any]) -> Non
     )
     hint = "use --on slurm in the allocation, or --on ssh with a hostfile; --on local for this host"
     raise InputError.of("bench-in-world", "--on", why, hint)
+
+
+def _about_launch(job: JobSource) -> dict[str, Any]:
+    """The settings of [launch] on the command line; a bench may take others that no job can have,
+    such as several data types."""
+    from mpctl.spec.names import full_name
+
+    return {k: v for k, v in job.overrides.items() if full_name(k).startswith("launch.")}

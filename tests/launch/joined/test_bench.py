@@ -71,6 +71,15 @@ def test_a_bench_of_several_sizes_is_refused_by_one_message(world: World, comman
     assert not world.run_dir.exists()
 
 
+def test_a_job_that_runs_on_this_host_alone_joins_no_world(world: World, tmp_path: Path) -> None:
+    """What it is refused for is its own: it has no model, and one world size is no comparison."""
+    job = tmp_path / "job.toml"
+    job.write_text('[launch]\non = "local"\n')
+    argv = ["bench", "scaling", str(job), "--world", "1", "--out", str(world.run_dir)]
+    assert world.start(argv, ranks(1)).ended() == [2]
+    assert "already has one" not in world.output(0)
+
+
 def test_outside_of_a_world_it_is_refused(world: World) -> None:
     argv = [*MODES, "--device", "cpu", "--on", "torchrun", "--out", str(world.run_dir)]
     assert world.start(argv, [{}]).ended() == [2]
