@@ -111,12 +111,12 @@ def parse_size(text: str, where: str) -> int:
     (1536, 8)
     """
     found = SIZE.fullmatch(text.strip())
-    size = int(float(found[1]) * 1024 ** POWERS[found[2].upper()]) if found else 0
+    size = float(found[1]) * 1024.0 ** POWERS[found[2].upper()] if found else 0.0
     if not found:
         raise InputError.of("bad-size", where, f"{text!r} is no size", SIZE_HINT)
     if not 1 <= size <= MOST_BYTES:
         raise InputError.of("bad-size", where, f"{text} is not from 1 byte to 1T", SIZE_HINT)
-    return size
+    return int(size)
 
 
 def parse_dtype(text: str) -> str:
@@ -149,7 +149,7 @@ def _growth(flags: CollectiveFlags) -> Callable[[int], int]:
         if not 1 < factor < float("inf"):
             raise InputError.of("bad-step", "--stepfactor", f"sizes times {factor:g} do not grow",
                                 "give a factor above 1, such as 2")  # fmt: skip
-        return lambda size: max(size + 1, int(size * factor))
+        return lambda size: max(size + 1, int(min(size * factor, 2.0 * MOST_BYTES)))
     if flags.stepfactor is not None:
         raise InputError.of("bad-step", "--stepbytes", "--stepfactor is given too",
                             "give one of them")  # fmt: skip

@@ -26,6 +26,8 @@ from mpctl.estimate.message import Message, bus_factor
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.rundir.collective_files import CollectiveCase, CollectiveRound
 
+FEWEST = 3  # sizes, from which a line of two figures can be off
+
 
 class CollectiveRow(BenchRow):
     """One collective of one size. Its seconds are those of a call on the slowest rank; all groups
@@ -54,8 +56,9 @@ class CollectiveRow(BenchRow):
 
 class CollectiveFit(TypedDict):
     """The line through the sizes of one kind, axis and transport. latency: seconds of a message
-    without bytes; bandwidth: of the bus, bytes/s; efficiency: [bytes, busbw over bandwidth] by
-    size; error: mean absolute relative error of the line's seconds."""
+    without bytes; bandwidth: of the bus, bytes/s, None where the times do not grow with the sizes;
+    efficiency: [bytes, busbw over bandwidth] by size; error: mean absolute relative error of the
+    line's seconds."""
 
     kind: str
     axis: str
@@ -63,7 +66,7 @@ class CollectiveFit(TypedDict):
     transport: str
     dtype: str
     latency: float
-    bandwidth: float
+    bandwidth: float | None
     efficiency: list[tuple[int, float]]
     error: float
 
@@ -81,21 +84,21 @@ def collective_rows(
 
 
 def fit_collectives(rows: Iterable[CollectiveRow]) -> list[CollectiveFit]:
-    """A fit for each kind, axis, number of ranks, transport and type, in the rows' order."""
+    """A fit for each kind, axis, number of ranks, transport and type of which FEWEST sizes or more
+    were timed, in the rows' order."""
     groups: dict[tuple[str, str, int, str, str], list[CollectiveRow]] = {}
     for row in rows:
         key = row["kind"], row["axis"], row["ranks"], row["transport"], row["dtype"]
         groups.setdefault(key, []).append(row)
-    return [_fit(of_one) for of_one in groups.values()]
+    return [_fit(own) for own in groups.values() if len({r["bytes"] for r in own}) >= FEWEST]
 
 
 def _fit(rows: Sequence[CollectiveRow]) -> CollectiveFit:
-    """The fit of one group's rows. Where times do not grow with sizes, the bandwidth is the largest
-    that was seen, a lower bound."""
+    """The fit of one group's rows."""
     first, factor = rows[0], bus_factor(rows[0]["kind"], rows[0]["ranks"])
     sizes, seconds = [factor * row["bytes"] for row in rows], [row["seconds"] for row in rows]
     pace, latency = fit_relative([(size, 1.0) for size in sizes], seconds)
-    bandwidth = 1 / pace if pace else max(row["busbw"] for row in rows)
+    bandwidth = 1 / pace if pace else None
     fitted = [latency + size * pace for size in sizes]
     return {
         "kind": first["kind"],
@@ -105,7 +108,7 @@ def _fit(rows: Sequence[CollectiveRow]) -> CollectiveFit:
         "dtype": first["dtype"],
         "latency": latency,
         "bandwidth": bandwidth,
-        "efficiency": [(row["bytes"], row["busbw"] / bandwidth) for row in rows],
+        "efficiency": [(row["bytes"], row["busbw"] * pace) for row in rows if pace],
         "error": fmean(abs(a / b - 1) for a, b in zip(fitted, seconds, strict=True)),
     }
 

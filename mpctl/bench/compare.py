@@ -19,6 +19,7 @@ from mpctl.errors import InputError
 
 SCHEMA: Literal["mpctl.bench-compare/1"] = "mpctl.bench-compare/1"
 Verdict = Literal["slower", "faster", "noise", "same"]
+SHORTEST = 1e-9  # seconds, so that a part that takes no time has a ratio too
 SAME_MACHINE: tuple[Literal["host", "machine", "cores", "gpus"], ...] = (
     "host", "machine", "cores", "gpus",
 )  # fmt: skip
@@ -89,7 +90,7 @@ def _compared(a: BenchRow, b: BenchRow, threshold: float) -> ComparedRow:
         "name": a["name"],
         "seconds_a": a["seconds"],
         "seconds_b": b["seconds"],
-        "ratio": b["seconds"] / a["seconds"],
+        "ratio": max(b["seconds"], SHORTEST) / max(a["seconds"], SHORTEST),
         "verdict": _verdict(a, b, 1 + threshold / 100),
     }
 

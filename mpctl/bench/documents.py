@@ -23,7 +23,7 @@ from mpctl.bench.report import SCHEMA, BenchEnvironment, BenchName, BenchReport
 from mpctl.errors import InputError, Issue
 
 MOST_BYTES = 64 * 2**20
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty years
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 MEASURE_AGAIN = "measure again with this version of mpctl"
 NAME_ONE = "name a report.json of mpctl bench, or its folder"

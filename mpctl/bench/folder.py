@@ -34,7 +34,9 @@ def check_folder(out: Path, *, overwrite: bool) -> Iterator[Issue]:
     """An issue when the folder contains something that this bench may not replace."""
     if not _is_occupied(out):
         return
-    if not overwrite:
+    if not out.is_dir():
+        yield Issue("bench-no-folder", "--out", f"{out} is a file", "name a folder")
+    elif not overwrite:
         yield Issue("bench-occupied", "--out", f"{out} already contains {_what(out)}",
                     "use --overwrite to replace it, or another --out")  # fmt: skip
     elif not _is_bench(out):

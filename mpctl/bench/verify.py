@@ -97,11 +97,12 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
     case = runs[0].case
     timing = spread([run.step_seconds for run in runs])
     ranks = [rank for run in runs for rank in run.summary["plan_beside_run"]]
+    layout = layout_name(layout_of(case.job))
     return {
         "name": case.title,
         **timing,
-        "job": case.job.name or "",
-        "layout": layout_name(layout_of(case.job)),
+        "job": case.job.name or case.title.removesuffix(layout).strip(),
+        "layout": layout,
         "world_size": case.job.world_size,
         "device": case.job.launch.device,
         "is_rehearsal": case.job.world_size > runs[0].units,

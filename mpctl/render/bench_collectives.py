@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import fmean
 
+from rich.table import Table
 from rich.text import Text
 
 from mpctl.bench.collective_cases import CollectiveCases
@@ -48,7 +49,9 @@ def print_collectives(report: CollectivesReport) -> None:
     console, findings = get_console(), report["findings"]
     fits = {_key(fit): fit for fit in findings["fits"]}
     for key, rows in groupby(report["results"], _key):
-        _print_one(list(rows), fits[key])
+        _print_one(list(rows), fits.get(key))
+    if fits:
+        console.print(_summary(report), "")
     console.print(Text(DEFINITION, style="dim"))
     where = report["environment"]
     calls = f"{plural(findings['iterations'], 'call')} after {findings['warm_up']} to warm up"
@@ -60,7 +63,21 @@ def print_collectives(report: CollectivesReport) -> None:
         console.print(Text.assemble(("! ", "bold yellow"), warning))
 
 
-def _print_one(rows: list[CollectiveRow], fit: CollectiveFit) -> None:
+def _summary(report: CollectivesReport) -> Table:
+    """A line for each kind, axis and way to send: what its fit says, and the best that was seen."""
+    columns = ("", "ranks", "over", "latency", "bandwidth", "best busbw")
+    table = plain_table("fitted latency and bus bandwidth (GB/s)", columns, left=("", "over"))
+    for fit in report["findings"]["fits"]:
+        best = max(row["busbw"] for row in report["results"] if _key(row) == _key(fit))
+        rate = "" if fit["bandwidth"] is None else _rate(fit["bandwidth"])
+        table.add_row(
+            f"{fit['kind']} {fit['axis']}", str(fit["ranks"]), WAYS[fit["transport"]],
+            seconds_text(fit["latency"]), rate, _rate(best),
+        )  # fmt: skip
+    return table
+
+
+def _print_one(rows: list[CollectiveRow], fit: CollectiveFit | None) -> None:
     console, first = get_console(), rows[0]
     title = f"{first['kind']} over {first['axis']}, {plural(first['ranks'], 'rank')}, "
     columns = COLUMNS if first["predicted_seconds"] is None else (*COLUMNS, PLANNED)
@@ -70,21 +87,32 @@ def _print_one(rows: list[CollectiveRow], fit: CollectiveFit) -> None:
     for row in rows:
         table.add_row(*_cells(row))
     console.print(table)
-    average = fmean(row["busbw"] for row in rows) / 1e9
-    line = (
-        f"avg bus bandwidth {average:.3f} GB/s; fit: {seconds_text(fit['latency'])} + bus bytes / "
-        f"{fit['bandwidth'] / 1e9:.2f} GB/s, off by {fit['error']:.0%} on the average"
-    )
+    average = fmean(row["busbw"] for row in rows)
+    line = f"avg bus bandwidth {_rate(average)} GB/s{'' if fit is None else _fitted(fit)}"
     console.print(Text(line, style="dim"), "")
+
+
+def _fitted(fit: CollectiveFit) -> str:
+    """The line through the sizes, in words; no bandwidth where small messages tell none."""
+    latency, off = seconds_text(fit["latency"]), f"off by {fit['error']:.0%} on the average"
+    if fit["bandwidth"] is None:
+        return f"; fit: {latency} whatever the size, {off}: too small to tell a bandwidth"
+    return f"; fit: {latency} + bus bytes / {_rate(fit['bandwidth'])} GB/s, {off}"
 
 
 def _cells(row: CollectiveRow) -> Iterator[str]:
     yield from (f"{row['bytes']}", f"{row['count']}", TYPES[row["dtype"]], row["op"])
     yield from map(_micro, (row["seconds"], row["seconds_min"], row["seconds_max"]))
-    yield from (f"{rate / 1e9:.3f}" for rate in (row["algbw"], row["busbw"]))
+    yield from (_rate(rate) for rate in (row["algbw"], row["busbw"]))
     yield "N/A" if row["wrong"] < 0 else f"{row['wrong']}"
     if row["predicted_seconds"] is not None:
         yield _micro(row["predicted_seconds"])
+
+
+def _rate(per_second: float) -> str:
+    """GB/s: three decimals, or three digits where those would be zeros."""
+    rate = per_second / 1e9
+    return f"{rate:.3f}" if rate >= 0.0995 else f"{rate:.3g}"
 
 
 def _micro(seconds: float) -> str:

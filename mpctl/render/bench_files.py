@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpctl.bench.report import BenchEnvironment, BenchReport
+from mpctl.render.charts.chart import Chart
 from mpctl.render.charts.reports import report_charts
 from mpctl.render.charts.svg import chart_file
 from mpctl.render.html.bench import bench_page
@@ -30,11 +31,22 @@ def write_bench_files(folder: Path, report: BenchReport) -> Iterator[Path]:
         path = folder / f"{chart.key}.svg"
         write_text(path, chart_file(chart, source), option="--out")
         yield path
-        if has_matplotlib():
-            from mpctl.render.charts.png import write_png
-
-            write_png(path.with_suffix(".png"), chart, source)
+        if _wrote_png(path.with_suffix(".png"), chart, source):
             yield path.with_suffix(".png")
+
+
+def _wrote_png(path: Path, chart: Chart, source: str) -> bool:
+    """Whether there was a matplotlib to write it with: it may be absent, or installed and broken,
+    and no picture is worth the figures."""
+    if not has_matplotlib():
+        return False
+    from mpctl.render.charts.png import write_png
+
+    try:
+        write_png(path, chart, source)
+    except ImportError:
+        return False
+    return True
 
 
 def where_measured(where: BenchEnvironment) -> str:

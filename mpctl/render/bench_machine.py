@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -16,15 +18,22 @@ from mpctl.render.console import get_console, plain_table
 from mpctl.units import plural, rate_text, seconds_text
 
 LEGEND = (
-    "Error = planned / measured - 1 of the step time: planned from kernels and collectives alone "
-    "(measured), on the preset as written (fitted), and by a fit that did not see the layout (left "
-    "out). Spread: nine of ten runs lie within exp(1.645 x spread) of their plan."
+    "Errors are planned / run - 1 of the step time: planned from kernels and collectives alone "
+    "(measured), on the preset as it is written (fitted), and by a fit that did not see the layout "
+    "(left out). Spread: nine of ten runs lie within exp(1.645 x spread) of their plan."
 )
+REACHED = {
+    "products": "of the peak, large products reach",
+    "flash": "of the peak, attention forward reaches",
+    "flash_backward": "of the peak, attention backward reaches",
+    "memory": "of the memory, norms, losses and the optimizer reach",
+}
 ERRORS = {"measured": "measured", "fitted": "fitted", "left_out": "left out"}
 
 
-def print_machine(report: MachineReport) -> None:
-    """The verdict, the figures, a row for each layout that was trained, and how to plan on them."""
+def print_machine(report: MachineReport, folder: Path) -> None:
+    """The verdict, the figures, a row for each layout that was trained, and how to plan on them.
+    folder: of the report and its presets."""
     console, findings = get_console(), report["findings"]
     if findings["files"]:
         console.print(Text(_verdict(findings), style="bold"), "", _figures(findings))
@@ -34,7 +43,8 @@ def print_machine(report: MachineReport) -> None:
         console.print("", _checks(findings["checks"]), Text(LEGEND, style="dim"))
     for name in findings["files"]:
         if "clusters/" in name:
-            console.print(f"plan on it: mpctl plan JOB --cluster OUT/{name}", highlight=False)
+            told = f"plan on it: mpctl plan JOB --cluster {shlex.quote(str(folder / name))}"
+            console.print(Text(told), soft_wrap=True)
     where = report["environment"]
     console.print(Text(f"{where['host']}, {where['machine']}, {plural(where['cores'], 'core')}, "
                        f"{plural(where['gpus'], 'GPU')}, torch {where['torch']}, {where['date']}",
@@ -68,19 +78,18 @@ def _device(device: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"peak of products, {dtype}", rate_text(rate)
     if bandwidth := device.get("memory_bandwidth"):
         yield "memory", _bandwidth(bandwidth)
-    for key, name in (("products", "products reach"), ("memory", "kernels reach of the memory"),
-                      ("flash", "attention reaches, forward"),
-                      ("flash_backward", "attention reaches, backward")):  # fmt: skip
+    for key, name in REACHED.items():
         if key in kernels:
             yield name, f"{kernels[key]:.0%}"
     if "host" in kernels:
-        yield "host, of the profile's", f"{kernels['host']:.2f}"
+        yield "host time, times that of the runtime's profile", f"{kernels['host']:.2f}"
 
 
 def _link(cluster: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if link := cluster.get("intra_node"):
         yield "link", _bandwidth(link["bandwidth"] * link.get("efficiency", 1.0))
-        yield "latency of a step of the ring", seconds_text(link["latency"])
+        yield "latency of each step of a ring", seconds_text(link["latency"])
+        yield "start of a collective", seconds_text(link.get("start", 0.0))
 
 
 def _bandwidth(per_second: float) -> str:
@@ -88,7 +97,8 @@ def _bandwidth(per_second: float) -> str:
 
 
 def _checks(checks: list[MachineCheck]) -> Table:
-    columns = ("layout", "ranks", "measured", "fitted plan", *ERRORS.values())
+    errors = (f"error, {name}" for name in ERRORS.values())
+    columns = ("layout", "ranks", "run", "planned", *errors)
     table = plain_table("", columns, left=("layout",))
     for check in checks:
         planned = (check["measured_seconds"], check["fitted_seconds"], check["left_out_seconds"])
@@ -109,6 +119,6 @@ def _warnings(report: MachineReport) -> Iterator[str]:
     for name in findings["wrong"]:
         yield f"{name}: the result is wrong"
     if names := findings["disturbed"]:
-        yield (f"{', '.join(names)} had a core for less than {BUSY:.0%} of a step: other programs "
-               "were running, and the figures that runs moved are theirs too")  # fmt: skip
+        yield (f"the rank of layout {', '.join(names)} had a core for less than {BUSY:.0%} of a "
+               "step: other programs ran, and moved figures are theirs too")  # fmt: skip
     yield from load_warnings(report["environment"])

@@ -115,8 +115,8 @@ def _warnings(report: VerifyReport) -> Iterator[str]:
         layouts = ", ".join(name for name, why in left_out.items() if why == reason)
         yield f"left out {layouts}: {reason}"
     if busy := disturbed(report["results"]):
-        yield (f"{', '.join(busy)} had a core for less than {BUSY:.0%} of a step: other programs "
-               "were running, and these errors are theirs too")  # fmt: skip
+        yield (f"the rank of layout {', '.join(busy)} had a core for less than {BUSY:.0%} of a "
+               "step: other programs ran, and these errors are theirs too")  # fmt: skip
     yield from load_warnings(report["environment"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -121,23 +120,23 @@ def test_a_fit_finds_the_line_that_made_the_times(
 
 
 def test_fits_by_hand() -> None:
-    """A single size tells a bandwidth; times that do not grow tell a latency."""
-    (alone,) = fit_collectives([row(4000, 1e-3)])
-    assert (alone["latency"], alone["bandwidth"]) == (0, pytest.approx(2e6))
+    """Two sizes fit any line and tell nothing; times that do not grow tell a latency alone."""
+    assert fit_collectives([row(4000, 1e-3), row(4000, 1.1e-3), row(8000, 2e-3)]) == []
     (flat,) = fit_collectives([row(4, 1e-3), row(400, 1e-3), row(4000, 0.9e-3)])
-    assert flat["latency"] == pytest.approx(1e-3, rel=0.1) and math.isfinite(flat["bandwidth"])
-    several = fit_collectives(
-        [row(8, 1.0), row(8, 1.0, transport="shared"), row(16, 1.0), row(8, 1.0, axis="dp")]
-    )
+    assert flat["latency"] == pytest.approx(1e-3, rel=0.1)
+    assert flat["bandwidth"] is None and flat["efficiency"] == [] and flat["error"] < 0.1
+    three = [row(8 * n, 1.0 * n) for n in (1, 2, 3)]
+    others = [row(8 * n, 1.0 * n, transport="shared") for n in (1, 2, 3, 4)]
+    several = fit_collectives([*three, *others, row(8, 1.0, axis="dp")])
     assert [(f["axis"], f["transport"], len(f["efficiency"])) for f in several] == [
-        ("tp", "gloo", 2), ("tp", "shared", 1), ("dp", "gloo", 1),
+        ("tp", "gloo", 3), ("tp", "shared", 4),
     ]  # fmt: skip
 
 
 def planned(**options: Any) -> CollectiveCases:
     settings = {"parallel.tp": 4, "launch.device": "cpu", "cluster.intra_node.bandwidth": 1e9,
                 "cluster.intra_node.latency": 0.0}  # fmt: skip
-    asked = CollectiveOptions(sizes=(8_000_000,), **options)
+    asked = CollectiveOptions(**{"sizes": (8_000_000,), **options})
     machine = Machine(cores=2, gpus=0, memory_bytes=2**33)
     return collective_cases(load_plan(None, settings), asked, machine)
 

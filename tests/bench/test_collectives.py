@@ -46,8 +46,7 @@ def test_a_report_has_rows_and_fits() -> None:
     report = report_of(measured(2e-3, 1e-3, 3e-3, asked=3))
     (row,) = report["results"]
     assert row["name"] == "broadcast tp2 float32 4096 gloo" and row["seconds"] == 2e-3
-    (fit,) = report["findings"]["fits"]
-    assert fit["bandwidth"] == pytest.approx(4096 / 2e-3)
+    assert report["findings"]["fits"] == []  # of one size
     assert report["is_complete"] and report["findings"]["layout"] == {"tp": 2, "world": 2}
 
 

@@ -137,19 +137,19 @@ def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measured_bench(tmp_path)
-    print_machine(found.report())
+    print_machine(found.report(), Path("runs/lab"))
     said = capsys.readouterr().out
     assert "mine: measured, and not held against any run" in said
-    assert "--cluster OUT/presets/clusters/mine.toml" in said and "200.0 GFLOP/s" in said
+    assert "--cluster runs/lab/presets/clusters/mine.toml" in said and "200.0 GFLOP/s" in said
     assert "fewer than three layouts were trained" in said
     assert found.preset is not None
     found.collectives[0]["wrong"] = 3
     found.runs = [run_of(case_of("1 rank"), 1.0)]
     found.hold(tmp_path, found.preset)
-    print_machine(found.report())
+    print_machine(found.report(), Path("runs/lab"))
     said = capsys.readouterr().out
     assert "plans of 1 layout are off by" in said
     assert f"{found.collectives[0]['name']}: the result is wrong" in said
-    assert "1 rank had a core for less than 85% of a step" in said
-    print_machine(bench().report())
+    assert "the rank of layout 1 rank had a core for less than 85% of a step" in said
+    print_machine(bench().report(), Path("runs/lab"))
     assert "too little was measured for a preset" in capsys.readouterr().out

@@ -18,7 +18,7 @@ def test_the_verdict_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert first.startswith(("✗", "x"))
     for words in ("tp4*", "rehearsal: more ranks than the 2 cores", "left out layouts of 8 ranks",
                   "tp4 did not run as planned: rank 0, tp all_reduce", "not complete",
-                  "1 rank had a core for less than 85% of a step"):  # fmt: skip
+                  "the rank of layout 1 rank had a core for less than 85% of a step"):  # fmt: skip
         assert words in text
 
 

@@ -61,6 +61,7 @@ def machine(
     with GPUs needs --cluster with a preset that has their data sheet.
     """
     import platform
+    from functools import partial
 
     from mpctl.bench.budget import Budget
     from mpctl.bench.cases import case_warnings, plan_cases
@@ -98,6 +99,6 @@ def machine(
             bench.run(folder, budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print))
         except KeyboardInterrupt as error:
             stopped = error
-    finish(folder, bench.report(), print_machine, as_json=as_json)
+    finish(folder, bench.report(), partial(print_machine, folder=folder), as_json=as_json)
     if stopped is not None:
         raise stopped
