@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.bench import BenchCommand, with_bench
 from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
-from mpctl.cli.bench.options import (
-    AsJsonOption,
-    BudgetOption,
-    DeviceOption,
-    OutOption,
-    OverwriteOption,
-    QuickOption,
-    bench_folder,
-    budget_seconds,
-    command_text,
-)
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
@@ -92,8 +80,10 @@ Rounds = Annotated[
 
 @with_job
 @with_joined_hosts
+@with_bench("collectives")
 def collectives(
     job: JobSource,
+    bench: BenchCommand,
     minbytes: MinBytes = "1K",
     maxbytes: MaxBytes = "16M",
     stepfactor: StepFactor = None,
@@ -108,15 +98,9 @@ def collectives(
     axes: Axes = "",
     transports: Transports = "",
     rounds: Rounds = None,
-    quick: QuickOption = False,
-    budget: BudgetOption = None,
-    device: DeviceOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be timed, and time nothing.")
     ] = False,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    as_json: AsJsonOption = False,
 ) -> None:
     """Time and check collectives along each axis of JOB's layout, as nccl-tests does.
 
@@ -131,42 +115,42 @@ def collectives(
     from mpctl.render.bench_collectives import print_cases
 
     flags = CollectiveFlags(
-        minbytes, maxbytes, stepfactor or (16.0 if quick and stepbytes is None else None),
-        stepbytes, kinds, axes, transports, datatype, op, root, iterations or (5 if quick else 20),
-        warm_up, rounds or (2 if quick else 3), check > 0, budget_seconds(budget, quick=quick),
+        minbytes, maxbytes, stepfactor or (16.0 if bench.quick and stepbytes is None else None),
+        stepbytes, kinds, axes, transports, datatype, op, root,
+        iterations or (5 if bench.quick else 20), warm_up, rounds or (2 if bench.quick else 3),
+        check > 0, bench.seconds,
     )  # fmt: skip
-    source = job if device is None else job.with_settings({"launch.device": device})
+    source = job.with_settings({"launch.device": bench.device})
     cases = plan_collectives(source.source, source.overrides, flags, this_machine())
     if dry_run:
         print_cases(cases)
         return
-    _measure(cases, bench_folder("collectives", out, overwrite=overwrite), as_json=as_json)
+    _measure(cases, bench)
 
 
-def _measure(cases: CollectiveCases, folder: Path, *, as_json: bool) -> None:
+def _measure(cases: CollectiveCases, bench: BenchCommand) -> None:
     """Time the cases and show them; the folder has what was measured from the first round on."""
     from mpctl.bench.collectives import collectives_report, measure_collectives
     from mpctl.bench.folder import save_report, take_folder
-    from mpctl.bench.report import bench_environment
     from mpctl.errors import RunFailed
     from mpctl.render.bench_collectives import print_collectives
     from mpctl.render.tasks import TaskBar
     from mpctl.rundir.directory import RunDir
 
-    environment, command = bench_environment(), command_text()
-    take_folder(folder)
-    with TaskBar(lines=not as_json) as bar:
+    environment, command = bench.environment, bench.command
+    take_folder(bench.folder)
+    with TaskBar(lines=not bench.as_json) as bar:
         measured = measure_collectives(
             cases,
-            RunDir(folder / RANKS),
+            RunDir(bench.folder / RANKS),
             on_progress=bar.update,
             on_round=lambda so_far: save_report(
-                folder, collectives_report(so_far, environment, command)
+                bench.folder, collectives_report(so_far, environment, command)
             ),
             on_event=bar.print,
         )
     report = collectives_report(measured, environment, command)
-    finish(folder, report, print_collectives, as_json=as_json)
+    bench.finish(report, print_collectives)
     if wrong := measured.wrong:
         names = ", ".join(row["name"] for row in wrong[:3])
         raise RunFailed(f"{len(wrong)} of {len(report['results'])} rows are wrong: {names}")

@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.bench import BenchCommand, with_bench
 from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
-from mpctl.cli.bench.options import (
-    AsJsonOption,
-    BudgetOption,
-    DeviceOption,
-    OutOption,
-    OverwriteOption,
-    QuickOption,
-    bench_folder,
-    budget_seconds,
-    command_text,
-)
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
@@ -48,16 +37,12 @@ RoundsOption = Annotated[
 
 @with_job
 @with_joined_hosts
+@with_bench("kernels")
 def kernels(
     job: JobSource,
+    bench: BenchCommand,
     ranks: RanksOption = None,
     rounds: RoundsOption = None,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    as_json: AsJsonOption = False,
-    quick: QuickOption = False,
-    budget: BudgetOption = None,
 ) -> None:
     """Time the kernels of JOB's model at their local shapes, beside the planner's estimate.
 
@@ -76,36 +61,33 @@ def kernels(
         parse_ranks,
     )
     from mpctl.bench.kernels import kernels_report, measure_kernels
-    from mpctl.bench.report import bench_environment, load_warnings
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_kernels import print_kernels
-    from mpctl.render.errors import print_warnings
     from mpctl.render.tasks import TaskBar
     from mpctl.rundir.directory import RunDir
     from mpctl.spec.load import load_job
 
     settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}
     dtypes = parse_dtypes(settings.pop(DTYPE)) if DTYPE in settings else ()
-    seconds, machine = budget_seconds(budget, quick=quick), this_machine()
-    loaded = load_job(job.source, settings)
-    counts = parse_ranks(ranks, machine, device=device or loaded.launch.device)
-    cases = kernel_cases(loaded, machine, ranks=counts, dtypes=dtypes, device=device)
-    folder = bench_folder("kernels", out, overwrite=overwrite)
-    environment = bench_environment()
-    print_warnings([*cases.warnings, *load_warnings(environment)])
+    loaded, machine = load_job(job.source, settings), this_machine()
+    counts = parse_ranks(ranks, machine, device=bench.device or loaded.launch.device)
+    cases = kernel_cases(loaded, machine, ranks=counts, dtypes=dtypes, device=bench.device)
+    folder = bench.folder
+    bench.warn(cases.warnings)
     take_folder(folder)
 
     def report_of(measured: MeasuredKernels) -> KernelsReport:
-        return kernels_report(cases, measured, environment, command=command_text())
+        return kernels_report(cases, measured, bench.environment, command=bench.command)
 
-    with ended_by_signals(f"{folder} has what was measured"), TaskBar(lines=not as_json) as bar:
+    with (
+        ended_by_signals(f"{folder} has what was measured"),
+        TaskBar(lines=not bench.as_json) as bar,
+    ):
         measured = measure_kernels(
-            cases, RunDir(folder / RANKS), seconds=seconds, quick=quick,
-            rounds=rounds or (QUICK_ROUNDS if quick else DEFAULT_ROUNDS),
+            cases, RunDir(folder / RANKS), seconds=bench.seconds, quick=bench.quick,
+            rounds=rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS),
             on_progress=bar.update, on_event=bar.print,
             on_round=lambda measured: save_report(folder, report_of(measured)),
         )  # fmt: skip
-    finish(folder, report_of(measured), print_kernels, as_json=as_json)
-    if measured.is_stopped:
-        raise KeyboardInterrupt
+    bench.finish(report_of(measured), print_kernels, is_stopped=measured.is_stopped)

@@ -6,18 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpctl.cli.bench.finish import finish
-from mpctl.cli.bench.options import (
-    AsJsonOption,
-    BudgetOption,
-    DeviceOption,
-    OutOption,
-    OverwriteOption,
-    QuickOption,
-    bench_folder,
-    budget_seconds,
-    command_text,
-)
+from mpctl.cli.bench.bench import BenchCommand, with_bench
 from mpctl.cli.options import JobSource, with_job
 
 DEFAULT_JOB, DEFAULT_STEPS, QUICK_STEPS = "demo", 12, 6
@@ -37,16 +26,12 @@ RoundsOption = Annotated[
 
 
 @with_job
+@with_bench("machine")
 def machine(
     job: JobSource,
+    bench: BenchCommand,
     name: NameOption = None,
     rounds: RoundsOption = None,
-    device: DeviceOption = None,
-    quick: QuickOption = False,
-    budget: BudgetOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    as_json: AsJsonOption = False,
 ) -> None:
     """Measure kernels, collectives and short training runs of this machine; write its presets.
 
@@ -67,38 +52,33 @@ def machine(
     from mpctl.bench.cases import case_warnings, plan_cases
     from mpctl.bench.machine import MachineBench
     from mpctl.bench.machine_plan import default_name, plan_machine
-    from mpctl.bench.report import bench_environment, load_warnings
     from mpctl.bench.runner import Watch
     from mpctl.bench.verify_layouts import DEFAULT_SETTINGS
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_machine import print_machine
-    from mpctl.render.errors import print_warnings
     from mpctl.render.tasks import TaskBar
 
-    seconds, given = budget_seconds(budget, quick=quick), job.overrides
+    given = job.overrides
     if job.source is None:
         job = JobSource(DEFAULT_JOB, {**DEFAULT_SETTINGS, **job.overrides})
-    source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
-    if device is not None:
-        source = source.with_default("launch.device", device)
-    here, folder = this_machine(), bench_folder("machine", out, overwrite=overwrite)
+    source = bench.job(job, steps=DEFAULT_STEPS, quick_steps=QUICK_STEPS)
+    here, folder = this_machine(), bench.folder
     work = plan_machine(
         source.plan,
         here,
         name=name or default_name(platform.node()),
         given=given,
         rounds=rounds,
-        quick=quick,
+        quick=bench.quick,
     )
-    cases = plan_cases(work.cases(), folder, here, overwrite=overwrite)
-    environment = bench_environment()
-    print_warnings([*case_warnings(cases), *load_warnings(environment)])
-    bench, stopped = MachineBench(work, environment, command_text()), None
+    cases = plan_cases(work.cases(), folder, here, overwrite=bench.overwrite)
+    bench.warn(case_warnings(cases))
+    measured, is_stopped = MachineBench(work, bench.environment, bench.command), False
     with TaskBar(lines=True) as bar:
         try:
-            bench.run(folder, budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print))
-        except KeyboardInterrupt as error:
-            stopped = error
-    finish(folder, bench.report(), partial(print_machine, folder=folder), as_json=as_json)
-    if stopped is not None:
-        raise stopped
+            watch = Watch(bar.update, bar.note, bar.print)
+            measured.run(folder, budget=Budget(bench.seconds), watch=watch)
+        except KeyboardInterrupt:
+            is_stopped = True
+    show = partial(print_machine, folder=folder)
+    bench.finish(measured.report(), show, is_stopped=is_stopped)

@@ -7,25 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.bench import BenchCommand, with_bench
 from mpctl.cli.bench.hosts import with_hosts
 from mpctl.cli.bench.layout_words import LayoutsOption, with_layout_words
-from mpctl.cli.bench.options import (
-    AsJsonOption,
-    BudgetOption,
-    DeviceOption,
-    OutOption,
-    OverwriteOption,
-    QuickOption,
-    bench_folder,
-    budget_seconds,
-    command_text,
-)
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mpctl.bench.cases import PlannedCase
     from mpctl.bench.layouts import Along, Layout
     from mpctl.bench.scaling import Mode
@@ -70,20 +57,16 @@ RoundsOption = Annotated[
 
 @with_job
 @with_hosts
+@with_bench("scaling")
 def scaling(
     job: JobSource,
+    bench: BenchCommand,
     words: MoreLayouts = None,
     world: WorldOption = None,
     layouts: LayoutsOption = None,
     mode: ModeOption = "both",
     along: AlongOption = None,
     rounds: RoundsOption = None,
-    device: DeviceOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    quick: QuickOption = False,
-    budget: BudgetOption = None,
-    as_json: AsJsonOption = False,
 ) -> None:
     """Train JOB at several world sizes and layouts; print speed, efficiency, MFU beside the plan.
 
@@ -99,31 +82,24 @@ def scaling(
     do not count. Ctrl-C keeps what was measured.
     """
     from mpctl.bench.cases import case_warnings
-    from mpctl.bench.report import bench_environment, load_warnings
     from mpctl.bench.scaling import scaling_cases
     from mpctl.bench.scaling_rows import MeasuredScaling
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench import print_scaling
-    from mpctl.render.errors import print_warnings
 
-    seconds, environment = budget_seconds(budget, quick=quick), bench_environment()
     job, named = with_layout_words(job, layouts, words or [])
     source = job if job.source else JobSource(DEFAULT_JOB, {**LITTLE_DATA, **job.overrides})
-    source = source.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
-    source = source if device is None else source.with_default("launch.device", device)
+    source = bench.job(source, steps=DEFAULT_STEPS, quick_steps=QUICK_STEPS)
     base, machine = source.plan().job, this_machine()
     modes: tuple[Mode, ...] = ("strong", "weak") if mode == "both" else (mode,)
     measured = MeasuredScaling(
         base.name, scaling_cases(base, _layouts(base, named, world, along), modes), modes,
-        rounds or (1 if quick else DEFAULT_ROUNDS), environment, command_text(),
+        rounds or (1 if bench.quick else DEFAULT_ROUNDS), bench.environment, bench.command,
     )  # fmt: skip
-    folder = bench_folder("scaling", out, overwrite=overwrite)
-    planned = _planned(measured, source, base, machine, folder, overwrite=overwrite)
-    print_warnings([*case_warnings(planned), *load_warnings(environment)])
-    is_stopped = _measure(measured, planned, folder, seconds)
-    finish(folder, measured.report(), print_scaling, as_json=as_json)
-    if is_stopped:
-        raise KeyboardInterrupt
+    planned = _planned(measured, source, base, machine, bench)
+    bench.warn(case_warnings(planned))
+    is_stopped = _measure(measured, planned, bench)
+    bench.finish(measured.report(), print_scaling, is_stopped=is_stopped)
 
 
 def _layouts(
@@ -149,9 +125,12 @@ def _layouts(
 
 
 def _planned(
-    measured: MeasuredScaling, source: JobSource, base: JobSpec, machine: Machine, folder: Path, *,
-    overwrite: bool,
-) -> list[PlannedCase]:  # fmt: skip
+    measured: MeasuredScaling,
+    source: JobSource,
+    base: JobSpec,
+    machine: Machine,
+    bench: BenchCommand,
+) -> list[PlannedCase]:
     """Every case with its plan. Raises InputError with all issues of all cases."""
     from mpctl.bench.cases import RunCase, plan_cases
 
@@ -159,12 +138,10 @@ def _planned(
         RunCase(case.name, partial(source.plan, case.settings(base)), case.title)
         for case in measured.cases
     ]
-    return plan_cases(to_run, folder, machine, overwrite=overwrite)
+    return plan_cases(to_run, bench.folder, machine, overwrite=bench.overwrite)
 
 
-def _measure(
-    measured: MeasuredScaling, planned: list[PlannedCase], folder: Path, seconds: float | None
-) -> bool:
+def _measure(measured: MeasuredScaling, planned: list[PlannedCase], bench: BenchCommand) -> bool:
     """Run the cases; the report is saved after every run. Returns whether Ctrl-C ended it after
     something was measured."""
     from mpctl.bench.budget import Budget
@@ -175,11 +152,11 @@ def _measure(
     try:
         with TaskBar(lines=True) as bar:
             for run in run_cases(
-                planned, folder, command=measured.command, rounds=measured.rounds,
-                budget=Budget(seconds), watch=Watch(bar.update, bar.note, bar.print),
+                planned, bench.folder, command=bench.command, rounds=measured.rounds,
+                budget=Budget(bench.seconds), watch=Watch(bar.update, bar.note, bar.print),
             ):  # fmt: skip
                 measured.add(run)
-                save_report(folder, measured.report())
+                save_report(bench.folder, measured.report())
     except KeyboardInterrupt:
         if not measured.runs:
             raise

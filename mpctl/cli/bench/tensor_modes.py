@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.bench import BenchCommand, with_bench
 from mpctl.cli.bench.hosts import RANKS, with_joined_hosts
-from mpctl.cli.bench.options import (
-    AsJsonOption,
-    BudgetOption,
-    DeviceOption,
-    OutOption,
-    OverwriteOption,
-    QuickOption,
-    bench_folder,
-    budget_seconds,
-    command_text,
-)
 from mpctl.cli.options import JobSource, with_job
 
 if TYPE_CHECKING:
@@ -40,19 +29,15 @@ RoundsOption = Annotated[
 
 @with_job
 @with_joined_hosts
+@with_bench("tensor-modes")
 def tensor_modes(
     job: JobSource,
+    bench: BenchCommand,
     ranks: RanksOption = 4,
     rounds: RoundsOption = None,
-    device: DeviceOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say which modes would be timed, and time none.")
     ] = False,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    as_json: AsJsonOption = False,
-    quick: QuickOption = False,
-    budget: BudgetOption = None,
 ) -> None:
     """Run one layer of JOB's model in every tensor mode that the ranks allow, beside its plan.
 
@@ -62,39 +47,35 @@ def tensor_modes(
     """
     from mpctl.bench.folder import save_report, take_folder
     from mpctl.bench.mode_cases import DEFAULT_JOB, layer_job, mode_cases
-    from mpctl.bench.report import bench_environment, load_warnings
     from mpctl.bench.tensor_modes import bench_report, measure
     from mpctl.cli.signals import ended_by_signals
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_modes import print_cases, print_report
-    from mpctl.render.errors import print_warnings
     from mpctl.render.tasks import TaskBar
     from mpctl.rundir.directory import RunDir
 
     settings = {**({} if job.source else DEFAULT_JOB), **job.overrides}
     steps = settings.pop("training.steps", DEFAULT_PASSES)
-    loaded, seconds = layer_job(job.source, settings), budget_seconds(budget, quick=quick)
-    rounds = rounds or (QUICK_ROUNDS if quick else DEFAULT_ROUNDS)
-    cases = mode_cases(loaded, ranks, this_machine(), device=device or loaded.launch.device)
+    loaded = layer_job(job.source, settings)
+    rounds = rounds or (QUICK_ROUNDS if bench.quick else DEFAULT_ROUNDS)
+    cases = mode_cases(loaded, ranks, this_machine(), device=bench.device or loaded.launch.device)
     if dry_run:
         print_cases(cases, rounds=rounds, steps=steps)
         return
-    folder, environment = (
-        bench_folder("tensor-modes", out, overwrite=overwrite),
-        bench_environment(),
-    )
-    print_warnings(load_warnings(environment))
+    folder = bench.folder
+    bench.warn([])
     take_folder(folder)
 
     def report_of(measured: MeasuredModes) -> TensorModesReport:
-        return bench_report(cases, measured, environment, steps=steps, command=command_text())
+        return bench_report(cases, measured, bench.environment, steps=steps, command=bench.command)
 
-    with ended_by_signals(f"{folder} has what was measured"), TaskBar(lines=not as_json) as bar:
+    with (
+        ended_by_signals(f"{folder} has what was measured"),
+        TaskBar(lines=not bench.as_json) as bar,
+    ):
         measured = measure(
-            cases, RunDir(folder / RANKS), rounds=rounds, steps=steps, seconds=seconds,
+            cases, RunDir(folder / RANKS), rounds=rounds, steps=steps, seconds=bench.seconds,
             on_progress=bar.update, on_event=bar.print,
             on_round=lambda measured: save_report(folder, report_of(measured)),
         )  # fmt: skip
-    finish(folder, report_of(measured), print_report, as_json=as_json)
-    if measured.is_stopped:
-        raise KeyboardInterrupt
+    bench.finish(report_of(measured), print_report, is_stopped=measured.is_stopped)

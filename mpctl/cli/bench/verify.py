@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.bench.finish import finish
+from mpctl.cli.bench.bench import BenchCommand, with_bench
 from mpctl.cli.bench.hosts import with_hosts
 from mpctl.cli.bench.layout_words import LayoutsOption, with_layout_words
-from mpctl.cli.bench.options import (
-    AsJsonOption,
-    BudgetOption,
-    DeviceOption,
-    OutOption,
-    OverwriteOption,
-    QuickOption,
-    bench_folder,
-    budget_seconds,
-    command_text,
-)
 from mpctl.cli.options import JobSource, with_job
 from mpctl.errors import InputError, RunFailed
 
@@ -65,18 +54,14 @@ WithinOption = Annotated[
 
 @with_job
 @with_hosts
+@with_bench("verify")
 def verify(
     job: JobSource,
+    bench: BenchCommand,
     more: MoreJobs = None,
     layouts: LayoutsOption = None,
     rounds: RoundsOption = None,
     within: WithinOption = None,
-    device: DeviceOption = None,
-    quick: QuickOption = False,
-    budget: BudgetOption = None,
-    out: OutOption = None,
-    overwrite: OverwriteOption = False,
-    as_json: AsJsonOption = False,
 ) -> None:
     """Run layouts on this machine and hold their plans against it: step time, memory, bytes.
 
@@ -94,43 +79,39 @@ def verify(
     """
     from mpctl.bench.budget import Budget
     from mpctl.bench.cases import case_warnings, plan_cases
-    from mpctl.bench.report import bench_environment, load_warnings
     from mpctl.bench.runner import Watch
     from mpctl.bench.verify_cases import verify_cases
     from mpctl.bench.verify_run import Verification
     from mpctl.launch.node.machine import this_machine
     from mpctl.render.bench_verify import print_verify
-    from mpctl.render.errors import print_warnings
     from mpctl.render.tasks import TaskBar
 
-    seconds, share = budget_seconds(budget, quick=quick), _share(within)
+    share = _share(within)
     named: list[str] | None = None
     if layouts:
         (job, named), more = with_layout_words(job, layouts, more or []), []
-    source = job.with_default("training.steps", QUICK_STEPS if quick else DEFAULT_STEPS)
-    if device is not None:
-        source = source.with_default("launch.device", device)
-    wanted, left_out = _wanted(source, more or [], named, quick=quick)
-    folder = bench_folder("verify", out, overwrite=overwrite)
-    cases = plan_cases(verify_cases(wanted), folder, this_machine(), overwrite=overwrite)
-    environment = bench_environment()
-    print_warnings([*case_warnings(cases), *load_warnings(environment)])
+    source = bench.job(job, steps=DEFAULT_STEPS, quick_steps=QUICK_STEPS)
+    wanted, left_out = _wanted(source, more or [], named, quick=bench.quick)
+    folder, to_run = bench.folder, verify_cases(wanted)
+    cases = plan_cases(to_run, folder, this_machine(), overwrite=bench.overwrite)
+    bench.warn(case_warnings(cases))
     verification = Verification(
-        cases, rounds or (1 if quick else DEFAULT_ROUNDS), None if more else _name(source, cases),
-        environment, command_text(), within=share, left_out=left_out,
+        cases, rounds or (1 if bench.quick else DEFAULT_ROUNDS),
+        None if more else _name(source, cases), bench.environment, bench.command, within=share,
+        left_out=left_out,
     )  # fmt: skip
     ended: BaseException | None = None
     with TaskBar(lines=True) as bar:
         try:
             watch = Watch(bar.update, bar.note, bar.print)
-            verification.run(folder, budget=Budget(seconds), watch=watch)
+            verification.run(folder, budget=Budget(bench.seconds), watch=watch)
         except (KeyboardInterrupt, SystemExit, RunFailed) as error:
             ended = error
-    says_why = as_json and isinstance(ended, RunFailed)  # the one document on stdout
+    says_why = bench.as_json and isinstance(ended, RunFailed)  # the one document on stdout
     if ended is not None and (says_why or not verification.runs):
         raise ended
     report = verification.report()
-    finish(folder, report, print_verify, as_json=as_json)
+    bench.finish(report, print_verify)
     if ended is not None:
         raise ended
     if report["findings"]["passed"] is False:
