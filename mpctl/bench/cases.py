@@ -23,7 +23,9 @@ from mpctl.launch.preflight import chosen_device
 from mpctl.launch.set_up import Progress, prepare_data
 from mpctl.planning.plan import Overrides, Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.summary import WARM_UP_STEPS
 from mpctl.spec.job import JobSpec
+from mpctl.units import plural
 
 TIMED_SETTINGS: Overrides = {
     "training.eval_samples": 0, "checkpoint.interval": 0, "checkpoint.at_end": False,
@@ -97,12 +99,21 @@ def plan_cases(
         except InputError as error:
             issues += error.issues
             continue
-        issues += training_refusals(plan, machine)
+        issues += [*training_refusals(plan, machine), *_too_short(plan)]
         if not issues:
             planned.append(_planned(case, plan, machine, out))
     if issues:
         raise InputError(dict.fromkeys(issues))
     return planned
+
+
+def _too_short(plan: Plan) -> Iterator[Issue]:
+    """An issue where every step would be one of warming up."""
+    steps = plan.job.training.steps
+    if steps <= WARM_UP_STEPS:
+        yield Issue("bench-steps", "training.steps", f"of {plural(steps, 'step')} none counts: the "
+                    f"first {WARM_UP_STEPS} warm up",
+                    f"use --steps {WARM_UP_STEPS + 1} or more")  # fmt: skip
 
 
 def _planned(case: RunCase, plan: Plan, machine: Machine, out: Path) -> PlannedCase:

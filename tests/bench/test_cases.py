@@ -76,3 +76,12 @@ def test_a_rank_has_one_thread_on_cpu_unless_the_job_says_more():
     assert threads(device="cpu") == threads(device="auto") == 1
     assert threads(device="cpu", threads_per_rank=3) == 3
     assert threads(device="cuda") is None
+
+
+def test_runs_that_only_warm_up_are_refused(tmp_path, texts):
+    """Two steps warm up, so that of two none would count."""
+    case = small_case("short", texts, **{"training.steps": 2})
+    with pytest.raises(InputError) as caught:
+        plan_cases([case], tmp_path / "out", MACHINE, overwrite=False)
+    (issue,) = caught.value.issues
+    assert issue.rule == "bench-steps" and "--steps 3" in issue.hint

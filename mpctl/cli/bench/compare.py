@@ -28,6 +28,7 @@ def compare(
     and every round of B took longer than every round of A. Warns where machine, versions or command
     differ. Exit code 2 for files that are no reports of the same bench.
     """
+    from contextlib import suppress
     from math import isfinite
 
     from mpctl.bench.compare import compare_reports
@@ -41,9 +42,10 @@ def compare(
                             "for example --threshold 10")  # fmt: skip
     before, after = read_reports({"A": a, "B": b})
     comparison = compare_reports(before, after, threshold)
-    if as_json:
-        print_json(comparison)
-    else:
-        print_bench_comparison(comparison)
+    with suppress(BrokenPipeError):  # `| head` does not change the exit code
+        if as_json:
+            print_json(comparison)
+        else:
+            print_bench_comparison(comparison)
     if comparison["regressions"]:
         raise typer.Exit(1)
