@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import TypedDict
 
+from mpctl.bench.kernels import KernelRow
 from mpctl.calibrate.relative_fit import fit_relative
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import TYPICAL
@@ -39,27 +39,6 @@ the medians of what memory bounds, and of the layer that is nothing but the host
 FEWEST = 0.01  # of a nominal rate: less is no kernel's speed but a mistake
 
 
-class MeasuredKernel(TypedDict):
-    """What a fit needs of a kernel that so many ranks ran at once (bench/kernels.py, KernelRow).
-
-    predicted_seconds: the planner's, on the device that the fit starts from; None where that does
-    not describe what ran. is_rehearsal: there were more ranks than cores.
-    """
-
-    kernel: str
-    site: str
-    part: str
-    shape: dict[str, int]
-    dtype: str
-    ranks: int
-    is_rehearsal: bool
-    seconds: float
-    cpu_seconds: float
-    flops_per_second: float
-    bytes_per_second: float
-    predicted_seconds: float | None
-
-
 @dataclass(frozen=True)
 class DeviceFit:
     """The device, and what was measured for its figures, by dotted path: comments of its preset."""
@@ -69,7 +48,7 @@ class DeviceFit:
 
 
 def fit_device(
-    rows: Sequence[MeasuredKernel], base: DeviceSpec, *, dtype: str, name: str, memory_bytes: int,
+    rows: Sequence[KernelRow], base: DeviceSpec, *, dtype: str, name: str, memory_bytes: int,
     source: str,
 ) -> DeviceFit:  # fmt: skip
     """The device whose kernels these rows measured.
@@ -93,14 +72,14 @@ def fit_device(
     return DeviceFit(device, found.comments())
 
 
-def busy_rows(rows: Iterable[MeasuredKernel]) -> list[MeasuredKernel]:
+def busy_rows(rows: Iterable[KernelRow]) -> list[KernelRow]:
     """The rows of the most ranks at once that had a core each; none where there were none."""
     own = [row for row in rows if not row["is_rehearsal"]]
     most = max((row["ranks"] for row in own), default=0)
     return [row for row in own if row["ranks"] == most]
 
 
-def undisturbed(row: MeasuredKernel) -> MeasuredKernel:
+def undisturbed(row: KernelRow) -> KernelRow:
     """The row of a kernel on a CPU without the time in which other programs had its core."""
     share = min(row["cpu_seconds"] / row["seconds"], 1.0) or 1.0  # a clock may be too coarse
     return {
@@ -115,7 +94,7 @@ def undisturbed(row: MeasuredKernel) -> MeasuredKernel:
 class _Busy:
     """Kernels of all cores at once. base, dtype: as for `fit_device`."""
 
-    rows: Sequence[MeasuredKernel]
+    rows: Sequence[KernelRow]
     base: DeviceSpec
     dtype: str
 
@@ -127,7 +106,7 @@ class _Busy:
                 raise InputError.of("not-measured", "results", f"no {told} was measured",
                                     "measure again, with a longer --budget")  # fmt: skip
 
-    def of(self, *kernels: str, dtype: str | None = None) -> list[MeasuredKernel]:
+    def of(self, *kernels: str, dtype: str | None = None) -> list[KernelRow]:
         """The rows of these kernels, at one dtype where it is given."""
         return [
             row for row in self.rows
@@ -185,7 +164,7 @@ class _Busy:
             }
         )
 
-    def _as_in_runs(self, figure: str, rows: Sequence[MeasuredKernel]) -> float:
+    def _as_in_runs(self, figure: str, rows: Sequence[KernelRow]) -> float:
         """How many times as fast as the estimate says these kernels are in training; 1 where none
         was measured."""
         alone = ALONE[figure] if rows and self.base.is_cpu else 1.0
@@ -216,7 +195,7 @@ class _Busy:
         }
 
 
-def _rate_and_depth(products: Sequence[MeasuredKernel]) -> tuple[float, float]:
+def _rate_and_depth(products: Sequence[KernelRow]) -> tuple[float, float]:
     """Both by the least relative error; where contractions are too short to tell them apart, the
     best rate and no depth."""
     seconds = [row["seconds"] for row in products]
@@ -226,14 +205,14 @@ def _rate_and_depth(products: Sequence[MeasuredKernel]) -> tuple[float, float]:
     return 1 / a_flop, an_area / a_flop
 
 
-def _work(row: MeasuredKernel) -> tuple[float, float]:
+def _work(row: KernelRow) -> tuple[float, float]:
     """FLOP of a product, and those of each element of its contraction."""
     depth, *sides = (row["shape"][side] for side in SIDES[row["part"]])
     area = 2.0 * sides[0] * sides[1]
     return area * depth, area
 
 
-def _speed(rows: Sequence[MeasuredKernel]) -> float:
+def _speed(rows: Sequence[KernelRow]) -> float:
     """How many times as fast as estimated these kernels were, the median; 1 where nothing was."""
     pairs = [(row["predicted_seconds"], row["seconds"]) for row in rows]
     return median([told / found for told, found in pairs if told] or [1.0])
@@ -243,7 +222,7 @@ def _bounded(part: float) -> float:
     return min(max(part, FEWEST), 1.0)
 
 
-def _rates(rows: Sequence[MeasuredKernel]) -> str:
+def _rates(rows: Sequence[KernelRow]) -> str:
     return _span([row["flops_per_second"] for row in rows])
 
 

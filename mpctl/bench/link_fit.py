@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypedDict
 
+from mpctl.bench.collective_rows import CollectiveRow
 from mpctl.calibrate.relative_fit import fit_relative
 from mpctl.estimate.message import bus_factor, ring_phases
 from mpctl.spec.cluster import InnerLinkSpec
@@ -28,17 +28,6 @@ from mpctl.units import bytes_text, plural
 TRANSPORTS = ("nccl", "shared", "gloo")  # as a run chooses among those that its groups have
 SMALLEST = 1e3  # bytes/s that a preset may hold, and its reverse
 REDUCING = (0.01, 100.0)  # an all-reduce's bandwidth over that of other kinds
-
-
-class MeasuredCollective(TypedDict):
-    """What a fit needs of a row: kind as in nccl-tests (send and receive: sendrecv), bytes of the
-    message, ranks of the group, mean seconds of a call, and its way to send."""
-
-    kind: str
-    ranks: int
-    transport: str
-    bytes: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,7 @@ class LinkFit:
     comments: Mapping[str, str]
 
 
-def training_rows(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective]:
+def training_rows(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
     """The rows of the way in which runs send: of each kind those of the first of TRANSPORTS that
     was measured. Messages between two ranks that go another way than collectives are left out: they
     are few, and the node has one link."""
@@ -65,7 +54,7 @@ def training_rows(rows: Sequence[MeasuredCollective]) -> list[MeasuredCollective
     return [row for row in rows if row["transport"] == chosen.get(row["kind"])]
 
 
-def fit_link(rows: Sequence[MeasuredCollective], *, name: str | None) -> LinkFit:
+def fit_link(rows: Sequence[CollectiveRow], *, name: str | None) -> LinkFit:
     """The link that these collectives of ranks on one node crossed. rows: at least one, of two
     ranks or more. name: what the link is, in pictures, None where that is not known."""
     own = training_rows(rows)
@@ -87,7 +76,7 @@ def fit_link(rows: Sequence[MeasuredCollective], *, name: str | None) -> LinkFit
     return LinkFit(link, fmean(errors), _comments(own, fmean(errors)))
 
 
-def _terms(row: MeasuredCollective) -> tuple[float, float, float, float]:
+def _terms(row: CollectiveRow) -> tuple[float, float, float, float]:
     """By what a byte, a byte of an all-reduce, the start and a latency are multiplied."""
     kind = "send" if row["kind"] == "sendrecv" else row["kind"]
     sent, phases = bus_factor(kind, row["ranks"]) * row["bytes"], ring_phases(kind)
@@ -96,7 +85,7 @@ def _terms(row: MeasuredCollective) -> tuple[float, float, float, float]:
     return (0.0 if reduced else sent), (sent if reduced else 0.0), 1.0, float(steps)
 
 
-def _bus_bandwidth(row: MeasuredCollective) -> float:
+def _bus_bandwidth(row: CollectiveRow) -> float:
     plain, reduced, *_ = _terms(row)
     return (plain + reduced) / row["seconds"]
 
@@ -105,7 +94,7 @@ def _sum(terms: Sequence[float], figures: Sequence[float]) -> float:
     return sum(a * x for a, x in zip(terms, figures, strict=True))
 
 
-def _comments(rows: Sequence[MeasuredCollective], error: float) -> dict[str, str]:
+def _comments(rows: Sequence[CollectiveRow], error: float) -> dict[str, str]:
     sizes, kinds = [row["bytes"] for row in rows], sorted({row["kind"] for row in rows})
     ways = ", ".join(sorted({row["transport"] for row in rows}))
     most = max(row["ranks"] for row in rows)

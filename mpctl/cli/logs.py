@@ -7,20 +7,12 @@ from typing import Annotated
 
 import typer
 
-from mpctl.cli import complete
+from mpctl.cli.status import RunArgument
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 LINES = 100
 
 
-RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's directory, or its name in runs/.",
-        autocompletion=complete.run,
-    ),
-]
 RankOption = Annotated[
     list[int] | None,
     typer.Option(metavar="N", min=0, help="Only this rank; repeatable. All ranks by default."),

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mpctl.cli import complete
+from mpctl.cli.status import RunArgument
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
-RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's directory, or its name in runs/.",
-        autocompletion=complete.run,
-    ),
-]
 NowOption = Annotated[
     bool, typer.Option("--now", help="End the ranks at once; steps since the last checkpoint go.")
 ]

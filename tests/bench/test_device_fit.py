@@ -10,11 +10,11 @@ import pytest
 from mpctl.bench.device_fit import (
     ALONE,
     DeviceFit,
-    MeasuredKernel,
     busy_rows,
     fit_device,
     undisturbed,
 )
+from mpctl.bench.kernels import KernelRow
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import device_speed, product_seconds
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
@@ -32,16 +32,16 @@ def row(
     kernel: str, seconds: float, *, part: str = "update", site: str = "layers", ranks: int = 2,
     flops: float = 0.0, moved: float = 0.0, predicted: float | None = None,
     shape: Mapping[str, int] | None = None, is_rehearsal: bool = False,
-) -> MeasuredKernel:  # fmt: skip
-    return {
+) -> KernelRow:  # fmt: skip
+    return cast(KernelRow, {
         "kernel": kernel, "site": site, "part": part, "shape": dict(shape or {}), "dtype": "fp32",
         "ranks": ranks, "is_rehearsal": is_rehearsal, "seconds": seconds, "cpu_seconds": seconds,
         "flops_per_second": flops / seconds, "bytes_per_second": moved / seconds,
         "predicted_seconds": predicted,
-    }  # fmt: skip
+    })  # fmt: skip
 
 
-def product_row(device: DeviceSpec, m: int, k: int, n: int, part: str) -> MeasuredKernel:
+def product_row(device: DeviceSpec, m: int, k: int, n: int, part: str) -> KernelRow:
     """A product's pass, in the time that the planner's function has for this device."""
     rates = device_speed(ClusterSpec(device=device), "fp32").other
     sides = {"forward": (m, k, n), "backward_input": (m, n, k), "backward_weight": (k, m, n)}[part]
@@ -50,7 +50,7 @@ def product_row(device: DeviceSpec, m: int, k: int, n: int, part: str) -> Measur
     return row("matmul", seconds, part=part, flops=2 * m * k * n, shape=shape)
 
 
-def rows_of(device: DeviceSpec) -> list[MeasuredKernel]:
+def rows_of(device: DeviceSpec) -> list[KernelRow]:
     """Products as of this device, streams of 12 and 11 GB/s."""
     parts = ("forward", "backward_input", "backward_weight")
     products = [product_row(device, *shape, part) for shape in SHAPES for part in parts]
@@ -58,7 +58,7 @@ def rows_of(device: DeviceSpec) -> list[MeasuredKernel]:
     return [*products, *streams]
 
 
-def fit(rows: list[MeasuredKernel], base: DeviceSpec = BASE) -> DeviceFit:
+def fit(rows: list[KernelRow], base: DeviceSpec = BASE) -> DeviceFit:
     return fit_device(rows, base, dtype="fp32", name="mine", memory_bytes=2**31, source="measured")
 
 
@@ -136,7 +136,7 @@ def test_only_what_all_cores_did_at_once_counts() -> None:
 
 def test_time_that_other_programs_took_is_not_the_kernels() -> None:
     quiet = rows_of(truth())
-    busy = [cast(MeasuredKernel, {
+    busy = [cast(KernelRow, {
         **one, "seconds": 3 * one["seconds"], "flops_per_second": one["flops_per_second"] / 3,
         "bytes_per_second": one["bytes_per_second"] / 3,
     }) for one in quiet]  # fmt: skip
@@ -144,7 +144,7 @@ def test_time_that_other_programs_took_is_not_the_kernels() -> None:
     assert found.peak_flops["fp32"] == pytest.approx(truly.peak_flops["fp32"])
     assert found.memory_bandwidth == pytest.approx(truly.memory_bandwidth)
     several = {**quiet[0], "cpu_seconds": 4 * quiet[0]["seconds"]}  # of four threads
-    assert undisturbed(cast(MeasuredKernel, several)) == several
+    assert undisturbed(cast(KernelRow, several)) == several
 
 
 def test_what_no_device_goes_without_is_asked_for() -> None:

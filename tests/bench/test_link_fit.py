@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.bench.link_fit import LinkFit, MeasuredCollective, fit_link, training_rows
+from mpctl.bench.collective_rows import CollectiveRow
+from mpctl.bench.link_fit import LinkFit, fit_link, training_rows
 from mpctl.estimate.network import Route
 from mpctl.spec.cluster import InnerLinkSpec
 
@@ -14,12 +17,13 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 SIZES = (2**10, 2**16, 2**22, 2**26)
 
 
-def measured(kind: str, ranks: int, size: int, link: InnerLinkSpec) -> MeasuredCollective:
+def measured(kind: str, ranks: int, size: int, link: InnerLinkSpec) -> CollectiveRow:
     """A collective that took what the planner's network says of this link."""
     pace = 1 / (link.bandwidth * link.efficiency)
     route = Route(ranks, 1, pace, link.start, link.latency, 0.0, link.all_reduce)
     seconds = route.collective(kind, size)
-    return {"kind": kind, "ranks": ranks, "transport": "shared", "bytes": size, "seconds": seconds}
+    row = {"kind": kind, "ranks": ranks, "transport": "shared", "bytes": size, "seconds": seconds}
+    return cast(CollectiveRow, row)
 
 
 def fit_of(link: InnerLinkSpec, ranks: tuple[int, ...] = (2, 4)) -> LinkFit:

@@ -10,7 +10,6 @@ import pytest
 
 from mpctl.bench.collective_rows import CollectiveRow
 from mpctl.bench.collectives import MeasuredCollectives
-from mpctl.bench.device_fit import MeasuredKernel
 from mpctl.bench.kernels import KernelRow
 from mpctl.bench.machine import MachineBench
 from mpctl.bench.report import BenchEnvironment
@@ -34,7 +33,7 @@ def kernel_rows() -> list[KernelRow]:
                              "share_of_peak": None}) for one in found]  # fmt: skip
 
 
-def _name(one: MeasuredKernel) -> str:
+def _name(one: KernelRow) -> str:
     """As bench/kernel_list.py names the kernel."""
     sizes = "x".join(map(str, one["shape"].values()))
     return f"{one['kernel']} layers.mlp.up {one['part']} {sizes} {one['dtype']} x{one['ranks']}"

@@ -23,15 +23,15 @@ from mpctl.cli.bench.options import (
     OutOption,
     OverwriteOption,
     QuickOption,
-    bench_folder,
-    budget_seconds,
     command_text,
 )
+from mpctl.errors import InputError
 
 if TYPE_CHECKING:
     from mpctl.bench.report import BenchEnvironment, BenchReport
     from mpctl.cli.options import JobSource
 
+QUICK_SECONDS = 45.0
 Command = Callable[..., None]
 Report = TypeVar("Report", bound="BenchReport")
 
@@ -52,18 +52,29 @@ class BenchCommand:
     as_json: AsJsonOption = False
 
     def __post_init__(self) -> None:
-        budget_seconds(self.budget, quick=self.quick)
+        if self.budget is not None and not self.budget > 0:
+            message = f"{self.budget:g} s is no time to measure in"
+            hint = "give seconds above 0, such as --budget 60"
+            raise InputError.of("bad-budget", "--budget", message, hint)
 
     @property
     def seconds(self) -> float | None:
         """Seconds that the rounds may take, None without a limit."""
-        return budget_seconds(self.budget, quick=self.quick)
+        return self.budget or (QUICK_SECONDS if self.quick else None)
 
     @cached_property
     def folder(self) -> Path:
         """The folder of the report: --out, or a new runs/bench-NAME. Raises InputError where it is
         occupied and may not be replaced."""
-        return bench_folder(self.name, self.out, overwrite=self.overwrite)
+        from mpctl.bench.folder import check_folder
+        from mpctl.rundir.directory import free_run_dir
+
+        name = f"bench-{self.name}"
+        if self.out is None:
+            return Path("runs") / name if self.overwrite else free_run_dir(name).path
+        if issues := list(check_folder(self.out, overwrite=self.overwrite)):
+            raise InputError(issues)
+        return self.out
 
     @property
     def command(self) -> str:

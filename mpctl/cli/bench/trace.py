@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mpctl.cli import complete
 from mpctl.cli.bench.options import AsJsonOption, command_text
+from mpctl.cli.status import RunArgument
 
 if TYPE_CHECKING:
     from mpctl.bench.trace import PlannedStep
     from mpctl.spec.job import JobSpec
-
-RunArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="RUN",
-        help="A run's directory, or its name in runs/.",
-        autocompletion=complete.run,
-    ),
-]
 
 
 def trace(
