@@ -26,12 +26,14 @@ from mpctl.calibrate.spread import LEAST, quantile
 from mpctl.estimate.band import QUANTILE
 
 # How far runs may move a measured figure, in the logarithm: products and attention hardly, memory
-# as far as caches go, the host and the link as far as the profile may be wrong about them.
+# as far as caches go, the host and the link as far as the profile may be wrong about them. The
+# start of a collective most: ranks that call it again and again arrive together, ranks that compute
+# in between wait for the later one, on a shared machine a fraction of a millisecond each time.
 SLACK: Mapping[Kind, Mapping[str, float]] = {
     "devices": {"kernels.products": 0.05, "kernels.memory": 0.2, "kernels.flash": 0.1,
                 "kernels.flash_backward": 0.1, "kernels.host": 0.5},
     "clusters": {"intra_node.efficiency": 0.3, "intra_node.latency": 0.5,
-                 "intra_node.start": 0.5, "inter_node.efficiency": 0.3},
+                 "intra_node.start": 2.0, "inter_node.efficiency": 0.3},
 }  # fmt: skip
 UNIT = 10.0  # times its prior that no figure leaves; what is a part of something has 1 as its bound
 PARTS = ("kernels.products", "kernels.memory", "kernels.flash", "kernels.flash_backward",
