@@ -39,6 +39,7 @@ from mpctl.bench.machine_runs import (
     machine_checks,
     mean_errors,
     measured_runs,
+    with_rounds,
 )
 from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment
 from mpctl.bench.runner import CaseRun, Watch, run_cases
@@ -176,19 +177,20 @@ class MachineBench:
             cases, out, command=self.command, rounds=self.work.rounds, budget=Budget(budget.left),
             watch=watch, is_taken=True,
         )  # fmt: skip
+        wanted = self.work.rounds * len(cases)
         try:
             for run in runs:
                 self.runs.append(run)
                 save_report(out, self.report())
         finally:
             if self.runs:
-                self.hold(out, measured)
-        return len(self.runs) == self.work.rounds * len(cases)
+                self.hold(out, measured.of_runs(len(self.runs), wanted))
+        return len(self.runs) == wanted
 
     def hold(self, out: Path, measured: MachinePreset) -> None:
         """Fit the preset, as it was measured, to the training runs so far, and write it again."""
         runs: Sequence[Run] = measured_runs(self.runs, measured.name, measured.cluster)
-        fit = fit_cluster(runs)
+        fit = with_rounds(fit_cluster(runs), self.runs)
         self.preset, self.checks = measured.with_fit(fit), machine_checks(runs, fit)
         self._save(out)
 

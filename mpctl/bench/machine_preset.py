@@ -81,6 +81,13 @@ class MachinePreset:
             paths.append(path)
         return paths
 
+    def of_runs(self, runs: int, wanted: int) -> MachinePreset:
+        """The same, whose files say it where fewer training runs than wanted came to their end."""
+        if runs == wanted:
+            return self
+        line = f"Not complete: {runs} of {plural(wanted, 'training run')} came to their end."
+        return replace(self, head=(*self.head, line))
+
     def with_fit(self, fit: ClusterFit) -> MachinePreset:
         """The preset with the figures that training runs moved, and the spread that they leave."""
         cluster = self.cluster

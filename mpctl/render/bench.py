@@ -21,10 +21,10 @@ MODES = {
     "strong": "Strong scaling: the same global batch, shared by more ranks",
     "weak": "Weak scaling: the global batch grows with the ranks",
 }
-SCALING_COLUMNS = ("ranks", "layout", "batch", "step", "±", "planned", "tokens/s", "speed-up",
-                   "efficiency", "planned", "at best")  # fmt: skip
+SCALING_COLUMNS = ("ranks", "layout", "batch", "step", "±", "plan's step", "tokens/s",
+                   "speed-up", "efficiency", "plan's", "at best")  # fmt: skip
 RATE_COLUMNS = ("ranks", "layout", "batch", "FLOP/s a rank", "MFU", "HFU", "processor", "waiting",
-                "planned")  # fmt: skip
+                "plan's wait")  # fmt: skip
 RATES = (
     "Model FLOP/s of a rank, processor time of rank 0, and what a rank waits in collectives; both "
     "as shares of a step"

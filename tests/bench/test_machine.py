@@ -132,6 +132,14 @@ def test_runs_give_a_spread_and_the_presets_are_written_again(tmp_path: Path) ->
     assert load_plan("demo", {"cluster": cluster}).job.cluster.spread == findings["spread"]
 
 
+def test_presets_say_that_runs_are_missing(tmp_path: Path) -> None:
+    found = measured_bench(tmp_path)
+    assert found.preset is not None
+    text = found.preset.of_runs(2, 33).texts()["clusters/mine.toml"]
+    assert "# Not complete: 2 of 33 training runs came to their end." in text.splitlines()
+    assert found.preset.of_runs(33, 33) == found.preset
+
+
 def test_the_table_says_how_far_plans_are_off_and_how_to_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,9 @@ from mpctl.bench.machine_runs import (
     machine_checks,
     mean_errors,
     measured_runs,
+    with_rounds,
 )
-from mpctl.calibrate.own_cluster import fit_cluster
+from mpctl.calibrate.own_cluster import fit_cluster, own_spread
 from mpctl.spec.load import load_job
 from tests.bench.verify_runs import case_of, run_of
 
@@ -58,6 +59,18 @@ def test_without_enough_layouts_nothing_was_left_out() -> None:
     (check,) = machine_checks(runs, fit_cluster(runs))
     assert check["left_out_seconds"] is None
     assert mean_errors([check]).keys() == {"measured", "fitted"}
+
+
+def test_the_spread_is_that_of_single_runs() -> None:
+    """Rounds of 0.9, 1 and 1.1 s: the band has to hold the runs, not only their medians."""
+    cases = [case_of(f"batch {n}", training__global_batch_size=n) for n in (1, 2, 4)]
+    rounds = [run_of(case, s, number=n) for n, s in enumerate((0.9, 1.0, 1.1)) for case in cases]
+    fit = fit_cluster(measured_runs(rounds, "mine", CLUSTER))
+    errors = [off - log(s) for off in fit.left_out.values() for s in (0.9, 1.0, 1.1)]
+    found = with_rounds(fit, rounds)
+    assert found.spread == own_spread(errors) and found.values == fit.values
+    still = [run_of(case, 1.0, number=n) for n in range(3) for case in cases]
+    assert with_rounds(fit, still).spread == own_spread(list(fit.left_out.values()) * 3)
 
 
 def test_a_lone_rank_that_waited_was_disturbed() -> None:

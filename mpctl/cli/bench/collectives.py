@@ -125,6 +125,7 @@ def collectives(
     if dry_run:
         print_cases(cases)
         return
+    bench.warn(())
     _measure(cases, bench)
 
 
