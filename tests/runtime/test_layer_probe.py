@@ -32,7 +32,9 @@ CUBES: list[LayerCase] = [
 def probed(rank: int, size: int, cases: list[LayerCase], settings: dict[str, Any]) -> Any:
     job = load_job(None, {**settings, "parallel.tp": size})
     mesh = build_mesh(job_topology(job), rank, torch.device("cpu"), launch=job.launch)
-    request: LayerRequest = {"task": "layers", "cases": cases, "rounds": 2, "steps": 1}
+    request: LayerRequest = {
+        "task": "layers", "cases": cases, "rounds": 2, "steps": 1, "seconds": None,
+    }  # fmt: skip
     return list(probe_layers(request, job, mesh))
 
 
