@@ -89,7 +89,7 @@ def test_a_round_ends_where_the_last_way_to_send_is_absent(tmp_path: Path) -> No
     assert report_of(made)["findings"]["absent"] == [{"axis": "tp", "transport": "shared"}]
 
 
-SMALL = ["-b", "4K", "-e", "64K", "-f", "16", "-n", "2", "-w", "1", "--rounds", "2"]
+SMALL = ["-b", "4K", "-e", "64K", "-f", "4", "-n", "2", "-w", "1", "--rounds", "2"]
 
 
 def bench(*more: str) -> list[str]:
@@ -104,10 +104,10 @@ def test_a_real_bench_of_four_ranks(tmp_path: Path, capfd: pytest.CaptureFixture
     report: Any = json.loads(capfd.readouterr().out)
     assert report == read_report(out, "OUT") and report["is_complete"]
     rows = report["results"]
-    assert len(rows) == 2 * (6 * 2 + 1) * 2
+    assert len(rows) == 2 * (6 * 2 + 1) * 3
     assert {row["axis"] for row in rows} == {"tp", "dp"}
     assert all(row["wrong"] == 0 and row["rounds"] == 2 for row in rows)
-    assert len(report["findings"]["fits"]) == len(rows) / 2
+    assert len(report["findings"]["fits"]) == len(rows) / 3
     assert (out / "report.csv").exists() and (out / "ranks-r1" / "answers.jsonl").exists()
     assert run(bench(*layout)) == 2  # the first report stays
     capfd.readouterr()
@@ -119,7 +119,7 @@ def test_a_real_bench_of_four_ranks(tmp_path: Path, capfd: pytest.CaptureFixture
 def test_a_dry_run_says_what_would_be_timed(capfd: pytest.CaptureFixture[str]) -> None:
     assert run(bench("--tp", "2", "--dry-run", "--kinds", "all-to-all")) == 0
     words = capfd.readouterr().out
-    assert "4 cases in 2 rounds of 2 calls" in words and "all_to_all" in words
+    assert "6 cases in 2 rounds of 2 calls" in words and "all_to_all" in words
 
 
 @pytest.mark.parametrize(
