@@ -9,13 +9,14 @@ MpctlError                 exit code 1 unless a subclass says otherwise
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, TypeVar
 
 MOST_OF_A_RULE = 10
 DOES_NOT_FIT = 3  # the exit code
 Status = Literal["ok", "warning", "error"]
+Result = TypeVar("Result")
 
 
 class IssueEntry(TypedDict):
@@ -104,6 +105,16 @@ class InputError(MpctlError):
     def of(cls, rule: str, where: str, message: str, hint: str = "") -> InputError:
         """An error of a single issue, whose fields these are."""
         return cls([Issue(rule, where, message, hint)])
+
+
+def attempt(issues: list[Issue], read: Callable[[], Result]) -> Result | None:
+    """What `read` returns; where it raises InputError, None, and its issues join the `issues`, so
+    that all are told at once."""
+    try:
+        return read()
+    except InputError as error:
+        issues += error.issues
+        return None
 
 
 def capped(issues: Iterable[Issue]) -> tuple[Issue, ...]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpctl.bench.folder import DATA, check_folder
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, attempt
 from mpctl.families import special_tokens
 from mpctl.launch.connect import training_refusals, training_warnings
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
@@ -94,11 +94,10 @@ def plan_cases(
     issues: list[Issue] = list(check_folder(out, overwrite=overwrite))
     planned: list[PlannedCase] = []
     for case in cases:
-        try:
-            plan = one_core_each(case.make_plan(), machine)
-        except InputError as error:
-            issues += error.issues
+        made = attempt(issues, case.make_plan)
+        if made is None:
             continue
+        plan = one_core_each(made, machine)
         issues += [*training_refusals(plan, machine), *_too_short(plan)]
         if not issues:
             planned.append(_planned(case, plan, machine, out))

@@ -19,10 +19,9 @@ from mpctl.bench.collective_options import (
     ITEM_BYTES,
     CollectiveFlags,
     CollectiveOptions,
-    attempt,
     read_options,
 )
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.network import GROUP_AXES
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import chosen_device

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, attempt
 from mpctl.rundir.collective_files import ADDING, CollectiveKind, Transport
 
 KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
@@ -33,7 +33,7 @@ ITEM_BYTES = {
     "int64": 8,
 }  # fmt: skip
 Op = Literal["sum", "max"]
-Parsed = TypeVar("Parsed")
+Word = TypeVar("Word")
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,6 @@ def read_options(flags: CollectiveFlags) -> CollectiveOptions:
         sizes, kinds, axes, transports, dtype, flags.op, flags.root, flags.iterations,
         flags.warm_up, flags.rounds, flags.check, flags.seconds,
     )  # fmt: skip
-
-
-def attempt(issues: list[Issue], read: Callable[[], Parsed]) -> Parsed | None:
-    """What `read` returns; where it raises InputError, None, and its issues are added."""
-    try:
-        return read()
-    except InputError as error:
-        issues += error.issues
-        return None
 
 
 def parse_size(text: str, where: str) -> int:
@@ -180,7 +171,7 @@ def _kinds(flags: CollectiveFlags) -> tuple[CollectiveKind, ...]:
     return tuple(kind for kind in chosen if kind not in unable)
 
 
-def _chosen(text: str, known: Sequence[Parsed], where: str) -> tuple[Parsed, ...]:
+def _chosen(text: str, known: Sequence[Word], where: str) -> tuple[Word, ...]:
     """The words of a list with commas, each once. Raises InputError for one that is not known."""
     words = _words(text)
     if unknown := [word for word in words if word not in known]:

@@ -23,6 +23,7 @@ from mpctl.bench.collective_rows import (
 from mpctl.bench.report import SCHEMA, BenchEnvelope, BenchEnvironment, environment_on
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.probe import probe_answers
+from mpctl.launch.set_up import Progress
 from mpctl.rundir.collective_files import (
     AbsentTransport,
     CollectiveAnswer,
@@ -32,7 +33,6 @@ from mpctl.rundir.collective_files import (
 from mpctl.rundir.directory import RunDir
 
 STARTING, TIMING = "start the ranks", "time the collectives"
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, cast
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mpctl.bench.folder import FAMILY, REPORT
 from mpctl.bench.report import SCHEMA, BenchEnvironment, BenchName, BenchReport
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, attempt
 
 MOST_BYTES = 64 * 2**20
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]  # thirty years
@@ -105,10 +106,9 @@ def read_reports(named: Mapping[str, Path]) -> list[BenchReport]:
     reports: list[BenchReport] = []
     issues: list[Issue] = []
     for where, path in named.items():
-        try:
-            reports.append(read_report(path, where))
-        except InputError as error:
-            issues += error.issues
+        report = attempt(issues, partial(read_report, path, where))
+        if report is not None:
+            reports.append(report)
     if issues:
         raise InputError(issues)
     return reports

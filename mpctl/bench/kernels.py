@@ -29,12 +29,12 @@ from mpctl.bench.report import (
 from mpctl.launch.connect import OnEvent
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.probe import probe_answers
+from mpctl.launch.set_up import Progress
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.kernel_files import KernelRequest, KernelTiming
 
 LEAST_SECONDS, QUICK_LEAST_SECONDS = 0.02, 0.005
 STARTING, TIMING = "start the ranks", "time the kernels"
-Report = Callable[[str, int, int], None]
 
 
 class KernelRow(BenchRow):
@@ -93,7 +93,7 @@ OnRound = Callable[[MeasuredKernels], None]
 
 def measure_kernels(
     cases: KernelCases, run: RunDir, *, rounds: int, seconds: float | None = None,
-    quick: bool = False, on_progress: Report, on_event: OnEvent,
+    quick: bool = False, on_progress: Progress, on_event: OnEvent,
     on_round: OnRound | None = None,
 ) -> MeasuredKernels:  # fmt: skip
     """Time every kernel; what Ctrl-C leaves is incomplete.

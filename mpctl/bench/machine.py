@@ -15,7 +15,7 @@ runs; each stage completes one round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,6 @@ from mpctl.calibrate.runs import Run
 from mpctl.rundir.directory import RunDir
 
 KERNELS_SHARE, COLLECTIVES_SHARE = 0.3, 0.2  # of a budget; the rest is for training runs
-Progress = Callable[[str, int, int], None]
 
 
 class MachineFindings(TypedDict):

@@ -48,8 +48,8 @@ DEFAULT_SETTINGS: Mapping[str, object] = {
     "training.global_batch_size": 8,
     "data.max_bytes": 1_000_000,
 }
-"""Of the job that the built-in set lays out: four micro batches for a single replica, and data that
-are prepared in seconds."""
+"""Settings of the job whose layouts the built-in set has: four micro batches of a single replica,
+and so little text that it is prepared in seconds."""
 
 SINGLE_RANK: LayoutFields = {
     "tp": 1, "cp": 1, "dp": 1, "pp": 1, "vpp": 1, "schedule": "1f1b", "sequence_parallel": False,

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, attempt
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.summary import training_progress
 from mpctl.spec.load import read_source
@@ -53,10 +53,9 @@ def run_rows(paths: Iterable[Path], cluster: str | None = None) -> list[Row]:
             issues.append(Issue("bad-runs", str(path), "no run directory lies there",
                                 "name the folder of a run, or of a bench that ran it"))  # fmt: skip
     for folder in folders:
-        try:
-            rows.append(_row(folder, cluster))
-        except InputError as error:
-            issues += error.issues
+        row = attempt(issues, partial(_row, folder, cluster))
+        if row is not None:
+            rows.append(row)
     if issues:
         raise InputError(issues)
     return rows
