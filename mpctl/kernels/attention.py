@@ -87,7 +87,8 @@ class ParallelSelfAttention(nn.Module):
         if self.config.rotary is not None:
             given = rows if positions is None else positions
             rotated = self._local_positions(query) if given is None else given
-            query, key = self.config.rotary(query, key, rotated)
+            cos, sin = self.config.rotary.table(rotated, query)
+            query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
         if cache is not None:
             key, value = cache.append(key, value)
         heads = self.core(query, key, value, rng, mask=mask, bias=bias, rows=rows)

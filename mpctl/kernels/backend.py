@@ -1,4 +1,5 @@
-"""The fused kernels that a layer calls and a device implements: attention and the norms.
+"""What a layer computes elementwise or in one fused kernel, and a device implements: attention,
+norms, dropout, activations, rotary positions.
 
 A layer decides what is attended to and how it is scaled; a `KernelBackend` computes it and decides
 what is kept for backward. The default calls torch's own kernels, which choose by device and dtype.
@@ -21,6 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from mpctl.kernels.activation import activated
+from mpctl.kernels.config import Activation
+from mpctl.kernels.counter_rng import drop
+from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.rotary import rotated
 
 
 class KernelBackend:
@@ -59,6 +66,25 @@ class KernelBackend:
         if x.device.type == "cpu":
             return recomputing_rms_norm(x, weight, eps)
         return F.rms_norm(x, weight.shape, weight, eps)
+
+    def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
+        """x [b, s, h] or [b, a, s, keys] with what the mask does not keep set to 0, the rest
+        divided by 1 - p."""
+        return drop(x, mask)
+
+    def dropout_add(self, x: Tensor, mask: DropoutMask, residual: Tensor) -> Tensor:
+        """residual + dropout(x): the end of a residual branch, [b, s, h]."""
+        return residual + self.dropout(x, mask)
+
+    def activation(self, up: Tensor, name: Activation) -> Tensor:
+        """What lies between an MLP's products: [.., f] -> [.., f], of a gated activation
+        [.., 2f] = [gate | up] -> [.., f]. Keeps its argument alone for backward."""
+        return activated(up, name)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [b, a, s, d] turned by rotary positions: cos and sin [s, r/2] or [b, 1, s, r/2] of the
+        first r columns, which `Rotary.table` made. Keeps the table alone for backward."""
+        return rotated(x, cos, sin)
 
 
 TORCH_BACKEND = KernelBackend()

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mpctl.kernels.masks import Positions, numbers
+from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.masks import Positions
 
 _GOLDEN, _M1, _M2 = 0x9E3779B1, 0x7FEB352D, 0x846CA68B
 _SIGN = 1 << 31
@@ -53,7 +54,7 @@ def fold(key: int | Tensor, coordinates: Tensor) -> Tensor:
     """
     scrambled = _signed(coordinates.to(torch.int64) * _GOLDEN + _M1)
     scrambled = _mix_(scrambled)
-    wrapped = key if isinstance(key, Tensor) else _wrap(key)
+    wrapped = key if isinstance(key, Tensor) else as_int32(key)
     return _mix_(torch.bitwise_xor(scrambled, wrapped))
 
 
@@ -97,7 +98,7 @@ def normal(
     return bits.to(torch.float64).add_(0.5).mul_(2.0**-31).erfinv_().mul_(math.sqrt(2)).to(dtype)
 
 
-def keep_mask(key: int, p: float, coordinates: Sequence[Tensor]) -> Tensor:
+def keep_mask(key: int | Tensor, p: float, coordinates: Sequence[Tensor]) -> Tensor:
     """A bool mask, each element True with probability 1 - p (to 2^-32).
 
     Its shape is what the coordinates broadcast to; the last coordinate is one-dimensional. Rows are
@@ -128,77 +129,90 @@ class CounterRNG:
 
     samples: [b], global numbers of the samples in this micro batch. Two ranks that hold the same
     element (sample, position, feature) drop it or keep it alike, at any layout.
-    training: False turns dropout off.
+    training: False turns dropout off. keys: of every site in this step, on the device of the
+    samples (step_keys.py); None computes them on the host where they are asked for.
     """
 
     seed: int
     step: int
     samples: Tensor
     training: bool = True
+    keys: Mapping[str, Tensor] | None = None
 
     def active(self, p: float) -> bool:
         """Whether dropout of probability p changes anything: in training, where p > 0."""
         return self.training and p > 0
 
+    def mask(
+        self, shape: Sequence[int], p: float, *, rng_site: str,
+        columns: Positions | None = None, rows: Positions | None = None,
+        heads: Positions | None = None,
+    ) -> DropoutMask:  # fmt: skip
+        """The mask of a tensor [b, s, h_local], or with `heads` of probabilities [b, a, s, keys].
+
+        rng_site: the layer's name, unique in the model. rows, columns, heads: global numbers along
+        the last dimensions, each a range or a 1-d tensor; by default rows and columns count from 0.
+        Raises ValueError if positions or samples do not match the shape, or p is not in 0 <= p < 1.
+        """
+        *outer, s, h = shape
+        checked = [("rows", rows, s), ("columns", columns, h)]
+        if heads is not None:
+            checked.append(("heads", heads, outer[1]))
+        places = {name: _checked(positions, size) for name, positions, size in checked}
+        if self.samples.shape != tuple(outer[:1]):
+            raise ValueError(f"{tuple(self.samples.shape)} samples for a batch of {outer[0]} rows")
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout {p} is not in 0 <= p < 1")
+        return DropoutMask(self._key(rng_site), p, self.samples, **places)
+
     def dropout(
         self, x: Tensor, p: float, *, rng_site: str,
         columns: Positions | None = None, rows: Positions | None = None,
     ) -> Tensor:  # fmt: skip
-        """x [b, s, h_local], each element zeroed with probability p, else divided by 1 - p.
-
-        rng_site: the layer's name, unique in the model. rows, columns: the global sequence
-        positions and features of x, each a range or a 1-d tensor; by default they count from 0.
-        Saves the mask for backward, 1 byte an element. Raises ValueError if positions or samples
-        do not match the shape of x.
-        """
+        """x [b, s, h_local], each element zeroed with probability p, else divided by 1 - p; `mask`
+        says what the arguments are. Saves the mask for backward, 1 byte an element."""
         if not self.active(p):
             return x
-        _, s, h = x.shape
-        coordinates = (self._samples(x, 3), _numbers(rows, s, x)[:, None], _numbers(columns, h, x))
-        return _drop(x, keep_mask(self._key(rng_site), p, coordinates), p)
+        return drop(x, self.mask(x.shape, p, rng_site=rng_site, rows=rows, columns=columns))
 
     def attention_dropout(
         self, probabilities: Tensor, p: float, *, rng_site: str, heads: Positions,
         rows: Positions | None = None, columns: Positions | None = None,
     ) -> Tensor:  # fmt: skip
-        """As `dropout`, of attention probabilities [b, a_local, s, s_keys].
-
-        heads: global numbers of the local heads. rows, columns: global positions of the queries
-        and of the keys; by default they count from 0.
-        """
+        """As `dropout`, of attention probabilities [b, a_local, s, s_keys]."""
         if not self.active(p):
             return probabilities
-        _, a, s, keys = probabilities.shape
-        coordinates = (
-            self._samples(probabilities, 4),
-            _numbers(heads, a, probabilities)[:, None, None],
-            _numbers(rows, s, probabilities)[:, None],
-            _numbers(columns, keys, probabilities),
+        mask = self.mask(
+            probabilities.shape, p, rng_site=rng_site, heads=heads, rows=rows, columns=columns
         )
-        return _drop(probabilities, keep_mask(self._key(rng_site), p, coordinates), p)
+        return drop(probabilities, mask)
 
-    def _key(self, rng_site: str) -> int:
-        return site_key(self.seed, "dropout", self.step, rng_site)
-
-    def _samples(self, x: Tensor, dims: int) -> Tensor:
-        if self.samples.shape != x.shape[:1]:
-            held = tuple(self.samples.shape)
-            raise ValueError(f"{held} samples for a batch of {x.shape[0]} rows")
-        return self.samples.to(x.device).view(-1, *[1] * (dims - 1))
+    def _key(self, rng_site: str) -> int | Tensor:
+        if self.keys is not None:
+            return self.keys[rng_site]
+        return dropout_key(self.seed, self.step, rng_site)
 
 
-def _numbers(positions: Positions | None, size: int, like: Tensor) -> Tensor:
+def dropout_key(seed: int, step: int, rng_site: str) -> int:
+    """The key of the dropout masks of a step at one place of the model."""
+    return site_key(seed, "dropout", step, rng_site)
+
+
+def drop(x: Tensor, mask: DropoutMask) -> Tensor:
+    """x with the elements that the mask does not keep set to 0, the others divided by 1 - p."""
+    kept = keep_mask(mask.key, mask.p, mask.coordinates())
+    return torch.mul(x, kept).mul_(1 / (1 - mask.p))
+
+
+def _checked(positions: Positions | None, size: int) -> Positions:
     positions = range(size) if positions is None else positions
     if len(positions) != size:
         raise ValueError(f"{positions} names {len(positions)} places, the tensor has {size}")
-    return numbers(positions, like.device)
+    return positions
 
 
-def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    return torch.mul(x, mask).mul_(1 / (1 - p))
-
-
-def _wrap(number: int) -> int:
+def as_int32(number: int) -> int:
+    """The low 32 bits of an integer as a signed number."""
     return (number + _SIGN) % (1 << 32) - _SIGN
 
 
@@ -215,4 +229,4 @@ def _xor_shift_(x: Tensor, shift: int) -> Tensor:
 def _mix_(x: Tensor) -> Tensor:
     """Hash int32 numbers in place: an input bit flips each output bit with probability 1/2."""
     x = _xor_shift_(_xor_shift_(x, 16).mul_(_M1), 15)
-    return _xor_shift_(x.mul_(_wrap(_M2)), 16)
+    return _xor_shift_(x.mul_(as_int32(_M2)), 16)

@@ -108,6 +108,6 @@ class ParallelTransformerLayer(ResidualLayer):
         """x + drop(attention(norm(x))) + drop(mlp(norm(x))), with one norm or two."""
         assert self.attention_norm is not None
         read = self.attention_norm(hidden)
-        attended = self._dropout(attend(read), rng, "attention")
+        both = self._dropout_add(attend(read), rng, "attention", hidden)
         read = read if self.mlp_norm is None else self.mlp_norm(hidden)
-        return hidden + attended + self._dropout(self.mlp(read), rng, "mlp")
+        return self._dropout_add(self.mlp(read), rng, "mlp", both)

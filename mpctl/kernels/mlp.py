@@ -14,56 +14,10 @@ Letters: b batch, s sequence, h hidden, f ffn, t ranks of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mpctl.kernels.config import Activation, MLPConfig
 from mpctl.kernels.tensor_parallel import ShardContext
-
-
-class _SquaredReLU(torch.autograd.Function):
-    """relu(x)^2, which keeps x alone: torch's own operations keep relu(x) beside their result."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return F.relu(x).square_()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return F.relu(x).mul_(2).mul_(grad)
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)^2 (arXiv 2109.08668, section 3.1; Nemotron-4, arXiv 2402.16819)."""
-    result: Tensor = _SquaredReLU.apply(x)
-    return result
-
-
-# gelu is exact (arXiv 1606.08415), gelu_tanh the approximation that GPT-2 was trained with.
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "relu2": squared_relu,
-    "silu": F.silu,
-}
-_GATES: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-    "geglu_tanh": _ACTIVATIONS["gelu_tanh"],
-}
-
-
-def activation_of(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The elementwise function; of a gated activation, the function of its gate."""
-    return {**_ACTIVATIONS, **_GATES}[name]
 
 
 class ParallelMLP(nn.Module):
@@ -75,6 +29,7 @@ class ParallelMLP(nn.Module):
     def __init__(self, config: MLPConfig, shard_context: ShardContext) -> None:
         super().__init__()
         self.activation: Activation = config.activation
+        self.backend = shard_context.backend
         parts = (config.ffn, config.ffn) if config.is_gated else (config.ffn,)
         layers, h, bias = shard_context.layers, config.hidden, config.bias
         self.up = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
@@ -82,39 +37,9 @@ class ParallelMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """As the class says; the activation, or gate, is elementwise on this rank's columns."""
-        down: Tensor = self.down(activated(self.up(x), self.activation))
+        down: Tensor = self.down(self.backend.activation(self.up(x), self.activation))
         return down
 
     def extra_repr(self) -> str:
         """The activation's name, for `print(module)`."""
         return f"activation={self.activation}"
-
-
-def activated(up: Tensor, activation: Activation) -> Tensor:
-    """The activation of what the first product wrote: [.., f] -> [.., f]; of a gated one, the gate
-    times the rest: [.., 2f] -> [.., f]."""
-    gate = _GATES.get(activation)
-    result: Tensor = _ACTIVATIONS[activation](up) if gate is None else _Gated.apply(up, gate)
-    return result
-
-
-def _gated(fused: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
-    # [b, s, 2f/t] -> 2 of [b, s, f/t] -> [b, s, f/t]
-    gate, up = fused.chunk(2, dim=-1)
-    return act(gate) * up
-
-
-class _Gated(torch.autograd.Function):
-    """act(gate) * up that keeps [gate | up] alone: act(gate) is cheap to compute again."""
-
-    @staticmethod
-    def forward(ctx: Any, fused: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.save_for_backward(fused)
-        ctx.act = act
-        return _gated(fused, act)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        with torch.enable_grad():
-            fused = ctx.saved_tensors[0].detach().requires_grad_()
-            return torch.autograd.grad(_gated(fused, ctx.act), fused, grad)[0], None

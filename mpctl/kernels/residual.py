@@ -70,14 +70,18 @@ class ResidualLayer(nn.Module):
         output_norm: nn.Module | None = None,
     ) -> Tensor:
         if self.config.norm_order == "post" and norm is not None:
-            return norm(x + self._dropout(compute(x), rng, name))
+            return norm(self._dropout_add(compute(x), rng, name, x))
         result = compute(x if norm is None else norm(x))
         result = result if output_norm is None else output_norm(result)
-        return x + self._dropout(result, rng, name)
+        return self._dropout_add(result, rng, name, x)
 
-    def _dropout(self, x: Tensor, rng: CounterRNG | None, branch: str) -> Tensor:
-        rng_site = f"{self.rng_site}.{branch}"
-        return self.shard_context.dropout(x, rng, self.config.dropout, rng_site=rng_site)
+    def _dropout_add(
+        self, x: Tensor, rng: CounterRNG | None, branch: str, residual: Tensor
+    ) -> Tensor:
+        """residual + dropout(x) of one branch."""
+        return self.shard_context.dropout_add(
+            x, rng, self.config.dropout, residual, rng_site=f"{self.rng_site}.{branch}"
+        )
 
     def extra_repr(self) -> str:
         """Dropout and the settings that differ from the defaults, for `print(module)`."""

@@ -71,15 +71,11 @@ class Rotary:
 
     def turn(self, x: Tensor, positions: Positions) -> Tensor:
         """x [b, a, s, d] turned by the global positions [s] or [b, s] of its rows."""
-        return _turned(x, *self.table(positions, x))
-
-    def __call__(self, query: Tensor, key: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """query [b, a, s, d] and key [b, k, s, d], turned by one table."""
-        cos, sin = self.table(positions, query)
-        return _turned(query, cos, sin), _turned(key, cos, sin)
+        return rotated(x, *self.table(positions, x))
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [b, a, s, d] turned by a table, cos and sin [s, r/2] or [b, 1, s, r/2]."""
     # [b, a, s, d] -> 2 of [b, a, s, d/2] -> [b, a, s, d]; what is not turned follows as it is
     half = cos.shape[-1]
     low, high, rest = x.tensor_split((half, 2 * half), dim=-1)

@@ -32,6 +32,7 @@ from mpctl.kernels.config import Norm
 from mpctl.kernels.context import NO_CP, context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
+from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
@@ -255,11 +256,24 @@ class ShardContext:
 
     def dropout(self, x: Tensor, rng: CounterRNG | None, p: float, *, rng_site: str) -> Tensor:
         """x [b, s, h] between layers with dropout of probability p; rng None is no dropout."""
+        mask = self._dropout_mask(x, rng, p, rng_site)
+        return x if mask is None else self.backend.dropout(x, mask)
+
+    def dropout_add(
+        self, x: Tensor, rng: CounterRNG | None, p: float, residual: Tensor, *, rng_site: str
+    ) -> Tensor:
+        """residual + dropout(x), both [b, s, h] between layers."""
+        mask = self._dropout_mask(x, rng, p, rng_site)
+        return residual + x if mask is None else self.backend.dropout_add(x, mask, residual)
+
+    def _dropout_mask(
+        self, x: Tensor, rng: CounterRNG | None, p: float, rng_site: str
+    ) -> DropoutMask | None:
         own = self.own_rng(rng)
         if own is None or not own.active(p):
-            return x
+            return None
         rows, columns = self.positions(x.shape[1], x.device), self.layers.columns(x.shape[-1])
-        return own.dropout(x, p, rng_site=rng_site, rows=rows, columns=columns)
+        return own.mask(x.shape, p, rng_site=rng_site, rows=rows, columns=columns)
 
     def own_rows(self, tensor: Tensor) -> Tensor:
         """[b, s/c, ..] of the whole micro batch -> this rank's part between layers: [b, s/(ct), ..]

@@ -177,7 +177,7 @@ def read_batch(
                 "prepare the data with the model's vocabulary",
             )
     local = {name: _local_part(whole, cp, device) for name, whole in fields.items()}
-    return Batch(torch.tensor(numbers), local)
+    return Batch(torch.tensor(numbers).to(device), local)
 
 
 def _local_part(whole: Tensor, cp: Group, device: torch.device) -> Tensor:

@@ -22,10 +22,10 @@ from torch import Tensor
 from mpctl.families.parts import layer_config
 from mpctl.kernels.alibi import slopes
 from mpctl.kernels.attention_core import AttentionCore
+from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.linear import ALONE
-from mpctl.kernels.mlp import activated
 from mpctl.kernels.parameters import initialise
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.rundir.kernel_files import KernelCase, KernelName, sized_layer
@@ -164,7 +164,8 @@ def _heads(bench: Bench) -> Work:
         parts = fused.unflatten(-1, (-1, d)).transpose(1, 2).split((a, k, k), dim=1)
         query, key, value = parts
         if rotary is not None:
-            query, key = rotary(query, key, range(s))
+            cos, sin = rotary.table(range(s), query)
+            query, key = (TORCH_BACKEND.rotate(x, cos, sin) for x in (query, key))
         # [b, a, s, d] -> [b, s, a*d]
         return [query, key, value, attended.transpose(1, 2).flatten(2)]
 
@@ -188,14 +189,15 @@ def _branch(bench: Bench) -> Work:
         result = x
         for norm in norms:
             result = norm(result)
-        return x + context.dropout(result, rng, bench.job.training.dropout, rng_site=SITE)
+        p = bench.job.training.dropout
+        return context.dropout_add(result, rng, p, x, rng_site=SITE)
 
     return bench.passes(forward, [x, *weights])
 
 
 def _activation(bench: Bench) -> Work:
     x = bench.random(bench.shape["rows"], bench.shape["columns"], grad=True)
-    return bench.passes(lambda: activated(x, bench.model.activation), [x])
+    return bench.passes(lambda: TORCH_BACKEND.activation(x, bench.model.activation), [x])
 
 
 def _cross_entropy(bench: Bench) -> Work:

@@ -57,7 +57,7 @@ def test_lengths_are_kept_and_the_gradient_is_the_turn_back() -> None:
 def test_query_and_key_share_a_table_and_samples_may_differ() -> None:
     rotary, q, k = Rotary(8), numbers(2, 4, 3, 8), numbers(2, 2, 3, 8, seed=1)
     positions = torch.tensor([[0, 1, 2], [9, 4, 2]])
-    turned = rotary(q, k, positions)
+    turned = [rotary.turn(x, positions) for x in (q, k)]
     for one, x in zip(turned, (q, k), strict=True):
         for row in range(2):
             close(one[row], rotary.turn(x[row : row + 1], positions[row])[0])

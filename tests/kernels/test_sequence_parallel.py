@@ -132,7 +132,8 @@ def test_dropout_masks_follow_the_global_rows() -> None:
     """A layer that took its rows to be the first ones would draw rank 0's mask on every rank."""
     layer = _layer(Group(1, 2), (True, "none", False), 0.5)
     ones, rng = torch.ones(B, S, H, dtype=torch.float64), CounterRNG(5, 6, SAMPLES)
-    own = layer._dropout(ones[:, : S // 2], rng, "mlp")
+    part = ones[:, : S // 2]
+    own = layer._dropout_add(part, rng, "mlp", torch.zeros_like(part))
     full = rng.dropout(ones, 0.5, rng_site="layers.1.mlp")
     assert torch.equal(own, full[:, S // 2 :])
     assert not torch.equal(own, full[:, : S // 2])

@@ -19,8 +19,8 @@ from mpctl.families.batch import Batch
 from mpctl.families.bert.ops import CLASSES
 from mpctl.families.parts import model_norm, padded, weighted_sum
 from mpctl.families.single_stack import SingleStackModule
+from mpctl.kernels.activation import activation_of
 from mpctl.kernels.counter_rng import CounterRNG
-from mpctl.kernels.mlp import activation_of
 from mpctl.kernels.parameters import Init
 from mpctl.kernels.replicated import ReplicatedLinear
 from mpctl.kernels.tensor_parallel import ShardContext

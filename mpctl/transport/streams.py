@@ -1,0 +1,91 @@
+"""Streams beside the one that a rank computes on: for copies and messages that may go on meanwhile.
+
+A device executes what is given to one stream in order, and two streams side by side. So that a side
+stream does not read what is not yet computed, it waits for the current stream (`follow`); so that
+what it wrote is not read too early, the current stream waits for it (`join`). Memory that a tensor
+gives back is handed out again in the order of the stream that it was made on: a tensor that another
+stream uses is held back by `keep` until that stream has passed this point (torch's
+Tensor.record_stream).
+
+On a CPU, and on the devices of a rehearsal, everything is done at once and in order: HOST_STREAM
+does nothing.
+
+By hand, a copy to the host of what is computed on: follow, running: copy, keep the source; later,
+where the copy is read, join.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class SideStream(Protocol):
+    """A stream beside the current one."""
+
+    def follow(self) -> None:
+        """What is given to this stream from now on waits for what the current one has so far."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """What is computed inside goes to this stream, as does memory that is taken."""
+
+    def join(self) -> None:
+        """What is given to the current stream from now on waits for what this one has so far."""
+
+    def keep(self, tensor: Tensor) -> None:
+        """Do not hand out the tensor's memory again before this stream has passed this point."""
+
+
+class HostStream:
+    """The side stream of a device that does everything in order: it changes nothing."""
+
+    def follow(self) -> None:
+        """Nothing to wait for."""
+
+    def running(self) -> AbstractContextManager[Any]:
+        """Nothing changes inside."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """Nothing to wait for."""
+
+    def keep(self, tensor: Tensor) -> None:
+        """Memory is not handed out early."""
+
+
+@dataclass(frozen=True)
+class CudaStream:
+    """A stream of CUDA, or of ROCm, which torch calls the same."""
+
+    stream: torch.cuda.Stream
+
+    def follow(self) -> None:
+        """See SideStream."""
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def running(self) -> AbstractContextManager[Any]:
+        """See SideStream."""
+        return torch.cuda.stream(self.stream)
+
+    def join(self) -> None:
+        """See SideStream."""
+        torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
+
+    def keep(self, tensor: Tensor) -> None:
+        """See SideStream."""
+        tensor.record_stream(self.stream)
+
+
+HOST_STREAM = HostStream()
+
+
+def side_stream(device: torch.device, *, is_urgent: bool = False) -> SideStream:
+    """A new stream of the device. is_urgent: its kernels start before those of other streams that
+    wait for room."""
+    if device.type != "cuda":
+        return HOST_STREAM
+    return CudaStream(torch.cuda.Stream(device, priority=-1 if is_urgent else 0))
