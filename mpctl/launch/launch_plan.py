@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from mpctl.launch.node.address import HOST
+from mpctl.launch.node.gpu_variables import recorder_variables
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.node.torchrun import (
     NodeStart,
@@ -30,9 +32,6 @@ from mpctl.rundir.task_files import BenchRequest
 from mpctl.spec.job import JobSpec
 from mpctl.spec.paths import absolute
 from mpctl.spec.presets import lasting_name
-
-TRACE_ENTRIES = "2000"
-"""Collectives that NCCL's flight recorder keeps for the record of a time-out."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def plan_launch(
         "job.json": job.model_dump_json(indent=1) + "\n",
         "plan.json": json.dumps(document) + "\n",
     }
-    env = {**rank_environment(job), "TORCH_FR_BUFFER_SIZE": TRACE_ENTRIES}
+    env = {**rank_environment(job), **recorder_variables(run, os.environ)}
     return LaunchPlan(job, run, job.world_size, env, files, warnings, damaged)
 
 

@@ -20,6 +20,7 @@
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |
 | logs/rank-N.log | rank N | everything the rank prints |
+| logs/nccl_trace_rank_N | rank N | its last collectives, where one timed out on NCCL |
 | doing/rank-N | rank N | breadcrumb.py: what the rank is doing now, and its heartbeat |
 | bench.json | launcher, of a bench | what the ranks measure instead of training |
 | answers.jsonl | rank 0, of a bench | what they measured, one JSON object a line |

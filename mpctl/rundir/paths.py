@@ -103,6 +103,12 @@ class RunPaths:
         return self.nodes / "status.json"
 
     @property
+    def collective_trace(self) -> Path:
+        """The beginning of the files in which torch's flight recorder leaves the last collectives
+        of a rank whose collective timed out; the rank's number follows, without a dot."""
+        return self.path.resolve() / "logs" / "nccl_trace_rank_"
+
+    @property
     def launcher_log(self) -> Path:
         """What the launchers of this run told, a line each with its time."""
         return self.path / "logs" / "launcher.log"

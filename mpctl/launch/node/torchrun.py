@@ -22,6 +22,7 @@ from pathlib import Path
 from mpctl.launch.attempt import NodeState, RankState
 from mpctl.launch.node.address import HOST, free_port
 from mpctl.launch.node.cgroup import memory_kills
+from mpctl.launch.node.gpu_variables import allocator_variables
 from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.launch.node.stacks import rank_stacks
 from mpctl.launch.node.waiting_torchrun import LAUNCHER, WaitingTorchrun
@@ -40,6 +41,8 @@ def rank_environment(job: JobSpec) -> dict[str, str]:
     }
     if job.launch.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    if job.launch.device == "cuda":
+        environment |= allocator_variables(os.environ)
     return environment
 
 
