@@ -38,6 +38,7 @@ from mpctl.rehearsal.fake_backend import (
     kernels_of,
     open_fake_batches,
 )
+from mpctl.rehearsal.host_sync import HostSyncCheck
 from mpctl.rundir.rank_files import RehearsedRank, Traffic
 from mpctl.runtime.adamw import MOMENTS
 from mpctl.runtime.build import build_trainer
@@ -179,9 +180,11 @@ class Rehearsal:
         assert kind != "auto", "the launcher has filled it in"
         device, traffic = DEVICES[kind], MicroBatchTraffic()
         with fake_world(self.rank, self.topology.world_size), fake_tensors():
-            with MemoryTracker(device) as tracker:
+            with MemoryTracker(device) as tracker, HostSyncCheck(device) as check:
                 trainer = self._build(device, traffic, tracker)
-                trainer.one_step()
+                with check.watching(trainer.model):
+                    trainer.one_step()
+            account["host_syncs"] = [str(sync) for sync in check.found]
             step_traffic = traffic.extrapolate(num_microbatches, self.job.num_microbatches)
             account["parameters"] = sum(p.numel() for p in trainer.model.parameters())
             account["step_traffic"] = step_traffic

@@ -165,7 +165,8 @@ class RehearsedRank(RehearsedRankHead, total=False):
     fields of RehearsedRankHead.
 
     activation_bytes: most activations held at once; at_peak: bytes by kind at the step's peak;
-    building_bytes: peak memory while the model is built.
+    building_bytes: peak memory while the model is built; host_syncs: where the step would make the
+    host wait for a CUDA device, beside the one reading of its figures, as `file:line: why`.
     """
 
     parameters: int
@@ -175,3 +176,4 @@ class RehearsedRank(RehearsedRankHead, total=False):
     peak_bytes: int
     at_peak: dict[str, int]
     building_bytes: int
+    host_syncs: list[str]

@@ -113,7 +113,7 @@ class MemoryTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         touched = args[0] if func is _RESIZE else result
         for leaf in (touched,) if isinstance(touched, Tensor) else tree_leaves(touched):
-            if isinstance(leaf, Tensor) and _device_of(leaf).type == self.device.type:
+            if isinstance(leaf, Tensor) and device_of(leaf).type == self.device.type:
                 self._see(leaf)
         return result
 
@@ -147,7 +147,7 @@ class MemoryTracker(TorchDispatchMode):
         entry.kind = kind
 
 
-def _device_of(tensor: Tensor) -> torch.device:
+def device_of(tensor: Tensor) -> torch.device:
     """A fake tensor's `device` is an operation of its own, which every second call would be."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
