@@ -24,16 +24,31 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mpctl.kernels.activation import activated
+from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.config import Activation
 from mpctl.kernels.counter_rng import drop
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.rotary import rotated
+from mpctl.kernels.torch_attention import torch_attention
 
 
 class KernelBackend:
     """torch's own kernels; subclass it to replace one of them."""
 
     def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
+    ) -> Tensor:
+        """softmax(scale Q K^T + bias) V with dropout of the softmax's result: query [b, a, q, d],
+        key and value [b, k, s, d], k dividing a -> [b, a, q, d]. `variant` says which keys count
+        and how scores are changed."""
+        return torch_attention(query, key, value, variant, self)
+
+    def keeps_pairs(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
+        """Whether `attention` of these would keep tensors of q x s elements made by itself for
+        backward, which selective recomputation is there to spare."""
+        return variant.dropout is not None or variant.forms_pairs
+
+    def scaled_dot_product(
         self,
         query: Tensor,
         key: Tensor,
@@ -45,7 +60,7 @@ class KernelBackend:
         enable_gqa: bool = False,
     ) -> Tensor:
         """softmax(scale Q K^T + mask) V: query [b, a, q, d], key and value [b, k, s, d]
-        -> [b, a, q, d].
+        -> [b, a, q, d]; what `attention` is made of where there is no dropout.
 
         The arguments are those of torch's scaled_dot_product_attention: mask is boolean (True may
         attend), added to the scores, or a `CausalBias`; scale is 1/sqrt(d) by default; enable_gqa

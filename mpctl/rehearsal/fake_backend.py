@@ -77,7 +77,7 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
 class SimulatedGpuKernels(KernelBackend):
     """The kernels that a GPU of compute capability 8.0 or more runs, on torch's `meta` device."""
 
-    def attention(
+    def scaled_dot_product(
         self,
         query: Tensor,
         key: Tensor,
@@ -97,7 +97,7 @@ class SimulatedGpuKernels(KernelBackend):
         is_grouped = key.shape[1] != query.shape[1]
         tensors = (query, key, value, mask) if is_masked else (query, key, value)
         if query.dtype == torch.float64 or is_grouped or not _are_dense(*tensors):
-            return super().attention(
+            return super().scaled_dot_product(
                 query,
                 key,
                 value,

@@ -146,7 +146,7 @@ def _core(bench: Bench) -> AttentionCore:
         causal=bool(shape["causal"]),
         scale=model.attention_scale,
         window=shape["window"] or None,
-        slopes=slopes(model.heads)[: shape["heads"]] if has_slopes else (),
+        slopes=slopes(model.heads, range(shape["heads"]), bench.device) if has_slopes else None,
     )
 
 

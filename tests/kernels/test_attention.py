@@ -155,9 +155,9 @@ class _Counted(KernelBackend):
     def __init__(self) -> None:
         self.calls = 0
 
-    def attention(self, *args, **more) -> Tensor:
+    def scaled_dot_product(self, *args, **more) -> Tensor:
         self.calls += 1
-        return super().attention(*args, **more)
+        return super().scaled_dot_product(*args, **more)
 
 
 def test_the_fused_kernel_runs_where_there_is_no_attention_dropout() -> None:

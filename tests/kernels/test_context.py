@@ -138,9 +138,9 @@ def test_blocks_meet_their_prefix_and_no_mask_is_made(
     seen, n = [], S // (2 * c)
 
     class Recorded(KernelBackend):
-        def attention(self, query: Tensor, key: Tensor, value: Tensor, *mask, **more) -> Tensor:
+        def scaled_dot_product(self, query: Tensor, key: Tensor, *mask, **more) -> Tensor:
             first = query.shape[-2] == key.shape[-2]
-            assert more["is_causal"] == first == (not isinstance(mask[0], CausalBias))
+            assert more["is_causal"] == first == (not isinstance(mask[1], CausalBias))
             seen.append((query.shape[-2], key.shape[-2]))
             return query
 

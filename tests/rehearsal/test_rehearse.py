@@ -235,7 +235,7 @@ def test_fused_attention_keeps_no_scores() -> None:
             q = torch.empty(1, 8, 2048, 128, dtype=dtype, device=device, requires_grad=True)
             mask = None if causal else torch.ones(1, 1, 2048, 2048, dtype=bool, device=device)
             before = tracker.total
-            result = SimulatedGpuKernels().attention(q, q, q, mask, is_causal=causal)
+            result = SimulatedGpuKernels().scaled_dot_product(q, q, q, mask, is_causal=causal)
             assert result.shape == q.shape and result.dtype == dtype
             assert result.nbytes + 8 * 2048 * 4 <= tracker.total - before <= most
 
@@ -250,7 +250,7 @@ def test_a_bias_of_other_strides_has_no_fused_kernel_on_cuda() -> None:
             bias = torch.empty(shape, device=device)
             bias = bias.permute(0, 3, 1, 2) if is_permuted else bias
             before = tracker.total
-            result = SimulatedGpuKernels().attention(q, q, q, bias)
+            result = SimulatedGpuKernels().scaled_dot_product(q, q, q, bias)
             assert result.shape == q.shape
             kept.append(tracker.total - before)
     scores = 8 * 512 * 512 * 4
