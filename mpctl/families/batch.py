@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from mpctl.data.indexed import IndexedDataset
 from mpctl.data.samples import Fields, SampleSource
 from mpctl.kernels.cache import DecoderCaches
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.residual import ResidualLayer
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,12 @@ State = tuple[Tensor, ...]
 
 
 class FamilyModule(nn.Module):
-    """What one rank has of a model: all of it, or what a pipeline stage holds."""
+    """What one rank has of a model: all of it, or what a pipeline stage holds.
+
+    EMBEDDING_SITES: the names under which embeddings draw dropout.
+    """
+
+    EMBEDDING_SITES: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def advance(self, state: State, batch: Batch, rng: CounterRNG | None) -> State:
         """What the stage before gave, () for the first -> what the stage behind needs; of the last
@@ -61,6 +67,11 @@ class FamilyModule(nn.Module):
     def forward(self, batch: Batch, rng: CounterRNG | None = None) -> Any:
         """Logits of this rank's words, [b, s/c, v_local], of a model in one stage."""
         raise NotImplementedError
+
+    def rng_sites(self) -> dict[str, tuple[str, ...]]:
+        """Where dropout is drawn, by scope: the embeddings, then each layer (StepKeys)."""
+        layers = (module for module in self.modules() if isinstance(module, ResidualLayer))
+        return {"": self.EMBEDDING_SITES, **{each.rng_site: each.RNG_SITES for each in layers}}
 
     def loss(self, batch: Batch, rng: CounterRNG | None) -> Tensor:
         """The loss of a batch, by a model in one stage; a scalar, as `advance` gives it."""

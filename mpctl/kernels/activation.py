@@ -67,6 +67,15 @@ def activated(up: Tensor, activation: Activation) -> Tensor:
     return result
 
 
+def plain_activation(up: Tensor, activation: Activation) -> Tensor:
+    """The same as `activated` in torch's own operations, for a compiler, which decides itself what
+    is kept for backward."""
+    gate = _GATES.get(activation)
+    if activation == "relu2":
+        return F.relu(up).square()
+    return _ACTIVATIONS[activation](up) if gate is None else _gated(up, gate)
+
+
 def _gated(fused: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
     # [b, s, 2f/t] -> 2 of [b, s, f/t] -> [b, s, f/t]
     gate, up = fused.chunk(2, dim=-1)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -107,14 +107,16 @@ def keep_mask(key: int | Tensor, p: float, coordinates: Sequence[Tensor]) -> Ten
     if not 0 <= p < 1:
         raise ValueError(f"dropout {p} is not in 0 <= p < 1")
     *outer, last = coordinates
+    keys, least = fold_all(key, outer), round(p * 2**32) - _SIGN
+    if torch.compiler.is_compiling():  # into one loop, which needs no blocks
+        return fold(keys, last) >= least
     # [b, s, 1] -> [b*s, 1], against [h]
-    keys = fold_all(key, outer)
     rows = keys.reshape(-1, 1)
     mask = torch.empty((len(rows), len(last)), dtype=torch.bool, device=rows.device)
     step = max(1, block_elements(rows.device) // max(1, len(last)))
     for start in range(0, len(rows), step):
         bits = fold(rows[start : start + step], last)
-        torch.ge(bits, round(p * 2**32) - _SIGN, out=mask[start : start + step])
+        torch.ge(bits, least, out=mask[start : start + step])
     return mask.view(*keys.shape[:-1], len(last))
 
 
@@ -127,17 +129,27 @@ def block_elements(device: torch.device) -> int:
 class CounterRNG:
     """The dropout masks of one micro batch, as a function of seed, step, site and coordinates.
 
-    samples: [b], global numbers of the samples in this micro batch. Two ranks that hold the same
-    element (sample, position, feature) drop it or keep it alike, at any layout.
-    training: False turns dropout off. keys: of every site in this step, on the device of the
-    samples (step_keys.py); None computes them on the host where they are asked for.
+    samples: [b], global numbers of the samples in this micro batch, on their device. Two ranks that
+    hold the same element (sample, position, feature) drop it or keep it alike, at any layout.
+    training: False turns dropout off. scope: the part of the model whose sites are meant, such as
+    `layers.7`; empty for the whole. keys: those of the scope's sites in this step as tensors on the
+    device; None computes them on the host where they are asked for. table: the keys of all scopes,
+    where there are any (step_keys.py).
     """
 
     seed: int
     step: int
     samples: Tensor
     training: bool = True
+    scope: str = ""
     keys: Mapping[str, Tensor] | None = None
+    table: Mapping[str, Mapping[str, Tensor]] | None = None
+
+    def within(self, scope: str) -> CounterRNG:
+        """The same numbers with sites named from `scope` on: "mlp" within "layers.7" is
+        "layers.7.mlp"."""
+        keys = None if self.table is None else self.table[scope]
+        return replace(self, scope=scope, keys=keys)
 
     def active(self, p: float) -> bool:
         """Whether dropout of probability p changes anything: in training, where p > 0."""
@@ -150,8 +162,9 @@ class CounterRNG:
     ) -> DropoutMask:  # fmt: skip
         """The mask of a tensor [b, s, h_local], or with `heads` of probabilities [b, a, s, keys].
 
-        rng_site: the layer's name, unique in the model. rows, columns, heads: global numbers along
-        the last dimensions, each a range or a 1-d tensor; by default rows and columns count from 0.
+        rng_site: the place in the model, unique within the scope. rows, columns, heads: global
+        numbers along the last dimensions, each a range or a 1-d tensor; by default rows and columns
+        count from 0.
         Raises ValueError if positions or samples do not match the shape, or p is not in 0 <= p < 1.
         """
         *outer, s, h = shape
@@ -190,7 +203,12 @@ class CounterRNG:
     def _key(self, rng_site: str) -> int | Tensor:
         if self.keys is not None:
             return self.keys[rng_site]
-        return dropout_key(self.seed, self.step, rng_site)
+        return dropout_key(self.seed, self.step, site_name(self.scope, rng_site))
+
+
+def site_name(scope: str, rng_site: str) -> str:
+    """The name of a site in the whole model: site_name("layers.7", "mlp") is "layers.7.mlp"."""
+    return f"{scope}.{rng_site}" if scope else rng_site
 
 
 def dropout_key(seed: int, step: int, rng_site: str) -> int:

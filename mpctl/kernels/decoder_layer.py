@@ -48,6 +48,8 @@ class ParallelDecoderLayer(ResidualLayer):
     and for what cross-attention does not do (cross_attention.py).
     """
 
+    RNG_SITES = ("attention", "cross", "mlp", "attention.probabilities", "cross.probabilities")
+
     def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
         super().__init__(config, shard_context, rng_site)
         if config.norm_order != "pre":
@@ -57,12 +59,12 @@ class ParallelDecoderLayer(ResidualLayer):
         self.attention = ParallelSelfAttention(
             config.attention,
             shard_context,
-            f"{rng_site}.attention.probabilities",
+            "attention.probabilities",
             recompute=recompute,
         )
         self.cross_norm = self._norm()
         self.cross = ParallelCrossAttention(
-            config.attention, shard_context, f"{rng_site}.cross.probabilities", recompute=recompute
+            config.attention, shard_context, "cross.probabilities", recompute=recompute
         )
         self.mlp_norm = self._norm()
         self.mlp = ParallelMLP(config.mlp, shard_context)
@@ -85,7 +87,7 @@ class ParallelDecoderLayer(ResidualLayer):
             self._compute,
             hidden,
             context,
-            rng,
+            self._own_rng(rng),
             bias=bias,
             mask=mask,
             context_mask=context_mask,

@@ -49,6 +49,8 @@ class ParallelTransformerLayer(ResidualLayer):
     Raises ValueError where heads, kv_heads or ffn cannot be split over `shard_context.tp`.
     """
 
+    RNG_SITES = ("attention", "mlp", "attention.probabilities")
+
     def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
         super().__init__(config, shard_context, rng_site)
         order = config.norm_order
@@ -58,7 +60,7 @@ class ParallelTransformerLayer(ResidualLayer):
         self.attention = ParallelSelfAttention(
             config.attention,
             shard_context,
-            f"{rng_site}.attention.probabilities",
+            "attention.probabilities",
             recompute=config.recompute == "selective",
         )
         self.attention_output_norm = self._norm() if has_result else None
@@ -79,7 +81,13 @@ class ParallelTransformerLayer(ResidualLayer):
         """rng: draws dropout; None is no dropout. mask, bias, positions, cache: as
         ParallelSelfAttention's."""
         return self._checkpointed(
-            self._compute, hidden, rng, mask=mask, bias=bias, positions=positions, cache=cache
+            self._compute,
+            hidden,
+            self._own_rng(rng),
+            mask=mask,
+            bias=bias,
+            positions=positions,
+            cache=cache,
         )
 
     def _compute(

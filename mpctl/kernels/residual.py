@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -24,9 +24,12 @@ class ResidualLayer(nn.Module):
     """Base of the transformer layers.
 
     rng_site names the layer to the dropout masks; it must not depend on the layout, `layers.7` by
-    the layer's global number. Raises ValueError for partition_activations under sequence
-    parallelism, where a layer's input is a part already.
+    the layer's global number. RNG_SITES: what is dropped out within a layer; the names are the same
+    in each, so that a compiled layer serves for all of them. Raises ValueError for
+    partition_activations under sequence parallelism, where a layer's input is a part already.
     """
+
+    RNG_SITES: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: LayerConfig, shard_context: ShardContext, rng_site: str) -> None:
         super().__init__()
@@ -56,6 +59,10 @@ class ResidualLayer(nn.Module):
             **kwargs,
         )
 
+    def _own_rng(self, rng: CounterRNG | None) -> CounterRNG | None:
+        """The random numbers of this layer's sites."""
+        return None if rng is None else rng.within(self.rng_site)
+
     def _needs_gradients(self, *inputs: Any) -> bool:
         tensors = (value for value in inputs if isinstance(value, Tensor))
         return any(tensor.requires_grad for tensor in chain(tensors, self.parameters()))
@@ -80,7 +87,7 @@ class ResidualLayer(nn.Module):
     ) -> Tensor:
         """residual + dropout(x) of one branch."""
         return self.shard_context.dropout_add(
-            x, rng, self.config.dropout, residual, rng_site=f"{self.rng_site}.{branch}"
+            x, rng, self.config.dropout, residual, rng_site=branch
         )
 
     def extra_repr(self) -> str:

@@ -133,7 +133,7 @@ def test_dropout_masks_follow_the_global_rows() -> None:
     layer = _layer(Group(1, 2), (True, "none", False), 0.5)
     ones, rng = torch.ones(B, S, H, dtype=torch.float64), CounterRNG(5, 6, SAMPLES)
     part = ones[:, : S // 2]
-    own = layer._dropout_add(part, rng, "mlp", torch.zeros_like(part))
+    own = layer._dropout_add(part, rng.within("layers.1"), "mlp", torch.zeros_like(part))
     full = rng.dropout(ones, 0.5, rng_site="layers.1.mlp")
     assert torch.equal(own, full[:, S // 2 :])
     assert not torch.equal(own, full[:, : S // 2])

@@ -99,6 +99,8 @@ class T5(EncoderDecoderModule):
     """A batch has tokens [b, s/c], and decoder_tokens, targets and weights [b, q/c]; the loss of a
     sample is the mean over its targets."""
 
+    EMBEDDING_SITES = ("encoder.embedding", "decoder.embedding")
+
     def __init__(
         self,
         model: ModelSpec,
