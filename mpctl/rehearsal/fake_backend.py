@@ -9,6 +9,7 @@ apart). Two things are then answered as a GPU would:
   grouped heads where FlashAttention does not go, and tensors whose last stride is not 1 have no
   fused kernel there: torch's own products.
 - RMSNorm is one kernel, which keeps its input and a number a row.
+- What this project has a Triton kernel for (mpctl/kernels/triton) is one operation.
 
 Messages go through torch's `fake` process group, which answers at once and sends nothing.
 
@@ -39,6 +40,7 @@ from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.modules import get_implementation
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend, recomputing_rms_norm
+from mpctl.kernels.triton.backend import TritonKernels
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.spec.job import JobSpec
@@ -74,7 +76,7 @@ def fake_world(rank: int, world_size: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-class SimulatedGpuKernels(KernelBackend):
+class SimulatedGpuKernels(TritonKernels):
     """The kernels that a GPU of compute capability 8.0 or more runs, on torch's `meta` device."""
 
     def scaled_dot_product(

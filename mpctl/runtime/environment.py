@@ -20,6 +20,7 @@ from torch import nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.parameters import initialise_parameter
+from mpctl.kernels.triton.backend import fused_kernels
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.mesh import AxisPosition
@@ -46,8 +47,8 @@ class RuntimeEnvironment:
     device: where parameters and activations lie. peak_memory: the most bytes in use so far.
     stop_requested: whether the run is to end after the step under way; asked once a step.
     initialize: fills a parameter, given its global name and the seed. kernels: what computes
-    attention and norms. traffic: counts what is sent; communication: the seconds that it costs;
-    profile: records what is done when.
+    attention, norms and what is elementwise. traffic: counts what is sent; communication: the
+    seconds that it costs; profile: records what is done when.
     log: where this rank writes how far it is in the collectives of its groups, None for nowhere.
     norm_block: elements of a gradient whose squares are summed at a time.
     """
@@ -76,6 +77,7 @@ class RuntimeEnvironment:
             open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
             peak_memory=_peak_memory_reader(device),
             stop_requested=(run_dir / "stop").exists,
+            kernels=machine_kernels(device),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
             log=log,
         )
@@ -92,6 +94,19 @@ def select_device(kind: str, local_rank: int) -> torch.device:
         torch.cuda.set_device(local_rank)
         return torch.device("cuda", local_rank)
     return torch.device("cpu")
+
+
+def machine_kernels(device: torch.device) -> KernelBackend:
+    """The fastest kernels that run on a device: on CUDA those written in Triton, and where they
+    cannot be had torch's alone, with a line in the log that says why."""
+    if device.type != "cuda":
+        return TORCH_BACKEND
+    try:
+        return fused_kernels(device)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        print(f"kernels: torch's own, dropout takes 15 for one ({reason})", flush=True)
+        return TORCH_BACKEND
 
 
 def _peak_memory_reader(device: torch.device) -> Callable[[], int]:

@@ -1,0 +1,1 @@
+"""The kernels in Triton's language; importing a module of this package imports triton."""

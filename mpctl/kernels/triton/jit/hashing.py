@@ -1,0 +1,56 @@
+"""The hash of counter_rng.py on blocks of a kernel: uint32, whose shifts are logical.
+
+fold(k, c) = mix(k ^ scramble(c)), scramble(c) = mix(odd * c + odd'). What a column scrambles to is
+the same in each row, so that a tile computes it once a column. `keeps` is counter_rng.keep_mask.
+By hand, mix(0) = 0.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_GOLDEN = tl.constexpr(0x9E3779B1)
+_M1 = tl.constexpr(0x7FEB352D)
+_M2 = tl.constexpr(0x846CA68B)
+
+
+@triton.jit
+def mix(x):
+    """Three xorshifts and two multiplications of uint32 numbers."""
+    x = x ^ (x >> 16)
+    x = x * _M1
+    x = x ^ (x >> 15)
+    x = x * _M2
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def scramble(coordinates):
+    """What a coordinate contributes to every key: uint32, of integers modulo 2^32."""
+    return mix(coordinates.to(tl.uint32) * _GOLDEN + _M1)
+
+
+@triton.jit
+def position(numbers, start, step, i):
+    """Global number of place i: numbers[i], or start + step i where `numbers` is None."""
+    if numbers is None:
+        return start + step * i
+    else:
+        return tl.load(numbers + i)
+
+
+@triton.jit
+def first_key(key, number):
+    """The key of a mask, uint32: an element of a tensor, or `number` where that is None."""
+    if key is None:
+        return number.to(tl.uint32)
+    else:
+        return tl.load(key).to(tl.uint32)
+
+
+@triton.jit
+def keeps(keys, scrambled, threshold):
+    """Whether the elements are kept of rows' keys and of columns' scrambled numbers, which
+    broadcast against each other. threshold: p 2^32 - 2^31, rounded."""
+    return mix(keys ^ scrambled).to(tl.int32, bitcast=True) >= threshold
