@@ -13,8 +13,8 @@ ZeRO 1 on. Of others all gradients of a stage are one message or, where ZeRO sen
 batch, those of a layer and those of the ends of a chunk; what follows is whole. A runtime that
 keeps ZeRO 3's parameters over a step of a pipeline (`overlap.keeps`) sends as under ZeRO 1.
 
-By hand, 10 float32 parameters over 4 replicas in one bucket: ZeRO 0 all-reduces 40 bytes, ZeRO 1
-reduce-scatters 48 (12 elements) and gathers 48.
+By hand, 200 float32 parameters over 4 replicas in one bucket: ZeRO 0 all-reduces 800 bytes, ZeRO 1
+reduce-scatters 1024 (256 elements) and gathers 1024.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from typing import NamedTuple
 from mpctl.estimate.communication import gradient_bytes, local_parameters, value_bytes
 from mpctl.estimate.message import Cover, Message, Phase
 from mpctl.estimate.p2p import SharedParameter, shared_parameters
-from mpctl.layout.buckets import BucketShape
+from mpctl.layout.buckets import BucketShape, slice_numel
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.limits import SLICE_ALIGNMENT
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import StageSlice
 from mpctl.spec.runtime import RuntimeProfile
@@ -44,17 +45,20 @@ class ReplicaGroup(NamedTuple):
     """Ranks that reduce their gradients together, and in how many bytes.
 
     zero: the ZeRO stage that messages follow. value, gradient: bytes of an element of parameters
-    and of gradients.
+    and of gradients. alignment: elements that a slice is a multiple of.
     """
 
     replicas: int
     zero: int
     value: int
     gradient: int
+    alignment: int = 1
 
     def padded(self, numel: int) -> int:
         """Elements of equal slices that hold `numel`."""
-        return -(-numel // self.replicas) * self.replicas if self.zero else numel
+        if not self.zero:
+            return numel
+        return slice_numel(numel, self.replicas, self.alignment) * self.replicas
 
     def passes(self, numel: int, trained: int, *, goes_back: bool) -> Iterator[Message]:
         """Messages of one group of parameters in every micro batch: `numel` elements, of which
@@ -105,8 +109,9 @@ class GradientMessages:
         layout, training = self.layout, self.layout.job.training
         zero = sent_zero_stage(layout.zero_stage, pp=layout.job.parallel.pp, profile=self.profile)
         return ReplicaGroup(
-            layout.replicas, zero, value_bytes(training), gradient_bytes(training, self.profile)
-        )
+            layout.replicas, zero, value_bytes(training), gradient_bytes(training, self.profile),
+            SLICE_ALIGNMENT if self.profile.overlap.buckets else 1,
+        )  # fmt: skip
 
     def chunk(self, stage: int, chunk: int) -> list[Message]:
         """Messages of one micro batch in one chunk of a stage."""

@@ -5,7 +5,8 @@ dtype, AdamW's two float32 moments and, of 16-bit parameters, a float32 master; 
 is alone. ZeRO 1, 2, 3 (arXiv 1910.02054) shares optimizer, gradients, parameters over dp x cp, in
 slices of padded buckets. Of other runtimes the profile says the dtypes, and shares are even.
 
-By hand, 10 bf16 parameters: 20 + 40 + 120 bytes; ZeRO 1 over 4 ranks pads to 12: 24 + 48 + 36.
+By hand, 200 bf16 parameters: 400 + 800 + 2400 bytes; ZeRO 1 over 4 ranks pads to 256, slices of 64:
+512 + 1024 + 768.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from mpctl.estimate.communication import local_parameters
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
+from mpctl.layout.limits import LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.tensor_grid import TensorGrid
@@ -72,9 +74,11 @@ def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> 
     passing = 0  # ZeRO 1 reduces its gradients where they are
     if zero >= 2:
         largest = max((bucket.padded(n) for bucket in trained), default=0)
-        passing = 2 * largest * reduced + largest // n * reduced
+        full = 1 + MAX_REDUCTIONS_IN_FLIGHT
+        passing = full * largest * reduced + largest // n * reduced
     if zero == 3:
-        passing += 2 * max((bucket.padded(n) for bucket in buckets), default=0) * width
+        layers = 1 + LAYERS_GATHERED_AHEAD
+        passing += layers * max((bucket.padded(n) for bucket in buckets), default=0) * width
     stepping = part * 4 if reduced < 4 else 0
     return StateBytes(
         count, parameters * width, (part if zero >= 2 else whole) * reduced,

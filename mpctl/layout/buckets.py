@@ -4,16 +4,17 @@ A bucket is one message over the replicas (dp x cp). Backward completes gradient
 layer to the first, so buckets are filled in that order, chunk by chunk, up to
 `parallel.bucket_bytes`, and each is sent when backward leaves the first of its units: entry, each
 layer, exit. ZeRO (arXiv 1910.02054, section 5) cuts a bucket into one slice a replica, padded to
-equal length: 1 shares the optimizer's state, 2 the gradients too, 3 the parameters too. At 3 a
-bucket is what a unit has of one kind, because it is gathered as one.
+equal length, a multiple of 128 bytes: 1 shares the optimizer's state, 2 the gradients too, 3 the
+parameters too. At 3 a bucket is what a unit has of one kind, because it is gathered as one. In a
+bucket parameters of odd sizes come last, so that they do not shift the others off their words.
 
 Three kinds have buckets of their own: gradients of which each tensor-parallel rank has a part
 (norms under sequence parallelism, vectors of a grid), so that their sum is one message a group;
 parameters that several stages or chunks use, so that they are cut alike wherever they are; at ZeRO
 3 frozen parameters, which have no gradient.
 
-By hand, 10 elements in buckets of at most 6, in forward order a 4, b 3, c 3: (c, b), (a). Over 4
-replicas their slices are 2 and 1 elements, of 8 and 4 with padding.
+By hand, buckets of at most 600 elements, in forward order a 400, b 300, c 300: (c, b), (a). Over 4
+replicas their slices are 192 and 128 elements, all together 768 and 512 with padding.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from mpctl.layout.limits import SLICE_ALIGNMENT
 from mpctl.operators.grad_flow import IsFrozen
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.operators.table import StageSlice
@@ -60,7 +62,7 @@ class Bucket:
 
     def part(self, parts: int) -> int:
         """Elements of one of `parts` equal slices, padding included."""
-        return -(-self.numel // parts)
+        return slice_numel(self.numel, parts)
 
     def padded(self, parts: int) -> int:
         """Elements of all `parts` slices together, padding included."""
@@ -76,6 +78,15 @@ class Bucket:
             if start < end:
                 yield number, start - at, start - first, end - start
             at += size
+
+
+def slice_numel(numel: int, parts: int, alignment: int = SLICE_ALIGNMENT) -> int:
+    """Elements of one of `parts` equal slices that hold `numel`, a multiple of `alignment`.
+
+    >>> slice_numel(600, 4), slice_numel(5, 2)
+    (192, 64)
+    """
+    return -(-numel // (parts * alignment)) * alignment
 
 
 class BucketShape(NamedTuple):
@@ -220,6 +231,7 @@ def filled(sizes: Iterable[int], max_elements: int) -> Iterator[tuple[int, int]]
 
 def _bucket(items: Sequence[_BucketItem], shared: Collection[str]) -> Bucket:
     """One parameter that several chunks use, or several parameters of one chunk."""
+    items = sorted(items, key=lambda item: item.size % SLICE_ALIGNMENT > 0)
     sizes, first = {item.name: item.size for item in items}, items[0]
     chunks = tuple(sorted({item.chunk for item in items}))
     return Bucket(

@@ -238,7 +238,8 @@ def _listening_overlap(
     )
     listeners: list[PassListener] = [overlap]
     if gathered := [store for store in stores if isinstance(store, Zero3ParamStore)]:
-        listeners.append(ParameterGatherer(gathered))
+        # first: a gather that backward waits for must not queue behind a reduction
+        listeners.insert(0, ParameterGatherer(gathered))
     for number, chunk in enumerate(pipeline.chunks):
         watch_layers(chunk, partition.layout.layer_units(partition.stage, number), listeners)
     pipeline.listeners = listeners

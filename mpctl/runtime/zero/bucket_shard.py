@@ -4,8 +4,8 @@ ZeRO cuts a bucket's elements, laid one parameter after the other and padded, in
 replica (arXiv 1910.02054, section 5). Slices cut through parameters: AdamW treats each element
 alone.
 
-By hand, parameters of 3 and 2 elements over 2 replicas: 3 elements a slice; rank 1 has the 2 of the
-second parameter and one of padding.
+By hand, parameters of 64 and 40 elements over 2 replicas: 64 elements a slice; rank 0 has the first
+parameter, rank 1 the second and 24 elements of padding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """ZeRO 3's parameters are gathered before they are used and freed after: by layer, the rest by
 chunk.
 
-Forward gathers a layer when it enters it, having started that of the next one before; backward
-again, from the last to the first, where any gradient passes. Parameters outside of layers
+Forward gathers a layer when it enters it, having started that of the next ones before
+(LAYERS_GATHERED_AHEAD); backward again, from the last to the first, where any gradient passes.
+Messages of a group follow each other, and a layer waits for its gather but nobody for a reduction
+before the next: so backward starts the gather of the layer after next first, then the reduction of
+the gradients just computed (as in arXiv 2304.11277, section 3.3.2). Parameters outside of layers
 (embeddings, the head, a table that all layers of a stack add) are in memory from the beginning of a
 chunk's pass to its end, because a tied table is needed at both. Deferred weight gradients need no
 parameter values.
@@ -16,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpctl.layout.buckets import Bucket
+from mpctl.layout.limits import LAYERS_GATHERED_AHEAD
 from mpctl.pipeline.schedule.orders import Action
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.zero.param_store import Zero3ParamStore
@@ -78,15 +82,15 @@ class ParameterGatherer(PassListener):
         return [s for s in self.active if s.shard.bucket.layer and s.shard.bucket.unit == unit]
 
     def _start_next(self, unit: int | None) -> None:
-        """Start the layer that the pass computes after `unit`; None: the first one."""
+        """Start the layers that the pass computes after `unit`; None: the first ones."""
         buckets = (store.shard.bucket for store in self.active)
-        units = [bucket.unit for bucket in buckets if self._is_computed(bucket)]
+        units = {bucket.unit for bucket in buckets if self._is_computed(bucket)}
         if self.is_backward:
-            ahead = [u for u in units if unit is None or u < unit]
+            ahead = sorted((u for u in units if unit is None or u < unit), reverse=True)
         else:
-            ahead = [u for u in units if unit is None or u > unit]
-        if ahead:
-            for store in self._layer_stores(max(ahead) if self.is_backward else min(ahead)):
+            ahead = sorted(u for u in units if unit is None or u > unit)
+        for next_unit in ahead[:LAYERS_GATHERED_AHEAD]:
+            for store in self._layer_stores(next_unit):
                 store.start()
 
     def _is_computed(self, bucket: Bucket) -> bool:

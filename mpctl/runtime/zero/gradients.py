@@ -12,7 +12,8 @@ Last come the sums of gradients of which each tensor-parallel rank of a group ha
 over the stages that hold copies of a parameter: a ring adds in an order that depends on the rank,
 and the last sum gives all ranks the same bits.
 
-By hand, 5 elements over 2 replicas: stage 1 keeps 6 (one is padding) and steps 3, stage 2 keeps 3.
+By hand, 100 elements over 2 replicas: stage 1 keeps 128 (28 are padding) and steps 64, stage 2
+keeps 64.
 By hand, the norm over a square of 2 x 2 ranks: a matrix is on one rank each, so its squares count
 whole; a vector of 8 elements has 4 on each rank and so 2 copies, whose squares count half each.
 """

@@ -9,8 +9,8 @@ section 4.2). Values of 16 bit have float32 masters, which are what is stepped (
 A rank that keeps slices of a stage never has all of it in memory: its modules are made without
 memory, and each bucket gets its own, is initialized and sliced before the next.
 
-By hand, 5 bf16 parameters over 2 replicas: stage 0 keeps 10 bytes and 20 of masters, 1 and 2 keep
-12 and 12, 3 keeps 6 and 12.
+By hand, 100 bf16 parameters over 2 replicas, slices of 64: stage 0 keeps 200 bytes and 400 of
+masters, 1 and 2 keep 256 and 256, 3 keeps 128 and 256.
 """
 
 from __future__ import annotations
