@@ -83,7 +83,7 @@ def _plan_or_reason(
         return error.issues[0].message
     if reasons := why_not_launched(plan.job):
         return reasons[0].message
-    if plan.job.device_kind == "cuda" and nodes == 1 and ranks > machine.gpus:
+    if plan.job.launched_kind == "cuda" and nodes == 1 and ranks > machine.gpus:
         return f"this machine shows {plural(machine.gpus, 'GPU')}"
     return plan
 

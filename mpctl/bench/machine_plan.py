@@ -128,7 +128,7 @@ def plan_machine(
         return plan_with({**settings, **HERE})
 
     job = plan_here(layout_overrides({})).job
-    is_cpu = job.device_kind != "cuda"
+    is_cpu = job.launched_kind != "cuda"
     devices = max(1, machine.cores if is_cpu else machine.gpus)
     kind = "cpu" if is_cpu else "cuda"
     kernels = attempt(issues, lambda: _kernels(job, machine, devices, kind, quick=quick))

@@ -21,6 +21,7 @@ from mpctl.errors import InputError, Issue
 from mpctl.launch.summary import plan_as_launched
 from mpctl.planning.layout_settings import layout_of
 from mpctl.planning.plan import Overrides, Plan
+from mpctl.spec.launch import LAUNCHED_AS
 
 PlanWith = Callable[[Overrides], Plan]
 MEASURE_FIRST = "--cluster FILE with a preset of this machine, as `mpctl bench machine` writes it"
@@ -86,8 +87,8 @@ def _issues(plan: Plan) -> Iterable[Issue]:
     if isinstance(estimate.time, str):
         yield Issue("no-step-time", "cluster", f"the plan has no step time: {estimate.time}",
                     f"use {MEASURE_FIRST}")  # fmt: skip
-    device, runs_on = plan.job.cluster.device, plan.job.device_kind
-    if device is not None and runs_on not in (None, device.kind):
+    device, runs_on = plan.job.cluster.device, plan.job.launched_kind
+    if device is not None and runs_on not in (None, LAUNCHED_AS.get(device.kind)):
         yield Issue("verify-device", "launch.device",
                     f"the plan is of {device.name}, and ranks would run on {runs_on}",
                     f"leave --device out, or use {MEASURE_FIRST}")  # fmt: skip

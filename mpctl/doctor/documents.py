@@ -41,6 +41,7 @@ class TorchFacts(ReportModel):
     version: str
     import_seconds: float
     cuda_built: str | None = Field(description="CUDA version that torch was built with")
+    hip_built: str | None = Field(None, description="ROCm version that torch was built with")
     nccl: str | None = Field(description="NCCL version that torch was built with")
     has_gloo: bool
     has_nccl: bool
@@ -98,7 +99,7 @@ class Limits(ReportModel):
 
 
 class Gpu(ReportModel):
-    """A GPU as nvidia-smi describes it."""
+    """A GPU as nvidia-smi, or the driver amdgpu, describes it."""
 
     index: int
     name: str
@@ -113,10 +114,11 @@ class Gpu(ReportModel):
 class Gpus(ReportModel):
     """The GPUs of a host that this process may see, and the links between them."""
 
-    tool: Literal["nvidia-smi", "device files", "none"]
+    tool: Literal["nvidia-smi", "device files", "amdgpu", "none"]
     visible: str | None = Field(description="CUDA_VISIBLE_DEVICES")
     devices: list[Gpu]
-    device_files: int = Field(description="/dev/nvidia0, /dev/nvidia1, ...")
+    device_files: int = Field(description="/dev/nvidia0, /dev/nvidia1, ...; AMD's /dev/dri/renderD")
+    on_bus: int = Field(0, description="GPUs on the PCI bus, whether a driver is loaded or not")
     links: list[list[str]] = Field(
         description="link between each two GPUs in nvidia-smi's words: NV18, PIX, NODE, SYS, X"
     )

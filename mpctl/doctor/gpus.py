@@ -1,4 +1,5 @@
-"""Probe of the GPUs of this host and the links between them, as nvidia-smi describes them.
+"""Probe of the GPUs of this host and the links between them, as nvidia-smi describes them; without
+it, and for AMD's, by the files of their drivers (launch/node/accelerators.py).
 
 Read are `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` (sizes in MiB),
 `--query-compute-apps=gpu_uuid` and the matrix of `nvidia-smi topo -m`, whose words are NVIDIA's:
@@ -15,6 +16,14 @@ import subprocess
 from pathlib import Path
 
 from mpctl.doctor.documents import Gpu, Gpus
+from mpctl.launch.node.accelerators import (
+    ROOT,
+    AmdGpu,
+    amd_devices,
+    amd_driver,
+    gpus_on_bus,
+    nvidia_devices,
+)
 
 FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.used", "driver_version", "mig.mode.current",
@@ -24,29 +33,46 @@ TOOL_SECONDS = 15.0
 MIB = 1 << 20
 
 
-def probe_gpus() -> Gpus:
-    """GPUs by nvidia-smi; their number by the device files where it is missing."""
-    files = len(list(Path("/dev").glob("nvidia[0-9]*")))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+def probe_gpus(root: Path = ROOT) -> Gpus:
+    """GPUs by nvidia-smi; their number by the device files where it is missing; else those of AMD.
+    root: of the file system."""
     tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return Gpus(
-            tool="device files" if files else "none",
-            visible=visible,
-            devices=[],
-            device_files=files,
-            links=[],
-            error=None,
-        )
+    return _by_files(root) if tool is None else _by_nvidia_smi(tool, root)
+
+
+def _by_files(root: Path) -> Gpus:
+    files, amd, driver = nvidia_devices(root), amd_devices(root), amd_driver(root)
+    devices = [] if files else [_amd_gpu(n, gpu, driver) for n, gpu in enumerate(amd)]
+    return Gpus(
+        tool="device files" if files else "amdgpu" if amd else "none",
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        devices=devices,
+        device_files=files or len(amd),
+        on_bus=sum(gpus_on_bus(root).values()),
+        links=[],
+        error=None,
+    )
+
+
+def _amd_gpu(index: int, gpu: AmdGpu, driver: str) -> Gpu:
+    return Gpu(
+        index=index, name=f"AMD {gpu.name}", memory_total=gpu.memory_total,
+        memory_used=gpu.memory_used, driver=driver or "amdgpu", mig=False, uncorrected_errors=None,
+        processes=0,
+    )  # fmt: skip
+
+
+def _by_nvidia_smi(tool: str, root: Path) -> Gpus:
     query = _run(tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
     apps = _run(tool, "--query-compute-apps=gpu_uuid", "--format=csv,noheader")
     topology = _run(tool, "topo", "-m")
     devices = [] if query.returncode else parse_gpus(query.stdout, apps.stdout)
     return Gpus(
         tool="nvidia-smi",
-        visible=visible,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         devices=devices,
-        device_files=files,
+        device_files=nvidia_devices(root),
+        on_bus=sum(gpus_on_bus(root).values()),
         links=parse_links(topology.stdout, len(devices)),
         error=_complaint(query) if query.returncode else None,
     )

@@ -120,9 +120,10 @@ def _torch(torch: TorchFacts, gpus: Gpus | None, needs: Needs) -> Iterator[Findi
         message = f"hides all {plural(present, 'GPU')} of this host"
         hint = "unset CUDA_VISIBLE_DEVICES"
         yield say("gpus-hidden", "CUDA_VISIBLE_DEVICES", message, hint)
-    elif on_gpus and torch.cuda_built is None:
-        hint = "install a build of torch with CUDA: https://pytorch.org/get-started/locally"
-        yield say("torch-without-cuda", "torch", f"{torch.version} has no CUDA", hint)
+    elif on_gpus and torch.cuda_built is None and torch.hip_built is None:
+        maker = "ROCm" if gpus is not None and gpus.tool == "amdgpu" else "CUDA"
+        hint = f"install a build of torch with {maker}: https://pytorch.org/get-started/locally"
+        yield say("torch-without-cuda", "torch", f"{torch.version} has no {maker}", hint)
     elif on_gpus and (torch.cuda_error or not torch.gpus):
         message = f"finds no GPU: {torch.cuda_error or 'none is visible'}"
         hint = "see that the driver is not older than torch's CUDA (nvidia-smi shows both)"
@@ -146,6 +147,12 @@ def _torch(torch: TorchFacts, gpus: Gpus | None, needs: Needs) -> Iterator[Findi
 
 
 def _gpus(gpus: Gpus) -> Iterator[Finding]:
+    if gpus.on_bus and not gpus.device_files:
+        message = f"{plural(gpus.on_bus, 'GPU')} on the PCI bus, but no driver offers one here"
+        hint = (
+            "load the driver (`lspci -k` tells which), or give the container its GPUs (--gpus all)"
+        )
+        yield warning("gpu-driver-missing", "GPUs", message, hint)
     if gpus.error:
         hint = "see that the NVIDIA driver is loaded: `nvidia-smi` there"
         yield warning("nvidia-smi-fails", "GPUs", f"nvidia-smi: {gpus.error}", hint)

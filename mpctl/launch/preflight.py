@@ -120,7 +120,8 @@ def launch_warnings(
 ) -> list[str]:
     """Warnings about a job that can start on so many hosts like this machine. A run that continues
     from a checkpoint does not read its initial weights."""
-    warnings = [*_compile_warnings(job), *_profile_warnings(job, resumption)]
+    warnings = [*_compile_warnings(job), *_device_warnings(job)]
+    warnings += _profile_warnings(job, resumption)
     if resumption is None or resumption.folder is None:
         warnings += tokenizer_warnings(job)
     if chosen_device(job, machine) == "cpu":
@@ -147,6 +148,12 @@ def _profile_warnings(job: JobSpec, resumption: Resumption | None) -> Iterator[s
     if ranges and ranges[-1][1] <= done:
         yield (f"launch.profile {job.launch.profile}: training goes on at step {done + 1}, so "
                "nothing more is recorded")  # fmt: skip
+
+
+def _device_warnings(job: JobSpec) -> Iterator[str]:
+    if job.device_kind == "rocm" and job.cluster.device is not None:
+        yield (f"{job.cluster.device.name}: torch's ROCm builds run what is written for CUDA, but "
+               "no run of mpctl on them is known")  # fmt: skip
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:

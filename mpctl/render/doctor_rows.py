@@ -122,7 +122,8 @@ def _gpu_words(gpus: Gpus) -> Iterator[str]:
         yield f"{count} x {name}, {bytes_text(memory)}, driver {driver}"
     if not gpus.devices:
         files = gpus.device_files
-        yield f"{plural(files, 'device file')}, no nvidia-smi" if files else "none"
+        unusable = f"none ({gpus.on_bus} on the PCI bus)" if gpus.on_bus else "none"
+        yield f"{plural(files, 'device file')}, no nvidia-smi" if files else unusable
     words = Counter(w for row in gpus.links for w in row if w != "X")
     if words:
         yield "links " + ", ".join(f"{link} ({count // 2})" for link, count in words.most_common())

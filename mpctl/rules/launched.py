@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 from mpctl.families import all_builtin, get_family
 from mpctl.rules.check import Check, listed
 from mpctl.spec.job import JobSpec
-from mpctl.spec.launch import LaunchedKind
+from mpctl.spec.launch import LAUNCHED_AS
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
 from mpctl.spec.variants import VARIANTS, is_set
@@ -33,11 +32,6 @@ IN_1D = (
 IN_MEGATRON = ("mtp_layers",)  # of ONLY_PLANNED; also every data type but fp64
 AS_MEGATRON = "to plan it as Megatron-Core runs it: --set training.runtime=megatron-core"
 PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
-NEVER_TRIED = {
-    "rocm": "torch's ROCm builds answer to cuda, so --device cuda may start there, but this was "
-    "never tried, and hosts' GPUs are counted by nvidia-smi",
-}
-"""What is known of kinds on which a launch may work."""
 
 
 def variant_rules(job: JobSpec) -> Iterator[Check]:
@@ -111,14 +105,13 @@ def why_not_launched(job: JobSpec) -> list[Check]:
 
 def device_not_launched(job: JobSpec) -> Check | None:
     """The reason where ranks would be on an accelerator of a kind that is only planned."""
-    kind, legal = job.device_kind, get_args(LaunchedKind)
-    if kind in (None, *legal):
+    kind = job.device_kind
+    if kind is None or kind in LAUNCHED_AS:
         return None
     name = job.cluster.device.name if job.cluster.device else kind
     hint = "`mpctl plan` and `search` accept it; --device cpu runs the same ranks on CPU cores"
-    more = f"; {NEVER_TRIED[kind]}" if kind in NEVER_TRIED else ""
-    message = f"ranks run on {' and '.join(legal)}, and {name} is of kind {kind}"
-    return Check(JOB_RULE, "warning", "cluster.device.kind", message, hint + more)
+    message = f"ranks run on {listed(list(LAUNCHED_AS))}, and {name} is of kind {kind}"
+    return Check(JOB_RULE, "warning", "cluster.device.kind", message, hint)
 
 
 def settings_not_launched(job: JobSpec) -> Iterator[Check]:

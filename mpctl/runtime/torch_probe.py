@@ -35,6 +35,7 @@ class TorchReport(TypedDict):
     version: str
     import_seconds: float
     cuda_built: str | None
+    hip_built: str | None
     nccl: str | None
     has_gloo: bool
     has_nccl: bool
@@ -55,6 +56,7 @@ def report() -> TorchReport:
         "version": str(torch.__version__),
         "import_seconds": IMPORT_SECONDS,
         "cuda_built": torch.version.cuda,
+        "hip_built": torch.version.hip,
         "nccl": _nccl_version() if has_nccl else None,
         "has_gloo": has_gloo,
         "has_nccl": has_nccl,
@@ -78,8 +80,9 @@ def _nccl_version() -> str | None:
 
 
 def _cuda_error() -> str | None:
-    """Why CUDA cannot be started; None where it can, or torch was built without it."""
-    if torch.version.cuda is None:
+    """Why CUDA, or ROCm, which torch calls the same, cannot be started; None where it can, or torch
+    was built without it."""
+    if torch.version.cuda is None and torch.version.hip is None:
         return None
     try:
         torch.cuda.init()

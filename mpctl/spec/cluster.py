@@ -95,7 +95,7 @@ class DeviceSpec(StrictModel):
     name: str = Field(description="the vendor's name of the device")
     kind: Annotated[str, AfterValidator(_require_kind)] = Field(
         description="cpu, or the kind of accelerator: cuda, rocm, xpu, tpu, ...; any is planned, "
-        "mpctl launch runs cuda (NCCL) and cpu (gloo, shared memory)"
+        "mpctl launch runs cuda (NCCL), rocm (RCCL, never tried) and cpu (gloo, shared memory)"
     )
     memory_bytes: Bytes = Field(description="memory that one rank may use, bytes")
     memory_bandwidth: BytesPerSecond | None = Field(

@@ -16,7 +16,7 @@ from mpctl.axes import AXIS_NAMES
 from mpctl.spec.base import Bytes, DType, Probability, StrictModel
 from mpctl.spec.checkpoint import CheckpointSpec
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
-from mpctl.spec.launch import LaunchSpec
+from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.training import TrainingSpec
@@ -96,6 +96,12 @@ class JobSpec(StrictModel):
         if self.launch.device != "auto":
             return self.launch.device
         return None if self.cluster.device is None else self.cluster.device.kind
+
+    @property
+    def launched_kind(self) -> LaunchedKind | None:
+        """The same by torch's names, cuda for AMD's GPUs too; None where it is open, or a kind that
+        mpctl only plans."""
+        return LAUNCHED_AS.get(self.device_kind or "")
 
     @property
     def num_microbatches(self) -> int:

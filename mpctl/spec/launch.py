@@ -7,6 +7,7 @@ instance, which only that backend reads.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -21,7 +22,11 @@ Word = Annotated[str, Field(min_length=1, pattern=r"^[^\s\x00-\x1f]+$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 LaunchedKind = Literal["cpu", "cuda"]
-"""Kinds of device that ranks run on; accelerators of others are only planned."""
+"""Kinds of device that ranks run on, by torch's names; accelerators of others are only planned."""
+
+LAUNCHED_AS: Mapping[str, LaunchedKind] = {"cpu": "cpu", "cuda": "cuda", "rocm": "cuda"}
+"""torch's name of each kind of device that ranks run on: its ROCm builds answer to cuda, and RCCL
+to nccl."""
 
 RANK_MARGIN_SECONDS = 5.0
 """By how much a rank's own time-out in a collective exceeds `timeout_seconds`. The launcher, which

@@ -79,6 +79,7 @@ WARNINGS: dict[str, HostReport] = {
     "gpu-memory-errors": gpu_host(gpus={"devices": [gpu(0, uncorrected_errors=3)]}),
     "gpu-mig": gpu_host(gpus={"devices": [gpu(0, mig=True)]}),
     "shm-small": gpu_host(memory={"shm_total": 64 << 20}),
+    "gpu-driver-missing": host(gpus={"on_bus": 8}),
     "nvidia-smi-fails": host(gpus={"tool": "nvidia-smi", "error": "driver/library mismatch"}),
     "probe-failed": host(
         network=None, failures=[ProbeFailure(probe="network", error="no answer within 20 s")]

@@ -57,7 +57,7 @@ SETTINGS_REFUSED = [
     (["--set", "model.seq_length=100000", "--set", "launch.check_memory=false"], "tokens"),
     (["--set", "training.stepz=3"], "training.stepz"),
     (["--tp", "3"], "parallel.tp"),
-    ([*XPU, "--set", "cluster.device.kind=rocm"], "ranks run on cpu and cuda"),
+    ([*XPU, "--set", "cluster.device.kind=tpu"], "ranks run on cpu, cuda or rocm"),
     ([*XPU, "--dry-run"], "is of kind xpu"),
     (["--resume", "--overwrite"], "exclude each other"),
     (

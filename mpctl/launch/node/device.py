@@ -1,8 +1,6 @@
-"""What ranks run on: torch on CPU cores or NVIDIA GPUs; other accelerators are only planned."""
+"""What ranks run on: torch on CPU cores or GPUs of NVIDIA and AMD; others are only planned."""
 
 from __future__ import annotations
-
-from typing import cast
 
 from mpctl.errors import InputError
 from mpctl.rules.launched import device_not_launched
@@ -17,4 +15,4 @@ def named_device(job: JobSpec) -> Device | None:
     leaves that open. Raises InputError for an accelerator of a kind that mpctl only plans."""
     if reason := device_not_launched(job):
         raise InputError.of("device-not-run", reason.where, reason.message, reason.hint)
-    return cast("Device | None", job.device_kind)
+    return job.launched_kind

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from mpctl.cores import usable_cores
+from mpctl.launch.node.accelerators import amd_devices, count_visible, nvidia_devices
 from mpctl.launch.node.cgroup import memory_headroom
 
 HOSTS = (
@@ -36,8 +37,8 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES and the memory
-    limit are respected."""
+    """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES (of AMD's GPUs
+    ROCR_ and HIP_VISIBLE_DEVICES too) and the memory limit are respected."""
     return Machine(len(usable_cores()), _visible_gpus(), _free_memory(), hosts_in(os.environ))
 
 
@@ -60,21 +61,18 @@ def _free_memory() -> int:
 
 
 def _visible_gpus() -> int:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    present = _present_gpus()
-    if visible is None:
-        return present
-    return min(
-        present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
-    )
+    """GPUs that this process may see: of NVIDIA, and where there are none, of AMD."""
+    nvidia = count_visible(_nvidia_gpus(), "NVIDIA", os.environ)
+    return nvidia or count_visible(len(amd_devices()), "AMD", os.environ)
 
 
-def _present_gpus() -> int:
+def _nvidia_gpus() -> int:
+    """NVIDIA GPUs as nvidia-smi lists them; by the driver's files where it is missing or fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return 0
+        return nvidia_devices()
     try:
         listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
+        return nvidia_devices()
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())
