@@ -27,8 +27,8 @@ def row_keys(
         sample = outer // a
     keys = mix(first_key(key, number) ^ scramble(tl.load(samples + sample)))
     if a > 0:
-        keys = mix(keys ^ scramble(position(heads, head_start, head_step, outer % a)))
-    return mix(keys ^ scramble(position(rows, row_start, row_step, i % s)))
+        keys = mix(keys ^ scramble(position(heads, head_start, head_step, outer % a, True)))
+    return mix(keys ^ scramble(position(rows, row_start, row_step, i % s, True)))
 
 
 @triton.jit(do_not_specialize=["number", "head_start", "row_start", "column_start"])
@@ -41,20 +41,19 @@ def dropout_kernel(
     """out = dropout(x), plus residual unless that is None; kept: the mask. All [count, width]."""
     i = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     j = tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
-    # rows and columns beyond the end repeat the last one, and are not written
-    row, column = tl.minimum(i, count - 1), tl.minimum(j, width - 1)
+    inside = (i < count)[:, None] & (j < width)[None, :]
+    row = tl.minimum(i, count - 1)  # those beyond the end repeat the last one
     keys = row_keys(
         key, number, samples, heads, head_start, head_step, rows, row_start, row_step, row, s, a
     )
-    scrambled = scramble(position(columns, column_start, column_step, column))
+    scrambled = scramble(position(columns, column_start, column_step, j, j < width))
     keep = keeps(keys[:, None], scrambled[None, :], threshold)
-    at = row[:, None].to(tl.int64) * width + column[None, :]
-    inside = (i < count)[:, None] & (j < width)[None, :]
-    value = tl.load(x + at)
+    at = row[:, None].to(tl.int64) * width + j[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0)
     big = wide(value)
     result = rounded(big * keep.to(big.dtype) * scale, value.dtype)
     if residual is not None:
-        result = wide(tl.load(residual + at)) + wide(result)
+        result = wide(tl.load(residual + at, mask=inside, other=0.0)) + wide(result)
     tl.store(out + at, rounded(result, out.dtype.element_ty), mask=inside)
     tl.store(kept + at, keep, mask=inside)
 

@@ -32,12 +32,13 @@ def scramble(coordinates):
 
 
 @triton.jit
-def position(numbers, start, step, i):
-    """Global number of place i: numbers[i], or start + step i where `numbers` is None."""
+def position(numbers, start, step, i, inside):
+    """Global number of place i: numbers[i], or start + step i where `numbers` is None; any where
+    not `inside`."""
     if numbers is None:
         return start + step * i
     else:
-        return tl.load(numbers + i)
+        return tl.load(numbers + i, mask=inside, other=0)
 
 
 @triton.jit

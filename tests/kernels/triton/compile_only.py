@@ -1,0 +1,111 @@
+"""A device that compiles kernels and runs none: `python -m tests.kernels.triton.compile_only`.
+
+The project's own code launches each kernel on CPU tensors; Triton compiles it for compute
+capability 9.0 with the assembler that its wheel contains, and what would launch it does nothing.
+Triton's interpreter accepts programs that its compiler refuses (types, shapes, the values of a
+branch), and says nothing of registers and shared memory. Prints one JSON line a compiled kernel:
+its name, the bytes of shared memory and the PTX's instructions by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+
+from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.triton.backend import TritonKernels
+
+SHARED_BYTES, REGISTERS, THREADS = 232_448, 65_536, 1024  # a multiprocessor of an H100
+
+
+class CompileOnly:
+    """What triton asks of a driver, of a device 0 of compute capability 9.0 that is not there."""
+
+    compiled: list[str]
+
+    def __init__(self) -> None:
+        self.compiled = []
+        self.utils = self
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_BYTES, "multiprocessor_count": 132}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, ...]:
+        assert len(binary) > 0
+        return 0, 0, 0, 0, THREADS
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *args: None
+
+
+def dropouts() -> Iterator[None]:
+    """Dropout of [b, s, h] and [b, a, s, keys], keys as numbers and on the device."""
+    samples, key = torch.arange(2), torch.tensor(7, dtype=torch.int32)
+    kernels = TritonKernels()
+    for dtype in (torch.bfloat16, torch.float32, torch.float16, torch.float64):
+        x = torch.zeros((2, 8, 2048), dtype=dtype, requires_grad=True)
+        mask = DropoutMask(key, 0.1, samples, torch.arange(8), range(2048))
+        y = kernels.dropout_add(x, mask, torch.zeros_like(x))
+        torch.autograd.grad(y, x, torch.zeros_like(y))
+        yield
+    probabilities = torch.zeros((2, 3, 8, 100), dtype=torch.bfloat16)
+    kernels.dropout(probabilities, DropoutMask(5, 0.1, samples, range(8), range(100), range(3)))
+    yield
+
+
+CASES = (dropouts,)
+
+
+def instructions(ptx: str) -> Counter[str]:
+    """How often each instruction of a PTX text stands in it, such as `ld.global.v4.b32`."""
+    return Counter(re.findall(r"^\s+(?:@\S+\s+)?([a-z][a-z0-9_.:]+)\s", ptx, re.MULTILINE))
+
+
+def report(key: str, kernel: Any) -> str:
+    """One line about a compiled kernel."""
+    counts = instructions(kernel.asm["ptx"])
+    shared = kernel.metadata.shared
+    return json.dumps({"kernel": kernel.name, "key": key, "shared": shared, "ptx": counts})
+
+
+def main() -> None:
+    """Compile what the cases launch and print the kernels."""
+    driver = CompileOnly()
+    triton.runtime.driver.set_active(driver)
+    wanted = set(sys.argv[1:])
+    for case in CASES:
+        if not wanted or case.__name__ in wanted:
+            for _ in case():
+                pass
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("mpctl.kernels.triton.jit."):
+            print_kernels(module)
+
+
+def print_kernels(module: Any) -> None:
+    """Print what was compiled of the kernels that a module defines."""
+    for value in vars(module).values():
+        if isinstance(value, triton.JITFunction) and value.fn.__module__ == module.__name__:
+            for key, kernel in value.device_caches[0][0].items():
+                print(report(key, kernel))
+
+
+if __name__ == "__main__":
+    main()

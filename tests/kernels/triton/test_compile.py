@@ -1,0 +1,44 @@
+"""Every kernel is compiled for a GPU, as it would be launched there, on a machine without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kernels.triton.compile_only import SHARED_BYTES
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What compile_only.py prints, compiled anew, in a process without Triton's interpreter."""
+    clean = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    clean["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    command = [sys.executable, "-m", "tests.kernels.triton.compile_only"]
+    root = Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean, cwd=root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_each_kernel_compiles_and_fits_a_multiprocessor(kernels: list[dict[str, Any]]) -> None:
+    names = {kernel["kernel"] for kernel in kernels}
+    assert {"dropout_kernel", "dropout_backward_kernel"} <= names
+    assert all(kernel["shared"] <= SHARED_BYTES for kernel in kernels)
+
+
+def test_dropout_rounds_twice_and_reads_16_bytes_at_a_time(kernels: list[dict[str, Any]]) -> None:
+    for kernel in kernels:
+        counts = Counter(kernel["ptx"])
+        if kernel["kernel"] in ("dropout_kernel", "dropout_backward_kernel"):
+            assert not any(name.startswith("fma") for name in counts), kernel["key"]
+        if kernel["kernel"] == "dropout_backward_kernel":
+            assert any(name.startswith("ld.global") and ".v" in name for name in counts)
