@@ -29,15 +29,26 @@ _CONTEXT = mp.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.runtime.build", "tests.ranks", "pytest"])
 
 
-def run_ranks(function: Callable[..., Any], n: int, *args: Any, timeout: float = 60) -> list[Any]:
-    """`function(rank, size, *args)` on n ranks with a gloo default group; results by rank.
+Join = Callable[[dist.Store, int, int, timedelta], None]
+
+
+def join_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+    """Make a default group of gloo."""
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def run_ranks(
+    function: Callable[..., Any], n: int, *args: Any, timeout: float = 60, join: Join = join_gloo
+) -> list[Any]:
+    """`function(rank, size, *args)` on n ranks with a default group, which `join` makes; results by
+    rank.
 
     Raises AssertionError with the traceback of the first rank that failed, or at the timeout.
     """
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         where = Path(folder)
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(function, rank, n, args, folder, timeout))
+            _CONTEXT.Process(target=_rank, args=(function, rank, n, args, folder, timeout, join))
             for rank in range(n)
         ]
         for process in ranks:
@@ -74,16 +85,20 @@ def _story(folder: Path, rank: int) -> str:
 
 
 def _rank(
-    function: Callable[..., Any], rank: int, size: int, args: Any, folder: str, timeout: float
+    function: Callable[..., Any],
+    rank: int,
+    size: int,
+    args: Any,
+    folder: str,
+    timeout: float,
+    join: Join,
 ) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     where = Path(folder)
     try:
         store = dist.FileStore(str(where / "store"), size)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
-        )
+        join(store, rank, size, timedelta(seconds=timeout))
         torch.save(function(rank, size, *args), where / f"{rank}.pt")
         dist.barrier()
     except BaseException:

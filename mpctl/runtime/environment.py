@@ -29,6 +29,7 @@ from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.zero.gradients import NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
+from mpctl.transport.streams import MakeStream, side_stream
 from mpctl.transport.timing import SecondsByAxis, StreamSecondsByAxis
 
 
@@ -50,7 +51,8 @@ class RuntimeEnvironment:
     attention, norms and what is elementwise. traffic: counts what is sent; communication: the
     seconds that it costs; profile: records what is done when.
     log: where this rank writes how far it is in the collectives of its groups, None for nowhere.
-    norm_block: elements of a gradient whose squares are summed at a time.
+    norm_block: elements of a gradient whose squares are summed at a time. make_stream: makes a
+    stream beside the current one of a device (transport/streams.py, side_stream).
     """
 
     device: torch.device
@@ -64,6 +66,7 @@ class RuntimeEnvironment:
     profile: StepProfile = field(default_factory=StepProfile)
     log: CollectiveLog | None = None
     norm_block: int = NORM_BLOCK
+    make_stream: MakeStream = side_stream
 
     @classmethod
     def of_machine(

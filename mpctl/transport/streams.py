@@ -83,6 +83,12 @@ class CudaStream:
 HOST_STREAM = HostStream()
 
 
+class MakeStream(Protocol):
+    """Makes a side stream of a device, as `side_stream` does."""
+
+    def __call__(self, device: torch.device, *, is_urgent: bool = False) -> SideStream: ...
+
+
 def side_stream(device: torch.device, *, is_urgent: bool = False) -> SideStream:
     """A new stream of the device. is_urgent: its kernels start before those of other streams that
     wait for room."""

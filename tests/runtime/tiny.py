@@ -80,7 +80,11 @@ def train(job: JobSpec, run_dir: Path, *, timeout: float = 60) -> list[dict[str,
 
 
 def _train_rank(rank: int, size: int, raw: dict[str, Any], run_dir: str) -> dict[str, Any]:
-    trainer = make_trainer(parse(raw), Path(run_dir), rank)
+    return trained_rank(make_trainer(parse(raw), Path(run_dir), rank))
+
+
+def trained_rank(trainer: Trainer) -> dict[str, Any]:
+    """Train to the end; what the rank recorded and holds then."""
     records = list(trainer.run())
     gradients = whole_gradients(trainer)
     whole_values(trainer)

@@ -1,0 +1,4 @@
+"""The data of the runtime's tests."""
+
+from tests.runtime.conftest import data as data
+from tests.runtime.conftest import runs as runs

@@ -1,0 +1,60 @@
+"""Run a function on n ranks of a late world (world.py).
+
+    def double(rank: int, size: int, world: LateWorld, x: Tensor) -> Tensor: ...  # at module level
+    results = run_late_ranks(double, 4, torch.ones(3))
+
+as tests/ranks.py does in the ordinary one. What the function returns is read after every message
+has come to an end and nobody has been forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from mpctl.layout.topology import job_topology
+from mpctl.runtime.build import build_trainer
+from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.runtime.train import Trainer
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import parse
+from tests.late.world import LateWorld, join_late
+from tests.ranks import run_ranks
+from tests.runtime.tiny import trained_rank
+
+
+def run_late_ranks(
+    function: Callable[..., Any], n: int, *args: Any, timeout: float = 100
+) -> list[Any]:
+    """`function(rank, size, world, *args)` on n ranks of a late world; results by rank. Raises
+    AssertionError with the traceback of the first rank that failed, or at the timeout."""
+    return run_ranks(_late_rank, n, function, args, timeout=timeout, join=join_late)
+
+
+def _late_rank(rank: int, size: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    with dist.group.WORLD.world.entered() as world:
+        return function(rank, size, world, *args)
+
+
+def late_trainer(job: JobSpec, run_dir: Path, rank: int, world: LateWorld) -> Trainer:
+    """A trainer whose messages, and whose side streams, are the world's."""
+    environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
+    environment = replace(environment, make_stream=world.make_stream)
+    return build_trainer(run_dir, job, job_topology(job), rank, environment)
+
+
+def train_late(job: JobSpec, run_dir: Path, *, timeout: float = 100) -> list[dict[str, Any]]:
+    """Train in a late world, without shared memory; what tests.runtime.tiny.train returns."""
+    launch = job.launch.model_copy(update={"shared_memory": False})
+    raw = job.model_copy(update={"launch": launch}).model_dump(mode="json")
+    return run_late_ranks(_train_late_rank, job.world_size, raw, str(run_dir), timeout=timeout)
+
+
+def _train_late_rank(
+    rank: int, size: int, world: LateWorld, raw: dict[str, Any], run_dir: str
+) -> dict[str, Any]:
+    return trained_rank(late_trainer(parse(raw), Path(run_dir), rank, world))
