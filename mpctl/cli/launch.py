@@ -44,6 +44,14 @@ RankOption = Annotated[
     int | None,
     typer.Option(help="With --rehearse: simulate this rank instead.", show_default=False),
 ]
+AuditOption = Annotated[
+    bool,
+    typer.Option(
+        "--audit",
+        help="With --rehearse: also count the kernels that each module launches and the bytes that "
+        "they move on a GPU, beside the least possible; no GPU is needed.",
+    ),
+]
 TensorboardOption = Annotated[
     bool | None,
     typer.Option(
@@ -109,6 +117,7 @@ def launch(
     overwrite: OverwriteOption = False,
     rehearse: RehearseOption = False,
     rank: RankOption = None,
+    audit: AuditOption = False,
     tensorboard: TensorboardOption = None,
     csv: CsvOption = None,
     profile: ProfileOption = None,
@@ -120,15 +129,16 @@ def launch(
     exclude: ExcludeOption = None,
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
-    if rehearse or rank is not None:
+    if rehearse or audit or rank is not None:
         from mpctl.cli.rehearse import require_alone, run_rehearsal
 
         flags = {"--run-dir": run_dir, "--dry-run": dry_run, "--resume": resume,
                  "--overwrite": overwrite, "--tensorboard": tensorboard, "--csv": csv,
                  "--profile": profile, "--on": on, "--submit": submit,
                  "--hostfile": hostfile}  # fmt: skip
-        require_alone(rehearse, [name for name, value in flags.items() if value])
-        run_rehearsal(job, device, rank, as_json=as_json)
+        own = "--audit" if audit else "--rank"
+        require_alone(rehearse, own, [name for name, value in flags.items() if value])
+        run_rehearsal(job, device, rank, audits=audit, as_json=as_json)
     from mpctl.cli.launch_joined import dismiss_followers, follow_if_joined
 
     follow_if_joined(job, run_dir, on, resume=resume, is_dry=dry_run or submit)

@@ -9,22 +9,20 @@ import typer
 from mpctl.cli.options import JobSource, typed_command
 
 
-def require_alone(rehearse: bool, others: list[str]) -> None:
-    """Raises InputError for --rank without --rehearse, and for options that a rehearsal has no use
-    for."""
+def require_alone(rehearse: bool, own: str, others: list[str]) -> None:
+    """Raises InputError for `own`, an option of rehearsals, without --rehearse, and for options
+    that a rehearsal has no use for."""
     from mpctl.errors import InputError
 
     if not rehearse:
-        raise InputError.of(
-            "usage", "--rank", "a rank can be chosen for a rehearsal only", "add --rehearse"
-        )
+        raise InputError.of("usage", own, f"{own} is of a rehearsal only", "add --rehearse")
     if others:
         raise InputError.of("usage", "--rehearse", f"has no use for {', '.join(others)}: "
                             "a rehearsal writes nothing", "leave it out")  # fmt: skip
 
 
 def run_rehearsal(
-    job: JobSource, device: str | None, rank: int | None, *, as_json: bool
+    job: JobSource, device: str | None, rank: int | None, *, audits: bool, as_json: bool
 ) -> NoReturn:
     """Rehearse a job, print the document, exit with its exit code (launch/rehearse.py)."""
     from mpctl.errors import InputError
@@ -39,7 +37,9 @@ def run_rehearsal(
         raise InputError(issues)
     ranks = chosen_ranks(plan.require_legal(), rank)
     with RehearsalView(len(ranks)) as view:
-        document = rehearse(plan, machine, ranks, command=typed_command(), on_rank=view.show)
+        document = rehearse(
+            plan, machine, ranks, command=typed_command(), on_rank=view.show, audits=audits
+        )
     if as_json:
         print_json(document)
     else:

@@ -36,6 +36,7 @@ from mpctl.launch.node.machine import Machine
 from mpctl.launch.preflight import check_launch
 from mpctl.launch.summary import plan_as_launched, planned_traffic
 from mpctl.planning.plan import Plan
+from mpctl.rundir.audit import StepAudit
 from mpctl.rundir.rank_files import RehearsedRank, RehearsedRankHead
 from mpctl.rundir.summary import STATES, PlannedMeasured, TrafficComparison
 from mpctl.spec.cluster import ClusterSpec
@@ -58,7 +59,13 @@ LAW = (
 )
 
 
-class RankRehearsal(RehearsedRankHead, total=False):
+class RankAudit(TypedDict, total=False):
+    """audit: kernels and bytes by module and pass, where they were asked for."""
+
+    audit: StepAudit
+
+
+class RankRehearsal(RehearsedRankHead, RankAudit, total=False):
     """One rank compared with the plan; a rank that failed has only what RehearsedRankHead has,
     `agrees` and `over_bytes`.
 
@@ -122,16 +129,26 @@ def chosen_ranks(topology: Topology, rank: int | None) -> list[int]:
 
 
 def rehearse(
-    plan: Plan, machine: Machine, ranks: Sequence[int], *, command: str, on_rank: OnRank
+    plan: Plan,
+    machine: Machine,
+    ranks: Sequence[int],
+    *,
+    command: str,
+    on_rank: OnRank,
+    audits: bool = False,
 ) -> RehearsalDocument:
     """Rehearse these ranks, one after the other. command: the command line, for the document;
-    on_rank: called with each rank when it is done. Raises RunFailed when the process ends early."""
+    on_rank: called with each rank when it is done; audits: count the kernels and bytes of a step
+    as well. Raises RunFailed when the process ends early, InputError for an audit of a job on CPU.
+    """
     began, job = time.perf_counter(), resolved_job(plan, machine)
     estimate = plan_as_launched(plan).estimate
     if estimate is None:
         raise InputError.of("no-model", "model", "a rehearsal needs a model", "add --model NAME")
     rows: list[RankRehearsal] = []
-    for rehearsed in _rehearsed_ranks(job, ranks):
+    if audits:
+        _require_gpu(job)
+    for rehearsed in _rehearsed_ranks(job, ranks, audits):
         rows.append(_compare(rehearsed, estimate))
         on_rank(rows[-1])
     device = job.cluster.device
@@ -161,13 +178,20 @@ def exit_code(document: RehearsalDocument) -> int:
     return DOES_NOT_FIT if document["fits"] is False else 0
 
 
-def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int]) -> Iterator[RehearsedRank]:
+def _require_gpu(job: JobSpec) -> None:
+    if job.launch.device != "cuda":
+        message = f"an audit counts the kernels of a GPU, the job runs on {job.launch.device}"
+        hint = "add --device cuda: no GPU is needed for it"
+        raise InputError.of("audit-needs-gpu", "launch.device", message, hint)
+
+
+def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int], audits: bool) -> Iterator[RehearsedRank]:
     """What the process prints about each rank, in order."""
     with tempfile.TemporaryDirectory(prefix="mpctl-rehearsal-") as folder:
         path, log = Path(folder) / "job.json", Path(folder) / "log"
         path.write_text(job.model_dump_json(), "utf-8")
         with log.open("wb") as errors:
-            process = _spawn(path, ranks, errors)
+            process = _spawn(path, ranks, errors, audits)
         try:
             yield from _read(process, ranks, log)
         finally:
@@ -175,11 +199,13 @@ def _rehearsed_ranks(job: JobSpec, ranks: Sequence[int]) -> Iterator[RehearsedRa
             process.wait()
 
 
-def _spawn(job: Path, ranks: Sequence[int], errors: BinaryIO) -> subprocess.Popen[str]:
+def _spawn(
+    job: Path, ranks: Sequence[int], errors: BinaryIO, audits: bool
+) -> subprocess.Popen[str]:
     env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONSAFEPATH": "1"}
-    me = str(os.getpid())
+    words = [*["--audit"][:audits], str(os.getpid()), str(job), *map(str, ranks)]
     return subprocess.Popen(
-        [sys.executable, "-m", "mpctl.rehearsal.rehearse", me, str(job), *map(str, ranks)],
+        [sys.executable, "-m", "mpctl.rehearsal.rehearse", *words],
         env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -224,11 +250,13 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
         kind: _pair(getattr(memory, attribute), rank["state_bytes"][kind])
         for kind, attribute in STATES.items()
     }
+    audited: RankAudit = {"audit": rank["audit"]} if "audit" in rank else {}
     exact = (parameters, traffic, *states.values())
     most = max(rank["peak_bytes"], rank["building_bytes"])
     taken = most + sum(beside_tensors(estimate.layout, most))
     return {
         **head,
+        **audited,
         "parameters": parameters,
         "step_traffic": traffic,
         "state_bytes": states,

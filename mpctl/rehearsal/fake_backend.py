@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import once_differentiable
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.attention.bias import CausalBias
 
@@ -39,8 +40,9 @@ from mpctl.data.samples import SampleSource
 from mpctl.data.special import special_ids
 from mpctl.families import least_tokens, special_tokens
 from mpctl.families.modules import get_implementation
-from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend, recomputing_rms_norm
+from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.kernels.triton.operation import define_operation
 from mpctl.runtime.batches import Batches, model_of
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.spec.job import JobSpec
@@ -114,8 +116,49 @@ class SimulatedGpuKernels(TritonKernels):
         return result
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm as one kernel, which saves its input and a number a row."""
-        return recomputing_rms_norm(x, weight, eps)
+        """RMSNorm as one kernel, which saves its input and a number a row; backward is two."""
+        result: Tensor = _SimulatedRMSNorm.apply(x, weight)
+        return result
+
+
+def _norm_shapes(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+def _norm_gradient_shapes(
+    grad: Tensor, x: Tensor, weight: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight)
+
+
+# The shapes of torch's fused RMSNorm of CUDA (_fused_rms_norm and its backward), which torch takes
+# apart on a device without values.
+_simulated_rms_norm = define_operation(
+    "simulated_rms_norm(Tensor x, Tensor weight) -> (Tensor, Tensor)", _norm_shapes, _norm_shapes
+)
+_simulated_rms_norm_backward = define_operation(
+    "simulated_rms_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor inverse)"
+    " -> (Tensor, Tensor)",
+    _norm_gradient_shapes,
+    _norm_gradient_shapes,
+)
+
+
+class _SimulatedRMSNorm(torch.autograd.Function):
+    """RMSNorm as one kernel, backward as one operation."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        result, inverse = _simulated_rms_norm(x, weight)
+        ctx.save_for_backward(x, weight, inverse)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        for_dx, for_dw = ctx.needs_input_grad
+        dx, dw = _simulated_rms_norm_backward(grad, *ctx.saved_tensors)
+        return dx if for_dx else None, dw if for_dw else None
 
 
 def kernels_of(device: torch.device) -> KernelBackend:

@@ -1,5 +1,5 @@
 """A rank's step without its machine: `python -m mpctl.rehearsal.rehearse PID JOB.json RANK...`, PID
-being the process that starts it.
+being the process that starts it; `--audit` before PID audits the step as well (audit.py).
 
 The worker's own code builds the stage and trains one step of it, a steady one (with the optimizer's
 moments), on fake tensors in a world of peers that send nothing (fake_backend.py); what it would
@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,7 @@ import torch
 
 from mpctl.layout.topology import job_topology, zero_stage
 from mpctl.pipeline.schedule.orders import peak_in_flight
+from mpctl.rehearsal.audit import AuditedSpans, StepAuditor, job_speed
 from mpctl.rehearsal.fake_backend import (
     DEVICES,
     fake_tensors,
@@ -46,6 +48,7 @@ from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory_tracker import KINDS, MemoryTracker
 from mpctl.runtime.memory_watch import current_action, state_tensors, storage_bytes
 from mpctl.runtime.process import die_with_parent
+from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
 from mpctl.spec.job import JobSpec
@@ -59,20 +62,22 @@ NO_RUN = Path(os.devnull) / "no-run"  # cannot exist: nothing is found or writte
 Message = tuple[str, str, int]  # axis, kind, bytes
 
 
-def main(parent: int, path: Path, ranks: list[int]) -> None:
-    """Rehearse ranks of the job in a file, and print what each would send and hold."""
+def main(parent: int, path: Path, ranks: list[int], *, audits: bool = False) -> None:
+    """Rehearse ranks of the job in a file, and print what each would send and hold; audits: and
+    what each would launch and move."""
     die_with_parent(parent)
     job = parse(json.loads(path.read_text("utf-8")))
     topology = job_topology(job)
     for rank in ranks:
-        print(json.dumps(rehearse(job, topology, rank)), flush=True)
+        print(json.dumps(rehearse(job, topology, rank, audits=audits)), flush=True)
 
 
-def rehearse(job: JobSpec, topology: Topology, rank: int) -> RehearsedRank:
-    """What one rank of the job would send and hold; `failure` says what would end its step."""
+def rehearse(job: JobSpec, topology: Topology, rank: int, *, audits: bool = False) -> RehearsedRank:
+    """What one rank of the job would send and hold, and with `audits` launch and move; `failure`
+    says what would end its step."""
     began = time.perf_counter()
     short = shortened(job, topology.coords(rank)["pp"])
-    rehearsal = Rehearsal(short, topology, rank)
+    rehearsal = Rehearsal(short, topology, rank, audits=audits)
     account: RehearsedRank = {
         "rank": rank,
         "coords": topology.whole_coords(rank),
@@ -82,7 +87,7 @@ def rehearse(job: JobSpec, topology: Topology, rank: int) -> RehearsedRank:
         "seconds": 0.0,
     }
     try:
-        rehearsal.run(job.num_microbatches, account)
+        rehearsal.run(job, account)
     except Exception as error:
         account["failure"] = {
             "error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:500],
@@ -160,11 +165,13 @@ class MicroBatchTraffic(TrafficCounter):
 
 @dataclass
 class Rehearsal:
-    """One rank of a shortened job. building_bytes: peak memory while the model was built."""
+    """One rank of a shortened job. audits: count kernels too; building_bytes: peak memory while the
+    model was built."""
 
     job: JobSpec
     topology: Topology
     rank: int
+    audits: bool = False
     trainer: Trainer | None = None
     building_bytes: int = 0
 
@@ -173,26 +180,34 @@ class Rehearsal:
         """What the rank is doing, in words."""
         return self.trainer.activity if self.trainer else "building"
 
-    def run(self, num_microbatches: int, account: RehearsedRank) -> None:
-        """Build the rank and train a step; add to the account what a step of so many micro batches
-        sends and holds."""
+    def run(self, whole: JobSpec, account: RehearsedRank) -> None:
+        """Build the rank and train a step; add to the account what a step of the whole job, with
+        all of its micro batches, sends and holds."""
         kind = self.job.launch.device
         assert kind != "auto", "the launcher has filled it in"
         device, traffic = DEVICES[kind], MicroBatchTraffic()
+        auditor = StepAuditor(device, job_speed(whole)) if self.audits else None
         with fake_world(self.rank, self.topology.world_size), fake_tensors():
             with MemoryTracker(device) as tracker, HostSyncCheck(device) as check:
-                trainer = self._build(device, traffic, tracker)
-                with check.watching(trainer.model):
+                trainer = self._build(device, traffic, tracker, auditor)
+                audited = nullcontext() if auditor is None else auditor.watching(trainer)
+                with check.watching(trainer.model), audited:
                     trainer.one_step()
             account["host_syncs"] = [str(sync) for sync in check.found]
-            step_traffic = traffic.extrapolate(num_microbatches, self.job.num_microbatches)
+            run = self.job.num_microbatches
             account["parameters"] = sum(p.numel() for p in trainer.model.parameters())
-            account["step_traffic"] = step_traffic
+            account["step_traffic"] = traffic.extrapolate(whole.num_microbatches, run)
             account["building_bytes"] = self.building_bytes
             _add_memory(account, trainer, tracker)
+            if auditor is not None:
+                account["audit"] = auditor.audit(whole, run)
 
     def _build(
-        self, device: torch.device, traffic: MicroBatchTraffic, tracker: MemoryTracker
+        self,
+        device: torch.device,
+        traffic: MicroBatchTraffic,
+        tracker: MemoryTracker,
+        auditor: StepAuditor | None,
     ) -> Trainer:
         """The trainer as the second step finds it, and nothing but its memory counted."""
         environment = RuntimeEnvironment(
@@ -202,6 +217,7 @@ class Rehearsal:
             initialize=lambda parameter, name, seed: None,
             kernels=kernels_of(device),
             traffic=traffic,
+            profile=StepProfile() if auditor is None else AuditedSpans(auditor.scopes),
             norm_block=NORM_BLOCK,
         )
         self.trainer = trainer = build_trainer(
@@ -232,4 +248,10 @@ def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), [int(rank) for rank in sys.argv[3:]])
+    arguments = [word for word in sys.argv[1:] if word != "--audit"]
+    main(
+        int(arguments[0]),
+        Path(arguments[1]),
+        [int(rank) for rank in arguments[2:]],
+        audits="--audit" in sys.argv,
+    )

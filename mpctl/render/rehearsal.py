@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpctl.launch.rehearse import RankRehearsal, RehearsalDocument
+from mpctl.render.audit import audit_parts
 from mpctl.render.console import get_console
 from mpctl.render.tasks import ProgressView, TaskBar
 from mpctl.rundir.summary import PlannedMeasured
@@ -48,6 +49,11 @@ def print_rehearsal(document: RehearsalDocument) -> None:
         console.print(_messages(ranks))
     if any(rank["micro_batches_run"] < rank["micro_batches"] for rank in ranks):
         console.print(Text(document["law"], style="dim"), soft_wrap=True)
+    for rank in ranks:
+        if "audit" in rank:
+            console.print(Text(f"rank {rank['rank']}, stage {rank['coords']['pp']}", style="bold"))
+            for part in audit_parts(rank["audit"], console.width):
+                console.print(part, soft_wrap=True)
     for rank in document["ranks"]:
         for line in _differences(rank):
             console.print(Text.assemble(("✗ ", "bold red"), line), soft_wrap=True)

@@ -13,6 +13,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
+from mpctl.rundir.audit import StepAudit
+
 
 class RequiredStepFields(TypedDict):
     """What every record has: a line without one of these is not read as a record.
@@ -166,7 +168,8 @@ class RehearsedRank(RehearsedRankHead, total=False):
 
     activation_bytes: most activations held at once; at_peak: bytes by kind at the step's peak;
     building_bytes: peak memory while the model is built; host_syncs: where the step would make the
-    host wait for a CUDA device, beside the one reading of its figures, as `file:line: why`.
+    host wait for a CUDA device, beside the one reading of its figures, as `file:line: why`;
+    audit: what the step launches and moves, where it was asked for.
     """
 
     parameters: int
@@ -177,3 +180,4 @@ class RehearsedRank(RehearsedRankHead, total=False):
     at_peak: dict[str, int]
     building_bytes: int
     host_syncs: list[str]
+    audit: StepAudit

@@ -67,6 +67,24 @@ def test_json_holds_plan_and_rehearsal(mpctl: Mpctl, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_an_audit_names_what_loses_most(mpctl: Mpctl, capsys: pytest.CaptureFixture[str]) -> None:
+    said = mpctl(*tiny(launch__device="cuda", cluster__device="h200"), "--audit", "--json")
+    assert said.code == 0, said.err
+    audit = said.document["ranks"][0]["audit"]
+    saved = [(r["seconds"] - r["least_seconds"]) * r["times"] for r in audit["rows"]]
+    assert saved == sorted(saved, reverse=True) and saved[0] > 0
+    text = told(said.document, capsys)
+    assert "what loses most" in text and "layers.*" in text and "H200" in text
+
+
+def test_an_audit_is_of_a_gpu_and_of_a_rehearsal(mpctl: Mpctl) -> None:
+    said = mpctl(*tiny(), "--audit")
+    assert said.code == 2 and "--device cuda" in said.err
+    said = mpctl("launch", "demo-gpt", "--audit")
+    assert said.code == 2 and "add --rehearse" in said.err
+
+
+@pytest.mark.slow
 def test_a_rank_of_every_stage_unless_one_is_chosen(mpctl: Mpctl) -> None:
     job = tiny(**layout(2, tp=2, dp=3), training__global_batch_size=24)
     said = mpctl(*job)

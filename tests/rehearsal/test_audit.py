@@ -1,0 +1,138 @@
+"""Audits of steps: figures by hand, of every family, and limits for the layers that matter.
+
+One layer in one micro batch, forward and backward, in bf16: kernels and MiB moved, and the MiB of
+the least, before work on them began (docs/design/gpu-speed.md has the figures since):
+
+    layer                      tp   no dropout           dropout 0.1
+    GPT, hidden 2048            1    50   1,881 (1,473)   471  13,180
+                                8    56     519   (373)   387   2,841
+    Llama, hidden 4096, 8 kv    1   111   7,181 (5,063)   654  29,821
+                                8   114   1,387 (1,013)   446   6,014
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mpctl.estimate.kernels import Rates, Speed
+from mpctl.layout.topology import job_topology
+from mpctl.rehearsal.audit import StepAuditor
+from mpctl.rehearsal.fake_backend import fake_tensors
+from mpctl.rehearsal.rehearse import rehearse
+from mpctl.rundir.audit import AuditRow, StepAudit
+from mpctl.spec.job import JobSpec
+from mpctl.spec.load import load_job
+from tests.runtime.test_axes import SHAPES
+from tests.runtime.tiny import settings
+
+META = torch.device("meta")
+MIB = 2**20
+CUDA = {"launch__device": "cuda", "training__dtype": "bf16"}
+DROPOUT = {"training__dropout": 0.1, "training__attention_dropout": 0.1}
+WHOLE = {
+    "cluster__device": "h200", **CUDA, "training__micro_batch_size": 1,
+    "training__dropout": 0.0, "training__attention_dropout": 0.0,
+    "training__global_batch_size": 1, "model__vocab": 50304, "model__seq_length": 2048,
+}  # fmt: skip
+LAYERS: dict[str, dict[str, Any]] = {
+    "gpt": {"model__hidden": 2048, "model__heads": 16, "model__activation": "gelu_tanh"},
+    "llama": {
+        "model__hidden": 4096, "model__heads": 32, "model__kv_heads": 8, "model__ffn": 14336,
+        "model__activation": "swiglu", "model__norm": "rmsnorm", "model__position": "rotary",
+        "model__bias": False, "model__tied_embeddings": False,
+    },
+}  # fmt: skip
+
+
+def audited(**changes: Any) -> StepAudit:
+    return audit_of(load_job(None, settings(**changes)))
+
+
+def audit_of(job: JobSpec) -> StepAudit:
+    account = rehearse(job, job_topology(job), 0, audits=True)
+    assert account["failure"] is None, "".join(account["failure"]["traceback"])
+    return account["audit"]
+
+
+def find(audit: StepAudit, module: str, phase: str) -> AuditRow:
+    return next(row for row in audit["rows"] if (row["module"], row["phase"]) == (module, phase))
+
+
+class TwoPasses(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 1) * 2
+
+
+def test_an_audit_by_hand() -> None:
+    """The example of audit.py: 1 GB/s, 1 us a launch, 1 MB."""
+    rates = Rates(1e12, 1, 0, 0, 1, 1, 1e9, 1e-6)
+    auditor = StepAuditor(META, Speed(rates, rates, 1e12, 1e12, 1e9, 1e12, False, 1.0, ()))
+    auditor.microbatch = lambda: 0
+    model = nn.Sequential(TwoPasses())
+    auditor.scopes.watch(model)
+    with fake_tensors():
+        x = torch.empty(250_000, device=META)
+        with auditor:
+            result = model(x)
+        job = load_job(None, settings(training__global_batch_size=2))
+        (row,) = auditor.audit(job, 1)["rows"]
+        assert result.shape == x.shape
+    assert (row["module"], row["phase"], row["times"]) == ("*", "forward", 1)
+    assert (row["launches"], row["bytes"], row["least_bytes"]) == (2, 4e6, 2e6)
+    assert row["seconds"] == pytest.approx(4.002e-3)
+    assert row["least_seconds"] == pytest.approx(2.001e-3)
+
+
+@pytest.mark.parametrize(
+    "shape", ["gpt", *(pytest.param(s, marks=pytest.mark.slow) for s in SHAPES if s != "gpt")]
+)
+def test_every_operation_of_every_family_is_known(shape: str) -> None:
+    audit = audited(**{**SHAPES[shape], **CUDA, **DROPOUT})
+    assert audit["unknown"] == []
+    assert all(row["bytes"] >= 0 and row["least_bytes"] >= 0 for row in audit["rows"])
+
+
+def test_rows_are_of_one_layer_and_micro_batch() -> None:
+    """2 layers, 6 of 12 micro batches run; what is done once a step is there once."""
+    audit = audited(**CUDA, training__global_batch_size=24)
+    row = find(audit, "layers.*.mlp.up", "forward")
+    # x, weight, bias and result: [2, 32, 32], [128, 32], [128], [2, 32, 128]
+    assert row["bytes"] == row["least_bytes"] == 2 * (2048 + 4096 + 128 + 8192)
+    assert (row["times"], row["launches"]) == (24, 1)
+    assert row["flops"] == 2 * 64 * 32 * 128
+    assert find(audit, "optimizer", "step")["times"] == 1
+    assert row["seconds"] is None and "no seconds" in audit["assumption"]
+
+
+def test_recomputation_is_a_pass_of_its_own() -> None:
+    audit = audited(**CUDA, training__recompute="full")
+    first = find(audit, "layers.*.mlp.up", "forward")
+    again = find(audit, "layers.*.mlp.up", "recompute")
+    for key in ("times", "launches", "bytes", "flops"):
+        assert first[key] == again[key]  # type: ignore[literal-required]
+
+
+@pytest.mark.parametrize(
+    ("layer", "tp", "dropout", "launches", "mebibytes"),
+    [
+        ("gpt", 1, {}, 50, 1890),
+        ("gpt", 8, {}, 56, 525),
+        ("gpt", 1, DROPOUT, 80, 4800),
+        ("gpt", 8, DROPOUT, 80, 960),
+        ("llama", 1, {}, 111, 7200),
+        ("llama", 8, {}, 114, 1400),
+        ("llama", 1, DROPOUT, 140, 13100),
+        ("llama", 8, DROPOUT, 140, 2250),
+    ],
+)
+def test_a_layer_keeps_to_its_limits(
+    layer: str, tp: int, dropout: dict[str, float], launches: int, mebibytes: int
+) -> None:
+    audit = audited(tp=tp, **{**WHOLE, **LAYERS[layer], **dropout})
+    totals = [total for total in audit["totals"] if total["part"] == "layers.*"]
+    assert sum(total["launches"] for total in totals) <= launches
+    assert sum(total["bytes"] for total in totals) <= mebibytes * MIB

@@ -1,0 +1,95 @@
+"""What operations cost on a GPU, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpctl.rehearsal.fake_backend import fake_tensors
+from mpctl.rehearsal.kernel_counts import OpCost, cost_of, is_known, region, tensor_bytes
+
+META = torch.device("meta")
+aten = torch.ops.aten
+
+
+class Costs(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.costs: list[OpCost] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        cost = cost_of(func, args, kwargs or {}, result)
+        self.costs += [] if cost is None else [cost]
+        return result
+
+
+def costs(work: Any, *shapes: tuple[int, ...]) -> list[tuple[str, int, int]]:
+    """(name, kernels, bytes) of what `work` does with tensors of these shapes in bf16."""
+    with fake_tensors():
+        tensors = [torch.empty(shape, dtype=torch.bfloat16, device=META) for shape in shapes]
+        with Costs() as seen:
+            work(*tensors)
+    return [(cost.name, cost.launches, cost.moved) for cost in seen.costs]
+
+
+@pytest.mark.parametrize(
+    ("work", "shapes", "found"),
+    [
+        (lambda x, y: x + y, [(4, 8), (4, 8)], [("add", 1, 3 * 64)]),
+        (lambda x: x + x, [(4, 8)], [("add", 1, 2 * 64)]),  # one tensor, read once
+        (lambda x: x.add_(1), [(4, 8)], [("add_", 1, 2 * 64)]),  # there and back
+        (lambda x: x.zero_(), [(4, 8)], [("zero_", 1, 64)]),  # written only
+        (lambda x, y: x.copy_(y), [(4, 8), (4, 8)], [("copy_", 1, 2 * 64)]),
+        (lambda x: x.t().contiguous(), [(4, 8)], [("clone", 1, 2 * 64)]),
+        (lambda x: x.view(8, 4).transpose(0, 1)[1:], [(4, 8)], []),  # views
+        (lambda x: x.expand(100, 4, 8).sum(0), [(4, 8)], [("sum", 1, 2 * 64)]),
+        (lambda x: x.float(), [(4, 8)], [("_to_copy", 1, 64 + 128)]),
+        (lambda x, y: x @ y, [(4, 8), (8, 16)], [("mm", 1, 64 + 256 + 128)]),
+        (lambda x: x.masked_fill(x > 0, 0.0), [(4, 8)], [("gt", 1, 96), ("masked_fill", 2, 224)]),
+    ],
+)
+def test_kernels_and_bytes_by_hand(work: Any, shapes: Any, found: Any) -> None:
+    assert costs(work, *shapes) == found
+
+
+def test_a_table_is_read_as_far_as_rows_are_looked_up() -> None:
+    def look_up(table: Tensor) -> None:
+        torch.nn.functional.embedding(torch.zeros(3, dtype=torch.int64, device=META), table)
+
+    rows, indices = 3 * 8 * 2, 3 * 8
+    assert costs(look_up, (1000, 8))[1:] == [("embedding", 1, rows + rows + indices)]
+
+
+def test_many_tensors_take_a_launch_for_as_many_as_fit() -> None:
+    def add(x: Tensor) -> None:
+        torch._foreach_add_([x] * 129, [x] * 129)
+
+    assert costs(add, (4, 8))[0][:2] == ("_foreach_add_", 3)  # 64 pairs a launch
+
+
+def test_products_and_attention_have_their_flop() -> None:
+    with fake_tensors(), Costs() as seen:
+        x = torch.empty((4, 8), dtype=torch.bfloat16, device=META)
+        aten.addmm(x[0], x, x.t()[:, :1].expand(8, 8))
+        q = torch.empty((2, 4, 16, 8), dtype=torch.bfloat16, device=META)
+        aten._scaled_dot_product_flash_attention(q, q[:, :2], q[:, :2], 0.0, True)
+    works = [cost.work for cost in seen.costs if cost.work is not None]
+    # 2 m n k; half of 16 x 16 pairs, 4 heads of 8 columns, two products
+    assert [work.flops for work in works] == [2 * 4 * 8 * 8, 4 * (2 * 16 * 16 / 2) * 32]
+
+
+def test_a_region_is_the_same_however_it_is_looked_at() -> None:
+    x = torch.zeros(4, 6, 8)
+    assert region(x) == region(x.view(24, 8).t()) == region(x.permute(2, 0, 1)) == (0, ((192, 1),))
+    assert region(x[:, 2:4]) == (16, ((4, 48), (16, 1)))
+    assert tensor_bytes(x[:, 2:4]) == 4 * 16 * 4 and tensor_bytes(x[:0]) == 0
+
+
+def test_an_operation_that_torch_splits_by_a_rule_has_to_be_in_a_table() -> None:
+    assert is_known(aten.add.Tensor) and is_known(aten.masked_fill.Scalar)
+    assert not is_known(aten.block_diag.default)
