@@ -30,6 +30,7 @@ from mpctl.bench.scaling import Mode, ScalingCase, efficiency
 from mpctl.bench.waits import communication_share, planned_share
 from mpctl.estimate.flops import model_and_hardware_flops
 from mpctl.estimate.step import StepTime
+from mpctl.estimate.utilization import Utilization, device_peak
 
 
 class ScalingRow(BenchRow):
@@ -132,11 +133,7 @@ class Timing:
     def peak(self) -> float | None:
         """FLOP/s that the plan's device states, where a rank ran on that kind of device, and on
         one core of it."""
-        launch, device = self.planned.job.launch, self.planned.job.cluster.device
-        time = self.planned_time
-        if time is None or device is None or device.is_cpu != (launch.device == "cpu"):
-            return None
-        return None if device.is_cpu and launch.threads_per_rank != 1 else time.peak
+        return None if self.planned_time is None else device_peak(self.planned.job)
 
     @property
     def unit(self) -> Literal["core", "GPU"]:
@@ -208,11 +205,11 @@ class _Efficiencies(TypedDict):
 def _rates(timing: Timing) -> _Rates:
     layout, peak = timing.planned.plan.layout, timing.peak
     assert layout is not None, "a case trains a model"
-    model, hardware = (flops / timing.seconds for flops in model_and_hardware_flops(layout))
+    used = Utilization(*model_and_hardware_flops(layout), peak)
     return {
-        "flops_per_second": model,
-        "mfu": model / peak if peak else None,
-        "hfu": hardware / peak if peak else None,
+        "flops_per_second": used.model_flops / timing.seconds,
+        "mfu": used.mfu(timing.seconds),
+        "hfu": used.hfu(timing.seconds),
     }
 
 

@@ -154,6 +154,12 @@ def _device_warnings(job: JobSpec) -> Iterator[str]:
     if job.device_kind == "rocm" and job.cluster.device is not None:
         yield (f"{job.cluster.device.name}: torch's ROCm builds run what is written for CUDA, but "
                "no run of mpctl on them is known")  # fmt: skip
+    if job.training.dtype == "tf32":
+        device = job.cluster.device
+        if job.launched_kind == "cpu":
+            yield "training.dtype tf32: on CPU products are computed in fp32"
+        elif device is not None and "tf32" not in device.peak_flops:
+            yield f"training.dtype tf32: {device.name} has no TF32, products are computed in fp32"
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:

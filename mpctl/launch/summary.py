@@ -116,6 +116,8 @@ def _compare_rank(report: RankReport, topology: Topology, estimate: Estimate) ->
         "validation_traffic": validation,
         "peak_memory_bytes": report["peak_memory_bytes"],
         "memory": memory,
+        "reserved_memory_bytes": report.get("reserved_memory_bytes"),
+        "device": report.get("device"),
     }
 
 
@@ -145,7 +147,12 @@ def compare_memory(
     planned: StageMemory, measured: dict[str, int | None]
 ) -> dict[str, PlannedMeasured]:
     """Bytes of one steady step by kind; kinds that were not measured are left out."""
-    attributes = {**STATES, "activations": "activation_bytes", "peak": "allocated_bytes"}
+    attributes = {
+        **STATES,
+        "activations": "activation_bytes",
+        "peak": "allocated_bytes",
+        "reserved": "reserved_bytes",
+    }
     return {
         kind: {"planned": getattr(planned, attribute), "measured": size}
         for kind, attribute in attributes.items()

@@ -21,7 +21,8 @@ LABELS = {
     "validation_loss": "validation loss", "learning_rate": "learning rate",
     "grad_norm": "gradient norm", "tokens_per_second": "tokens/s", "step_seconds": "step time",
     "cpu_seconds": "CPU time of a step, rank 0", "memory_bytes": "peak memory of the fullest rank",
-    "loss_scale": "loss scale",
+    "loss_scale": "loss scale", "mfu": "MFU", "hfu": "HFU",
+    "reserved_memory_bytes": "memory reserved by the allocator, rank 0",
 }  # fmt: skip
 # From what value on a unit is used, its name, and its size.
 SECONDS = ((7200.0, "h", 3600.0), (120.0, "min", 60.0), (1.0, "s", 1.0), (0.0, "ms", 1e-3))

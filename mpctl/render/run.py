@@ -104,6 +104,7 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         if communication := summary.get("communication_seconds"):
             yield "communication", _communication(communication, summary["step_seconds"])
         yield "tokens/s", f"{summary['tokens_per_second']:,.0f}"
+        yield from _utilization(summary)
         yield "tokens", count_text(summary["tokens"])
     if summary["saves"] is not None:
         yield "saving", _saving(summary["saves"])
@@ -112,7 +113,20 @@ def summary_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
         yield "plan = run", _agreement(ranks)
         yield from _memory(ranks)
         peak = max(rank["peak_memory_bytes"] for rank in ranks)
-        yield "peak memory", f"{bytes_text(peak)} on the fullest rank"
+        reserved = max(rank.get("reserved_memory_bytes") or 0 for rank in ranks)
+        more = f", {bytes_text(reserved)} reserved by the allocator" if reserved else ""
+        yield "peak memory", f"{bytes_text(peak)} on the fullest rank{more}"
+
+
+def _utilization(summary: PlanAndRun) -> Iterator[tuple[str, str]]:
+    """MFU and HFU; of a run on GPUs whose peak is not known, that it is not."""
+    mfu, hfu = summary.get("mfu"), summary.get("hfu")
+    gpu = next((name for r in summary["plan_beside_run"] if (name := r.get("device"))), None)
+    if mfu is not None and hfu is not None:
+        of = "the device's data sheet" if gpu is None else f"the data sheet of {gpu}"
+        yield "MFU, HFU", f"{mfu:.1%}, {hfu:.1%} of {of}"
+    elif gpu is not None:
+        yield "MFU, HFU", f"not known: no device preset has the peak of {gpu}; name cluster.device"
 
 
 def _validation_rows(summary: PlanAndRun) -> Iterator[tuple[str, str]]:

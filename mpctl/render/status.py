@@ -51,6 +51,8 @@ def _rows(status: StatusDocument) -> Iterator[Row]:
     if status["step_seconds"] is not None:
         speed = status["tokens_per_second"] or 0
         yield "step time", f"{seconds_text(status['step_seconds'])}, {speed:,.0f} tokens/s"
+    if status["mfu"] is not None and status["hfu"] is not None:
+        yield "MFU, HFU", f"{status['mfu']:.1%}, {status['hfu']:.1%} of the device's data sheet"
     if status["last_step_seconds"] is not None:
         yield "last step", f"{age_text(status['last_step_seconds'])} ago"
     yield "checkpoint", _checkpoint(status)

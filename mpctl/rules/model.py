@@ -211,7 +211,11 @@ def slow_dtype(job: JobSpec) -> Iterator[Check]:
         message = (
             f"{dtype} on {device.name}: products in {half} are {times[half]:.3g} times as fast"
         )
-        yield Check("slow-dtype", "warning", "training.dtype", message, f"use --dtype {half}")
+        hint = f"use --dtype {half}"
+        if dtype == "fp32" and "tf32" in device.peak_flops:
+            rate = device.peak_flops["tf32"] / device.peak_flops[dtype]
+            hint += f", or tf32: {rate:.3g} times as fast, operands rounded to 11 bits"
+        yield Check("slow-dtype", "warning", "training.dtype", message, hint)
 
 
 def memory_check(job: JobSpec, heaviest_bytes: int, stage: int) -> Check | None:

@@ -42,7 +42,10 @@ class StepRecord(RequiredStepFields, total=False):
     training waited for saving since the record before; save_seconds: duration of the save that was
     published meanwhile. communication_seconds: by axis, how long rank 0 was in collectives during
     the step and computed nothing (transport/timing.py), {"dp": 0.003, "tp": 0.02}; empty of one
-    rank, absent in records of older versions. People may add keys; readers keep every number that
+    rank, absent in records of older versions. reserved_memory_bytes: the most that torch's
+    allocator on rank 0 has taken from its GPU; mfu, hfu: model and hardware FLOP of a rank in the
+    step over what its device's data sheet promises for that time (estimate/utilization.py); these
+    three are absent where they are not known. People may add keys; readers keep every number that
     they find.
     """
 
@@ -62,6 +65,9 @@ class StepRecord(RequiredStepFields, total=False):
     save_stall_seconds: float
     save_seconds: float
     communication_seconds: dict[str, float]
+    reserved_memory_bytes: int
+    mfu: float
+    hfu: float
 
 
 class SaveTimes(TypedDict):
@@ -107,7 +113,9 @@ class RankReport(TypedDict):
     saves: of this attempt. communication_seconds: by axis, medians of how long the rank was in
     collectives in a step and computed nothing; communication_share: the median of their sum over
     the step's duration; both over the last steps of this attempt without its first
-    (runtime/step_record.py). Older versions wrote neither these nor saves.
+    (runtime/step_record.py). reserved_memory_bytes: the most that torch's allocator has taken from
+    the GPU, and device: the GPU's name as torch reports it; None on a CPU. Older versions wrote
+    none of these, nor saves.
     """
 
     rank: int
@@ -121,6 +129,8 @@ class RankReport(TypedDict):
     saves: NotRequired[list[SaveTimes]]
     communication_seconds: NotRequired[dict[str, float]]
     communication_share: NotRequired[float]
+    reserved_memory_bytes: NotRequired[int | None]
+    device: NotRequired[str | None]
 
 
 class FailureRecord(TypedDict):

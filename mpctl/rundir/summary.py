@@ -7,15 +7,16 @@ back by runs/documents.py, which requires little of it, since older versions wro
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
 from mpctl.durable import write_whole
 from mpctl.rundir.rank_files import SaveTimes, StepRecord, Traffic
+from mpctl.rundir.scalars import is_number
 
 SCHEMA: Literal["mpctl.run/1"] = "mpctl.run/1"
 RunStatus = Literal["finished", "stopped", "failed"]
@@ -48,7 +49,8 @@ class RankComparison(TypedDict):
 
     agrees: parameters, collectives and the bytes of parameters, gradients and optimizer are equal;
     parameters: number of elements; memory: bytes of one steady step by kind, without the kinds that
-    were not measured.
+    were not measured; reserved_memory_bytes: the most that the allocator took from the GPU, and
+    device: its name, None on a CPU, both absent in summaries of older versions.
     """
 
     rank: int
@@ -57,6 +59,8 @@ class RankComparison(TypedDict):
     step_traffic: TrafficComparison
     peak_memory_bytes: int
     memory: dict[str, PlannedMeasured]
+    reserved_memory_bytes: NotRequired[int | None]
+    device: NotRequired[str | None]
 
 
 class RankSummary(RankComparison):
@@ -97,7 +101,8 @@ class TrainingProgress(TypedDict):
     Losses are None, and tables of losses empty, where there is none; validation_losses are those of
     further corpora by name. step_seconds and tokens_per_second are medians over the steps with the
     forecast of the last one, as a resumption in another layout has another, after WARM_UP_STEPS;
-    so are communication_seconds, of rank 0 by axis, None where no record has them.
+    so are communication_seconds, of rank 0 by axis, and mfu and hfu, shares of the device's peak
+    (estimate/utilization.py), None where no record has them.
     """
 
     steps: int
@@ -110,6 +115,8 @@ class TrainingProgress(TypedDict):
     step_seconds: float | None
     tokens_per_second: float | None
     communication_seconds: dict[str, float] | None
+    mfu: float | None
+    hfu: float | None
 
 
 class SaveSummary(TypedDict):
@@ -175,7 +182,15 @@ def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
         "communication_seconds": medians_by_axis(
             [r["communication_seconds"] for r in steady if "communication_seconds" in r]
         ),
+        "mfu": recorded_median(steady, "mfu"),
+        "hfu": recorded_median(steady, "hfu"),
     }
+
+
+def recorded_median(records: Iterable[StepRecord], name: str) -> float | None:
+    """The median of a number that some records have; None where none has it."""
+    values = [value for record in records if is_number(value := record.get(name))]
+    return median(values) if values else None
 
 
 def medians_by_axis(steps: Sequence[Mapping[str, float]]) -> dict[str, float] | None:

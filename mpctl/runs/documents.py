@@ -38,6 +38,8 @@ class SavedRankComparison(BaseModel):
     step_traffic: TrafficComparison
     peak_memory_bytes: int
     memory: dict[str, PlannedMeasured] = Field(default_factory=dict)
+    reserved_memory_bytes: int | None = None
+    device: str | None = None
 
     @field_validator("memory")
     @classmethod

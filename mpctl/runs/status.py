@@ -21,7 +21,7 @@ from mpctl.launch.verdict import HangEvidence, ProcessView, judge
 from mpctl.rundir.metrics import parse_record
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import is_number
-from mpctl.rundir.summary import FailureSummary
+from mpctl.rundir.summary import FailureSummary, recorded_median
 from mpctl.runs.documents import SavedLauncher
 from mpctl.runs.listing import iso
 from mpctl.runs.liveness import launcher_is_alive
@@ -67,12 +67,12 @@ class RankRow(TypedDict):
 class StatusDocument(TypedDict):
     """What `mpctl status --json` prints; None stands for what is not known.
 
-    step: steps trained of `steps`; step_seconds: the median of the last 20; tokens_per_second,
-    loss: of the last step; seconds_left: of training at that pace; last_step_seconds: since the
-    last step was recorded; checkpoint: the newest, checkpoint_seconds: its age; is_stopping: a stop
-    was requested; job_state: what the scheduler says of the job while the run does not go on;
-    waiting: whom ranks wait for, while no step was done for long; as_of: when this was found out,
-    ISO 8601 in UTC.
+    step: steps trained of `steps`; step_seconds, mfu, hfu: medians of the last 20;
+    tokens_per_second, loss: of the last step; seconds_left: of training at that pace;
+    last_step_seconds: since the last step was recorded; checkpoint: the newest,
+    checkpoint_seconds: its age; is_stopping: a stop was requested; job_state: what the scheduler
+    says of the job while the run does not go on; waiting: whom ranks wait for, while no step was
+    done for long; as_of: when this was found out, ISO 8601 in UTC.
     """
 
     schema: Literal["mpctl.status/1"]
@@ -87,6 +87,8 @@ class StatusDocument(TypedDict):
     validation_loss: float | None
     step_seconds: float | None
     tokens_per_second: float | None
+    mfu: float | None
+    hfu: float | None
     seconds_left: float | None
     last_step_seconds: float | None
     checkpoint: CheckpointRow | None
@@ -172,6 +174,8 @@ def status_document(state: RunStatusNow) -> StatusDocument:
         "validation_loss": validated.get("validation_loss") if validated else None,
         "step_seconds": state.step_seconds,
         "tokens_per_second": last["tokens_per_second"] if last else None,
+        "mfu": recorded_median(state.recent, "mfu"),
+        "hfu": recorded_median(state.recent, "hfu"),
         "seconds_left": state.seconds_left,
         "last_step_seconds": state.last_step_seconds,
         "checkpoint": newest.as_dict() if newest else None,

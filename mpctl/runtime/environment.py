@@ -7,8 +7,6 @@ of the device and the data, and so runs the same trainer.
 
 from __future__ import annotations
 
-import resource
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +21,7 @@ from mpctl.kernels.parameters import initialise_parameter
 from mpctl.kernels.triton.backend import fused_kernels
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.runtime.batches import Batches
+from mpctl.runtime.device import DeviceMemory, select_device
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.traffic import TrafficCounter
@@ -45,7 +44,8 @@ class OpenBatches(Protocol):
 class RuntimeEnvironment:
     """The machine as a trainer sees it; each field can be replaced by itself.
 
-    device: where parameters and activations lie. peak_memory: the most bytes in use so far.
+    device: where parameters and activations lie. peak_memory: the most bytes in use so far;
+    reserved_memory: those that the allocator has taken from a GPU for it, None on a CPU.
     stop_requested: whether the run is to end after the step under way; asked once a step.
     initialize: fills a parameter, given its global name and the seed. kernels: what computes
     attention, norms and what is elementwise. traffic: counts what is sent; communication: the
@@ -58,6 +58,7 @@ class RuntimeEnvironment:
     device: torch.device
     open_batches: OpenBatches
     peak_memory: Callable[[], int]
+    reserved_memory: Callable[[], int | None] = lambda: None
     stop_requested: Callable[[], bool] = lambda: False
     initialize: Callable[[nn.Parameter, str, int], None] = initialise_parameter
     kernels: KernelBackend = TORCH_BACKEND
@@ -75,10 +76,12 @@ class RuntimeEnvironment:
         """The environment of process `local_rank` of this host. The supervisor requests a stop by
         creating RUN/stop; data lies in `data.path`, by default RUN/data."""
         device = select_device(job.launch.device, local_rank)
+        memory = DeviceMemory(device)
         return cls(
             device=device,
             open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
-            peak_memory=_peak_memory_reader(device),
+            peak_memory=memory.peak,
+            reserved_memory=memory.peak_reserved,
             stop_requested=(run_dir / "stop").exists,
             kernels=machine_kernels(device),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
@@ -89,14 +92,6 @@ class RuntimeEnvironment:
         """Count what is sent, and the seconds that it costs, from 0 again."""
         self.traffic.clear()
         self.communication.clear()
-
-
-def select_device(kind: str, local_rank: int) -> torch.device:
-    """The device of process `local_rank` of this host, made the current one on CUDA."""
-    if kind == "cuda":
-        torch.cuda.set_device(local_rank)
-        return torch.device("cuda", local_rank)
-    return torch.device("cpu")
 
 
 def machine_kernels(device: torch.device) -> KernelBackend:
@@ -110,11 +105,3 @@ def machine_kernels(device: torch.device) -> KernelBackend:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         print(f"kernels: torch's own, dropout takes 15 for one ({reason})", flush=True)
         return TORCH_BACKEND
-
-
-def _peak_memory_reader(device: torch.device) -> Callable[[], int]:
-    """Peak bytes: what the allocator handed out on a GPU, what the process held on a CPU."""
-    if device.type == "cuda":
-        return lambda: torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes there, KiB on Linux
-    return lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -10,7 +10,7 @@ By hand, 10 bf16 parameters of one rank: 20 bytes, gradients 40, optimizer 120.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -103,7 +103,9 @@ class MemoryWatch:
         elif self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             yield
-            self._note(trainer, torch.cuda.max_memory_allocated(self.device), None)
+            peak = torch.cuda.max_memory_allocated(self.device)
+            reserved = torch.cuda.max_memory_reserved(self.device)
+            self._note(trainer, {"activations": None, "peak": peak, "reserved": reserved})
         else:
             tracker = MemoryTracker(self.device, own_only=True)
             for kind, tensors in state_tensors(trainer).items():
@@ -112,11 +114,12 @@ class MemoryWatch:
             tracker.restart()
             with tracker:
                 yield
-            self._note(trainer, tracker.peak, tracker.peak_activations)
+            found = {"activations": tracker.peak_activations, "peak": tracker.peak}
+            self._note(trainer, found)
 
-    def _note(self, trainer: WatchedTrainer, peak: int, activations: int | None) -> None:
+    def _note(self, trainer: WatchedTrainer, found: Mapping[str, int | None]) -> None:
         if not trainer.optimizer.adam.state:  # fp16 overflowed, or nothing is trained here
             return
-        self.measured = {"activations": activations, "peak": peak}
+        self.measured = {**found}
         for kind, tensors in state_tensors(trainer).items():
             self.measured[kind] = storage_bytes(tensors)

@@ -20,7 +20,8 @@ from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3Pa
 from mpctl.spec.training import TrainingSpec
 
 TORCH_DTYPES = {
-    "fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+    "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
+    "bf16": torch.bfloat16, "fp16": torch.float16,
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from mpctl.runtime.environment import select_device
+from mpctl.runtime.device import select_device
 from mpctl.spec.job import JobSpec
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

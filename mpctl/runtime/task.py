@@ -77,15 +77,15 @@ def _mesh(job: JobSpec, rank_env: RankEnv) -> Mesh:
     import torch
 
     from mpctl.layout.topology import job_grid, job_topology
-    from mpctl.runtime.environment import select_device
+    from mpctl.runtime.device import prepare_device
     from mpctl.runtime.mesh import build_mesh
     from mpctl.runtime.process_group import init_process_group
 
     torch.set_num_threads(job.launch.threads_per_rank or 1)
+    device = prepare_device(job, rank_env.local_rank)
     init_process_group(
         job, rank=rank_env.rank, local_rank=rank_env.local_rank, world_size=rank_env.world_size
     )
-    device = select_device(job.launch.device, rank_env.local_rank)
     topology, grid = job_topology(job), job_grid(job)
     return build_mesh(topology, rank_env.rank, device, launch=job.launch, grid=grid)
 

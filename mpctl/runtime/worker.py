@@ -127,17 +127,20 @@ class Worker:
         """Join the other ranks, train, write RUN/ranks/rank-N.json."""
         with garbage_collection_paused():
             trainer = self._build()
+        from mpctl.runtime.device_figures import DeviceFigures
         from mpctl.runtime.step_record import CommunicationSeconds
 
-        communication = CommunicationSeconds()
+        communication, device = CommunicationSeconds(), DeviceFigures.of(trainer)
         print(trainer.model)
         for record in trainer.run():
             communication.add(record)
+            device.add(record)
             print(f"step {record['step']}: {loss_text(record)}")
             if self.rank_env.rank == 0:
                 self._append_line("metrics.jsonl", {**record, "time": time.time()})
         report = self._report(trainer)
         communication.report(report)
+        device.report(report)
         self._end(report)
 
     def measure(self, request: BenchRequest) -> None:
@@ -155,7 +158,7 @@ class Worker:
         report: RankReport = {
             "rank": self.rank_env.rank, "coords": self.coords, "steps": 0, "parameters": 0,
             "peak_memory_bytes": environment.peak_memory(), "step_memory": {}, "step_traffic": {},
-            "validation": None,
+            "validation": None, "reserved_memory_bytes": environment.reserved_memory(),
         }  # fmt: skip
         self._end(report)
 
@@ -184,10 +187,12 @@ class Worker:
     def _join(self, then: str) -> RuntimeEnvironment:
         """Meet the other ranks; what this machine offers. then: what the rank does next, in
         words."""
+        from mpctl.runtime.device import prepare_device
         from mpctl.runtime.environment import RuntimeEnvironment
         from mpctl.runtime.process_group import init_process_group
 
         rank, local_rank = self.rank_env.rank, self.rank_env.local_rank
+        prepare_device(self.job, local_rank)
         self._reach(JOINING, f"joining the other ranks at {self.rank_env.address}")
         init_process_group(
             self.job, rank=rank, local_rank=local_rank, world_size=self.rank_env.world_size

@@ -107,6 +107,10 @@ class DeviceSpec(StrictModel):
     kernels: Kernels | None = Field(
         None, description="how much of these figures kernels reach; typical values when absent"
     )
+    reported_as: list[str] = Field(
+        default_factory=list,
+        description="names by which the driver and torch report it, by which a run finds its peak",
+    )
     source: str = Field(description="data sheet or measurement that the figures come from")
 
     @property

@@ -123,6 +123,11 @@ class LaunchSpec(StrictModel):
         300.0, description="longest time, seconds, without progress of a start: torchrun up, ranks "
         "up, libraries imported, ranks connected; building the model does not count"
     )  # fmt: skip
+    numa_binding: Literal["node", "none"] = Field(
+        "node",
+        description="bind each rank on a GPU to the processor cores of its GPU's NUMA node, as "
+        "torchrun --numa-binding does; no effect on CPU and on hosts of one node",
+    )
     shared_memory: bool = Field(
         True, description="CPU ranks of one host exchange through shared memory; false: gloo"
     )

@@ -53,7 +53,8 @@ class TrainingSpec(StrictModel):
     dtype: Literal["auto", DType] = Field(
         "auto",
         description="data type of parameters and activations; auto: bf16, or else fp16, "
-        "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one",
+        "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one; "
+        "tf32: fp32, whose products a GPU computes in TF32",
     )
     gradient_dtype: DType | None = Field(
         None,

@@ -22,3 +22,19 @@ def test_the_time_in_collectives_stands_by_axis_the_longest_first() -> None:
     assert said["communication"] == "38% of rank 0's step: tp 500.0 ms, pp 250.0 ms"
     assert "communication" not in rows(communication_seconds={})
     assert "communication" not in rows()
+
+
+def test_a_run_on_a_gpu_says_its_utilization_and_what_the_allocator_took() -> None:
+    def rows(more: dict[str, Any], device: str | None) -> dict[str, str]:
+        compared = {"agrees": True, "step_traffic": {"planned": {}, "measured": {}}, "memory": {},
+                    "rank": 0, "peak_memory_bytes": 10 << 30, "device": device,
+                    "reserved_memory_bytes": 12 << 30 if device else None}  # fmt: skip
+        summary: Any = {**training_progress([{**STEP, **more}]), "predicted_step_seconds": None,
+                        "saves": None, "plan_beside_run": [compared]}  # fmt: skip
+        return dict(summary_rows(summary))
+
+    known = rows({"mfu": 0.451, "hfu": 0.5}, "NVIDIA H200")
+    assert known["MFU, HFU"] == "45.1%, 50.0% of the data sheet of NVIDIA H200"
+    assert known["peak memory"].endswith("12.0 GiB reserved by the allocator")
+    assert "name cluster.device" in rows({}, "a GPU of tomorrow")["MFU, HFU"]
+    assert "MFU, HFU" not in rows({}, None) and "reserved" not in rows({}, None)["peak memory"]
