@@ -24,6 +24,7 @@ from mpctl.launch.node.host import host_issues, rehearsal_warnings
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.resume import Resumption, job_before, model_issues
 from mpctl.launch.tokenizers import tokenizer_warnings
+from mpctl.layout.compile import why_not_whole
 from mpctl.planning.plan import Plan
 from mpctl.rules.launched import not_launched, settings_not_launched
 from mpctl.rundir.checkpoints import list_checkpoints
@@ -163,25 +164,12 @@ def _device_warnings(job: JobSpec) -> Iterator[str]:
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:
-    """torch.compile ends its graph at a layer's collectives and random masks, and captures almost
-    nothing of a layer that is recomputed: such a job pays for compiling and gains nothing."""
-    t, tp = job.training, job.parallel.tp
-    settings = (
-        (tp > 1, f"parallel.tp {tp}", "parallel.tp 1"),
-        (t.dropout > 0, f"training.dropout {t.dropout:g}", "dropout 0"),
-        (
-            t.attention_dropout > 0,
-            f"training.attention_dropout {t.attention_dropout:g}",
-            "attention_dropout 0",
-        ),
-        (t.recompute == "full", "training.recompute full", "recompute none or selective"),
-    )
-    pairs = [(now, better) for is_so, now, better in settings if is_so]
-    if job.launch.compile and pairs:
-        now, better = (" and ".join(words) for words in zip(*pairs, strict=True))
+    """Where a layer sends messages, torch.compile is given the operations between them alone."""
+    reasons = list(why_not_whole(job))
+    if job.launch.compile and reasons:
         yield (
-            f"launch.compile does not help with {now}: layers run mostly uncompiled; use {better}, "
-            "or launch.compile false"
+            f"launch.compile: with {' and '.join(reasons)} layers are compiled in pieces (dropout, "
+            "activation, rotary positions), not whole: less is gained than on a single rank"
         )
 
 

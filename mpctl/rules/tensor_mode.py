@@ -226,16 +226,6 @@ def combination_rules(job: JobSpec) -> Iterator[Check]:
                       more="no training.freeze")  # fmt: skip
 
 
-def compile_rules(job: JobSpec) -> Iterator[Check]:
-    """torch.compile runs layers of 1d alone: on a grid it would compile each layer anew until its
-    limit is reached, and then run it as it is."""
-    mode = job.parallel.tensor_mode
-    if job.launch.compile and mode != "1d":
-        message = f"layers of tensor_mode {mode} are not compiled"
-        yield refusal("tensor-mode-compile", "launch.compile", message,
-                      Offer(MODE, ("1d",), "tensor_mode"), more="launch.compile false")  # fmt: skip
-
-
 def _schedule(job: JobSpec, in_1d: Offer) -> Check:
     """A schedule that computes gradients of weights later than those of inputs."""
     p = job.parallel

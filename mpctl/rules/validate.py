@@ -44,7 +44,6 @@ RULES: tuple[Rule, ...] = (
     Rule(runtime.start_rules, LAYOUT | SHAPE | BATCH),
     Rule(tensor_mode.tensor_mode_rules, LAYOUT),
     Rule(tensor_mode.combination_rules, BATCH),
-    Rule(tensor_mode.compile_rules, {"parallel", "launch"}),
     Rule(tensor_mode.family_mode_rules, SHAPE),
     Rule(layout.zero_rules, LAYOUT),
     Rule(model.position_rules, SHAPE),

@@ -17,9 +17,11 @@ from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
-from mpctl.kernels.residual import ResidualLayer
+from mpctl.kernels.compiled import compile_layers, with_compiled_pieces
+from mpctl.kernels.step_keys import StepKeys
 from mpctl.kernels.tensor_modes import tensor_parallel_of
 from mpctl.kernels.tensor_parallel import ShardContext
+from mpctl.layout.compile import compiles_whole_layers
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_grid
 from mpctl.operators.grad_flow import frozen_by
@@ -106,6 +108,7 @@ def _assemble(
     pipeline = PipelineRunner(
         partition, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
     )
+    pipeline.keys = _step_keys(chunks, job, mesh.device)
     environment.profile.current = lambda: pipeline.current
     parameters = _frozen_as_asked(pipeline.model, job)
     shards = _bucket_shards(partition, mesh, parameters)
@@ -152,6 +155,9 @@ def build_chunks(
 ) -> list[FamilyModule]:
     """The modules of this rank's stage, one a chunk, uninitialized, on the mesh's device."""
     job = partition.job
+    is_whole = compiles_whole_layers(job)
+    if job.launch.compile and not is_whole:
+        kernels = with_compiled_pieces(kernels)
     shard_context = ShardContext(
         mesh.tp,
         mesh.cp,
@@ -167,15 +173,22 @@ def build_chunks(
         build_module(partition.model, job.training, shard_context, slices)
         for slices in partition.chunks
     ]
-    if job.launch.compile:
-        _compile_layers(chunks)
+    if job.launch.compile and is_whole:
+        compile_layers(module for chunk in chunks for module in chunk.modules())
     return chunks
 
 
-def _compile_layers(chunks: Sequence[nn.Module]) -> None:
-    for layer in (module for chunk in chunks for module in chunk.modules()):
-        if isinstance(layer, ResidualLayer):  # its hooks stay outside of what is compiled
-            layer.forward = torch.compile(layer.forward)
+def _step_keys(
+    chunks: Sequence[FamilyModule], job: JobSpec, device: torch.device
+) -> StepKeys | None:
+    """Keys on the device, for a device that would wait for numbers of the host and for compiled
+    layers; on a CPU they are computed where they are asked for."""
+    if device.type == "cpu" and not job.launch.compile:
+        return None
+    sites: dict[str, tuple[str, ...]] = {}
+    for chunk in chunks:
+        sites |= chunk.rng_sites()
+    return StepKeys(sites, job.training.seed, device)
 
 
 def _bucket_shards(

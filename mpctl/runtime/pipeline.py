@@ -36,6 +36,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.deferred_wgrad import Deferred, DeferredWgrad
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.parameters import defer_wgrad
+from mpctl.kernels.step_keys import StepKeys
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
 from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
@@ -49,7 +50,8 @@ class PipelineRunner:
     """One rank's stage; a model in one stage is a pipeline without messages.
 
     model: all chunks of the stage. current: the step of the program under way, None between steps;
-    on_move is called when it changes. listeners: told of every action, in their order.
+    on_move is called when it changes. listeners: told of every action, in their order. keys: of the
+    dropout masks, where they lie on the device; None computes them on the host.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class PipelineRunner:
         self.current: Step | None = None
         self.on_move: Callable[[], None] = lambda: None
         self.listeners: Sequence[PassListener] = ()
+        self.keys: StepKeys | None = None
         parallel = partition.job.parallel
         # A single stage gains nothing by keeping more than one micro batch's activations.
         schedule = parallel.schedule if partition.stages > 1 else "1f1b"
@@ -106,6 +109,8 @@ class PipelineRunner:
         this rank's share of the mean loss, which only the last stage knows (0 elsewhere)."""
         training = self.partition.job.training
         samples = training.global_batch_size or 1
+        if self.keys is not None:
+            self.keys.fill(step)
         run = _ProgramRun(self, batches, samples, seed=training.seed, step=step, scale=scale)
         return run.execute(self.program)
 
@@ -206,7 +211,7 @@ class _ProgramRun:
         """The states to send on; none of the last chunk, whose loss is added up."""
         before, behind = self.runner.partition.borders[action.chunk]
         batch = self._batch(action.microbatch)
-        rng = None if self.step is None else CounterRNG(self.seed, self.step, batch.samples)
+        rng = self._rng(batch.samples)
         inputs = tuple(t.requires_grad_(n) for t, n in zip(tensors, before.needs, strict=True))
         outputs = self.runner.chunks[action.chunk].advance(inputs, batch, rng)
         if not behind.shapes:
@@ -219,6 +224,12 @@ class _ProgramRun:
         elif action.chunk == len(self.runner.chunks) - 1:
             del self.batches[action.microbatch]
         return [state.detach().contiguous() for state in outputs] if behind.shapes else []
+
+    def _rng(self, samples: Tensor) -> CounterRNG | None:
+        if self.step is None:
+            return None
+        keys = self.runner.keys
+        return CounterRNG(self.seed, self.step, samples) if keys is None else keys.rng(samples)
 
     def _save_graph(
         self, action: Action, inputs: State, outputs: State, behind: StageBoundary

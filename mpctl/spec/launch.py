@@ -137,7 +137,11 @@ class LaunchSpec(StrictModel):
     track_memory: bool = Field(
         True, description="measure the memory of one early step, to compare it with the plan"
     )
-    compile: bool = Field(False, description="run layers through torch.compile; pays on GPUs only")
+    compile: bool = Field(
+        False,
+        description="run layers, or with tp or cp above 1 the operations between "
+        "their messages, through torch.compile",
+    )
     stop_seconds: Timeout = Field(
         60.0,
         description="time that ranks get to finish their step and save when stopped, seconds",

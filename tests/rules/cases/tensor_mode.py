@@ -147,14 +147,6 @@ CASES = (
         r"use tensor_mode 1d; or training.partition_activations false$",
     ),
     Case(
-        "tensor-mode-compile",
-        TWO,
-        {**TWO, "launch.compile": True},
-        "launch.compile",
-        ("tensor_mode 2d are not compiled",),
-        r"use tensor_mode 1d; or launch.compile false$",
-    ),
-    Case(
         "tensor-mode-freeze",
         TWO,
         {**TWO, "training.freeze": ["embedding.*"]},
