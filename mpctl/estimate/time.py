@@ -283,11 +283,13 @@ class StepTimeModel:
         return [known[key] for key in self._stage_keys]
 
     def _closing_of(self, stage: int) -> ClosingTimes:
-        """Gradients and parameters beside the last backward, the rest after it."""
+        """Gradients beside the last backward, parameters there or beside the first forward, the
+        rest after it."""
         operators = self.operators
-        beside = self._beside_share(self._last_backward(stage))
+        back = self._beside_share(self._last_backward(stage))
+        ahead = self._beside_share(sum(p.chunk.forward for p in self.passes[stage]))
         messages = self.messages.once_a_step(stage)
-        return closing_times(messages, operators.network, operators.profile.overlap, beside)
+        return closing_times(messages, operators.network, operators.profile.overlap, back, ahead)
 
     def _last_backward(self, stage: int) -> float:
         """Seconds of a stage's work that may hide its gradients and parameters."""

@@ -50,6 +50,7 @@ from mpctl.runtime.zero.param_store import (
     make_param_store,
     without_memory,
 )
+from mpctl.runtime.zero.publish import ParameterArrival
 from mpctl.spec.job import JobSpec
 from mpctl.topology import Topology
 
@@ -121,7 +122,7 @@ def _assemble(
         mesh=mesh,
         pipeline=pipeline,
         gradients=overlap,
-        optimizer=_optimizer(job, buffer, stores),
+        optimizer=_optimizer(job, buffer, stores, _publishes_ahead(job, mesh)),
         batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
         saver=_saver(run_dir, partition.layout, mesh),
         environment=environment,
@@ -230,20 +231,27 @@ def _initialized_stores(
         yield make_param_store(shard, layout.zero_stage)
 
 
-def _optimizer(job: JobSpec, buffer: GradientBuffer, stores: Sequence[ParamStore]) -> Optimizer:
+def _publishes_ahead(job: JobSpec, mesh: Mesh) -> bool:
+    return job.parallel.overlap_gradients and mesh.dp_cp.sends_beside
+
+
+def _optimizer(
+    job: JobSpec, buffer: GradientBuffer, stores: Sequence[ParamStore], publishes_ahead: bool
+) -> Optimizer:
     trained = [store for store in stores if store.shard.bucket.is_trained]
     frozen = [
         store
         for store in stores
         if isinstance(store, Zero3ParamStore) and not store.shard.bucket.is_trained
     ]
-    return Optimizer(buffer, trained, job.training, frozen)
+    return Optimizer(buffer, trained, job.training, frozen, publishes_ahead=publishes_ahead)
 
 
 def _listening_overlap(
     pipeline: PipelineRunner, buffer: GradientBuffer, stores: Sequence[ParamStore]
 ) -> GradientOverlap:
-    """Start reductions, and at ZeRO 3 the gathering of parameters, by the pipeline's actions."""
+    """Start reductions, and wait for parameters or at ZeRO 3 gather them, by the pipeline's
+    actions."""
     partition, zero = pipeline.partition, buffer.zero_stage
     actions = [step.action for step in pipeline.program if step.peer is None]
     overlap = GradientOverlap(
@@ -253,8 +261,11 @@ def _listening_overlap(
     if gathered := [store for store in stores if isinstance(store, Zero3ParamStore)]:
         # first: a gather that backward waits for must not queue behind a reduction
         listeners.insert(0, ParameterGatherer(gathered))
-    for number, chunk in enumerate(pipeline.chunks):
-        watch_layers(chunk, partition.layout.layer_units(partition.stage, number), listeners)
+    layers = [partition.layout.layer_units(partition.stage, n) for n in range(len(pipeline.chunks))]
+    if zero in (1, 2):
+        listeners.append(ParameterArrival(stores, [units.values() for units in layers]))
+    for chunk, units in zip(pipeline.chunks, layers, strict=True):
+        watch_layers(chunk, units, listeners)
     pipeline.listeners = listeners
     return overlap
 

@@ -29,8 +29,9 @@ class Optimizer:
     """AdamW over float32 (or float64) values: the parameters themselves, or their masters.
 
     stores: those of the buffer's buckets, in its order; frozen: those of frozen parameters that are
-    kept in slices. values: the tensors stepped; parameters: which parameter each belongs to, None
-    for padding.
+    kept in slices. publishes_ahead: whether published parameters may be on their way until a
+    forward waits for them (zero/publish.py). values: the tensors stepped; parameters: which
+    parameter each belongs to, None for padding.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class Optimizer:
         stores: Sequence[ParamStore],
         training: TrainingSpec,
         frozen: Sequence[Zero3ParamStore] = (),
+        *,
+        publishes_ahead: bool = False,
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
+        self.publishes_ahead = publishes_ahead
         stepped = [part for store in stores for part in store.stepped]
         self.parameters = [part.parameter for part in stepped]
         self.values = [part.values for part in stepped]
@@ -66,6 +70,7 @@ class Optimizer:
     def step(self, step: int) -> float:
         """Update every parameter at the schedule's rate of `step`, from 0; returns that rate."""
         rate = learning_rate(self.training, step)
+        self.settle()
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
         self.adam.step(rate)
@@ -81,9 +86,15 @@ class Optimizer:
     def publish(self) -> None:
         """Copy what was stepped to the parameters that the model computes with, here and on the
         other replicas: every rank calls it."""
-        for pending in [store.publish() for store in self.stores]:
-            if pending is not None:
-                pending.wait()
+        for store in reversed(self.stores):  # as forward needs them
+            store.publish()
+        if not self.publishes_ahead:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until every parameter has arrived that was published."""
+        for store in self.stores:
+            store.arrive()
 
     def full_value(self, parameter: Tensor) -> Tensor:
         """A parameter's full value, to be written to and given to `set_value`: what is stepped

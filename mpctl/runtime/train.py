@@ -132,6 +132,7 @@ class Trainer:
             if saves:
                 self.begin_save()
         self.profile.finish()
+        self.optimizer.settle()
         self.saver.finish()
 
     def _saves(self, stopping: bool) -> bool:

@@ -222,10 +222,13 @@ class StepTimeBound:
             counts = [stage.layers for stage in self._slow_stages(family)]
             least, most = min(counts), max(counts)
         host = self._host(family) * family.vpp
-        backward = most * (costs.most.backward + costs.most.host_backward) + host
-        backward += costs.ends.backward + costs.ends.host_backward
-        backward *= cover_backwards(family.axes.pp, family.vpp)
-        step = _Step(least, family.axes.microbatches, backward)
+        covering = most * (costs.most.backward + costs.most.host_backward) + host
+        covering += costs.ends.backward + costs.ends.host_backward
+        covering *= cover_backwards(family.axes.pp, family.vpp)
+        if self.evaluator.profile.overlap.gather is not None:
+            covering += most * (costs.most.forward + costs.most.host_forward) + host
+            covering += costs.ends.forward + costs.ends.host_forward
+        step = _Step(least, family.axes.microbatches, covering)
         for layout in layouts:
             added = self._optimizer(layout, least * costs.trained)
             if layout.replicas > 1:
@@ -254,25 +257,27 @@ class StepTimeBound:
     ) -> float:
         """No more than the price of the replicas' messages: several layers may share a bucket."""
         overlap, seconds = self.evaluator.profile.overlap, self.evaluator.network(layout).seconds
-        least, backward, added = step.least, step.backward, 0.0
+        least, covering, added = step.least, step.covering, 0.0
         if group.zero >= 2:
             each = 1 if overlap.buckets and group.zero == 2 else least
             numel, trained = (least // each * size for size in (costs.numel, costs.trained))
             passes = group.passes(numel, trained, goes_back=costs.goes_back)
             sent = each * sum(map(seconds, passes))
             added += step.microbatches * shown(sent, overlap.zero, overlap.drag)
-            backward = inf  # it is longer by messages whose sizes may differ
+            covering = inf  # it is longer by messages whose sizes may differ
         sent = sum(map(seconds, group.step(least * costs.trained)))
-        return added + shown(sent, overlap.dp, overlap.drag, backward)
+        share = max(overlap.dp, overlap.gather or 0.0)
+        return added + shown(sent, share, overlap.drag, covering)
 
 
 class _Step(NamedTuple):
-    """What hides messages: the fewest layers of a stage, micro batches, and seconds of a backward
-    of the stage with the most layers."""
+    """What hides messages: the fewest layers of a stage, micro batches, and seconds of the stage
+    with the most layers that may hide what is sent once a step: of a backward and, where parameters
+    are gathered beside it, of a forward."""
 
     least: int
     microbatches: int
-    backward: float
+    covering: float
 
 
 def shown(sent: float, overlap: float, drag: float, computed: float = inf) -> float:

@@ -92,8 +92,8 @@ class OverlapShares(StrictModel):
     dp: Share = Field(description="share of gradients and parameters hidden by the last backward")
     gather: Share | None = Field(
         None,
-        description="share of the parameters that ZeRO 1 and 2 gather once a step hidden; as "
-        "`dp` when absent",
+        description="share of the parameters that ZeRO 1 and 2 gather once a step hidden by the "
+        "next forward; when absent they are hidden as gradients are",
     )
     zero: Share = Field(
         0.0, description="share of ZeRO-3's gathers and scatters hidden by each layer's work"

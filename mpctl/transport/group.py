@@ -74,6 +74,12 @@ class Group:
                 f"rank {self.rank} is not in a group of {self.size} (0 <= rank < size)"
             )
 
+    @property
+    def sends_beside(self) -> bool:
+        """Whether a message goes on while this rank computes; one through shared memory the ranks
+        copy themselves, when it is started and while they wait for it."""
+        return self.shared is None
+
     def all_reduce(self, tensor: Tensor, op: Reduction = "sum") -> Tensor:
         """The elementwise sum or maximum over the ranks, on all of them. A contiguous tensor is
         overwritten: use the returned one."""

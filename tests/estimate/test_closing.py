@@ -25,16 +25,20 @@ def network(**settings: float) -> Network:
 
 
 def test_parameters_may_be_hidden_by_another_share_than_gradients() -> None:
-    """64 replicas: 64/63 GB take a second to scatter or to gather."""
+    """64 replicas: 64/63 GB take a second to scatter or to gather. Without a share of their own
+    parameters go beside the backward too, else beside the next forward."""
     size = 64 * 10**11 // 63
     messages = [
         Message("dp", "reduce_scatter", "gradients", size, 3, cover="last_backward"),
         Message("dp", "all_gather", "parameters", size, cover="last_backward"),
     ]
-    for gather, backward, left in ((None, 5.0, 0.8), (0.0, 5.0, 1.6), (0.0, 2.0, 2.0)):
+    for gather, backward, forward, left in (
+        (None, 5.0, 0.0, 0.8), (None, 2.0, 5.0, 2.0), (0.0, 5.0, 5.0, 1.6), (0.0, 2.0, 5.0, 2.0),
+        (0.8, 2.0, 0.5, 1.5), (0.8, 2.0, 5.0, 1.2), (0.8, 5.0, 0.0, 1.6),
+    ):  # fmt: skip
         shares = OverlapShares(tp=0, pp=0, dp=0.8, gather=gather)
-        found = closing_times(messages, network(), shares, backward)
-        assert found.dp == pytest.approx(left, rel=1e-6), (gather, backward)
+        found = closing_times(messages, network(), shares, backward, forward)
+        assert found.dp == pytest.approx(left, rel=1e-6), (gather, backward, forward)
 
 
 def test_large_groups_reach_less_and_switches_add_up() -> None:

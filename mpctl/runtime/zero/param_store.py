@@ -1,7 +1,8 @@
 """Parameters by bucket: what the model computes with, and what the optimizer steps of it.
 
 ZeRO 0 leaves parameters where they are. 1 and 2 lay a bucket's parameters into one flat tensor, of
-which they are views: this rank's slice is stepped, then the slices of all replicas are gathered. At
+which they are views: this rank's slice is stepped, then the slices of all replicas are gathered,
+which may go on while the next forward computes (publish.py). At
 3 only the slice stays, and the flat tensor has memory just while its layer is computed: parameters
 are the same objects throughout, views of a storage that grows and shrinks (as in arXiv 2304.11277,
 section 4.2). Values of 16 bit have float32 masters, which are what is stepped (arXiv 1710.03740).
@@ -39,13 +40,20 @@ class ParamStore:
         self.master_tensors = [values for (p, _, values) in self.stepped if values is not p]
         self.parameter_tensors: list[Tensor] = []
 
-    def publish(self) -> Pending | None:
+    @property
+    def is_under_way(self) -> bool:
+        """Whether parameters are being gathered, and must not be used before `arrive`."""
+        return False
+
+    def publish(self) -> None:
         """Copy what was stepped to the parameters that the model computes with, here and on the
-        other replicas; every replica calls it."""
+        other replicas, where it may go on until `arrive`; every replica calls it."""
         for parameter, _, values in self.stepped:
             if parameter is not None and parameter is not values:
                 parameter.copy_(values)
-        return None
+
+    def arrive(self) -> None:
+        """Wait for what `publish` has started; nothing where nothing is under way."""
 
     def gather_full(self, local: list[Tensor]) -> list[Tensor]:
         """Tensors like those of `stepped` -> the full tensor of each parameter; every replica calls
@@ -70,14 +78,27 @@ class SlicedParamStore(ParamStore):
         self.stepped = list(shard.parameter_slices(self.master))
         self.master_tensors = [] if self.master is self.local else [self.master]
         self.parameter_tensors = [self.flat]
+        self.pending: Pending | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """See ParamStore."""
+        return self.pending is not None
 
     def _take_local(self) -> Tensor:
         return self.flat[self.shard.local_range]
 
-    def publish(self) -> Pending | None:
+    def publish(self) -> None:
         """Begin to gather every replica's stepped slice into the parameters."""
+        self.arrive()
         self._copy_master()
-        return self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
+        self.pending = self.shard.dp_cp.start_all_gather_into(self.flat, self.local)
+
+    def arrive(self) -> None:
+        """See ParamStore."""
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
 
     def _copy_master(self) -> None:
         if self.master is not self.local:
@@ -85,15 +106,18 @@ class SlicedParamStore(ParamStore):
 
     def gather_full(self, local: list[Tensor]) -> list[Tensor]:
         """Gather the slices of all replicas."""
+        self.arrive()
         return self.shard.views(self.shard.dp_cp.all_gather(torch.cat(local), 0))
 
     def full_value(self, parameter: Tensor) -> Tensor:
         """A copy of a parameter in host memory, in the dtype that is stepped; every replica calls
         it."""
+        self.arrive()
         return parameter.detach().to("cpu", self.master.dtype, copy=True)
 
     def set_value(self, parameter: Tensor, full: Tensor) -> None:
         """Take this rank's elements of a parameter's full value."""
+        self.arrive()
         for owner, start, values in self.stepped:
             if owner is parameter:
                 values.copy_(full.reshape(-1)[start : start + len(values)])
@@ -105,7 +129,6 @@ class Zero3ParamStore(SlicedParamStore):
     own dtype."""
 
     def __init__(self, shard: BucketShard) -> None:
-        self.pending: Pending | None = None
         super().__init__(shard)
         if not shard.bucket.is_trained:
             self.master = self.local
@@ -117,10 +140,12 @@ class Zero3ParamStore(SlicedParamStore):
     def _take_local(self) -> Tensor:
         return super()._take_local().clone()
 
-    def publish(self) -> Pending | None:
+    def publish(self) -> None:
         """Take over the stepped slice; the parameters are gathered when they are used."""
         self._copy_master()
-        return None
+
+    def arrive(self) -> None:
+        """Nothing is under way that `publish` has started."""
 
     def full_value(self, parameter: Tensor) -> Tensor:
         """A copy of a parameter in host memory; its bucket is gathered for it."""

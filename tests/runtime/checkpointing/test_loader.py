@@ -156,12 +156,12 @@ def _bytes_gone(record: dict[str, Any]) -> None:
 
 
 def _split(record: dict[str, Any]) -> dict[str, Any]:
-    """The first parameter that is split."""
-    return next(p for p in record["parameters"].values() if p["cuts"])
+    """The first matrix that is split."""
+    return next(p for p in record["parameters"].values() if p["cuts"] and len(p["shape"]) > 1)
 
 
 def _at(key: str, value: object) -> Callable[[dict[str, Any]], None]:
-    """Put a value into the record of the first parameter that is split."""
+    """Put a value into the record of the first matrix that is split."""
     return lambda record: _split(record).update({key: value})
 
 
