@@ -23,11 +23,12 @@ class AttentionVariant:
     """Which keys a block of queries sees and how its scores are changed.
 
     rows: global positions of the q queries; keys count from 0. is_causal: keys behind a query are
-    not seen. scale: of the scores before all else, None is 1/sqrt(head size). mask: boolean, True
-    may attend, combined with the causal one by and; bias: added; both [b or 1, a or 1, q, s]. A
-    query that a mask lets see no key gives zeros. window: keys that a query sees, up to itself,
-    None for all; it counts where is_causal. slopes: [a], ALiBi's of the local heads, float64.
-    dropout: the mask of the softmax's result, None for no dropout.
+    not seen; the rows then start at 0, or they are the last of the s positions. scale: of the
+    scores before all else, None is 1/sqrt(head size). mask: boolean, True may attend, combined with
+    the causal one by and; bias: added; both [b or 1, a or 1, q, s]. A query that a mask lets see no
+    key gives zeros. window: keys that a query sees, up to itself, None for all; it counts where
+    is_causal. slopes: [a], ALiBi's of the local heads, float64. dropout: the mask of the softmax's
+    result, None for no dropout.
     """
 
     rows: range

@@ -9,14 +9,35 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.dropout import fused_dropout
 
 
 class TritonKernels(KernelBackend):
     """Fused kernels for tensors of a CUDA device; their values are those of `KernelBackend`, bit
     for bit where the order of additions is the same."""
+
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
+    ) -> Tensor:
+        """As `KernelBackend.attention`, in one kernel that keeps nothing of q x s elements. What
+        torch's own fused kernel takes is left to that."""
+        if self._fuses(query, key, variant):
+            return fused_attention(query, key, value, variant)
+        return super().attention(query, key, value, variant)
+
+    def keeps_pairs(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
+        """Only where attention is not fused."""
+        return not self._fuses(query, key, variant) and super().keeps_pairs(query, key, variant)
+
+    def _fuses(self, query: Tensor, key: Tensor, variant: AttentionVariant) -> bool:
+        # torch's kernel of 32 bits has no shared key-value heads
+        has_own = query.dtype != torch.float32 or key.shape[1] == query.shape[1]
+        is_torchs = variant.is_plain and has_own
+        return not is_torchs and refusal(query, key, variant) is None
 
     def dropout(self, x: Tensor, mask: DropoutMask) -> Tensor:
         """As `KernelBackend.dropout`, in one kernel, with the same bits."""

@@ -20,6 +20,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
+from mpctl.kernels.alibi import slopes
+from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.triton.backend import TritonKernels
 
@@ -70,7 +72,27 @@ def dropouts() -> Iterator[None]:
     yield
 
 
-CASES = (dropouts,)
+def attentions() -> Iterator[None]:
+    """Each kernel of attention for each size of its tiles, with all that a variant may have."""
+    kernels, samples = TritonKernels(), torch.arange(1)
+    narrow = [(torch.bfloat16, 64), (torch.bfloat16, 80), (torch.float16, 128)]
+    sizes = [*narrow, (torch.bfloat16, 256), *((torch.float32, d) for d in (64, 128, 256))]
+    for dtype, d in sizes:
+        x = torch.zeros((1, 128, 2, d), dtype=dtype).transpose(1, 2).requires_grad_()
+        key = torch.zeros((1, 128, 1, d), dtype=dtype).transpose(1, 2).requires_grad_()
+        bias = torch.zeros((1, 2, 128, 128), dtype=dtype, requires_grad=True)
+        places = (range(128), range(128), range(2))
+        dropout = DropoutMask(torch.tensor(7, dtype=torch.int32), 0.1, samples, *places)
+        usual = AttentionVariant(range(128), is_causal=True, dropout=dropout)
+        seen = torch.ones((1, 1, 128, 128), dtype=torch.bool)
+        whole = AttentionVariant(range(128), True, None, seen, bias, 64, slopes(2), dropout)
+        for variant, leaves in ((usual, [x, key]), (whole, [x, key, bias])):
+            y = kernels.attention(x, key, key, variant)
+            torch.autograd.grad(y, leaves, torch.zeros_like(y))
+            yield
+
+
+CASES = (dropouts, attentions)
 
 
 def instructions(ptx: str) -> Counter[str]:

@@ -14,6 +14,8 @@ import pytest
 
 from tests.kernels.triton.compile_only import SHARED_BYTES
 
+ATTENTION = ("attention_kernel", "query_gradient", "key_gradient", "bias_gradient")
+
 pytestmark = pytest.mark.slow
 
 
@@ -31,7 +33,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_each_kernel_compiles_and_fits_a_multiprocessor(kernels: list[dict[str, Any]]) -> None:
     names = {kernel["kernel"] for kernel in kernels}
-    assert {"dropout_kernel", "dropout_backward_kernel"} <= names
+    assert {"dropout_kernel", "dropout_backward_kernel", "attention_kernel"} <= names
+    assert {f"{part}_gradient_kernel" for part in ("query", "key", "bias")} <= names
     assert all(kernel["shared"] <= SHARED_BYTES for kernel in kernels)
 
 
@@ -42,3 +45,16 @@ def test_dropout_rounds_twice_and_reads_16_bytes_at_a_time(kernels: list[dict[st
             assert not any(name.startswith("fma") for name in counts), kernel["key"]
         if kernel["kernel"] == "dropout_backward_kernel":
             assert any(name.startswith("ld.global") and ".v" in name for name in counts)
+
+
+def test_attention_multiplies_on_tensor_cores_and_spills_nothing(
+    kernels: list[dict[str, Any]],
+) -> None:
+    """In 16 bits; 32 bits are exact, without tensor cores."""
+    of_attention = [each for each in kernels if each["kernel"].startswith(ATTENTION)]
+    assert len(of_attention) >= 4 * 7
+    for kernel in of_attention:
+        has_cores = any("mma" in name for name in kernel["ptx"])
+        is_narrow = "*bf16" in kernel["key"] or "*fp16" in kernel["key"]
+        assert has_cores == is_narrow, kernel["key"]
+        assert not any(name.startswith(("ld.local", "st.local")) for name in kernel["ptx"])

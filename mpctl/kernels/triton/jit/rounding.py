@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def wide(x):
 @triton.jit
 def rounded(x, dtype: tl.constexpr):
     """A block of `wide` numbers in the type in which it is stored."""
-    if _IS_INTERPRETED and dtype == tl.bfloat16 and x.dtype == tl.float32:
+    if IS_INTERPRETED and dtype == tl.bfloat16 and x.dtype == tl.float32:
         bits = x.to(tl.uint32, bitcast=True)
         nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
         nearest = tl.where(x != x, 0x7FC0, nearest)

@@ -1,0 +1,275 @@
+"""Attention of any variant as one kernel forward and two backward, which keep no scores.
+
+FlashAttention-2 (arXiv 2307.08691) with the dropout mask computed from coordinates, a window,
+ALiBi's slopes, a mask and a bias inside the kernel (jit/attention.py, jit/attention_backward.py).
+Kept for backward are q, k, v, the result, 4 bytes a row of scores, and what was given. A bias that
+is learned costs a third kernel backward, which adds up over the samples that share it.
+
+By hand, b 8, a 25, s 2048, 16 bits: scores, mask and dropped scores would be 5 x 8 x 25 x 2048^2
+bytes, 4.2 GB a layer; the rows' sums are 1.6 MB.
+
+Letters: b batch, a heads, k key-value heads, q queries, s keys, d head size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mpctl.kernels.attention_variant import AttentionVariant
+from mpctl.kernels.counter_rng import as_int32
+from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.triton.attention_launch import constants
+from mpctl.kernels.triton.operation import define_gradient, define_operation
+
+LARGEST_HEAD = 256
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+ARGUMENTS = (
+    "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? slopes,"
+    " Tensor? seed, SymInt number, Tensor? samples, SymInt[] places, bool is_causal,"
+    " SymInt window, float p, float scale"
+)
+Launch = dict[str, Any]
+
+
+class _Call(NamedTuple):
+    """What the operation is given. seed or number: the key of the dropout mask; samples None: no
+    dropout. places: the first head and the first row, by global number. window: 0 for all."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    bias: Tensor | None
+    slopes: Tensor | None
+    seed: Tensor | None
+    number: int
+    samples: Tensor | None
+    places: list[int]
+    is_causal: bool
+    window: int
+    p: float
+    scale: float
+
+    def dense(self) -> _Call:
+        """With tensors whose last dimension lies side by side."""
+        return self._replace(query=dense(self.query), key=dense(self.key), value=dense(self.value))
+
+
+def refusal(query: Tensor, key: Tensor, variant: AttentionVariant) -> str | None:
+    """Why the kernel cannot compute this, None where it can."""
+    if query.dtype not in DTYPES:
+        return f"{query.dtype} has no fused attention (use bf16, fp16 or fp32)"
+    if query.shape[-1] > LARGEST_HEAD:
+        return f"heads of {query.shape[-1]}, at most {LARGEST_HEAD} fit a block"
+    dropout = variant.dropout
+    if dropout is not None and not _are_in_order(dropout, variant.rows, key.shape[-2]):
+        return "dropout at scattered heads, rows or keys"
+    return None
+
+
+def _are_in_order(dropout: DropoutMask, rows: range, keys: int) -> bool:
+    heads = dropout.heads
+    follow = isinstance(heads, range) and heads.step == 1
+    return follow and dropout.rows == rows and dropout.columns == range(keys)
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant) -> Tensor:
+    """query [b, a, q, d], key and value [b, k, s, d] -> [b, a, q, d], laid out [b, q, a, d]."""
+    dropout, heads = variant.dropout, None
+    seed, number = None, 0
+    if dropout is not None:
+        heads = dropout.heads
+        seed = dropout.key if isinstance(dropout.key, Tensor) else None
+        number = 0 if isinstance(dropout.key, Tensor) else as_int32(dropout.key)
+    result: Tensor = _attention(
+        query, key, value, variant.mask, variant.bias, variant.slopes, seed, number,
+        None if dropout is None else dropout.samples,
+        [heads.start if isinstance(heads, range) else 0, variant.rows.start],
+        variant.is_causal, variant.window or 0, 0.0 if dropout is None else dropout.p,
+        1 / math.sqrt(query.shape[-1]) if variant.scale is None else variant.scale,
+    )[0]  # fmt: skip
+    return result
+
+
+def dense(x: Tensor) -> Tensor:
+    """x, copied where its last dimension does not lie side by side."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _by_rows(x: Tensor) -> Tensor:
+    """Space for a tensor [b, a, s, d] laid out [b, s, a, d], as the next product wants it."""
+    b, a, s, d = x.shape
+    return x.new_empty(b, s, a, d).transpose(1, 2)
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    return x.stride()[:3]
+
+
+def _pairs(x: Tensor | None) -> tuple[Any, Any]:
+    """A mask or a bias and its strides, 0 along samples or heads that share it."""
+    if x is None:
+        return None, None
+    outer = [0 if n == 1 else stride for n, stride in zip(x.shape, x.stride(), strict=True)][:2]
+    return x, (*outer, *x.stride()[2:])
+
+
+def _tuples(call: _Call) -> tuple[Any, ...]:
+    """`variant` and `rng` of the kernels (jit/attention_tile.py)."""
+    head_start, row_start = call.places
+    variant = (*_pairs(call.mask), *_pairs(call.bias), call.slopes, row_start)
+    rng = None
+    if call.samples is not None:
+        rng = (call.seed, call.number, call.samples, head_start)
+    return variant, rng
+
+
+def launch(call: _Call, kernel: str) -> Launch:
+    """The constants that a kernel is compiled with."""
+    import triton.language as tl
+
+    query, keep = call.query, 1 - call.p
+    is_double = query.dtype == torch.float64
+    is_exact = is_double or torch.get_float32_matmul_precision() == "highest"
+    return {
+        "GROUP": query.shape[1] // call.key.shape[1],
+        "SCALE": call.scale,
+        "CAUSAL": call.is_causal,
+        "WINDOW": call.window,
+        "THRESHOLD": min(round(call.p * 2**32) - 2**31, 2**31 - 1),
+        "KEEP_SCALE": 1 / keep,
+        "WIDE": tl.float64 if is_double else tl.float32,
+        "PRECISION": "ieee" if is_exact else "tf32",
+        **constants(kernel, query.shape[-1], query.element_size()),
+    }
+
+
+def _sizes(call: _Call) -> tuple[int, int, int]:
+    return call.query.shape[1], call.query.shape[2], call.key.shape[2]
+
+
+def _run(*arguments: Any) -> tuple[Tensor, Tensor]:
+    import triton
+
+    from mpctl.kernels.triton.jit.attention import attention_kernel
+
+    call = _Call(*arguments).dense()
+    out, sums = _fake(*arguments)
+    if out.numel():
+        how = launch(call, "forward")
+        grid = (triton.cdiv(call.query.shape[2], how["BLOCK_Q"]), sums.shape[0] * sums.shape[1])
+        given = [part for x in (*call[:3], out) for part in (x, _strides(x))]
+        attention_kernel[grid](*given, sums, *_tuples(call), *_sizes(call), **how)
+    return out, sums
+
+
+def _fake(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _by_rows(query), query.new_empty(query.shape[:3], dtype=_wide(query))
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _run_backward(
+    grad: Tensor, out: Tensor, sums: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    import triton
+
+    from mpctl.kernels.triton.jit import attention_backward as kernels
+
+    call, grad = _Call(*arguments).dense(), dense(grad)
+    results = _fake_backward(grad, out, sums, *arguments)
+    dquery, dkey, dvalue, deltas = results
+    query, key, value = ((x, _strides(x)) for x in call[:3])
+    of_grad, common = (grad, _strides(grad)), (*_tuples(call), *_sizes(call))
+    if dquery.numel():
+        how = launch(call, "query gradient")
+        grid = (triton.cdiv(query[0].shape[2], how["BLOCK_Q"]), sums.shape[0] * sums.shape[1])
+        kernels.query_gradient_kernel[grid](
+            *query, *key, *value, out, _strides(out), *of_grad, dquery, _strides(dquery),
+            sums, deltas, *common, **how,
+        )  # fmt: skip
+    if dkey.numel():
+        how = launch(call, "key gradient")
+        grid = (triton.cdiv(dkey.shape[2], how["BLOCK_K"]), dkey.shape[0] * dkey.shape[1])
+        kernels.key_gradient_kernel[grid](
+            *query, *key, *value, *of_grad, dkey, _strides(dkey), dvalue, _strides(dvalue),
+            sums, deltas, *common, **how,
+        )  # fmt: skip
+    return results
+
+
+def _fake_backward(
+    grad: Tensor, out: Tensor, sums: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _by_rows(query), _by_rows(key), _by_rows(value), torch.empty_like(sums)
+
+
+def _run_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: Any) -> Tensor:
+    import triton
+
+    from mpctl.kernels.triton.jit.attention_backward import bias_gradient_kernel
+
+    call, grad = _Call(*arguments).dense(), dense(grad)
+    dbias = _fake_bias_gradient(grad, sums, deltas, *arguments)
+    if dbias.numel():
+        samples, heads, queries, keys = dbias.shape
+        how = launch(call, "bias gradient")
+        grid = (
+            triton.cdiv(queries, how["BLOCK_Q"]), triton.cdiv(keys, how["BLOCK_K"]),
+            samples * heads,
+        )  # fmt: skip
+        given = [part for x in (*call[:3], grad) for part in (x, _strides(x))]
+        shared = sums.shape[0] // samples, sums.shape[1] // heads
+        bias_gradient_kernel[grid](
+            *given, dbias, dbias.stride(), sums, deltas, *_tuples(call), *_sizes(call), *shared,
+            heads, **how,
+        )  # fmt: skip
+    return dbias
+
+
+def _fake_bias_gradient(grad: Tensor, sums: Tensor, deltas: Tensor, *arguments: Any) -> Tensor:
+    bias = _Call(*arguments).bias
+    assert bias is not None
+    return bias.new_empty(bias.shape)
+
+
+_attention = define_operation(f"attention({ARGUMENTS}) -> (Tensor, Tensor)", _run, _fake)
+_attention_backward = define_operation(
+    f"attention_backward(Tensor grad, Tensor out, Tensor sums, {ARGUMENTS})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _run_backward,
+    _fake_backward,
+)
+_bias_gradient = define_operation(
+    f"attention_bias_gradient(Tensor grad, Tensor sums, Tensor deltas, {ARGUMENTS}) -> Tensor",
+    _run_bias_gradient,
+    _fake_bias_gradient,
+)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    call = _Call(*inputs)
+    ctx.set_materialize_grads(False)  # the sums have none
+    ctx.save_for_backward(*call[:7], call.samples, *output)
+    ctx.rest = (call.number, call.places, call.is_causal, call.window, call.p, call.scale)
+
+
+def _backward(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    *tensors, samples, out, sums = ctx.saved_tensors
+    number, *rest = ctx.rest
+    call = _Call._make((*tensors, number, samples, *rest))
+    grads: list[Tensor | None] = [None] * len(call)
+    if grad is not None:
+        *grads[:3], deltas = _attention_backward(grad, out, sums, *call)
+        if ctx.needs_input_grad[4]:
+            grads[4] = _bias_gradient(grad, sums, deltas, *call)
+    return tuple(grads)
+
+
+define_gradient("attention", _backward, _setup)
