@@ -5,7 +5,8 @@ work.py, search/bound.py), so that nothing is counted without being timed, or ti
 counted. Layers and ends send over tp and cp in every micro batch (layer_messages.py), stages send
 to each other (p2p.py), replicas reduce gradients and gather parameters (gradient_messages.py). Once
 a step the square of the gradient's norm is summed over tp and pp, from ZeRO 1 on also over the
-replicas, and all ranks exchange a status: loss, stop, and the memory of each.
+replicas, and all ranks exchange a status: loss, stop, and the memory of each; under fp8 with
+delayed scaling also the largest elements of what was cast.
 
 By hand, GPT of 2 layers on tp 2, one micro batch: 2 x 4 all-reduces in the layers, one of the
 embedding's result, one of the head's gradient, three of the loss, the norm and the status.
@@ -30,6 +31,7 @@ from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 
+AMAX_BYTES = 3 * 4  # float32: the largest elements of X, W and dY of a linear layer
 STATUS_BYTES = 8  # float64: the gradient norm's square, and each entry of a status
 
 
@@ -64,7 +66,8 @@ class StepMessages:
         """What every stage sends at the end of a step, in groups of more than one rank."""
         axes = ("dp", "tp", "pp") if self.gradients.group.zero else ("tp", "pp")
         norms = (Message(axis, "all_reduce", "gradient norm", STATUS_BYTES) for axis in axes)
-        return list(self.sent(chain(norms, [status_message(self.layout.job)])))
+        once = (*fp8_message(self.layout), status_message(self.layout.job))
+        return list(self.sent(chain(norms, once)))
 
     def sent(self, messages: Iterable[Message]) -> Iterator[Message]:
         """Leaves out messages of groups of one rank, which sends nothing."""
@@ -122,6 +125,16 @@ def _chosen(flow: GradFlow, forward_only: bool) -> GradFlow:
 def step_messages(layout: JobLayout) -> list[tuple[MessageCount, ...]]:
     """Messages of one rank of each stage in one step; a group of one rank sends nothing."""
     return StepMessages.of(layout).counted()
+
+
+def fp8_message(layout: JobLayout) -> Iterator[Message]:
+    """What all ranks tell each other of the largest elements of fp8 operands once a step, where our
+    own workers scale by them with a delay."""
+    training = layout.job.training
+    is_own = layout.profile.memory.kernels == "mpctl"
+    if is_own and training.dtype == "fp8" and training.fp8_recipe == "delayed":
+        size = len(layout.table.linear_layers) * AMAX_BYTES
+        yield Message("world", "all_reduce", "fp8 scales", size)
 
 
 def status_message(job: JobSpec) -> Message:

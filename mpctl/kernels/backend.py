@@ -1,5 +1,5 @@
 """What a layer computes elementwise or in one fused kernel, and a device implements: attention,
-norms, dropout, activations, rotary positions.
+norms, dropout, activations, rotary positions, products in fp8.
 
 A layer decides what is attended to and how it is scaled; a `KernelBackend` computes it and decides
 what is kept for backward. The default calls torch's own kernels, which choose by device and dtype.
@@ -28,6 +28,7 @@ from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.config import Activation
 from mpctl.kernels.counter_rng import drop
 from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
 from mpctl.kernels.rotary import rotated
 from mpctl.kernels.torch_attention import torch_attention
 
@@ -100,6 +101,25 @@ class KernelBackend:
         """x [b, a, s, d] turned by rotary positions: cos and sin [s, r/2] or [b, 1, s, r/2] of the
         first r columns, which `Rotary.table` made. Keeps the table alone for backward."""
         return rotated(x, cos, sin)
+
+    def fp8_cast(
+        self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
+        columns: bool = False, amax: Tensor | None = None,
+    ) -> Fp8Cast:  # fmt: skip
+        """`matrix` [m, n] times `scale` (a power of two, float32, of no dimensions) in an fp8
+        dtype: by rows, by columns or both. amax: a number, float32, that is raised to the matrix's
+        largest absolute value."""
+        if amax is not None:
+            note_largest(matrix, amax)
+        return cast_matrix(matrix, scale, dtype, rows=rows, columns=columns)
+
+    def fp8_product(
+        self, a: Fp8Matrix, b: Fp8Matrix, *, out: torch.dtype, bias: Tensor | None = None,
+        fast: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """A B^T + bias [n] in the dtype `out`: a [m, k] and b [n, k] of fp8 -> [m, n]. fast: sum
+        in fewer bits where the device can."""
+        return scaled_product(a, b, out=out, bias=bias, fast=fast)
 
 
 TORCH_BACKEND = KernelBackend()

@@ -28,6 +28,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mpctl.kernels.fp8_operands import Fp8Operands
+from mpctl.kernels.fp8_product import fp8_column_product
 from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.kernels.product import column_product
 from mpctl.kernels.regions import (
@@ -53,6 +55,7 @@ class ColumnParallelLinear(nn.Module):
     skip_bias_add: return (output, bias), for a caller that adds the bias in a kernel of its own.
     sequence_parallel: take [b, s/t, i]; it is gathered for the product and again in backward, so
     that only the shard is saved.
+    fp8: casts the operands of its products, which are then multiplied in fp8 (fp8_product.py).
 
     Raises ValueError if a part is not divisible by the number of ranks, or if gather_output and
     skip_bias_add are both set.
@@ -70,6 +73,7 @@ class ColumnParallelLinear(nn.Module):
         stride: int = 1,
         parts: Sequence[int] | None = None,
         skip_bias_add: bool = False,
+        fp8: Fp8Operands | None = None,
         init: Init = WEIGHTS,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -80,7 +84,7 @@ class ColumnParallelLinear(nn.Module):
                 "gather_output and skip_bias_add: the bias would stay split (drop one)"
             )
         self.group, self.gather_output, self.skip_bias_add = group, gather_output, skip_bias_add
-        self.sequence_parallel = sequence_parallel
+        self.sequence_parallel, self.fp8 = sequence_parallel, fp8
         self.parts = _checked_parts(out_features, stride, parts)
         self.in_features, self.out_features = in_features, out_features
         own = split_parts(self.parts, parts=group.size, index=group.rank)
@@ -100,13 +104,8 @@ class ColumnParallelLinear(nn.Module):
 
         [b, s, o] with gather_output; a pair (output, bias) with skip_bias_add.
         """
-        output = column_product(
-            x,
-            self.weight,
-            None if self.skip_bias_add else self.bias,
-            group=self.group,
-            sequence_parallel=self.sequence_parallel,
-        )
+        bias = None if self.skip_bias_add else self.bias
+        output = _product(self, x, bias, group=self.group, sequence_parallel=self.sequence_parallel)
         if self.skip_bias_add:
             return output, self.bias
         return self._gathered(output) if self.gather_output else output
@@ -141,6 +140,7 @@ class RowParallelLinear(nn.Module):
     sequence_parallel: return [b, s/t, o], this rank's positions of the sum. The gradient of the
     bias is then a sum over these positions only, and the bias is marked as partial
     (`parameters.mark_partial`).
+    fp8: as ColumnParallelLinear's.
 
     Raises ValueError if in_features is not divisible by the number of ranks.
     """
@@ -155,6 +155,7 @@ class RowParallelLinear(nn.Module):
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
         skip_bias_add: bool = False,
+        fp8: Fp8Operands | None = None,
         init: Init = WEIGHTS,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -162,6 +163,7 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         self.group, self.skip_bias_add = group, skip_bias_add
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
+        self.fp8 = fp8
         self.in_features, self.out_features = in_features, out_features
         own = local_range(in_features, parts=group.size, index=group.rank)
         self.weight = shard_parameter(
@@ -183,8 +185,8 @@ class RowParallelLinear(nn.Module):
         if not self.input_is_parallel:
             x = scatter_to_region(x, self.group)
         if self.group.size == 1 and not self.skip_bias_add:
-            return column_product(x, self.weight, self.bias, group=ALONE)
-        output = self._summed(column_product(x, self.weight, group=ALONE))
+            return _product(self, x, self.bias, group=ALONE)
+        output = self._summed(_product(self, x, None, group=ALONE))
         if self.skip_bias_add:
             return output, self.bias
         return output if self.bias is None else output.add_(self.bias)
@@ -199,6 +201,20 @@ class RowParallelLinear(nn.Module):
         """Features of this rank and of all, and number of ranks, for `print(module)`."""
         local = f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}"
         return f"{local}, bias={self.bias is not None}, t={self.group.size}"
+
+
+def _product(
+    layer: ColumnParallelLinear | RowParallelLinear, x: Tensor, bias: Tensor | None, *,
+    group: Group, sequence_parallel: bool = False,
+) -> Tensor:  # fmt: skip
+    """x by a layer's weight, in the dtype of x or in fp8; arguments as of `column_product`."""
+    if layer.fp8 is None:
+        return column_product(
+            x, layer.weight, bias, group=group, sequence_parallel=sequence_parallel
+        )
+    return fp8_column_product(
+        x, layer.weight, bias, operands=layer.fp8, group=group, sequence_parallel=sequence_parallel
+    )
 
 
 def _checked_parts(out_features: int, stride: int, parts: Sequence[int] | None) -> tuple[int, ...]:

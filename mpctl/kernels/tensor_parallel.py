@@ -34,6 +34,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
+from mpctl.kernels.fp8_operands import Fp8Operands
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.norm import LayerNorm, PlainLayerNorm, RMSNorm
@@ -140,12 +141,15 @@ class TensorParallel1D:
     ) -> ColumnParallelLinear:  # fmt: skip
         """Rows of W over the ranks (linear.py)."""
         return ColumnParallelLinear(
-            inputs, outputs, bias=bias, init=init, parts=parts, **self._split
-        )
+            inputs, outputs, bias=bias, init=init, parts=parts,
+            fp8=self.context.fp8_operands(), **self._split,
+        )  # fmt: skip
 
     def row_linear(self, inputs: int, outputs: int, *, bias: bool, init: Init) -> RowParallelLinear:
         """Columns of W over the ranks (linear.py)."""
-        return RowParallelLinear(inputs, outputs, bias=bias, init=init, **self._split)
+        return RowParallelLinear(
+            inputs, outputs, bias=bias, init=init, fp8=self.context.fp8_operands(), **self._split
+        )
 
     def norm(self, kind: Norm, hidden: int, *, eps: float) -> AnyNorm:
         """A replicated norm; its gradients are partial under sequence parallelism."""
@@ -197,7 +201,8 @@ class ShardContext:
     the sequence (arXiv 2205.05198). dtype, device: of parameters, torch's defaults by default.
     backend: the kernels of attention and norms. tensor_parallel: makes the modules of the mode of
     tensor parallelism. grid, groups: of a mode other than 1d the grid of the tp ranks and this
-    rank's groups in it, by their names (TensorGrid.groups).
+    rank's groups in it, by their names (TensorGrid.groups). fp8: linear layers multiply in fp8
+    (1d alone).
     """
 
     tp: Group = NO_TP
@@ -209,11 +214,16 @@ class ShardContext:
     tensor_parallel: Callable[[ShardContext], TensorParallel] = TensorParallel1D
     grid: TensorGrid = WHOLE_GRID
     groups: Mapping[str, Group] = field(default_factory=dict)
+    fp8: bool = False
 
     @cached_property
     def layers(self) -> TensorParallel:
         """What makes the split modules."""
         return self.tensor_parallel(self)
+
+    def fp8_operands(self) -> Fp8Operands | None:
+        """What casts the operands of one more linear layer; None where none is cast."""
+        return Fp8Operands(self.backend) if self.fp8 else None
 
     def replicated(self, module: M) -> M:
         """A module that every rank of 1d holds whole: under sequence parallelism it meets a rank's

@@ -142,6 +142,18 @@ class OperatorTable:
         return self.stage_weights([(0, self.layers)])
 
     @cached_property
+    def linear_layers(self) -> tuple[str, ...]:
+        """The linear layers of all transformer layers by full name, `layers.0.attention.qkv`, in
+        the order of the data: those whose products low-precision training narrows."""
+        return tuple(
+            f"{stack.prefix}.{layer}.{product.name}"
+            for stack in self.stacks
+            for layer in range(stack.layers)
+            for product in stack.block.products
+            if not product.is_lookup
+        )
+
+    @cached_property
     def numel(self) -> int:
         """Parameters of the whole model, padding included, each once."""
         slices = self.stage_slices([(0, self.layers)])

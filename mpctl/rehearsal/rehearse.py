@@ -225,6 +225,7 @@ class Rehearsal:
         )
         traffic.trainer, self.building_bytes = trainer, tracker.peak
         _add_moments(trainer)
+        trainer.fp8.load({name: [[1.0, 1.0, 1.0]] for name in trainer.fp8.names})
         for kind, tensors in state_tensors(trainer).items():
             tracker.name(kind, tensors)
         tracker.current_action = lambda: current_action(trainer)

@@ -12,11 +12,13 @@ from pathlib import Path
 
 from mpctl.families import all_builtin, get_family
 from mpctl.rules.check import Check, listed
+from mpctl.rules.fp8 import fp8_not_launched
 from mpctl.spec.job import JobSpec
 from mpctl.spec.launch import LAUNCHED_AS
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import OWN_RUNTIME, get_profile, is_launched
 from mpctl.spec.variants import VARIANTS, is_set
+from mpctl.units import PRODUCT_BYTES
 
 RULE, JOB_RULE = "model-launched", "job-launched"
 ONLY_PLANNED = {
@@ -121,11 +123,15 @@ def settings_not_launched(job: JobSpec) -> Iterator[Check]:
         yield Check(JOB_RULE, "warning", "parallel.tensor_mode",
                     f"{mode} is planned, not run by `mpctl launch`",
                     f"use {listed(runs.tensor_modes)}")  # fmt: skip
-    for key, dtype in (("dtype", training.dtype), ("gradient_dtype", training.reduced_dtype)):
-        if dtype not in runs.dtypes:
+    sums = [dtype for dtype in runs.dtypes if dtype not in PRODUCT_BYTES]
+    chosen = (("dtype", training.dtype, runs.dtypes),
+              ("gradient_dtype", training.reduced_dtype, sums))  # fmt: skip
+    for key, dtype, run in chosen:
+        if dtype not in run:
             yield Check(JOB_RULE, "warning", f"training.{key}",
                         f"{dtype} is planned, not run by `mpctl launch`",
-                        f"use {listed(runs.dtypes)}; {AS_MEGATRON}")  # fmt: skip
+                        f"use {listed(run)}; {AS_MEGATRON}")  # fmt: skip
+    yield from fp8_not_launched(job)
 
 
 def not_launched(job: JobSpec) -> Iterator[Check]:

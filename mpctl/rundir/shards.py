@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -36,18 +37,21 @@ HASHED_AT_ONCE = 4  # files; a disk reads faster than one thread hashes
 SHOWN_ISSUES = 20
 
 OnBytes = Callable[[int], None]
+Fp8Histories = dict[str, list[list[float]]]
 
 
 @dataclass(frozen=True)
 class Manifest:
     """manifest.json. step: updates done; shards: number of shards in all, of which pipeline stage S
     has the shards S * tp to (S + 1) * tp - 1; loss_scale: state of the fp16 loss scale
-    (runtime/loss_scale.py), empty for other dtypes."""
+    (runtime/loss_scale.py), empty for other dtypes; fp8: by linear layer the largest elements of X,
+    W and dY in the last steps (kernels/fp8_scales.py), empty without delayed scaling."""
 
     step: int
     shards: int
     tp: int
     loss_scale: dict[str, float] = field(default_factory=dict)
+    fp8: Fp8Histories = field(default_factory=dict)
 
     @property
     def updates(self) -> int:
@@ -147,7 +151,8 @@ def read_manifest(folder: Path) -> Manifest:
         shards = int(document["shards"])
         # Without tp there is a single stage: checkpoints of several stages always have it.
         scale = {str(k): float(v) for k, v in document.get("loss_scale", {}).items()}
-        manifest = Manifest(int(document["step"]), shards, int(document.get("tp", shards)), scale)
+        tp, histories = int(document.get("tp", shards)), _fp8_histories(document.get("fp8", {}))
+        manifest = Manifest(int(document["step"]), shards, tp, scale, histories)
         if manifest.tp < 1 or shards < 1 or shards % manifest.tp:
             raise ValueError(f"{shards} shards is not a multiple of tp {manifest.tp}")
         if manifest.step < 0 or not 0 <= manifest.updates <= manifest.step:
@@ -155,6 +160,18 @@ def read_manifest(folder: Path) -> Manifest:
         return manifest
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise damage_error(path, f"{type(error).__name__}: {error}") from None
+
+
+def _fp8_histories(document: Mapping[str, Any]) -> Fp8Histories:
+    """Raises ValueError where an entry is not of three numbers that are finite and at least 0."""
+    histories = {
+        name: [[float(value) for value in step] for step in steps]
+        for name, steps in document.items()
+    }
+    for name, steps in histories.items():
+        if any(len(step) != 3 or not all(0 <= v < math.inf for v in step) for step in steps):
+            raise ValueError(f"fp8 history of {name} is not of three finite numbers a step")
+    return histories
 
 
 def read_shard_record(

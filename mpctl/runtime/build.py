@@ -31,6 +31,7 @@ from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
 from mpctl.runtime.checkpointing.writer import CheckpointWriter, KeepPolicy
 from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.runtime.fp8 import fp8_scales, multiplies_in_fp8
 from mpctl.runtime.initial_weights import start_from
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
@@ -103,7 +104,7 @@ def _assemble(
     run_dir: Path, partition: PipelinePartition, mesh: Mesh, environment: RuntimeEnvironment
 ) -> Trainer:
     """The trainer of one rank with initial parameters."""
-    job = partition.job
+    job, layout = partition.job, partition.layout
     with without_memory():
         chunks = build_chunks(partition, mesh, environment.kernels)
     pipeline = PipelineRunner(
@@ -118,14 +119,17 @@ def _assemble(
     overlap = _listening_overlap(pipeline, buffer, stores)
     if environment.profile.steps:
         pipeline.listeners = [environment.profile, *pipeline.listeners]
+    saver, scales = _saver(run_dir, layout, mesh), fp8_scales(layout, chunks, mesh.device)
+    saver.histories = scales.state
     return Trainer(
         mesh=mesh,
         pipeline=pipeline,
         gradients=overlap,
         optimizer=_optimizer(job, buffer, stores, _publishes_ahead(job, mesh)),
         batches=environment.open_batches(job, dp=mesh.dp, cp=mesh.cp, device=mesh.device),
-        saver=_saver(run_dir, partition.layout, mesh),
+        saver=saver,
         environment=environment,
+        fp8=scales,
     )
 
 
@@ -169,6 +173,7 @@ def build_chunks(
         tensor_parallel_of(mesh.grid.mode),
         mesh.grid,
         mesh.tensor,
+        multiplies_in_fp8(job),
     )
     chunks = [
         build_module(partition.model, job.training, shard_context, slices)

@@ -22,6 +22,7 @@ from mpctl.spec.training import TrainingSpec
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
     "bf16": torch.bfloat16, "fp16": torch.float16,
+    "fp8": torch.bfloat16,  # of parameters and activations; products alone are in 8 bits
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.families.batch import Objective
+from mpctl.kernels.fp8_scales import Fp8Scales
 from mpctl.rundir.rank_files import StepRecord, Traffic, ValidationReport
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.checkpointing import loader
@@ -45,7 +46,7 @@ class Trainer:
     """One rank's training.
 
     step: updates so far. phase: what the run is doing, in words. step_traffic: collectives of the
-    last step. loss_scale: None unless in fp16.
+    last step. loss_scale: None unless in fp16. fp8: the table of its scales.
     """
 
     mesh: Mesh
@@ -55,6 +56,7 @@ class Trainer:
     batches: Batches
     saver: Saver
     environment: RuntimeEnvironment
+    fp8: Fp8Scales
     step: int = 0
     phase: str = "starting"
     step_traffic: Traffic = field(default_factory=dict)
@@ -155,6 +157,7 @@ class Trainer:
             loss = self._compute_gradients()
             early = self._reduce_status(loss) if self.guard.needs_loss else None
             update = self._update(loss, early)
+            self.fp8.end_step(self.mesh.world)
         status = early or self._reduce_status(loss)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
         self.profile.end_step()
@@ -297,6 +300,7 @@ class Trainer:
             may_lack=padding_rows(self.partition.model),
         )
         self.step = manifest.step
+        self.fp8.load(manifest.fp8)
         if self.loss_scale:
             self.loss_scale.load(manifest.loss_scale)
         self.saver.saved.add(self.step)

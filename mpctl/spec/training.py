@@ -54,7 +54,16 @@ class TrainingSpec(StrictModel):
         "auto",
         description="data type of parameters and activations; auto: bf16, or else fp16, "
         "where the cluster's device is an accelerator that has it; fp32 on a CPU and without one; "
-        "tf32: fp32, whose products a GPU computes in TF32",
+        "tf32: fp32, whose products a GPU computes in TF32; fp8: bf16, but operands of the layers' "
+        "linear products in 8 bits",
+    )
+    fp8_recipe: Literal["delayed", "tensorwise"] = Field(
+        "delayed",
+        description="dtype fp8: where the scale of a tensor comes from: the largest element of the "
+        "last steps (delayed), or its own (tensorwise, current scaling)",
+    )
+    fp8_amax_history_len: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="fp8_recipe delayed: steps of which the largest element counts"
     )
     gradient_dtype: DType | None = Field(
         None,

@@ -57,6 +57,8 @@ def reshard(source: Path, job: JobSpec, out: Path, on_bytes: OnBytes) -> None:
     manifest = {"schema": SCHEMA, "step": step, "shards": shards_in_all, "tp": tp}
     if checkpoint.manifest.loss_scale:
         manifest["loss_scale"] = checkpoint.manifest.loss_scale
+    if checkpoint.manifest.fp8:
+        manifest["fp8"] = checkpoint.manifest.fp8
     _write_json(out / MANIFEST, manifest)
     sync_folder(out)
 

@@ -50,7 +50,7 @@ SETTINGS_REFUSED = [
         "parallel.tp: tensor_mode 2d needs q x q ranks with q at least 2, not 6",
     ),
     (["--set", "model.position=relative"], "model.position"),
-    (["--set", "training.dtype=fp8"], "training.dtype: fp8"),
+    (["--set", "training.dtype=mxfp8"], "training.dtype: mxfp8"),
     (["--set", "training.gradient_dtype=fp8"], "training.gradient_dtype: fp8"),
     (["--set", "data.path=/nowhere/at/all"], "/nowhere/at/all"),
     (["--set", "model.vocab=260"], "tokenizer"),

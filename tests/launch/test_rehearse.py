@@ -126,7 +126,7 @@ def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFix
     ("arguments", "rule"),
     [
         (tiny(model__heads=3), "heads-divide-hidden"),
-        (tiny(training__dtype="fp8"), "not-run-yet"),
+        (tiny(training__dtype="nvfp4"), "not-run-yet"),
         ([*tiny(), "--rank", "1"], "rank-in-world"),
         ([*tiny(), "--dry-run"], "usage"),
         ([*tiny(), "--run-dir", "x", "--resume"], "usage"),

@@ -19,13 +19,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 
 from torch import Tensor
 
 from mpctl.rundir.rank_files import SaveTimes, StepRecord
+from mpctl.rundir.shards import Fp8Histories
 from mpctl.runtime.checkpointing.shard_content import HostCopies, Snapshot, take_snapshot
 from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed
 from mpctl.runtime.checkpointing.writer import CheckpointWriter
@@ -54,15 +55,16 @@ class Saver:
     """One rank's part in saving a run.
 
     asynchronous: whether a thread writes. progress: what is being written, `saving step 3: 20 MiB
-    of 1 GiB written`, empty while nothing is; on_change: called when that text changes. is_awaited:
-    whether this rank's training waits for a save now. saved: steps of which there is a checkpoint,
-    the one being written included. times: of the saves that ended; failure: why
-    one was given up.
+    of 1 GiB written`, empty while nothing is; on_change: called when that text changes. histories:
+    what the table of fp8 scales has seen, asked at each save. is_awaited: whether this rank's
+    training waits for a save now. saved: steps of which there is a checkpoint, the one being
+    written included. times: of the saves that ended; failure: why one was given up.
     """
 
     writer: CheckpointWriter
     asynchronous: bool = True
     on_change: Callable[[], None] = lambda: None
+    histories: Callable[[], Fp8Histories] = dict
     clock: Callable[[], float] = time.perf_counter
     progress: str = ""
     is_awaited: bool = False
@@ -121,6 +123,7 @@ class Saver:
             snapshot = take_snapshot(
                 step, names, optimizer, scale, is_writer=is_writer, copies=copies
             )
+            snapshot = replace(snapshot, fp8=self.histories())
             self.current = current = SaveInFlight(step, began)
             if not self.asynchronous:
                 self._write(snapshot, current)

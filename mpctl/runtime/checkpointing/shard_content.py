@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.parameters import shard_of
-from mpctl.rundir.shards import ParameterPlacement
+from mpctl.rundir.shards import Fp8Histories, ParameterPlacement
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.weights.files import DTYPES, Entry
@@ -41,12 +41,14 @@ Keep = Callable[[str, Tensor], Tensor]
 @dataclass(frozen=True)
 class Snapshot:
     """What one rank writes of the checkpoint of `step`: its tensors and their record, which is None
-    on a rank that writes nothing. loss_scale: state of the fp16 loss scale."""
+    on a rank that writes nothing. loss_scale: state of the fp16 loss scale; fp8: of the table of
+    fp8 scales, empty without one."""
 
     step: int
     entries: Sequence[Entry] = ()
     record: ShardContents | None = None
     loss_scale: Mapping[str, float] | None = None
+    fp8: Fp8Histories = field(default_factory=dict)
 
 
 @dataclass

@@ -139,6 +139,8 @@ class CheckpointWriter:
         }
         if snapshot.loss_scale is not None:
             manifest["loss_scale"] = snapshot.loss_scale
+        if snapshot.fp8:
+            manifest["fp8"] = snapshot.fp8
 
         def write(folder: Path) -> None:
             for name, text in self.documents.items():

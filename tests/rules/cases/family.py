@@ -117,9 +117,9 @@ CASES = (
     Case(
         "job-launched",
         {"training.dtype": "bf16"},
-        {"training.dtype": "fp8"},
+        {"training.dtype": "mxfp8"},
         "training.dtype",
-        ("fp8", "not run by `mpctl launch`"),
+        ("mxfp8", "not run by `mpctl launch`"),
         r"use fp32, bf16, .*--set training.runtime=megatron-core$",
         status="warning",
     ),

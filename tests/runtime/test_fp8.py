@@ -1,0 +1,125 @@
+"""Training in fp8: close to bf16, the same at every layout, resumed exactly, sent as planned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mpctl.launch.summary import planned_traffic
+from mpctl.rundir.shards import read_manifest
+from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
+
+FP8 = {"training__dtype": "fp8", "training__steps": 3, "training__eval_samples": 0,
+       "training__global_batch_size": 8, "training__micro_batch_size": 1,
+       "checkpoint__interval": 0, "checkpoint__at_end": False}  # fmt: skip
+
+
+def small(data: Path, tp: int = 1, dp: int = 1, **changes: Any) -> Any:
+    return tiny_job(data, tp, dp, **{**FP8, **changes})
+
+
+def losses(job: Any, folder: Path) -> list[float]:
+    return [record["loss"] for record in make_trainer(job, folder).run()]
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "tensorwise"])
+def test_fp8_tracks_bf16(data: Path, tmp_path: Path, recipe: str) -> None:
+    """Three bits of mantissa: the same descent, not the same numbers."""
+    wide = losses(small(data, training__dtype="bf16"), tmp_path / "bf16")
+    ours = losses(small(data, training__fp8_recipe=recipe), tmp_path / "fp8")
+    assert ours == pytest.approx(wide, rel=3e-3)
+    assert ours != pytest.approx(wide, rel=1e-6)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp": {"dp": 2},
+    "micro batches of 4": {"training__micro_batch_size": 4},
+    "tp": {"tp": 2},
+    "sp": {"tp": 2, "parallel__sequence_parallel": True},
+    "cp": {"parallel__cp": 2, "cluster__gpus_per_node": 2},
+    "pp": {"parallel__pp": 2, "cluster__gpus_per_node": 2},
+    "zero-bubble": {
+        "parallel__pp": 2,
+        "cluster__gpus_per_node": 2,
+        "parallel__schedule": "zero-bubble",
+    },
+    "zero 3": {"dp": 2, "parallel__zero": 3},
+    "recompute": {"training__recompute": "full"},
+}
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """The losses of one rank, by recipe."""
+    return {
+        recipe: losses(small(data, training__fp8_recipe=recipe), tmp_path_factory.mktemp(recipe))
+        for recipe in ("delayed", "tensorwise")
+    }
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("sp", "pp"))) for n in LAYOUTS]
+)
+def test_the_loss_does_not_depend_on_the_layout(
+    data: Path, tmp_path: Path, alone: dict[str, list[float]], name: str
+) -> None:
+    """But for the order of 16-bit sums, as under bf16; and what is sent is what was planned."""
+    layout = dict(LAYOUTS[name])
+    job = small(data, layout.pop("tp", 1), layout.pop("dp", 1), **layout)
+    ranks = train(job, tmp_path) if job.world_size > 1 else None
+    found = losses(job, tmp_path) if ranks is None else column(ranks)
+    assert found == pytest.approx(alone["delayed"], rel=1e-3)
+    if ranks:
+        messages = tiny_plan(job).estimate.messages
+        for rank in ranks:
+            assert rank["traffic"] == planned_traffic(messages[rank["coords"]["pp"]])
+
+
+def test_current_scaling_does_not_depend_on_it_either(
+    data: Path, tmp_path: Path, alone: dict[str, list[float]]
+) -> None:
+    ranks = train(small(data, 2, training__fp8_recipe="tensorwise"), tmp_path)
+    assert column(ranks) == pytest.approx(alone["tensorwise"], rel=1e-3)
+
+
+def test_replicas_and_micro_batches_learn_the_same_scales(data: Path, tmp_path: Path) -> None:
+    """The largest element of a step is that of all its samples, whoever computed them."""
+    tables = []
+    for number, micro in enumerate((1, 8)):
+        job = small(data, training__micro_batch_size=micro, training__steps=1)
+        trainer = make_trainer(job, tmp_path / str(number))
+        list(trainer.run())
+        assert trainer.fp8.steps == 1
+        tables.append(trainer.fp8.history[-1])
+    torch.testing.assert_close(*tables, rtol=0.01, atol=0)
+    assert bool((tables[0] > 0).all())
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> None:
+    """The history of the largest elements is part of a checkpoint."""
+    saving = {"checkpoint__interval": 2, "training__fp8_amax_history_len": 2}
+    whole = losses(small(data, **saving), tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints" / "step-2"
+    histories = read_manifest(folder).fp8
+    assert len(histories) == 8 and {len(steps) for steps in histories.values()} == {2}
+    assert "layers.1.mlp.down" in histories
+    assert losses(small(data, **saving), tmp_path / "run") == whole[2:]
+
+
+def test_a_skipped_step_leaves_the_scales_finite(data: Path, tmp_path: Path) -> None:
+    job = small(data, training__on_nonfinite="skip", training__steps=2)
+    trainer = make_trainer(job, tmp_path)
+    parameter = next(p for p in trainer.model.parameters() if p.dim() > 1)
+    value = parameter.detach().clone()
+    with torch.no_grad():
+        parameter.fill_(torch.nan)
+    record, _ = trainer.one_step()
+    assert record.get("skipped")
+    assert bool(trainer.fp8.history.isfinite().all())
+    with torch.no_grad():
+        parameter.copy_(value)
+    record, _ = trainer.one_step()
+    assert not record.get("skipped")
