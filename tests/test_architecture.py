@@ -176,8 +176,8 @@ def test_only_commands_public_names_families_and_backends_are_imported_by_name()
 TESTS = Path(__file__).parent
 # Folders of tests/ that test no room; `clusters` tests launches as a whole, over several nodes on
 # real schedulers and networks, and `make test-clusters` alone runs it; `late` is a world of ranks
-# whose messages behave as those of NCCL.
-HELPERS = {"house", "recorded", "reference", "clusters", "late"}
+# whose messages behave as those of NCCL; `gpu` is what must hold on a CUDA device.
+HELPERS = {"house", "recorded", "reference", "clusters", "late", "gpu"}
 OF_THE_WHOLE = {
     "architecture",
     "documents",
