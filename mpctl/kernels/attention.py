@@ -97,12 +97,15 @@ class ParallelSelfAttention(nn.Module):
         return output
 
     def _split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, kv = qkv.tensor_split((len(self.local_heads) * self.config.head_size,), dim=-1)
+        """[b, s, all columns] -> query, key and value by head. One split by sizes, whose backward
+        is one concatenation; that of slices would be zeros of the whole, a copy and a sum each."""
+        columns = len(self.local_heads) * self.config.head_size
+        others = qkv.shape[-1] - columns
         if self.config.num_kv_heads < self.shard_context.layers.feature_parts:
-            key, value = self._gathered(kv)
-        else:
-            key, value = (self._by_head(part) for part in kv.chunk(2, dim=-1))
-        return self._by_head(query), key, value
+            query, kv = qkv.split((columns, others), dim=-1)
+            return self._by_head(query), *self._gathered(kv)
+        query, key, value = qkv.split((columns, others // 2, others // 2), dim=-1)
+        return self._by_head(query), self._by_head(key), self._by_head(value)
 
     def _by_head(self, part: Tensor) -> Tensor:
         # [b, s, n*d] -> [b, n, s, d]

@@ -48,9 +48,12 @@ COMPOSITES = {
     "_foreach_norm": 2,  # a partial sum a block, then the sum of those
 }  # fmt: skip
 SORTED_PUTS = 8  # kernels of index_put_ with accumulate: a sort of the indices, then the sums
+UNSORTED_ROWS = 3072  # so many rows of a table's gradient are summed without a sort (Embedding.cu)
 PARTLY_READ = frozenset({"embedding", "index_select", "gather", "index"})
 PARTLY_WRITTEN = frozenset({"scatter_add_", "scatter_", "index_add_", "index_put_"})
-WRITTEN_ONLY = frozenset({"fill_", "zero_", "copy_", "random_", "normal_", "uniform_"})
+WRITTEN_ONLY = frozenset({
+    "fill_", "zero_", "copy_", "random_", "normal_", "uniform_", "_foreach_copy_", "_foreach_zero_",
+})  # fmt: skip
 MOVES = frozenset({"clone", "contiguous"})
 TENSORS_A_LAUNCH = (110, 64, 48, 36, 30)  # by how many lists of tensors there are
 ELEMENTS_A_LAUNCH = 320 * 65536  # blocks of a launch, elements of a block
@@ -189,6 +192,8 @@ def tensor_bytes(tensor: Tensor) -> int:
 def _launches(name: str, given: dict[str, Any], tensors: list[Tensor]) -> int:
     if name in ("index_put_", "_index_put_impl_") and given.get("accumulate"):
         return SORTED_PUTS
+    if name == "embedding_dense_backward" and given["indices"].numel() <= UNSORTED_ROWS:
+        return 2  # zeros, then the sums
     launches = COMPOSITES.get(name, 1)
     if not name.startswith(("_foreach_", "_fused_adam")):
         return launches

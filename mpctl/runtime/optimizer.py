@@ -87,6 +87,9 @@ class Optimizer:
     def publish(self) -> None:
         """Copy what was stepped to the parameters that the model computes with, here and on the
         other replicas: every rank calls it."""
+        if copies := [pair for store in self.stores for pair in store.copies]:
+            parameters, masters = zip(*copies, strict=True)
+            torch._foreach_copy_(parameters, masters)  # on a GPU a kernel for some tens of them
         for store in reversed(self.stores):  # as forward needs them
             store.publish()
         if not self.publishes_ahead:

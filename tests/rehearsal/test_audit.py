@@ -12,6 +12,7 @@ the least, before work on them began (docs/design/gpu-speed.md has the figures s
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -119,14 +120,14 @@ def test_recomputation_is_a_pass_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("layer", "tp", "dropout", "launches", "mebibytes"),
     [
-        ("gpt", 1, {}, 50, 1890),
-        ("gpt", 8, {}, 56, 525),
-        ("gpt", 1, DROPOUT, 80, 4800),
-        ("gpt", 8, DROPOUT, 80, 960),
-        ("llama", 1, {}, 111, 7200),
-        ("llama", 8, {}, 114, 1400),
-        ("llama", 1, DROPOUT, 140, 13100),
-        ("llama", 8, DROPOUT, 140, 2250),
+        ("gpt", 1, {}, 45, 1710),
+        ("gpt", 8, {}, 51, 500),
+        ("gpt", 1, DROPOUT, 68, 4620),
+        ("gpt", 8, DROPOUT, 74, 930),
+        ("llama", 1, {}, 106, 7030),
+        ("llama", 8, {}, 109, 1370),
+        ("llama", 1, DROPOUT, 131, 12890),
+        ("llama", 8, DROPOUT, 133, 2220),
     ],
 )
 def test_a_layer_keeps_to_its_limits(
@@ -136,3 +137,33 @@ def test_a_layer_keeps_to_its_limits(
     totals = [total for total in audit["totals"] if total["part"] == "layers.*"]
     assert sum(total["launches"] for total in totals) <= launches
     assert sum(total["bytes"] for total in totals) <= mebibytes * MIB
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode", "changes"),
+    [
+        ("gpt", {"parallel__pp": 2, "parallel__schedule": "zero-bubble"}, {}),
+        pytest.param("llama", {"parallel__dp": 2}, {"parallel__zero": 3}, marks=pytest.mark.slow),
+        pytest.param("t5", {"parallel__pp": 2, "parallel__tp": 2}, {"model__decoder_layers": 2},
+                     marks=pytest.mark.slow),
+        pytest.param("glm", {"parallel__cp": 2}, {}, marks=pytest.mark.slow),
+        pytest.param(
+            "llama", {"parallel__tp": 2},
+            {"training__recompute": "full", "training__offload_activations": True},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("gpt", {"parallel__tp": 4}, {"parallel__tensor_mode": "2d"},
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_an_audit_changes_nothing_of_a_rehearsal(
+    shape: str, mode: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    ranks = {"cluster__gpus_per_node": math.prod(v for v in mode.values() if isinstance(v, int))}
+    job = load_job(None, settings(**{**SHAPES[shape], **mode, **CUDA, **changes, **ranks}))
+    topology = job_topology(job)
+    plain: dict[str, Any] = {**rehearse(job, topology, 0)}
+    audited: dict[str, Any] = {**rehearse(job, topology, 0, audits=True)}
+    assert plain["failure"] is audited["failure"] is None
+    assert audited.pop("audit")["unknown"] == []
+    assert {**plain, "seconds": 0} == {**audited, "seconds": 0}

@@ -93,3 +93,21 @@ def test_a_region_is_the_same_however_it_is_looked_at() -> None:
 def test_an_operation_that_torch_splits_by_a_rule_has_to_be_in_a_table() -> None:
     assert is_known(aten.add.Tensor) and is_known(aten.masked_fill.Scalar)
     assert not is_known(aten.block_diag.default)
+
+
+def test_a_copy_of_many_does_not_read_what_it_overwrites() -> None:
+    def copy(x: Tensor, y: Tensor) -> None:
+        torch._foreach_copy_([x], [y])
+        torch._foreach_zero_([x])
+
+    found = [("_foreach_copy_", 1, 128), ("_foreach_zero_", 1, 64)]
+    assert costs(copy, (4, 8), (4, 8)) == found
+
+
+@pytest.mark.parametrize(("rows", "kernels"), [(3072, 2), (3073, 10)])
+def test_few_rows_of_a_tables_gradient_are_not_sorted(rows: int, kernels: int) -> None:
+    def backward(grad: Tensor) -> None:
+        indices = torch.zeros(rows, dtype=torch.int64, device=META)
+        aten.embedding_dense_backward(grad, indices, 10, -1, False)
+
+    assert costs(backward, (rows, 8))[-1][:2] == ("embedding_dense_backward", kernels)

@@ -64,9 +64,10 @@ class BucketGradients:
         """The tensor that is kept from step to step."""
         return self.local if self.full is None else self.full
 
-    def zero(self) -> None:
-        """Set what is kept to 0, before a step."""
-        self.persistent.zero_()
+    @property
+    def cleared(self) -> Tensor:
+        """What is set to 0 before a step."""
+        return self.persistent
 
     def start(self) -> Pending:
         """Begin to reduce over the replicas what backward has added so far."""
@@ -119,9 +120,10 @@ class ShardedGradients(BucketGradients):
         self.full_views = self.shard.views(full)
         return full, self.full_views
 
-    def zero(self) -> None:
-        """Set this rank's slice to 0, before a step."""
-        self.local.zero_()
+    @property
+    def cleared(self) -> Tensor:
+        """This rank's slice, which is set to 0 before a step."""
+        return self.local
 
     def start(self) -> Pending:
         """Begin to reduce-scatter one micro batch's gradients, whose full size is released."""
@@ -194,9 +196,9 @@ class GradientBuffer:
         return [store.persistent for store in self.stores]
 
     def zero(self) -> None:
-        """Set every gradient to 0, before a step."""
-        for store in self.stores:
-            store.zero()
+        """Set every gradient to 0, before a step; on a GPU in a kernel for some hundred tensors."""
+        if self.stores:
+            torch._foreach_zero_([store.cleared for store in self.stores])
 
     def sum_parts(self) -> None:
         """Sum partial gradients over their tensor-parallel group, and shared ones over the stages,

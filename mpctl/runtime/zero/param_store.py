@@ -45,12 +45,15 @@ class ParamStore:
         """Whether parameters are being gathered, and must not be used before `arrive`."""
         return False
 
+    @property
+    def copies(self) -> list[tuple[Tensor, Tensor]]:
+        """Parameters that the model computes with and the masters to be copied to them before
+        `publish`."""
+        return [(p, values) for (p, _, values) in self.stepped if p is not None and p is not values]
+
     def publish(self) -> None:
-        """Copy what was stepped to the parameters that the model computes with, here and on the
-        other replicas, where it may go on until `arrive`; every replica calls it."""
-        for parameter, _, values in self.stepped:
-            if parameter is not None and parameter is not values:
-                parameter.copy_(values)
+        """Send what was stepped to the parameters on the other replicas, which may go on until
+        `arrive`; every replica calls it. ZeRO 0 sends nothing: all replicas step all."""
 
     def arrive(self) -> None:
         """Wait for what `publish` has started; nothing where nothing is under way."""
@@ -87,6 +90,11 @@ class SlicedParamStore(ParamStore):
 
     def _take_local(self) -> Tensor:
         return self.flat[self.shard.local_range]
+
+    @property
+    def copies(self) -> list[tuple[Tensor, Tensor]]:
+        """None: `publish` copies the masters' slice, bucket by bucket."""
+        return []
 
     def publish(self) -> None:
         """Begin to gather every replica's stepped slice into the parameters."""
