@@ -8,6 +8,7 @@ positions, LayerNorm, gelu, biases; `llama`: rotary positions, RMSNorm, SwiGLU o
     plain     the model in plain torch, whole, on every rank at once
     dtensor   the same cut by torch's parallelize_module: table, blocks, head and loss_parallel
     ours tp=1, ours tp=2 over gloo, ours tp=2 through shared memory
+    bare tp=2 (gpt alone): by hand for this one model, through the same memory (bare_tp.py)
 
 all in float32. With bf16 instead the plain model in float32 and under torch's autocast, and ours
 with float32 and with bfloat16 parameters, messages through shared memory: what a run computes with,
@@ -33,6 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.bare_tp import BareModel
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.parameters import initialise
@@ -176,7 +178,8 @@ def our_step(
 
 
 CONTENDERS = {
-    "fp32": ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory"),
+    "fp32": ("plain", "dtensor tp=2", "ours tp=1", "ours tp=2, gloo", "ours tp=2, memory",
+             "bare tp=2"),
     "bf16": ("plain", "plain, autocast", "ours tp=1, fp32", "ours tp=1, bf16",
              "ours tp=2, fp32", "ours tp=2, bf16"),
 }  # fmt: skip
@@ -193,12 +196,27 @@ def build(name: str, shape: str, rank: int, size: int) -> tuple[nn.Module, Step]
     if name.startswith("dtensor"):
         model = parallelized(shape, size)
         return model, torch_step(model, tokens, targets, is_cut=True)
-    group = Group() if "tp=1" in name else Group(rank, size)
+    if name.startswith("bare"):
+        return bare_step(tokens, targets, rank, size)
+    group = Group() if "tp=1" in name else Group(rank, size, torch.distributed.group.WORLD)
     if group.size > 1 and not name.endswith("gloo"):
         segment = open_segment(rank, range(size), None)
         group = Group(rank, size, shared=Exchange(segment, timeout=60))
     dtype = torch.bfloat16 if name.endswith("bf16") else torch.float32
     return our_step(shape, group, tokens, targets, dtype)
+
+
+def bare_step(tokens: Tensor, targets: Tensor, rank: int, size: int) -> tuple[nn.Module, Step]:
+    exchange = Exchange(open_segment(rank, range(size), None), timeout=60)
+    model = BareModel(layers=LAYERS, hidden=HIDDEN, heads=HEADS, vocab=VOCAB, seq=SEQ, rank=rank,
+                      exchange=exchange)  # fmt: skip
+
+    def step() -> Tensor:
+        loss = model(tokens, targets)
+        loss.backward()
+        return loss
+
+    return model, step
 
 
 def speed(
@@ -242,7 +260,7 @@ def main() -> None:
     shape = sys.argv[1] if len(sys.argv) > 1 else "gpt"
     dtype = sys.argv[2] if len(sys.argv) > 2 else "fp32"
     rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 9
-    names = CONTENDERS[dtype]
+    names = [n for n in CONTENDERS[dtype] if shape == "gpt" or not n.startswith("bare")]
     spent = run_ranks(speed, 2, shape, names, rounds, timeout=900)[0]
     peaks = {name: max(run_ranks(memory, 2, shape, name, timeout=120)) for name in names}
     plain = [median(column) for column in zip(*spent["plain"], strict=True)]
