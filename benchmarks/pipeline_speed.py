@@ -47,6 +47,7 @@ from mpctl.runtime.mesh import build_mesh
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pass_listener import PassListener
 from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.stage_links import StageLinks
 from mpctl.spec.load import load_job
 from mpctl.topology import Topology
 from tests.ranks import run_ranks
@@ -127,7 +128,7 @@ def our_pipeline(
     assert cut.spans[0] == [(0, CUTS[how])], cut.spans
     (chunk,) = build_chunks(cut, mesh)
     initialise(chunk, 1)
-    pipeline = PipelineRunner(cut, [chunk], mesh.pp, dtype=torch.float32, device=CPU)
+    pipeline = PipelineRunner(cut, [chunk], StageLinks(mesh.pp), dtype=torch.float32, device=CPU)
     batches = [
         Batch(torch.arange(BATCH) + BATCH * number, {"tokens": x, "targets": y})
         for number, (x, y) in enumerate(zip(tokens.split(BATCH), targets.split(BATCH), strict=True))

@@ -38,6 +38,7 @@ from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pass_listener import PassListener, watch_layers
 from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.stage_links import stage_links
 from mpctl.runtime.step_guard import recent_losses
 from mpctl.runtime.train import Trainer
 from mpctl.runtime.zero.bucket_shard import BucketShard
@@ -107,8 +108,9 @@ def _assemble(
     job, layout = partition.job, partition.layout
     with without_memory():
         chunks = build_chunks(partition, mesh, environment.kernels)
+    links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
     pipeline = PipelineRunner(
-        partition, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
+        partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
     )
     pipeline.keys = _step_keys(chunks, job, mesh.device)
     environment.profile.current = lambda: pipeline.current

@@ -27,6 +27,7 @@ from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
+from mpctl.runtime.stage_links import stage_links
 from mpctl.runtime.status import StepStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
@@ -39,8 +40,9 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     partition = PipelinePartition.of(job, mesh.pp.rank)
     chunks = build_chunks(partition, mesh)
     load_chunks(chunks, partition.model, Path(request["origin"]))
+    links = stage_links(mesh, chunks=len(chunks))
     pipeline = PipelineRunner(
-        partition, chunks, mesh.pp, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
+        partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
     )
     evaluation = _Evaluation(job, mesh, pipeline, request["samples"])
     yield {"event": "loaded", "seconds": time.perf_counter() - began}

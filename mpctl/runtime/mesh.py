@@ -106,9 +106,13 @@ def build_mesh(
     factory = replace(factory, world=world)
     # A group's messages travel one after the other: those of cp would wait behind gradients.
     is_separate = topology.sizes["cp"] > 1
-    tp = factory.make_axes_group(("tp",), "tp")
+    # What a layer waits for goes before what is computed meanwhile: gradients and samples do not.
+    tp = factory.make_axes_group(("tp",), "tp", is_urgent=True)
     grid = grid or TensorGrid.of("1d", tp.size)
-    several = {name: factory.make_axes_group(axes, name) for name, axes in grid.groups.items()}
+    several = {
+        name: factory.make_axes_group(axes, name, is_urgent=True)
+        for name, axes in grid.groups.items()
+    }
     return Mesh(
         topology,
         rank,
@@ -116,7 +120,7 @@ def build_mesh(
         tp=tp,
         grid=grid,
         tensor={"tp": tp, **several},
-        cp=factory.make_axes_group(("cp",), "cp"),
+        cp=factory.make_axes_group(("cp",), "cp", is_urgent=True),
         dp_cp=factory.make_axes_group(("dp", "cp"), "dp", is_separate=is_separate),
         dp=AxisPosition(topology.coords(rank)["dp"], topology.sizes["dp"]),
         pp=factory.make_axes_group(("pp",), "pp"),
@@ -143,6 +147,20 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
     return groups
 
 
+def pair_groups(
+    mesh: Mesh, pairs: Iterable[tuple[int, int]]
+) -> dict[tuple[int, int], dist.ProcessGroup]:
+    """The process group of the pair of stages of this rank's pipeline that this rank is in, sender
+    first; none of the others. Every rank of the pipeline calls with the same pairs, in which no
+    stage is twice."""
+    factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world)
+    pp = mesh.topology.group(mesh.rank, "pp")
+    mine = next((pair for pair in pairs if mesh.pp.rank in pair), None)
+    ranks = [mesh.rank] if mine is None else [pp[stage] for stage in mine]
+    made = factory.process_group(ranks, "pp", is_urgent=True)
+    return {} if mine is None else {mine: made}
+
+
 @dataclass(frozen=True)
 class _GroupFactory:
     """Makes groups that the rank of `world` is in, for messages under a name."""
@@ -154,30 +172,47 @@ class _GroupFactory:
     log: CollectiveLog | None = None
 
     def make_axes_group(
-        self, axes: tuple[str, ...], name: str, *, is_separate: bool = False
+        self,
+        axes: tuple[str, ...],
+        name: str,
+        *,
+        is_separate: bool = False,
+        is_urgent: bool = False,
     ) -> Group:
         """The group over `axes`; where it is all ranks, the world by another name, unless it has to
-        be `is_separate`."""
+        be `is_separate` or, on CUDA, `is_urgent`."""
         ranks = self.topology.group(self.world.rank, *axes)
         if len(ranks) == 1:
             return Group(name=name)
-        if len(ranks) == self.world.size and not is_separate:
+        is_own = is_separate or (is_urgent and self.device.type == "cuda")
+        if len(ranks) == self.world.size and not is_own:
             return self.with_log(replace(self.world, name=name), ranks)
-        return self.make_group(ranks, name)
+        return self.make_group(ranks, name, is_urgent=is_urgent)
 
-    def make_group(self, ranks: Sequence[int], name: str) -> Group:
-        """A new process group of these ranks of the world, which all call it."""
-        timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
-        process_group = dist.new_group(
-            list(ranks),
-            timeout=timeout,
-            use_local_synchronization=True,
-            group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
-        )
-        world = self.world
+    def make_group(self, ranks: Sequence[int], name: str, *, is_urgent: bool = False) -> Group:
+        """The group of these ranks of the world, which all call it, with its log and memory."""
+        process_group, world = self.process_group(ranks, name, is_urgent=is_urgent), self.world
         place = ranks.index(world.rank)
         group = Group(place, len(ranks), process_group, name, world.record, timer=world.timer)
         return self.with_shared_memory(self.with_log(group, ranks), ranks)
+
+    def process_group(
+        self, ranks: Sequence[int], name: str, *, is_urgent: bool = False
+    ) -> dist.ProcessGroup:
+        """A new process group of these ranks, which all call it. is_urgent: on CUDA its kernels
+        start before those of a product that fills the device."""
+        timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
+        options = None
+        if is_urgent and self.device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            options._timeout = timeout  # else torch warns that the two differ
+        return dist.new_group(
+            list(ranks),
+            timeout=timeout,
+            pg_options=options,
+            use_local_synchronization=True,
+            group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
+        )
 
     def with_log(self, group: Group, ranks: Sequence[int]) -> Group:
         """The group with its part of this rank's collective log, if there is one."""

@@ -11,10 +11,10 @@ rank may use some only, is computed at once.
 
 Messages carry no tags: between two ranks they match in order. pipeline/schedule/program.py puts
 them in one order, in which even sends that wait for their receive come to an end. So a receive is
-posted at its place in that order, before what it is for, and waited for when it is needed; a send
-travels meanwhile, and once two are under way the oldest is waited for, to bound the memory of
-messages. What has been sent is released: backward needs a chunk's result as a place in the graph,
-not its values.
+posted at its place in that order, before what it is for, and waited for when it is needed
+(stage_links.py says over which group, and on which stream); a send travels meanwhile, and once two
+are under way the oldest is waited for, to bound the memory of messages. What has been sent is
+released: backward needs a chunk's result as a place in the graph, not its values.
 
 By hand, gpt of 2 stages, 1f1b, 4 micro batches: stage 0 sends 4 hidden states, stage 1 4 gradients.
 
@@ -42,8 +42,9 @@ from mpctl.pipeline.schedule.orders import Action, StageChunk
 from mpctl.pipeline.schedule.program import Program, Step, program
 from mpctl.runtime.partition import Chunks, PipelinePartition, StageBoundary
 from mpctl.runtime.pass_listener import PassListener
+from mpctl.runtime.stage_links import Direction, StageLinks
 from mpctl.spec.schedules import SCHEDULES
-from mpctl.transport.group import Group, Pending
+from mpctl.transport.group import Pending
 
 
 class PipelineRunner:
@@ -58,14 +59,14 @@ class PipelineRunner:
         self,
         partition: PipelinePartition,
         chunks: Sequence[FamilyModule],
-        group: Group,
+        links: StageLinks,
         *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.partition, self.chunks, self.group = partition, chunks, group
+        self.partition, self.chunks, self.links = partition, chunks, links
         self.model: nn.Module = chunks[0] if len(chunks) == 1 else Chunks(chunks)
-        self.dtype, self.device = dtype, device
+        self.sample = torch.empty(0, dtype=dtype, device=device)
         self.current: Step | None = None
         self.on_move: Callable[[], None] = lambda: None
         self.listeners: Sequence[PassListener] = ()
@@ -266,17 +267,20 @@ class _ProgramRun:
         before, behind = runner.partition.borders[action.chunk]
         is_forward = action.kind == "forward"
         border = before if is_forward else behind
+        direction: Direction = "forward" if is_forward else "backward"
         b = runner.partition.own_samples(len(self._batch(action.microbatch).samples))
         self.received[action] = []
         for shape, need in zip(border.shapes, border.needs, strict=True):
             if is_forward or need:
-                buffer = torch.empty((b, *shape), dtype=runner.dtype, device=runner.device)
-                self.received[action].append(runner.group.start_receive(buffer, peer.stage))
+                pending = runner.links.start_receive(
+                    direction, (b, *shape), runner.sample, peer.stage
+                )
+                self.received[action].append(pending)
 
     def _send(self, action: Action, peer: StageChunk) -> None:
-        group = self.runner.group
+        direction: Direction = "forward" if action.kind == "forward" else "backward"
         for tensor in self.results.pop(action):
-            self.sending.append(group.start_send(tensor, peer.stage))
+            self.sending.append(self.runner.links.start_send(direction, tensor, peer.stage))
         self._wait_for_sends(MAX_SENDS_IN_FLIGHT)
 
     def _wait_for_sends(self, most: int) -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -159,25 +160,25 @@ class Group:
 
         return Pending(tensor, self._send("reduce", tensor, start, True))
 
-    def start_send(self, tensor: Tensor, destination: int) -> Pending:
+    def start_send(
+        self, tensor: Tensor, destination: int, *, over: dist.ProcessGroup | None = None
+    ) -> Pending:
         """Send a tensor to the group's rank `destination`, without waiting; messages between two
-        ranks carry no tags and match in order."""
+        ranks carry no tags and match in order. over: a process group of these two alone."""
         channel = self.log and self.log.channel(self.rank, destination)
-
-        def start() -> Work | None:
-            return dist.isend(tensor, group=self.process_group, group_dst=destination)
-
+        peer, group = (destination, self.process_group) if over is None else (1 - over.rank(), over)
+        start = partial(dist.isend, tensor, group=group, group_dst=peer)
         return Pending(tensor, self._send("send", tensor, start, True, channel))
 
-    def start_receive(self, buffer: Tensor, source: int) -> Pending:
+    def start_receive(
+        self, buffer: Tensor, source: int, *, over: dist.ProcessGroup | None = None
+    ) -> Pending:
         """Receive a tensor of the group's rank `source` into `buffer`, without waiting. The sender
-        records the message."""
+        records the message. over: as of the sender's `start_send`."""
         channel = self.log and self.log.channel(source, self.rank)
         number = channel.start(_KIND_NUMBERS["send"], buffer.nbytes) if channel else 0
-
-        def start() -> Work | None:
-            return dist.irecv(buffer, group=self.process_group, group_src=source)
-
+        peer, group = (source, self.process_group) if over is None else (1 - over.rank(), over)
+        start = partial(dist.irecv, buffer, group=group, group_src=peer)
         work = timed_start(start, self.timer, self._collective("receive", buffer))
         return Pending(buffer, logged_work(work, channel, number))
 

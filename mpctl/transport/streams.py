@@ -39,6 +39,10 @@ class SideStream(Protocol):
     def keep(self, tensor: Tensor) -> None:
         """Do not hand out the tensor's memory again before this stream has passed this point."""
 
+    def lend(self, tensor: Tensor) -> None:
+        """The current stream uses memory that was taken on this one: do not hand it out again
+        before the current one has passed what it is given until the tensor is freed."""
+
 
 class HostStream:
     """The side stream of a device that does everything in order: it changes nothing."""
@@ -54,6 +58,9 @@ class HostStream:
         """Nothing to wait for."""
 
     def keep(self, tensor: Tensor) -> None:
+        """Memory is not handed out early."""
+
+    def lend(self, tensor: Tensor) -> None:
         """Memory is not handed out early."""
 
 
@@ -78,6 +85,10 @@ class CudaStream:
     def keep(self, tensor: Tensor) -> None:
         """See SideStream."""
         tensor.record_stream(self.stream)
+
+    def lend(self, tensor: Tensor) -> None:
+        """See SideStream."""
+        tensor.record_stream(torch.cuda.current_stream(self.stream.device))
 
 
 HOST_STREAM = HostStream()

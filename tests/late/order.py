@@ -43,7 +43,8 @@ class Use:
 @dataclass
 class Memory:
     """One storage. home: the stream that it was taken on; uses: the latest reads and writes of each
-    stream; kept_for: streams after which alone its memory is handed out again."""
+    stream; kept_for: streams that have to come to where they are when it is freed before its memory
+    is handed out again."""
 
     home: str
     uses: list[Use] = field(default_factory=list)
@@ -104,10 +105,9 @@ class StreamOrder:
         held = self.memories.pop(memory, None)
         if held is None:
             return None
-        clock = self.clock(held.home)
+        clocks = [self.clock(stream) for stream in (held.home, *held.kept_for)]
         for use in held.uses:
-            is_passed = clock.get(use.stream, 0) >= use.time
-            if not is_passed and use.stream not in held.kept_for:
+            if all(clock.get(use.stream, 0) < use.time for clock in clocks):
                 return (
                     f"memory taken on {held.home} is freed while {use.words} {_verb(use.writes)} "
                     f"it: {held.home} does not wait for {use.stream}, nor is it kept for that"

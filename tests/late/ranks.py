@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,17 @@ from tests.runtime.tiny import trained_rank
 
 
 def run_late_ranks(
-    function: Callable[..., Any], n: int, *args: Any, timeout: float = 100
+    function: Callable[..., Any],
+    n: int,
+    *args: Any,
+    timeout: float = 100,
+    is_serial: bool = False,
 ) -> list[Any]:
-    """`function(rank, size, world, *args)` on n ranks of a late world; results by rank. Raises
-    AssertionError with the traceback of the first rank that failed, or at the timeout."""
-    return run_ranks(_late_rank, n, function, args, timeout=timeout, join=join_late)
+    """`function(rank, size, world, *args)` on n ranks of a late world; results by rank. is_serial:
+    as of LateWorld. Raises AssertionError with the traceback of the first rank that failed, or at
+    the timeout."""
+    join = partial(join_late, is_serial=is_serial)
+    return run_ranks(_late_rank, n, function, args, timeout=timeout, join=join)
 
 
 def _late_rank(rank: int, size: int, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -47,11 +54,12 @@ def late_trainer(job: JobSpec, run_dir: Path, rank: int, world: LateWorld) -> Tr
     return build_trainer(run_dir, job, job_topology(job), rank, environment)
 
 
-def train_late(job: JobSpec, run_dir: Path, *, timeout: float = 100) -> list[dict[str, Any]]:
+def train_late(job: JobSpec, run_dir: Path, *, is_serial: bool = False) -> list[dict[str, Any]]:
     """Train in a late world, without shared memory; what tests.runtime.tiny.train returns."""
     launch = job.launch.model_copy(update={"shared_memory": False})
     raw = job.model_copy(update={"launch": launch}).model_dump(mode="json")
-    return run_late_ranks(_train_late_rank, job.world_size, raw, str(run_dir), timeout=timeout)
+    n = job.world_size
+    return run_late_ranks(_train_late_rank, n, raw, str(run_dir), is_serial=is_serial)
 
 
 def _train_late_rank(

@@ -98,3 +98,13 @@ def test_a_checkpoint_is_resumed(runs, tmp_path, name: str) -> None:
     late = train_late(late_job(runs.data, {**changes, "training__steps": 4}), tmp_path / "late")
     assert column(late, "step") == [4]
     assert column(late) == column(usual)[3:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["4 stages", "2 chunks, tp", "zero 2, pp", "zero 3, tp", "2d"])
+def test_no_two_messages_have_to_travel_at_once(runs, tmp_path, name: str) -> None:
+    """With all of a rank's messages one after the other, whatever their group, nothing hangs: so
+    none relies on room for two kernels of NCCL, nor on CUDA_DEVICE_MAX_CONNECTIONS."""
+    job = late_job(runs.data, SLOW[name])
+    late = train_late(job, tmp_path / "late", is_serial=True)
+    assert column(late) == column(train(job, tmp_path / "usual"))

@@ -96,10 +96,13 @@ class _Part:
 class LateWorld:
     """The streams of one rank. current: the name of the one that it computes on; awaited: by
     stream, the messages that it waits for and that are not known to be over; patience: seconds
-    after which a message has failed."""
+    after which a message has failed. is_serial: all communicators share one thread, as where the
+    device has no room for two messages at once (CUDA_DEVICE_MAX_CONNECTIONS=1 among other ways to
+    it): what needs two at a time hangs."""
 
-    def __init__(self, rank: int, *, patience: float = 40.0) -> None:
+    def __init__(self, rank: int, *, patience: float = 40.0, is_serial: bool = False) -> None:
         self.rank, self.patience = rank, patience
+        self.all_steps = Steps() if is_serial else None
         self.order, self.current = StreamOrder(), MAIN
         self.awaited: dict[str, list[LateWork]] = {}
         self.works: list[LateWork] = []
@@ -183,14 +186,26 @@ class LateWorld:
         self.close()
 
 
+class Steps:
+    """What a thread does, one step after the other."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.put = self.queue.put
+        threading.Thread(target=self._do, name="late", daemon=True).start()
+
+    def _do(self) -> None:
+        while True:
+            self.queue.get()()
+
+
 class LateGroup(dist.ProcessGroup):
-    """One communicator: a gloo group and the thread that does its messages in order."""
+    """One communicator: a gloo group, and the thread that does its messages in order."""
 
     def __init__(self, world: LateWorld, inner: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self.world, self.inner = world, inner
-        self.steps: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._do_steps, name="late", daemon=True).start()
+        self.steps = world.all_steps or Steps()
 
     @property
     def words(self) -> str:
@@ -200,10 +215,6 @@ class LateGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         """What torch asks."""
         return "late"
-
-    def _do_steps(self) -> None:
-        while True:
-            self.steps.get()()
 
     def _start(
         self,
@@ -367,15 +378,21 @@ class LateStream:
         """See SideStream."""
         self.world.order.keep(self.world.watch.see(tensor), self.name)
 
+    def lend(self, tensor: Tensor) -> None:
+        """See SideStream."""
+        self.world.order.keep(self.world.watch.see(tensor), self.world.current)
+
     def _pass(self, source: str, target: str) -> None:
         self.world.order.wait(target, self.world.order.clock(source))
         awaited = self.world.awaited
         awaited[target] = awaited.get(target, []) + awaited.get(source, [])
 
 
-def join_late(store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-    """Make a late default group; groups made of it are late too."""
-    world = LateWorld(rank, patience=timeout.total_seconds() / 2)
+def join_late(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, *, is_serial: bool = False
+) -> None:
+    """Make a late default group; groups made of it are late too. is_serial: as of LateWorld."""
+    world = LateWorld(rank, patience=timeout.total_seconds() / 2, is_serial=is_serial)
 
     def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> LateGroup:
         return LateGroup(world, dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)

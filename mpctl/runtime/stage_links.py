@@ -1,0 +1,98 @@
+"""Messages between the stages of a pipeline: each link has a communicator of its own.
+
+NCCL does the messages of a communicator one after the other, in the order in which a rank started
+them, and a send ends when it is received (ProcessGroupNCCL: unbatched messages of a group with a
+bound device). Over one group a stage's receive would hold up the sends behind it until a neighbour
+has computed what it waits for. So a link, the messages of one stage to another in one direction of
+the passes, has a group of these two alone: what one side sends the other receives, in one order,
+and nothing else stands in between. gloo matches messages by their peers and needs no such groups.
+
+NCCL also lets a message wait for what the current stream has been given before. A send needs that;
+a receive does not: it is started from a side stream, on which its buffer lies too, and comes while
+the stage computes. The buffer is lent to the stream that computes with it (transport/streams.py).
+
+All ranks make groups in the same order, as many as each other (torch splits NCCL's communicators of
+the default one, for which all are needed), so links are made in rounds in which every stage is in
+one pair at most.
+
+>>> link_rounds(stages=4, chunks=1)[:2]
+[[(0, 1), (2, 3)], [(1, 2)]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mpctl.runtime.mesh import Mesh, pair_groups
+from mpctl.transport.group import Group, Pending
+from mpctl.transport.streams import HOST_STREAM, MakeStream, SideStream, side_stream
+
+Direction = Literal["forward", "backward"]
+Pair = tuple[int, int]
+"""Numbers of the stage that sends and of the one that receives."""
+
+
+@dataclass(frozen=True)
+class StageLinks:
+    """The messages of one stage. group: of all stages, which counts and logs them; alone: groups of
+    the two stages of a link, where messages would hold each other up otherwise; stream: on which
+    receives are started."""
+
+    group: Group
+    alone: Mapping[tuple[Direction, Pair], dist.ProcessGroup] = field(default_factory=dict)
+    stream: SideStream = HOST_STREAM
+
+    def start_send(self, direction: Direction, tensor: Tensor, stage: int) -> Pending:
+        """Send a tensor to another stage, without waiting. direction: of the pass, which receives
+        it."""
+        over = self.alone.get((direction, (self.group.rank, stage)))
+        return self.group.start_send(tensor, stage, over=over)
+
+    def start_receive(
+        self, direction: Direction, shape: Sequence[int], like: Tensor, stage: int
+    ) -> Pending:
+        """Receive a tensor of another stage, without waiting, not even for what is computed now.
+        like: has its dtype and device."""
+        over = self.alone.get((direction, (stage, self.group.rank)))
+        with self.stream.running():
+            buffer = torch.empty(shape, dtype=like.dtype, device=like.device)
+            pending = self.group.start_receive(buffer, stage, over=over)
+        self.stream.lend(buffer)
+        return pending
+
+
+def stage_links(mesh: Mesh, *, chunks: int, make_stream: MakeStream = side_stream) -> StageLinks:
+    """The links of this rank's stage; every rank of the mesh calls it. chunks: of each stage."""
+    if mesh.pp.size == 1 or dist.get_backend(mesh.pp.process_group) == "gloo":
+        return StageLinks(mesh.pp)
+    directions: tuple[Direction, ...] = ("forward", "backward")
+    alone: dict[tuple[Direction, Pair], dist.ProcessGroup] = {}
+    for direction in directions:
+        for pairs in link_rounds(stages=mesh.pp.size, chunks=chunks):
+            if direction == "backward":
+                pairs = [(after, before) for before, after in pairs]
+            alone |= {(direction, pair): group for pair, group in pair_groups(mesh, pairs).items()}
+    return StageLinks(mesh.pp, alone, make_stream(mesh.device, is_urgent=True))
+
+
+def link_rounds(*, stages: int, chunks: int) -> list[list[Pair]]:
+    """The links that a forward pass uses, in rounds in which no stage is twice: from each stage to
+    the next and, with several chunks, from the last to the first."""
+    pairs = [(stage, stage + 1) for stage in range(stages - 1)]
+    if chunks > 1:
+        pairs.append((stages - 1, 0))
+    rounds: list[list[Pair]] = []
+    for pair in pairs:
+        free = (one for one in rounds if not {stage for other in one for stage in other} & {*pair})
+        found = next(free, None)
+        if found is None:
+            rounds.append([pair])
+        else:
+            found.append(pair)
+    return rounds
