@@ -200,7 +200,7 @@ class _Numbers(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _FROM_NUMBERS and not isinstance(args[-1], Tensor):
+        if func in _FROM_NUMBERS and not isinstance(args[-1] if args else None, Tensor):
             is_there = device_of(result).type == self.check.device.type
             if is_there:
                 self.check.note(f"{func.__name__}: numbers of the host, copied to the device")

@@ -51,13 +51,13 @@ from mpctl.runtime.process import die_with_parent
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.traffic import TrafficCounter
 from mpctl.runtime.train import Trainer
+from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import parse
 from mpctl.topology import Topology
 from mpctl.transport.group import Collective
 
 EXTRA_ROUNDS = 2  # beyond those in flight
-NORM_BLOCK = 1 << 28
 NO_RUN = Path(os.devnull) / "no-run"  # cannot exist: nothing is found or written there
 Message = tuple[str, str, int]  # axis, kind, bytes
 
@@ -189,7 +189,7 @@ class Rehearsal:
         auditor = StepAuditor(device, job_speed(whole)) if self.audits else None
         with fake_world(self.rank, self.topology.world_size), fake_tensors():
             with MemoryTracker(device) as tracker, HostSyncCheck(device) as check:
-                trainer = self._build(device, traffic, tracker, auditor)
+                trainer = self._build(check, traffic, tracker, auditor)
                 audited = nullcontext() if auditor is None else auditor.watching(trainer)
                 with check.watching(trainer.model), audited:
                     trainer.one_step()
@@ -204,12 +204,13 @@ class Rehearsal:
 
     def _build(
         self,
-        device: torch.device,
+        check: HostSyncCheck,
         traffic: MicroBatchTraffic,
         tracker: MemoryTracker,
         auditor: StepAuditor | None,
     ) -> Trainer:
         """The trainer as the second step finds it, and nothing but its memory counted."""
+        device = check.device
         environment = RuntimeEnvironment(
             device=device,
             open_batches=open_fake_batches,
@@ -218,7 +219,9 @@ class Rehearsal:
             kernels=kernels_of(device),
             traffic=traffic,
             profile=StepProfile() if auditor is None else AuditedSpans(auditor.scopes),
-            norm_block=NORM_BLOCK,
+            norm_block=DEVICE_NORM_BLOCK,
+            runs_ahead=device.type != "cpu",
+            read_figures=check.read,
         )
         self.trainer = trainer = build_trainer(
             NO_RUN, self.job, self.topology, self.rank, environment
@@ -237,7 +240,10 @@ def _add_moments(trainer: Trainer) -> None:
     """Give the optimizer the state that one update leaves: a steady step is measured."""
     for value in trainer.optimizer.values:
         moments = {name: torch.zeros_like(value.detach()) for name in MOMENTS}
-        trainer.optimizer.adam.state[value] = {"step": torch.tensor(1.0), **moments}
+        trainer.optimizer.adam.state[value] = {
+            "step": torch.ones((), device=value.device),
+            **moments,
+        }
 
 
 def _add_memory(account: RehearsedRank, trainer: Trainer, tracker: MemoryTracker) -> None:

@@ -40,8 +40,14 @@ class AdamW:
     state: dict[Tensor, dict[str, Tensor]] = field(default_factory=dict)
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Update every value that has a gradient; rate: the learning rate."""
+    def step(
+        self, rate: float, *, grad_scale: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> None:
+        """Update every value that has a gradient; rate: the learning rate.
+
+        grad_scale, found_inf: float32 scalars on the device of the values. Gradients are divided by
+        the first, in place; where the second is 1, values, moments and counts stay as they are.
+        """
         for group in self.groups:
             values = [value for value in group.values if value.grad is not None]
             states = [self._state_of(value) for value in values]
@@ -53,6 +59,8 @@ class AdamW:
                 [],
                 [state["step"] for state in states],
                 fused=True,
+                grad_scale=grad_scale,
+                found_inf=found_inf,
                 amsgrad=False,
                 beta1=self.beta1,
                 beta2=self.beta2,

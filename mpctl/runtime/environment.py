@@ -24,8 +24,9 @@ from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, select_device
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.profile import StepProfile
+from mpctl.runtime.status import ReadFigures, read_figures
 from mpctl.runtime.traffic import TrafficCounter
-from mpctl.runtime.zero.gradients import NORM_BLOCK
+from mpctl.runtime.zero.gradients import DEVICE_NORM_BLOCK, NORM_BLOCK
 from mpctl.spec.job import JobSpec
 from mpctl.transport.group import Group
 from mpctl.transport.streams import MakeStream, side_stream
@@ -52,7 +53,9 @@ class RuntimeEnvironment:
     seconds that it costs; profile: records what is done when.
     log: where this rank writes how far it is in the collectives of its groups, None for nowhere.
     norm_block: elements of a gradient whose squares are summed at a time. make_stream: makes a
-    stream beside the current one of a device (transport/streams.py, side_stream).
+    stream beside the current one of a device (transport/streams.py, side_stream). runs_ahead:
+    whether the device works on while the host goes on, so that reading a number of it is to be
+    avoided. read_figures: reads the figures of a step.
     """
 
     device: torch.device
@@ -68,6 +71,8 @@ class RuntimeEnvironment:
     log: CollectiveLog | None = None
     norm_block: int = NORM_BLOCK
     make_stream: MakeStream = side_stream
+    runs_ahead: bool = False
+    read_figures: ReadFigures = read_figures
 
     @classmethod
     def of_machine(
@@ -86,6 +91,8 @@ class RuntimeEnvironment:
             kernels=machine_kernels(device),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
             log=log,
+            norm_block=NORM_BLOCK if device.type == "cpu" else DEVICE_NORM_BLOCK,
+            runs_ahead=device.type != "cpu",
         )
 
     def count_anew(self) -> None:

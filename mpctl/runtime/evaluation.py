@@ -28,7 +28,7 @@ from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.stage_links import stage_links
-from mpctl.runtime.status import StepStatus, reduce_status
+from mpctl.runtime.status import OwnStatus, reduce_status
 from mpctl.sharding import validation_batches
 from mpctl.spec.job import JobSpec
 
@@ -77,16 +77,16 @@ class _Evaluation:
             group = numbers[start : start + size]
             batches = [self._batch(objective, list(samples_of) or [0]) for samples_of in group]
             counted = sum(len(samples_of) > 0 for samples_of in group)
-            loss += self.pipeline.evaluate(batches, counted=counted)
+            loss += float(self.pipeline.evaluate(batches, counted=counted))
             tokens += sum(map(_predicted_tokens, batches[:counted]))
             done, total = start + len(group), len(numbers)
             yield {"corpus": corpus, "event": "progress", "done": done, "total": total}
         yield {
             "corpus": corpus,
             "event": "corpus",
-            "loss": reduce_status(StepStatus(loss / samples), mesh).loss,
+            "loss": reduce_status(OwnStatus(loss / samples), mesh).loss,
             "samples": samples,
-            "tokens": int(reduce_status(StepStatus(float(tokens)), mesh).loss),
+            "tokens": int(reduce_status(OwnStatus(float(tokens)), mesh).loss),
             "seconds": time.perf_counter() - began,
         }
 

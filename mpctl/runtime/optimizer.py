@@ -68,16 +68,34 @@ class Optimizer:
             training.epsilon,
         )
 
-    def step(self, step: int) -> float:
-        """Update every parameter at the schedule's rate of `step`, from 0; returns that rate."""
-        rate = learning_rate(self.training, step)
+    def step(
+        self, step: int, *, factor: Tensor | None = None, is_bad: Tensor | None = None
+    ) -> None:
+        """Update every parameter at the schedule's rate of `step`, from 0.
+
+        factor: what gradients are to be multiplied by, a scalar on the device; is_bad: whether
+        nothing is to change, too. Such an update counts in `updates` until the caller takes it out.
+        """
         self.settle()
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
-        self.adam.step(rate)
+        scale = None
+        if factor is not None:
+            scale = None if self._multiplied(factor) else (1 / factor).float()
+        found = None if is_bad is None else is_bad.float()
+        rate = learning_rate(self.training, step)
+        self.adam.step(rate, grad_scale=scale, found_inf=found)
         self.updates += 1
         self.publish()
-        return rate
+
+    @torch.no_grad()
+    def _multiplied(self, factor: Tensor) -> bool:
+        """Multiply float64 gradients, for which AdamW's float32 scale is too coarse; whether they
+        are."""
+        is_wide = any(value.dtype == torch.float64 for value in self.values)
+        if is_wide:
+            torch._foreach_mul_([v.grad for v in self.values if v.grad is not None], factor)
+        return is_wide
 
     def updates_of(self, parameter: Tensor) -> int:
         """How many updates the moments of a trained parameter have seen: AdamW's step."""

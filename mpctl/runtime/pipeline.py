@@ -105,9 +105,10 @@ class PipelineRunner:
         self.current = step
         self.on_move()
 
-    def train(self, batches: Iterator[Batch], *, step: int, scale: float = 1.0) -> float:
+    def train(self, batches: Iterator[Batch], *, step: int, scale: float = 1.0) -> Tensor:
         """Add the gradients of a step's micro batches, times `scale`, to the parameters'; returns
-        this rank's share of the mean loss, which only the last stage knows (0 elsewhere)."""
+        this rank's share of the mean loss, which only the last stage knows (0 elsewhere): a float64
+        scalar on the device."""
         training = self.partition.job.training
         samples = training.global_batch_size or 1
         if self.keys is not None:
@@ -115,9 +116,10 @@ class PipelineRunner:
         run = _ProgramRun(self, batches, samples, seed=training.seed, step=step, scale=scale)
         return run.execute(self.program)
 
-    def evaluate(self, batches: Sequence[Batch], *, counted: int) -> float:
+    def evaluate(self, batches: Sequence[Batch], *, counted: int) -> Tensor:
         """The sum of this rank's losses without dropout, on the last stage (0 elsewhere), over the
-        first `counted` of the micro batches; the others are computed and left out of the sum."""
+        first `counted` of the micro batches; the others are computed and left out of the sum. A
+        float64 scalar on the device."""
         run = _ProgramRun(self, iter(batches), 1, counted=counted)
         return run.execute(self._forward_program(len(batches)))
 
@@ -170,7 +172,6 @@ class _ProgramRun:
     step: int | None = None
     scale: float = 1.0
     counted: int | None = None
-    loss: float = 0.0
     num_read: int = 0
     batches: dict[int, Batch] = field(default_factory=dict)
     graphs: dict[tuple[int, int], _SavedGraph] = field(default_factory=dict)
@@ -179,7 +180,11 @@ class _ProgramRun:
     results: dict[Action, list[Tensor]] = field(default_factory=dict)
     sending: deque[Pending] = field(default_factory=deque)
 
-    def execute(self, steps: Iterable[Step]) -> float:
+    def __post_init__(self) -> None:
+        # Summed there: reading each loss would make the host wait for every micro batch.
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.runner.device)
+
+    def execute(self, steps: Iterable[Step]) -> Tensor:
         """Do every step of the program; returns the sum of the losses, divided by `samples`."""
         for step in steps:
             self.runner.move(step)
@@ -219,7 +224,7 @@ class _ProgramRun:
             (loss,) = outputs
             outputs = (loss / self.samples,)
             if self.counted is None or action.microbatch < self.counted:
-                self.loss += float(outputs[0].detach())
+                self.loss.add_(outputs[0].detach())
         if torch.is_grad_enabled():
             self._save_graph(action, inputs, outputs, behind)
         elif action.chunk == len(self.runner.chunks) - 1:

@@ -7,6 +7,8 @@ two steps of warming up, its share of communication is the median of 2/5 and 3/5
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -15,6 +17,30 @@ from mpctl.rundir.rank_files import RankReport, StepRecord
 from mpctl.rundir.summary import WARM_UP_STEPS, medians_by_axis
 
 REPORTED_STEPS = 1000  # of the steps of an attempt, the last that its report speaks of
+
+
+class StepClock:
+    """Measures one step, from when it is made: seconds of the clock, and of this process."""
+
+    def __init__(self) -> None:
+        self.began, self.cpu_began = time.perf_counter(), time.process_time()
+        self.seconds, self.cpu_seconds = 0.0, 0.0
+
+    def stop(self) -> None:
+        """The step is over."""
+        self.seconds = time.perf_counter() - self.began
+        self.cpu_seconds = time.process_time() - self.cpu_began
+
+    def record(self, step: int, loss: float, tokens: int) -> StepRecord:
+        """The record of step `step`, from 1, of so many tokens."""
+        return {
+            "step": step,
+            "loss": loss if math.isfinite(loss) else None,
+            "tokens": step * tokens,
+            "step_seconds": self.seconds,
+            "cpu_seconds": self.cpu_seconds,
+            "tokens_per_second": tokens / self.seconds,
+        }
 
 
 @dataclass(frozen=True)

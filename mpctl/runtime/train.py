@@ -8,7 +8,6 @@ batches and replicas, and every layout computes the same number.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +23,18 @@ from mpctl.runtime.checkpointing import loader
 from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.loss_scale import LossScale
-from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.memory_watch import MemoryWatch
 from mpctl.runtime.mesh import Mesh
-from mpctl.runtime.nonfinite import GradientInspector, locate_nonfinite
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pipeline import PipelineRunner
 from mpctl.runtime.profile import StepProfile
-from mpctl.runtime.status import StepStatus, reduce_status
-from mpctl.runtime.step_guard import Judgement, StepGuard, StepRefused
-from mpctl.runtime.step_record import UpdateResult, ValidationLosses
-from mpctl.runtime.zero.gradients import GradientBuffer, clip_factor
+from mpctl.runtime.status import OwnStatus, StepStatus, reduce_status
+from mpctl.runtime.step_guard import StepGuard
+from mpctl.runtime.step_judge import Look, StepJudge
+from mpctl.runtime.step_record import StepClock, UpdateResult, ValidationLosses
+from mpctl.runtime.update import Updater
+from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.overlap import GradientOverlap
 from mpctl.spec.job import JobSpec
 from mpctl.weights.saved_tensors import padding_rows
@@ -67,6 +66,11 @@ class Trainer:
         self.loss_scale = LossScale.of(self.job.training)
         self.memory_watch = MemoryWatch.of(self.job, self.mesh.device)
         self.guard = StepGuard(self.job.training)
+        is_fp16 = self.loss_scale is not None
+        self.judge = StepJudge(self.guard, self.mesh, is_fp16, lambda: self.names, self._recompute)
+        self.updater = Updater(
+            self.job.training, self.buffer, self.optimizer, self.loss_scale, self.profile
+        )
 
     @property
     def partition(self) -> PipelinePartition:
@@ -152,101 +156,84 @@ class Trainer:
         self.phase = f"step {self.step + 1}"
         self.profile.begin_step(self.step + 1)
         self.environment.count_anew()
-        began, cpu_began = time.perf_counter(), time.process_time()
-        with self.memory_watch.step(self):
-            loss = self._compute_gradients()
-            early = self._reduce_status(loss) if self.guard.needs_loss else None
-            update = self._update(loss, early)
-            self.fp8.end_step(self.mesh.world)
-        status = early or self._reduce_status(loss)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu_began
-        self.profile.end_step()
-        if early is None:
-            self._require_good(loss, status.loss)
+        clock = StepClock()
+        status, update = self._trained_step(clock)
         if not update.skipped:
             self.guard.made_update(status.loss)
         self.step += 1
         self.step_traffic = self.environment.traffic.snapshot()
         tokens = self.partition.layout.tokens_per_step
-        record: StepRecord = {
-            "step": self.step,
-            "loss": status.loss if math.isfinite(status.loss) else None,
-            "tokens": self.step * tokens,
-            "step_seconds": seconds,
-            "cpu_seconds": cpu,
-            "tokens_per_second": tokens / seconds,
-            "communication_seconds": self.environment.communication.snapshot(),
-        }
+        record = clock.record(self.step, status.loss, tokens)
+        record["communication_seconds"] = self.environment.communication.snapshot()
         update.add(record)
         record["memory_bytes"] = status.memory
         record["predicted_step_seconds"] = self.job.launch.predicted_step_seconds
         return record, status.stop
 
-    def _compute_gradients(self) -> float:
+    def _trained_step(self, clock: StepClock) -> tuple[StepStatus, UpdateResult]:
+        """The step's gradients and update. Where the device runs ahead, the host waits for it once:
+        in `_reduce_status`, before the update only if the guard needs the loss for it."""
+        early, update = None, None
+        with self.memory_watch.step(self):
+            loss = self._compute_gradients()
+            norm = self.updater.norm()
+            if self.guard.needs_loss:
+                early = self._reduce_status(loss, norm)
+            if early or not self.environment.runs_ahead:
+                shared = early.loss if early else None
+                update = self._decide(loss, shared, early.norm if early else float(norm))
+            else:
+                self.updater.give(self.step, norm)
+            self.fp8.end_step(self.mesh.world)
+        status = early or self._reduce_status(loss, norm)
+        clock.stop()
+        self.profile.end_step()
+        update = update or self._find_out(loss, status.norm)
+        if early is None:
+            self.judge.require_good(self.step + 1, loss, status.loss)
+        return status, update
+
+    def _compute_gradients(self) -> Tensor:
         """Gradients of one step, reduced over all ranks; returns this rank's share of the loss."""
         self.buffer.zero()
         self.gradients.restart()
-        scale = self.loss_scale.value if self.loss_scale else 1.0
         batches = self.profile.each("data", self.batches.training_step(self.step))
-        loss = self.pipeline.train(batches, step=self.step, scale=scale)
+        loss = self.pipeline.train(batches, step=self.step, scale=self.updater.scale)
         with self.profile.span("gradients"):
             self.gradients.finish()
             self.buffer.sum_parts()
         return loss
 
-    def _update(self, loss: float, status: StepStatus | None) -> UpdateResult:
-        """Step the optimizer, or skip the step where fp16 overflowed or the guard says so.
+    def _recompute(self, look: Look) -> None:
+        """Compute the gradients of the step under way once more, for a StepJudge."""
+        self.gradients.before_reduce = look
+        self._compute_gradients()
 
-        status: of the step, None where it is shared after the update. The gradient's norm is the
-        same number on every rank, so that all decide alike.
+    def _decide(self, loss: Tensor, shared: float | None, norm: float) -> UpdateResult:
+        """Update the parameters, or skip the step where fp16 overflowed or the guard says so.
+
+        shared: the loss of the step, None where it is shared after the update. The gradient's norm
+        is the same number on every rank, so that all decide alike.
         """
-        scale = self.loss_scale
-        used = scale.value if scale else 1.0
-        with self.profile.span("norm"):
-            norm = self.buffer.norm() / used
-        shared = None if status is None else status.loss
-        is_fp16 = scale is not None
-        judgement = self.guard.judge(self.step + 1, shared, norm, may_overflow=is_fp16)
-        if judgement.action in ("stop", "rollback"):
-            raise self._refusal(judgement, loss, recompute=not judgement.is_spike)
+        judgement = self.judge.judge(self.step + 1, loss, shared, norm)
         if math.isfinite(norm) and judgement.action == "update":
-            self.buffer.scale(clip_factor(norm, self.job.training.clip_norm) / used)
-            with self.profile.span("optimizer"):
-                rate = self.optimizer.step(self.step)
-            if scale:
-                scale.went_well()
-            return UpdateResult(norm, rate, used if scale else None)
-        if scale and not math.isfinite(norm):
-            scale.overflowed()
-        self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
-        rate = learning_rate(self.job.training, self.step)
-        known = norm if math.isfinite(norm) else None
-        return UpdateResult(known, rate, used if scale else None, True, judgement.reason)
+            return self.updater.make(self.step, norm)
+        return self.updater.skip(self.step, norm, judgement.reason)
 
-    def _require_good(self, loss: float, shared: float) -> None:
-        """Judge a step whose loss was shared after its update. Raises StepRefused."""
-        judgement = self.guard.judge(self.step + 1, shared, 0.0, may_overflow=False)
-        if judgement.action != "update":
-            raise self._refusal(judgement, loss, recompute=False)
+    def _find_out(self, loss: Tensor, norm: float) -> UpdateResult:
+        """What became of an update that was given to the device before the norm was known here."""
+        if math.isfinite(norm):
+            return self.updater.made(self.step, norm)
+        self.updater.left_out()
+        judgement = self.judge.judge(self.step + 1, loss, None, norm)
+        return self.updater.skipped(self.step, norm, judgement.reason)
 
-    def _refusal(self, judgement: Judgement, loss: float, *, recompute: bool) -> StepRefused:
-        """The failure that ends the run on this rank; every rank calls it. recompute: compute the
-        step once more, each rank looking at its own gradients, to find where it came from."""
-        rollback = self.step + 1 if judgement.action == "rollback" else None
-        if judgement.is_spike:
-            return StepRefused(judgement.reason, is_echo=self.mesh.rank > 0, rollback=rollback)
-        inspector = GradientInspector(self.names)
-        if recompute:
-            self.gradients.before_reduce = inspector.look
-            self._compute_gradients()
-        evidence = inspector.evidence(loss)
-        return locate_nonfinite(judgement.reason, self.mesh, evidence, rollback=rollback)
-
-    def _reduce_status(self, loss: float) -> StepStatus:
+    def _reduce_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
         environment = self.environment
         stop = environment.stop_requested() or self.saver.has_failed
+        own = OwnStatus(loss, stop, environment.peak_memory())
         with self.profile.span("status"):
-            return reduce_status(StepStatus(loss, stop, environment.peak_memory()), self.mesh)
+            return reduce_status(own, self.mesh, norm=norm, read=environment.read_figures)
 
     @torch.no_grad()
     def validate(self) -> ValidationLosses | None:
@@ -272,7 +259,7 @@ class Trainer:
         batches, counted = self.batches.evaluation(objective)
         total = self.pipeline.evaluate(batches, counted=counted)
         mean = total / self.batches.eval_samples(objective)
-        return reduce_status(StepStatus(mean), self.mesh).loss
+        return reduce_status(OwnStatus(mean), self.mesh).loss
 
     def save(self) -> None:
         """Write a checkpoint of this step, unless there is one, and wait until it is published;

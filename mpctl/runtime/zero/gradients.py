@@ -30,7 +30,8 @@ from mpctl.kernels.parameters import full_numel
 from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
 from mpctl.transport.group import Group, Pending
 
-NORM_BLOCK = 1 << 16  # elements whose squares are summed at a time
+NORM_BLOCK = 1 << 16  # elements whose squares are summed at a time, on a CPU
+DEVICE_NORM_BLOCK = 1 << 28  # elsewhere: a kernel sums in blocks of its own; fewer views to make
 
 
 class BucketGradients:
@@ -209,17 +210,18 @@ class GradientBuffer:
             if store.shard.stages is not None:
                 store.shard.stages.all_reduce(store.local)
 
-    def norm(self) -> float:
-        """L2 norm of the whole model's gradient, each element once: shards are summed over tp,
-        where each of the ranks that hold the same one counts its share, slices over the replicas,
-        and copies count on the first of their stages."""
+    def norm(self) -> Tensor:
+        """L2 norm of the whole model's gradient, a float64 scalar on the device. Each element
+        counts once: shards are summed over tp, where each of the ranks that hold the same one
+        counts its share, slices over the replicas, and copies count on the first of their
+        stages."""
         squares, tp = self._squared_norms(), self.groups.tp
         replicated = squares.pop(tp.size, self._zeros())
         sharded = sum((square / copies for copies, square in squares.items()), self._zeros())
         total = tp.all_reduce(sharded) + replicated
         if self.zero_stage:
             total = self.groups.dp_cp.all_reduce(total)
-        return float(self.groups.pp.all_reduce(total).sqrt())
+        return self.groups.pp.all_reduce(total).sqrt()
 
     def _squared_norms(self) -> dict[int, Tensor]:
         """Sums of squares of the gradients on this rank, by the number of tp ranks that hold the
@@ -242,11 +244,6 @@ class GradientBuffer:
         if factor != 1.0:
             for store in self.stores:
                 store.local.mul_(factor)
-
-
-def clip_factor(norm: float, bound: float) -> float:
-    """The factor that reduces a norm to at most `bound`; a bound of 0 means none."""
-    return bound / norm if 0 < bound < norm else 1.0
 
 
 def squared_norm(
