@@ -29,7 +29,8 @@ ReadFigures = Callable[[Tensor], list[float]]
 
 @dataclass(frozen=True)
 class OwnStatus:
-    """One rank's part. loss: its share, a number or a scalar on the device; peak_memory: bytes."""
+    """One rank's part of the status. loss: its share, a number or a scalar on the device;
+    peak_memory: bytes."""
 
     loss: Tensor | float
     stop: bool = False
@@ -38,8 +39,8 @@ class OwnStatus:
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Of all ranks, equal on every one. loss: the sum over all samples; stop: whether any rank is
-    to stop; memory: peak bytes of every rank; norm: what `reduce_status` was given as such."""
+    """The status of all ranks, equal on every one. loss: the sum over all samples; stop: whether
+    any rank is to stop; memory: peak bytes of every rank; norm: what `reduce_status` was given."""
 
     loss: float
     stop: bool
