@@ -42,14 +42,6 @@ def context_positions(seq: int, c: int, r: int, *, device: torch.device | None =
     return torch.cat([numbers(block, device) for block in context_blocks(seq, c, r)])
 
 
-def context_split(whole: Tensor, cp: Group, *, dim: int = 1) -> Tensor:
-    """This rank's part along `dim` of a whole sequence: tokens or targets [b, s] -> [b, s/c]."""
-    if cp.size == 1:
-        return whole
-    positions = context_positions(whole.shape[dim], cp.size, cp.rank, device=whole.device)
-    return whole.index_select(dim, positions)
-
-
 def gather_context(key: Tensor, value: Tensor, cp: Group) -> tuple[Tensor, Tensor]:
     """Keys and values of all ranks: 2 of [b, k, s/c, d] -> 2 of [b, k, s, d], by position.
 

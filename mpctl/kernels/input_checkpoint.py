@@ -61,6 +61,6 @@ def _to_host(tensor: Tensor) -> Tensor:
 
     Both directions run on the stream of the computation, so the copy back follows the copy out.
     """
-    pinned = tensor.device.type == "cuda"
+    pinned = tensor.device.type != "cpu"
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
     return host.copy_(tensor, non_blocking=pinned)

@@ -27,7 +27,7 @@ class StepKeys(Mapping[str, Mapping[str, Tensor]]):
     def __init__(self, sites: Mapping[str, Sequence[str]], seed: int, device: torch.device) -> None:
         self.seed, self.step = seed, 0
         self.names = [site_name(scope, site) for scope, own in sites.items() for site in own]
-        pinned = device.type == "cuda"
+        pinned = device.type != "cpu"
         # Two by turns: a copy out of one may still be under way when the next step fills its own.
         self._host = [
             torch.zeros(len(self.names), dtype=torch.int32, pin_memory=pinned) for _ in range(2)

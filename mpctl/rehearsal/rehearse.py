@@ -193,7 +193,7 @@ class Rehearsal:
                 audited = nullcontext() if auditor is None else auditor.watching(trainer)
                 with check.watching(trainer.model), audited:
                     trainer.one_step()
-            account["host_syncs"] = [str(sync) for sync in check.found]
+            account["host_syncs"] = check.places()
             run = self.job.num_microbatches
             account["parameters"] = sum(p.numel() for p in trainer.model.parameters())
             account["step_traffic"] = traffic.extrapolate(whole.num_microbatches, run)

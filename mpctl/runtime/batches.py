@@ -11,28 +11,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from mpctl.data.extension import TokenizerExtension
 from mpctl.data.indexed import IndexedDataset
 from mpctl.data.manifest import Prepared, Split, open_prepared, open_validations
-from mpctl.data.samples import SampleSource, sample_numbers
+from mpctl.data.samples import Fields, SampleSource, sample_numbers
 from mpctl.data.special import added_tokens, missing_tokens, special_ids
 from mpctl.errors import InputError
 from mpctl.families import get_family, special_tokens
 from mpctl.families.batch import Batch, Objective
 from mpctl.families.modules import get_implementation
-from mpctl.kernels.context import context_split
+from mpctl.kernels.context import context_blocks
 from mpctl.kernels.cross_entropy import IGNORED
 from mpctl.layout.topology import job_grid
 from mpctl.runtime.mesh import AxisPosition
+from mpctl.runtime.read_ahead import ReadAhead
 from mpctl.sharding import filled_up, validation_batches
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
 from mpctl.transport.group import Group
+
+HostBatch = tuple[list[int], Fields]
+"""The numbers of a micro batch's samples, and its arrays in host memory."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ class Batches:
     train: the objective that training samples come from. validation: that of the data's own
     validation split, None where the job does not validate; validations: those of further corpora,
     by name. extension: what the tokenizer of the data added to an older one; reserved_ids: number
-    of special tokens that take ids which the tokenizer leaves free.
+    of special tokens that take ids which the tokenizer leaves free. reads_ahead: whether a thread
+    reads training samples before they are asked for; a CPU has no time to spare for it.
     """
 
     job: JobSpec
@@ -54,6 +63,7 @@ class Batches:
     validations: Mapping[str, Objective] = field(default_factory=dict)
     extension: TokenizerExtension | None = None
     reserved_ids: int = 0
+    reads_ahead: bool = False
 
     @classmethod
     def open(
@@ -87,6 +97,7 @@ class Batches:
                 for name, corpus in corpora.items()
             },
             extension=prepared.extension,
+            reads_ahead=device.type == "cuda",
             reserved_ids=len(missing_tokens(added, special_tokens(model_of(job)))),
         )
 
@@ -97,8 +108,26 @@ class Batches:
     def training_step(self, step: int) -> Iterator[Batch]:
         """This rank's micro batches of training step `step`, counted from 0: those of the step's
         batch, which has a higher number where batches are left out (training.skip_batches)."""
+        read = self._read_step if self._reader is None else self._reader.step
+        for numbers, fields in read(step):
+            yield sent_batch(numbers, fields, self.device)
+
+    def close(self) -> None:
+        """End the thread that reads in advance."""
+        if self._reader is not None:
+            self._reader.close()
+
+    @cached_property
+    def _reader(self) -> ReadAhead[HostBatch] | None:
+        """What reads in advance: this step's micro batches and those of the next."""
+        if not self.reads_ahead:
+            return None
+        depth = 2 * self.job.num_microbatches
+        return ReadAhead(self._read_step, stop=self.job.training.steps, depth=depth)
+
+    def _read_step(self, step: int) -> Iterator[HostBatch]:
         training = self.job.training
-        batch = training.batch_of_step(step + 1) - 1
+        batch, model = training.batch_of_step(step + 1) - 1, model_of(self.job)
         for microbatch in range(self.job.num_microbatches):
             numbers = sample_numbers(
                 step=batch,
@@ -108,7 +137,7 @@ class Batches:
                 dp_size=self.dp.size,
                 global_batch_size=training.global_batch_size or training.micro_batch_size,
             )
-            yield self._batch(self.train, list(numbers))
+            yield list(numbers), host_fields(self.train, list(numbers), model=model, cp=self.cp)
 
     def evaluation(self, objective: Objective) -> tuple[list[Batch], int]:
         """This replica's share of the same validation samples every time: its micro batches, and
@@ -164,9 +193,15 @@ def make_objective(
 def read_batch(
     objective: Objective, numbers: list[int], *, model: ModelSpec, cp: Group, device: torch.device
 ) -> Batch:
-    """The samples of these numbers on `device`: of arrays [b, s] this rank's part [b, s/c], others
-    whole. Raises InputError where a token id is not below the model's vocabulary."""
-    fields = {name: torch.from_numpy(a) for name, a in objective.batch(numbers).items()}
+    """The samples of these numbers on `device`: `host_fields`, sent."""
+    return sent_batch(numbers, host_fields(objective, numbers, model=model, cp=cp), device)
+
+
+def host_fields(objective: Objective, numbers: list[int], *, model: ModelSpec, cp: Group) -> Fields:
+    """The samples of these numbers as NumPy arrays by name: of arrays [b, s] this rank's part
+    [b, s/c], others whole. Raises InputError where a token id is not below the model's
+    vocabulary."""
+    fields = objective.batch(numbers)
     for name, array in get_family(model.family).batch_arrays.items():
         if array.is_tokens and (largest := int(fields[name].max())) >= model.vocab:
             raise InputError.of(
@@ -176,11 +211,37 @@ def read_batch(
                 f"of {model.vocab}",
                 "prepare the data with the model's vocabulary",
             )
-    local = {name: _local_part(whole, cp, device) for name, whole in fields.items()}
-    return Batch(torch.tensor(numbers).to(device), local)
+    return {name: _local_part(whole, cp) for name, whole in fields.items()}
 
 
-def _local_part(whole: Tensor, cp: Group, device: torch.device) -> Tensor:
-    """[b, s] -> [b, s/c] on this rank's device; [b] as it is."""
-    whole = whole.to(device)
-    return context_split(whole, cp).contiguous() if whole.dim() > 1 else whole
+def _local_part(whole: NDArray[Any], cp: Group) -> NDArray[Any]:
+    """[b, s] -> [b, s/c], [b] as it is."""
+    if whole.ndim == 1 or cp.size == 1:
+        return whole
+    blocks = context_blocks(whole.shape[1], cp.size, cp.rank)
+    return np.concatenate([whole[:, block.start : block.stop] for block in blocks], axis=1)
+
+
+def sent_batch(numbers: list[int], fields: Fields, device: torch.device) -> Batch:
+    """A micro batch on `device`, in one message: all of its arrays lie in one piece of memory. To
+    an accelerator it goes from pinned memory, and the host does not wait for it."""
+    arrays = {"": np.array(numbers), **fields}
+    pinned = device.type != "cpu"
+    total = sum(array.size for array in arrays.values())
+    host = torch.empty(total, dtype=torch.int64, pin_memory=pinned)
+    for part, array in zip(_views(host, arrays), arrays.values(), strict=True):
+        part.copy_(torch.from_numpy(array))
+    whole = host.to(device, non_blocking=True)
+    samples, *local = _views(whole, arrays)
+    return Batch(samples, dict(zip(fields, local, strict=True)))
+
+
+def _views(whole: Tensor, arrays: Mapping[str, NDArray[Any]]) -> list[Tensor]:
+    """Parts of `whole`, one behind the other, in the shapes of the arrays: int64, or float64 for
+    weights, as an Objective makes them."""
+    parts = whole.split([array.size for array in arrays.values()])
+    kinds = [torch.float64 if a.dtype.kind == "f" else torch.int64 for a in arrays.values()]
+    return [
+        part.view(kind).view(array.shape)
+        for part, kind, array in zip(parts, kinds, arrays.values(), strict=True)
+    ]

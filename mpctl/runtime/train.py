@@ -115,6 +115,12 @@ class Trainer:
         and validated is saved first, so that a validation that fails loses no training. Returns
         when the last save is published; raises SaveFailed where one failed.
         """
+        try:
+            yield from self._steps()
+        finally:
+            self.batches.close()
+
+    def _steps(self) -> Iterator[StepRecord]:
         training, stopping = self.job.training, False
         initial = self.validate() if training.eval_interval and not self.step else None
         while self.step < training.steps and not stopping:

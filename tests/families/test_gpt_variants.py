@@ -9,12 +9,11 @@ import torch
 
 from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
-from mpctl.kernels.context import context_split
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
-from tests.kernels.oracle import axes, close, fill, gradients, sum_gradients, whole
+from tests.kernels.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
 from tests.ranks import run_ranks
 
 S = 8

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpctl.kernels.context import context_split
+from mpctl.kernels.context import context_positions
 from mpctl.kernels.parameters import assemble, is_partial, shard_of, take
 from mpctl.transport.group import Collective, Group
 from tests.shards import PlainShard, plain, shard_from
@@ -43,6 +43,12 @@ def axes(rank: int, tp: int, cp: int, log: list[Collective] | None = None) -> tu
         Group(rank % tp, tp, rows[rank // tp], record=record),
         Group(rank // tp, cp, columns[rank % tp], name="cp", record=record),
     )
+
+
+def context_split(whole: Tensor, cp: Group, *, dim: int = 1) -> Tensor:
+    """This rank's part along `dim` of a whole sequence: tokens or targets [b, s] -> [b, s/c]."""
+    positions = context_positions(whole.shape[dim], cp.size, cp.rank)
+    return whole.index_select(dim, positions)
 
 
 def held(x: Tensor, tp: Group, cp: Group, split: bool = False) -> Tensor:

@@ -14,7 +14,6 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.context import (
     context_blocks,
     context_positions,
-    context_split,
     gather_context,
 )
 from mpctl.kernels.counter_rng import CounterRNG
@@ -24,7 +23,7 @@ from mpctl.kernels.rotary import Rotary
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.transport.group import Collective, Group
 from tests.kernels.build import make_attention
-from tests.kernels.oracle import axes, close, fill, grouped, logged, numbers
+from tests.kernels.oracle import axes, close, context_split, fill, grouped, logged, numbers
 from tests.ranks import run_ranks
 
 B, S, H, A, K, D = 2, 16, 16, 4, 2, 4

@@ -6,14 +6,23 @@ First what the check itself sees, by hand.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mpctl.families.gpt.module import GPT
+from mpctl.layout.topology import job_topology
 from mpctl.rehearsal.fake_backend import fake_tensors
-from mpctl.rehearsal.host_sync import HostSyncCheck, HostSyncError
+from mpctl.rehearsal.host_sync import HostSyncCheck
+from mpctl.rehearsal.rehearse import rehearse
 from mpctl.runtime.memory_tracker import MemoryTracker
+from mpctl.spec.load import load_job
+from tests.runtime.test_axes import SHAPES
+from tests.runtime.test_pipeline import MODELS, layout
+from tests.runtime.tiny import settings
 
 META = torch.device("meta")
 WAITS = {
@@ -85,17 +94,126 @@ def test_the_module_is_named_and_what_is_outside_is_not_watched() -> None:
             assert check.read(x) == [1.0] * 4
     (sync,) = check.found
     assert sync.module == "1" and "reads a number" in sync.what
-    with pytest.raises(HostSyncError, match=r"test_host_sync.py:\d+: aten._local_scalar_dense.* 1"):
-        check.require_none()
+    assert check.places() == [f"{sync.source}: {sync.what} (in 1)"]
 
 
 def test_a_report_is_read_once() -> None:
     check = HostSyncCheck(META)
     with fake_tensors(), MemoryTracker(META), check:
-        with check.watching():
-            check.read(torch.zeros(3, device=META))
-        check.require_none()
-        with check.watching():
-            check.read(torch.zeros(3, device=META))
-    with pytest.raises(HostSyncError, match="2 times where it may, 1 is enough"):
-        check.require_none()
+        for reads in (1, 2):
+            with check.watching():
+                check.read(torch.zeros(3, device=META))
+            assert check.places() == ["the figures are read 2 times"] * (reads > 1)
+
+
+# ---------------------------------------------------------------- training steps
+
+
+CUDA = {"launch__device": "cuda", "training__dtype": "bf16"}
+FULL, SELECTIVE = ({"training__recompute": kind} for kind in ("full", "selective"))
+PARTS = {"training__partition_activations": True, "training__offload_activations": True}
+SEQUENCE = {"parallel__sequence_parallel": True}
+ROTARY = {"model__position": "rotary"}
+TWO = layout(1, dp=2)
+FAMILIES = {
+    f"{family}-{name}": {**SHAPES[family], **how}
+    for family in SHAPES
+    for name, how in {
+        "alone": {},
+        "tp2-cp2-sp-full": {**layout(1, tp=2, cp=2), **SEQUENCE, **FULL},
+        "cp2-dp2-selective": {**layout(1, cp=2, dp=2), **SELECTIVE},
+        "no-dropout": {"training__dropout": 0.0, "training__attention_dropout": 0.0},
+    }.items()
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "alibi": {"model__position": "alibi", "model__embedding_norm": True},
+    "windows": {**ROTARY, "model__attention_window": 3, "model__full_attention_every": 2,
+                "model__window_rotary_base": 100.0, "model__kv_heads": 2},
+    "parallel residual": {**ROTARY, "model__parallel_residual": True, "model__rotary_fraction": 0.5,
+                          "model__qk_norm": True},
+    "partition, offload": {**layout(1, tp=2), **FULL, **PARTS},
+    "gelu, tp4": {**layout(1, tp=4), **SEQUENCE},
+}  # fmt: skip
+PIPELINES = {
+    "1f1b": layout(2), "interleaved": layout(2, 2, "interleaved"),
+    "gpipe": layout(2, schedule="gpipe"), "zero-bubble": layout(2, schedule="zero-bubble"),
+    "tp": layout(2, tp=2), "cp": layout(2, cp=2),
+}  # fmt: skip
+STEPS: dict[str, dict[str, Any]] = {
+    **{f"zero {stage}": {**TWO, "parallel__zero": stage} for stage in range(4)},
+    "zero 3, full": {**TWO, "parallel__zero": 3, **FULL},
+    "not overlapped": {**TWO, "parallel__overlap_gradients": False},
+    "fp16": {"training__dtype": "fp16"},
+    "fp32": {"training__dtype": "fp32"},
+    "fp64": {"training__dtype": "fp64"},
+    "gradients in bf16": {"training__gradient_dtype": "bf16"},
+    "no clipping": {"training__clip_norm": 0.0},
+    "frozen": {"training__freeze": ["embedding.*", "layers.0.*"]},
+    "skipping": {"training__on_nonfinite": "skip"},
+    "fp16, skipping": {"training__dtype": "fp16", "training__on_nonfinite": "skip"},
+    "rolling back": {"training__on_nonfinite": "rollback", "training__on_spike": "rollback"},
+    "spikes skipped": {"training__on_spike": "skip"},
+    "spikes stop": {"training__on_spike": "stop"},
+}
+GRIDS = {
+    f"{family}-{mode}": {
+        **SHAPES[family], **layout(1, tp=tp), "parallel__tensor_mode": mode,
+        "training__micro_batch_size": 4, **changes,
+    }
+    for family in ("gpt", "llama")
+    for mode, tp, changes in (("2d", 4, {}), ("2.5d", 8, FULL), ("3d", 8, SELECTIVE))
+}  # fmt: skip
+FOUR_LAYERS = {
+    f"{model}-{name}": {**MODELS[model], **how}
+    for model in ("gpt", "t5", "bert")
+    for name, how in PIPELINES.items()
+}
+
+
+def waits(changes: dict[str, Any], *, stage: int = 0) -> list[str]:
+    """Where the last rank of a stage makes its host wait in a step."""
+    job = load_job(None, settings(**{**CUDA, **changes}))
+    topology = job_topology(job)
+    last = {axis: size - 1 for axis, size in topology.sizes.items()}
+    account = rehearse(job, topology, topology.rank(**{**last, "pp": stage}))
+    assert account["failure"] is None, "".join(account["failure"]["traceback"])
+    return account["host_syncs"]
+
+
+QUICK = {
+    *(f"{family}-alone" for family in SHAPES), "gpt-tp2-cp2-sp-full", "t5-cp2-dp2-selective",
+    "alibi", "windows", "partition, offload", "zero 0", "zero 3, full", "fp16", "frozen",
+    "fp16, skipping", "rolling back", "llama-2d", "gpt-3d", "gpt-interleaved", "t5-1f1b",
+    "bert-zero-bubble",
+}  # fmt: skip
+
+
+def marked(*cases: dict[str, Any]) -> list[Any]:
+    """The names of the cases; those that are not QUICK are slow together."""
+    slow = pytest.mark.slow
+    names = [name for each in cases for name in each]
+    return [pytest.param(name, marks=[slow] * (name not in QUICK)) for name in names]
+
+
+@pytest.mark.parametrize("name", marked(FAMILIES, VARIANTS, STEPS, GRIDS))
+def test_a_step_reads_its_figures_and_nothing_else(name: str) -> None:
+    assert waits({**FAMILIES, **VARIANTS, **STEPS, **GRIDS}[name]) == []
+
+
+@pytest.mark.parametrize("name", marked(FOUR_LAYERS))
+def test_no_stage_waits_for_its_device(name: str) -> None:
+    for stage in range(2):
+        assert waits(FOUR_LAYERS[name], stage=stage) == []
+
+
+def test_a_family_that_reads_a_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family of another package may do so; a rehearsal tells its author."""
+
+    def careless(self: GPT, *args: Any) -> Any:
+        (loss,) = advance(self, *args)
+        return (loss * (1 if loss > 0 else 2),)
+
+    advance = GPT.advance
+    monkeypatch.setattr(GPT, "advance", careless)
+    (place,) = waits({})
+    assert place.startswith("rehearsal/test_host_sync.py:") and place.endswith("(in GPT)")
