@@ -158,7 +158,6 @@ def test_positions_by_hand() -> None:
     assert context_blocks(8, 1, 0) == (range(8),)
     tokens = torch.arange(16).view(2, 8)
     assert context_split(tokens, Group(1, 2)).tolist() == [[2, 3, 4, 5], [10, 11, 12, 13]]
-    assert context_split(tokens, Group()) is tokens
     for c in (1, 2, 4):
         held = torch.cat([context_positions(16, c, r) for r in range(c)])
         assert held.sort().values.tolist() == list(range(16))
