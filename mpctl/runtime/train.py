@@ -67,7 +67,7 @@ class Trainer:
         self.memory_watch = MemoryWatch.of(self.job, self.mesh.device)
         self.guard = StepGuard(self.job.training)
         is_fp16 = self.loss_scale is not None
-        self.judge = StepJudge(self.guard, self.mesh, is_fp16, lambda: self.names, self._recompute)
+        self.judge = StepJudge(self.guard, self.mesh, is_fp16, self._settled_names, self._recompute)
         self.updater = Updater(
             self.job.training, self.buffer, self.optimizer, self.loss_scale, self.profile
         )
@@ -209,6 +209,12 @@ class Trainer:
             self.gradients.finish()
             self.buffer.sum_parts()
         return loss
+
+    def _settled_names(self) -> dict[Tensor, str]:
+        """`names`, once every parameter that was published has arrived: a StepJudge looks at
+        them."""
+        self.optimizer.settle()
+        return self.names
 
     def _recompute(self, look: Look) -> None:
         """Compute the gradients of the step under way once more, for a StepJudge."""
