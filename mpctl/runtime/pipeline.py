@@ -182,7 +182,7 @@ class _ProgramRun:
 
     def __post_init__(self) -> None:
         # Summed there: reading each loss would make the host wait for every micro batch.
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.runner.device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.runner.sample.device)
 
     def execute(self, steps: Iterable[Step]) -> Tensor:
         """Do every step of the program; returns the sum of the losses, divided by `samples`."""
