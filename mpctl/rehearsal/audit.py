@@ -33,6 +33,7 @@ from mpctl.estimate.kernels import (
     flash_seconds,
     product_seconds,
 )
+from mpctl.pipeline.schedule.orders import Action
 from mpctl.rehearsal.dataflow import Dataflow, Part
 from mpctl.rehearsal.kernel_counts import (
     FREE,
@@ -101,7 +102,7 @@ class _Tally:
 class StepAuditor(TorchDispatchMode):
     """Counts what a rank's step launches and moves on a device while it is entered.
 
-    microbatch: the micro batch under way, None outside of passes. scopes: whose each operation is.
+    action: of the schedule under way, None outside of passes. scopes: whose each operation is.
     speed: of the device, None where it is not known.
     """
 
@@ -109,7 +110,7 @@ class StepAuditor(TorchDispatchMode):
         super().__init__()
         self.device, self.speed = device, speed
         self.scopes, self.flow, self.network = Scopes(), Dataflow(), Part()
-        self.microbatch: Callable[[], int | None] = lambda: None
+        self.action: Callable[[], Action | None] = lambda: None
         self.tallies: dict[Place, _Tally] = {}
         self.unknown: set[str] = set()
 
@@ -122,11 +123,7 @@ class StepAuditor(TorchDispatchMode):
     def watching(self, trainer: Trainer) -> Iterator[None]:
         """Count all that the trainer does inside."""
         pipeline = trainer.pipeline
-
-        def microbatch() -> int | None:
-            return pipeline.current.action.microbatch if pipeline.current else None
-
-        self.microbatch = microbatch
+        self.action = lambda: pipeline.current.action if pipeline.current else None
         self.scopes.watch(trainer.model)
         with self:
             yield
@@ -137,7 +134,8 @@ class StepAuditor(TorchDispatchMode):
         if func is _DEVICE:  # often
             return func(*args)
         kwargs = kwargs or {}
-        module, phase = self.scopes.place(in_pass=self.microbatch() is not None)
+        action = self.action()
+        module, phase = self.scopes.place(action and action.kind)
         result = func(*args, **kwargs)
         if isinstance(func, OpOverload) and self._is_on_device((args, kwargs, result)):
             self._count(func, args, kwargs, result, module, phase)
@@ -146,7 +144,8 @@ class StepAuditor(TorchDispatchMode):
     def _count(
         self, func: OpOverload, args: Any, kwargs: Any, result: Any, module: str, phase: Pass
     ) -> None:
-        place = (module, phase, self.microbatch() if phase != "step" else None)
+        action = self.action() if phase != "step" else None
+        place = (module, phase, action and action.microbatch)
         tally = self.tallies.setdefault(place, _Tally())
         cost = cost_of(func, args, kwargs, result)
         if cost is None:

@@ -26,9 +26,11 @@ import torch
 from torch import nn
 from torch._C._autograd import _get_sequence_nr as next_node_number
 
+from mpctl.pipeline.schedule.orders import Kind
 from mpctl.rundir.audit import Pass
 
 NO_NUMBER = (1 << 64) - 1  # of the nodes that add up parameters' gradients
+DEFERRED = "deferred weights"  # whose gradients a schedule computes apart (zero-bubble)
 LAYER = re.compile(r"^(?:.*?\.)?layers\.\d+")
 
 
@@ -64,10 +66,11 @@ class Scopes:
         finally:
             self.outside = before
 
-    def place(self, *, in_pass: bool) -> tuple[str, Pass]:
-        """The module and the pass of the operation under way; in_pass: in a micro batch's."""
+    def place(self, action: Kind | None) -> tuple[str, Pass]:
+        """The module and the pass of the operation under way. action: of the schedule, None outside
+        of a micro batch's."""
         node = torch._C._current_autograd_node()
-        module, phase = self._place(node, in_pass)
+        module, phase = self._place(node, action)
         made = next_node_number()
         if made > self.seen:
             self.starts.append(self.seen)
@@ -75,12 +78,15 @@ class Scopes:
             self.seen = made
         return module, phase
 
-    def _place(self, node: Any, in_pass: bool) -> tuple[str, Pass]:
+    def _place(self, node: Any, action: Kind | None) -> tuple[str, Pass]:
         if self.stack:
             return self.stack[-1], "forward" if node is None else "recompute"
         if node is None:
-            is_pass = in_pass and not self.outside
-            return (_method(), "forward") if is_pass else (self.outside or "step", "step")
+            if action is None or self.outside:
+                return self.outside or "step", "step"
+            if action == "backward_weight":
+                return DEFERRED, "backward"
+            return _method(), "forward" if action == "forward" else "backward"
         maker = self._maker(node)
         if not torch.is_grad_enabled():
             return maker, "backward"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mpctl.estimate.kernels import Rates, Speed
 from mpctl.layout.topology import job_topology
+from mpctl.pipeline.schedule.orders import Action
 from mpctl.rehearsal.audit import StepAuditor
 from mpctl.rehearsal.fake_backend import fake_tensors
 from mpctl.rehearsal.rehearse import rehearse
@@ -72,7 +73,7 @@ def test_an_audit_by_hand() -> None:
     """The example of audit.py: 1 GB/s, 1 us a launch, 1 MB."""
     rates = Rates(1e12, 1, 0, 0, 1, 1, 1e9, 1e-6)
     auditor = StepAuditor(META, Speed(rates, rates, 1e12, 1e12, 1e9, 1e12, False, 1.0, ()))
-    auditor.microbatch = lambda: 0
+    auditor.action = lambda: Action("forward", 0, 0)
     model = nn.Sequential(TwoPasses())
     auditor.scopes.watch(model)
     with fake_tensors():
@@ -107,6 +108,15 @@ def test_rows_are_of_one_layer_and_micro_batch() -> None:
     assert row["flops"] == 2 * 64 * 32 * 128
     assert find(audit, "optimizer", "step")["times"] == 1
     assert row["seconds"] is None and "no seconds" in audit["assumption"]
+
+
+def test_weights_of_a_zero_bubble_are_backward() -> None:
+    audit = audited(**CUDA, parallel__pp=2, parallel__schedule="zero-bubble",
+                    cluster__gpus_per_node=2)  # fmt: skip
+    row = find(audit, "deferred weights", "backward")
+    assert row["operations"]["mm"] == 4  # qkv, output, up and down of the stage's layer
+    places = {(row["module"], row["phase"]) for row in audit["rows"]}
+    assert ("deferred weights", "forward") not in places
 
 
 def test_recomputation_is_a_pass_of_its_own() -> None:

@@ -19,7 +19,7 @@ class Seen(TorchDispatchMode):
         self.scopes, self.places = scopes, list[tuple[str, str, str]]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        place = self.scopes.place(in_pass=True)
+        place = self.scopes.place("forward")
         name = func._schema.name.split("::")[1]
         self.places += [(name, *place)]
         return func(*args, **(kwargs or {}))
