@@ -158,7 +158,8 @@ ONE_KERNEL = frozenset({
     "gt", "ge", "sum", "mean", "any", "all", "bernoulli", "normal_", "logical_not",
     "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_right_shift", "remainder", "fmod",
     "linalg_vector_norm", "_local_scalar_dense", "bitwise_right_shift_", "isfinite", "isinf",
-    "mv", "mul_", "div_", "add_", "sub_", "bitwise_and_", "bitwise_xor_", "remainder_", "abs",
+    "mv", "mul_", "div_", "add_", "sub_", "bitwise_and_", "bitwise_xor_", "remainder_",
+    "abs", "nan_to_num_",
     "floor_divide",
 })  # fmt: skip
 """Operations that torch splits by a rule into nothing but one kernel: an allocation and a fill or a

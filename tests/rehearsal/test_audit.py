@@ -1,7 +1,7 @@
 """Audits of steps: figures by hand, of every family, and limits for the layers that matter.
 
 One layer in one micro batch, forward and backward, in bf16: kernels and MiB moved, and the MiB of
-the least, before work on them began (docs/design/gpu-speed.md has the figures since):
+the least, before work on them began (docs/design/gpu_speed.md has the figures since):
 
     layer                      tp   no dropout           dropout 0.1
     GPT, hidden 2048            1    50   1,881 (1,473)   471  13,180
