@@ -276,7 +276,8 @@ def _seconds(cost: OpCost, speed: Speed) -> float:
         return product_seconds(rates, *shape, work.batch) + (cost.launches - 1) * launch
     if isinstance(work, Attention):
         seconds = flash_seconds(speed, work.pairs, work.columns, backward=work.backward)
-        return seconds + (cost.launches - 1) * launch
+        more = work.products / (5 if work.backward else 2)
+        return (seconds - launch) * more + cost.launches * launch
     return cost.launches * launch + cost.moved / speed.bandwidth
 
 

@@ -42,6 +42,7 @@ COMPOSITES = {
     "_fused_rms_norm_backward": 2, "simulated_rms_norm_backward": 2,  # the same two
     "_scaled_dot_product_flash_attention_backward": 3,  # dO O, the products, dQ to 16 bit
     "_scaled_dot_product_efficient_attention_backward": 2,  # dO O, the products
+    "attention_backward": 2,  # ours: gradients of queries, then those of keys and values
     "embedding_dense_backward": 10,  # sorts the indices (cub), finds segments, adds them up
     "nonzero": 4, "masked_select": 5,  # a count, a copy to the host, prefix sums, a selection
     "sort": 4, "argsort": 4, "topk": 4, "unique2": 6, "cumsum": 2, "bincount": 3,
@@ -79,16 +80,20 @@ class Product:
 
 @dataclass(frozen=True)
 class Attention:
-    """Fused attention: pairs of a query and a key that it may see, columns of all heads."""
+    """Fused attention: pairs of a query and a key that it may see, columns of all heads. products:
+    of pairs and columns each; two forward, five backward (arXiv 2307.08691, section 3.1), seven
+    where the gradients of queries and of keys are a kernel each, which both compute scores and
+    their gradient again."""
 
     pairs: float
     columns: int
+    products: int
     backward: bool
 
     @property
     def flops(self) -> float:
-        """Two products forward, five backward (arXiv 2307.08691, section 3.1)."""
-        return (10.0 if self.backward else 4.0) * self.pairs * self.columns
+        """A multiplication and an addition each."""
+        return 2.0 * self.products * self.pairs * self.columns
 
 
 Touched = list[tuple[Tensor, int]]
@@ -253,10 +258,12 @@ def _attention(func: OpOverload, given: dict[str, Any]) -> Attention | None:
     if not isinstance(query, Tensor) or not isinstance(key, Tensor) or query.ndim != 4:
         return None
     b, a, q, d = query.shape
-    pairs = float(b * q * key.shape[-2])
-    if given.get("is_causal") or given.get("causal"):
-        pairs /= 2
-    return Attention(pairs, a * d, backward="backward" in func._schema.name)
+    pairs, window = float(b * q * key.shape[-2]), int(given.get("window") or 0)
+    if given.get("is_causal"):
+        pairs = b * (q * window - window * (window - 1) / 2) if 0 < window < q else pairs / 2
+    backward = "backward" in func._schema.name
+    products = 2 if not backward else 7 if func.namespace == "mpctl" else 5
+    return Attention(pairs, a * d, products, backward)
 
 
 def _keeps_values(reads: list[Tensor], fresh: list[Tensor]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import mpctl
 from mpctl.rehearsal.fake_backend import fake_tensors
-from mpctl.rehearsal.kernel_counts import OpCost, cost_of, is_known, region, tensor_bytes
+from mpctl.rehearsal.kernel_counts import (
+    COMPOSITES,
+    OpCost,
+    cost_of,
+    is_known,
+    region,
+    tensor_bytes,
+)
 
 META = torch.device("meta")
 aten = torch.ops.aten
@@ -111,3 +121,30 @@ def test_few_rows_of_a_tables_gradient_are_not_sorted(rows: int, kernels: int) -
         aten.embedding_dense_backward(grad, indices, 10, -1, False)
 
     assert costs(backward, (rows, 8))[-1][:2] == ("embedding_dense_backward", kernels)
+
+
+def launches_by_operation(source: str) -> dict[str, int]:
+    """Kernels that each operation of a module in mpctl/kernels/triton launches, as its source has
+    them: `define_operation("name(..)", run, fake)`, and `a_kernel[grid](..)` in `run`."""
+    tree = ast.parse(source)
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found: dict[str, int] = {}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if isinstance(call.func, ast.Name) and call.func.id == "define_operation":
+            schema, run = call.args[0], call.args[1]
+            name = next(n.value for n in ast.walk(schema) if isinstance(n, ast.Constant))
+            assert isinstance(run, ast.Name)
+            launched = [
+                node for node in ast.walk(functions[run.id])
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+            ]  # fmt: skip
+            found[str(name).partition("(")[0]] = len(launched)
+    return found
+
+
+def test_our_own_operations_launch_as_many_kernels_as_are_counted() -> None:
+    folder = Path(mpctl.__file__).parent / "kernels" / "triton"
+    found = [launches_by_operation(path.read_text("utf-8")) for path in folder.glob("*.py")]
+    launches = {name: count for each in found for name, count in each.items()}
+    assert {"dropout", "attention", "attention_backward"} <= set(launches)
+    assert launches == {name: COMPOSITES.get(name, 1) for name in launches}
