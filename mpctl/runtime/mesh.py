@@ -148,16 +148,16 @@ def stage_groups(mesh: Mesh, wanted: Iterable[tuple[int, ...]]) -> dict[tuple[in
 
 
 def pair_groups(
-    mesh: Mesh, pairs: Iterable[tuple[int, int]]
+    mesh: Mesh, pairs: Iterable[tuple[int, int]], name: str
 ) -> dict[tuple[int, int], dist.ProcessGroup]:
     """The process group of the pair of stages of this rank's pipeline that this rank is in, sender
     first; none of the others. Every rank of the pipeline calls with the same pairs, in which no
-    stage is twice."""
+    stage is twice. name: in NCCL's words about a time-out."""
     factory = _GroupFactory(mesh.topology, mesh.launch, mesh.device, mesh.world)
     pp = mesh.topology.group(mesh.rank, "pp")
     mine = next((pair for pair in pairs if mesh.pp.rank in pair), None)
     ranks = [mesh.rank] if mine is None else [pp[stage] for stage in mine]
-    made = factory.process_group(ranks, "pp", is_urgent=True)
+    made = factory.process_group(ranks, name, is_urgent=True)
     return {} if mine is None else {mine: made}
 
 

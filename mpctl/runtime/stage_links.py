@@ -77,7 +77,8 @@ def stage_links(mesh: Mesh, *, chunks: int, make_stream: MakeStream = side_strea
         for pairs in link_rounds(stages=mesh.pp.size, chunks=chunks):
             if direction == "backward":
                 pairs = [(after, before) for before, after in pairs]
-            alone |= {(direction, pair): group for pair, group in pair_groups(mesh, pairs).items()}
+            groups = pair_groups(mesh, pairs, f"pp {direction}")
+            alone |= {(direction, pair): group for pair, group in groups.items()}
     return StageLinks(mesh.pp, alone, make_stream(mesh.device, is_urgent=True))
 
 

@@ -81,3 +81,12 @@ def test_logs_that_name_nobody() -> None:
 )
 def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
     assert is_echo(RuntimeError(words), words)
+
+
+def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:
+    """Messages of both directions count apart (runtime/stage_links.py)."""
+    judged = judge_nccl_logs(
+        {0: log(0, "pp backward 1,0", 3, 3), 1: log(1, "pp forward 0-1", 9, 9)}
+    )
+    assert judged is not None and judged.rank == 1
+    assert judged.error.startswith("did not join ALLREDUCE #3 of group pp backward (ranks 0-1)")

@@ -71,10 +71,10 @@ def test_groups_are_named_as_the_logs_name_messages() -> None:
     """The sender first, as rundir/collective_log.py names the two ranks of a message: what NCCL
     writes of a time-out leads to them (launch/nccl_log.py)."""
     assert run_late_ranks(described, STAGES, raw_job()) == [
-        {"forward (0, 1)": "pp 0-1", "backward (1, 0)": "pp 1,0"},
-        {"forward (0, 1)": "pp 0-1", "backward (1, 0)": "pp 1,0",
-         "forward (1, 2)": "pp 1-2", "backward (2, 1)": "pp 2,1"},
-        {"forward (1, 2)": "pp 1-2", "backward (2, 1)": "pp 2,1"},
+        {"forward (0, 1)": "pp forward 0-1", "backward (1, 0)": "pp backward 1,0"},
+        {"forward (0, 1)": "pp forward 0-1", "backward (1, 0)": "pp backward 1,0",
+         "forward (1, 2)": "pp forward 1-2", "backward (2, 1)": "pp backward 2,1"},
+        {"forward (1, 2)": "pp forward 1-2", "backward (2, 1)": "pp backward 2,1"},
     ]  # fmt: skip
 
 
