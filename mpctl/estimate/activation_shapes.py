@@ -33,7 +33,8 @@ class ActivationShapes(NamedTuple):
     of tensor parallelism; side: ranks along an axis of its grid, q or l, 1 in 1d. feature_parts:
     into how many parts heads are cut. splits: whether sequence parallelism is on. input_parts: into
     how many parts the saved input of a recomputed layer is cut among the ranks of tp; 0 where it is
-    offloaded from the device.
+    offloaded from the device. fetched_parts: the same of the input that backward fetches back ahead
+    of time (kernels/host_offload.py); 0 where it fetches none.
     """
 
     kernels: KernelSet
@@ -73,6 +74,7 @@ class ActivationShapes(NamedTuple):
     attention_dropout: bool
     recompute: str
     input_parts: int
+    fetched_parts: int
 
     @property
     def wide(self) -> int:
@@ -113,6 +115,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     features, sizes = grid.feature_parts, local_sizes(layout)
     table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])
     is_narrowed = grid.mode == "1d"  # on a grid logits of pad rows are made, and not looked at
+    input_parts = tp if t.partition_activations else 1
     assumed = memory.assumes_dropout and model.attention == "unfused"
     return ActivationShapes(
         kernels=kernels,
@@ -151,8 +154,16 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         dropout=t.dropout > 0 or assumed,
         attention_dropout=t.attention_dropout > 0 or assumed,
         recompute=t.recompute,
-        input_parts=0 if t.offload_activations else tp if t.partition_activations else 1,
+        input_parts=0 if t.offload_activations else input_parts,
+        fetched_parts=input_parts if _fetches_ahead(layout) else 0,
     )
+
+
+def _fetches_ahead(layout: JobLayout) -> bool:
+    """Whether our workers fetch offloaded inputs back before they are needed."""
+    job = layout.job
+    is_ours = layout.profile.memory.kernels == "mpctl"
+    return job.training.offload_activations and is_ours and is_cuda(job)
 
 
 def is_cuda(job: JobSpec) -> bool:

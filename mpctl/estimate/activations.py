@@ -241,13 +241,14 @@ def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> Lay
     in_mlp = max(in_mlp, own + _in_up(shapes, inner, matrix, stream))
     copies = 3 if shapes.kernels != "mpctl" else 2 if attentions[0].has_sample_mask else 1
     behind = (repeated or again) - mlp + own + scores * copies
-    temporary = max(repeated + in_mlp, behind)
+    fetched = own / shapes.fetched_parts if shapes.fetched_parts else 0.0
+    temporary = fetched + max(repeated + in_mlp, behind)
     of_mlp = _mlp_deferred(shapes, rows, own)
     # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
     row = stream if shapes.splits else 0.0
     split_mlp = around_mlp + row + (5 if shapes.is_gated else 2) * inner
-    split_temporary = max(repeated + split_mlp, behind + of_mlp + row)
+    split_temporary = fetched + max(repeated + split_mlp, behind + of_mlp + row)
     deferred = of_mlp + _attentions_deferred(shapes, attentions, rows, own)
     return LayerBytes(saved, temporary, deferred, split_temporary)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from mpctl.kernels.host_offload import HostOffload
 from mpctl.kernels.input_checkpoint import InputCheckpointer
 from mpctl.transport.group import Group
 
@@ -42,24 +43,24 @@ def checkpointed(
     *args: Any,
     group: Group | None = None,
     partition: bool = False,
-    offload: bool = False,
+    offload: HostOffload | None = None,
     **kwargs: Any,
 ) -> Tensor:
     """function(hidden, *args, **kwargs), of which `hidden` alone is kept; backward calls it again.
 
     partition: keep 1/t of hidden, which must be equal on every rank of `group`; backward gathers
-    it, one all-gather of the whole message. offload: keep it in host memory (input_checkpoint.py).
+    it, one all-gather of the whole message. offload: keeps it in host memory (host_offload.py).
     Other arguments, masks and positions, are kept as they are. Without gradients nothing is kept.
     """
     if not torch.is_grad_enabled():
         return function(hidden, *args, **kwargs)
     checkpointer = InputCheckpointer(group or Group(), partition, offload)
-    shape, device, requires_grad = hidden.shape, hidden.device, hidden.requires_grad
+    shape, requires_grad = hidden.shape, hidden.requires_grad
     live = [hidden]
 
     def run(saved: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """In forward on the live input, which is then released; in backward on the saved one."""
-        restored = live.pop() if live else checkpointer.restore(saved, shape, device)
+        restored = live.pop() if live else checkpointer.restore(saved, shape)
         return function(restored.requires_grad_(requires_grad), *args, **kwargs)
 
     result: Tensor = recomputed(run, checkpointer.save(hidden), *args, **kwargs)

@@ -55,7 +55,7 @@ class ResidualLayer(nn.Module):
             *args,
             group=self.shard_context.tp,
             partition=config.partition_activations,
-            offload=config.offload_activations,
+            offload=self.shard_context.offload if config.offload_activations else None,
             **kwargs,
         )
 

@@ -35,6 +35,7 @@ from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.embedding import OutputHead, VocabParallelEmbedding, tied_logits
 from mpctl.kernels.fp8_operands import Fp8Operands
+from mpctl.kernels.host_offload import HostOffload
 from mpctl.kernels.linear import ColumnParallelLinear, RowParallelLinear
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.norm import LayerNorm, PlainLayerNorm, RMSNorm
@@ -202,7 +203,7 @@ class ShardContext:
     backend: the kernels of attention and norms. tensor_parallel: makes the modules of the mode of
     tensor parallelism. grid, groups: of a mode other than 1d the grid of the tp ranks and this
     rank's groups in it, by their names (TensorGrid.groups). fp8: linear layers multiply in fp8
-    (1d alone).
+    (1d alone). offload: keeps saved inputs in host memory, for layers that are configured so.
     """
 
     tp: Group = NO_TP
@@ -215,6 +216,7 @@ class ShardContext:
     grid: TensorGrid = WHOLE_GRID
     groups: Mapping[str, Group] = field(default_factory=dict)
     fp8: bool = False
+    offload: HostOffload = field(default_factory=HostOffload)
 
     @cached_property
     def layers(self) -> TensorParallel:

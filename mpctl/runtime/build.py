@@ -18,6 +18,7 @@ from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.compiled import compile_layers, with_compiled_pieces
+from mpctl.kernels.host_offload import HostOffload
 from mpctl.kernels.step_keys import StepKeys
 from mpctl.kernels.tensor_modes import tensor_parallel_of
 from mpctl.kernels.tensor_parallel import ShardContext
@@ -34,6 +35,7 @@ from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.fp8 import fp8_scales, multiplies_in_fp8
 from mpctl.runtime.initial_weights import start_from
 from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
+from mpctl.runtime.offload import OffloadPasses
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import PipelinePartition
 from mpctl.runtime.pass_listener import PassListener, watch_layers
@@ -106,8 +108,11 @@ def _assemble(
 ) -> Trainer:
     """The trainer of one rank with initial parameters."""
     job, layout = partition.job, partition.layout
+    offload = None
+    if job.training.offload_activations:
+        offload = HostOffload.of(environment.make_stream(mesh.device), mesh.device)
     with without_memory():
-        chunks = build_chunks(partition, mesh, environment.kernels)
+        chunks = build_chunks(partition, mesh, environment.kernels, offload)
     links = stage_links(mesh, chunks=len(chunks), make_stream=environment.make_stream)
     pipeline = PipelineRunner(
         partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device
@@ -119,6 +124,8 @@ def _assemble(
     stores = list(_initialized_stores(parameters, shards, partition.layout, environment))
     buffer = _gradient_buffer(partition.layout, mesh, shards, environment.norm_block)
     overlap = _listening_overlap(pipeline, buffer, stores)
+    if offload is not None:
+        pipeline.listeners = [OffloadPasses(offload), *pipeline.listeners]
     if environment.profile.steps:
         pipeline.listeners = [environment.profile, *pipeline.listeners]
     saver, scales = _saver(run_dir, layout, mesh), fp8_scales(layout, chunks, mesh.device)
@@ -158,9 +165,13 @@ def _gradient_buffer(
 
 
 def build_chunks(
-    partition: PipelinePartition, mesh: Mesh, kernels: KernelBackend = TORCH_BACKEND
+    partition: PipelinePartition,
+    mesh: Mesh,
+    kernels: KernelBackend = TORCH_BACKEND,
+    offload: HostOffload | None = None,
 ) -> list[FamilyModule]:
-    """The modules of this rank's stage, one a chunk, uninitialized, on the mesh's device."""
+    """The modules of this rank's stage, one a chunk, uninitialized, on the mesh's device. offload:
+    keeps saved inputs in host memory, where the job asks for it."""
     job = partition.job
     is_whole = compiles_whole_layers(job)
     if job.launch.compile and not is_whole:
@@ -176,6 +187,7 @@ def build_chunks(
         mesh.grid,
         mesh.tensor,
         multiplies_in_fp8(job),
+        offload or HostOffload(),
     )
     chunks = [
         build_module(partition.model, job.training, shard_context, slices)

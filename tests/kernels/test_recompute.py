@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.host_offload import HostOffload
 from mpctl.kernels.input_checkpoint import InputCheckpointer
 from mpctl.kernels.recompute import checkpointed, recomputed
 from mpctl.transport.group import Collective, Group
@@ -18,7 +19,7 @@ from tests.ranks import run_ranks
 
 B, S, H = 2, 6, 4
 WAYS = [
-    {"partition": partition, "offload": offload}
+    {"partition": partition, "offload": HostOffload() if offload else None}
     for partition in (False, True)
     for offload in (False, True)
 ]
@@ -68,7 +69,7 @@ def test_the_input_alone_is_kept_and_a_partition_keeps_its_part(
     kept = saved_bytes(
         lambda: checkpointed(
             lambda hidden: _work(hidden, w), x, group=Group(size - 1, size), partition=partition,
-            offload=offload,
+            offload=HostOffload() if offload else None,
         )
     )  # fmt: skip
     assert kept == B * S * H * 8 // (size if partition else 1)
@@ -84,7 +85,7 @@ def test_rank_one_of_two_keeps_the_second_half() -> None:
         InputCheckpointer(Group(1, 4), partition=True).save(torch.ones(1, 3, 2))
 
 
-@pytest.mark.parametrize(("way", "freed"), [({"offload": True}, True), ({}, False)])
+@pytest.mark.parametrize(("way", "freed"), [({"offload": HostOffload()}, True), ({}, False)])
 def test_the_live_input_is_let_go(way: dict, freed: bool) -> None:
     x = numbers(B, S, H).requires_grad_()
     inner = x * 1
@@ -120,7 +121,7 @@ def test_an_input_without_gradient_still_trains_the_weights() -> None:
     x, w = numbers(B, S, H), numbers(H, H, seed=1).requires_grad_()
     _work(x, w).sum().backward()
     expected, w.grad = w.grad, None
-    checkpointed(_work, x, w, offload=True).sum().backward()
+    checkpointed(_work, x, w, offload=HostOffload()).sum().backward()
     assert torch.equal(w.grad, expected)
 
 
@@ -185,7 +186,7 @@ def test_offload_frees_the_device() -> None:
         x.grad = None
         inner = x * 1
         before = torch.cuda.memory_allocated()
-        y = checkpointed(_work, inner, w, offload=offload)
+        y = checkpointed(_work, inner, w, offload=HostOffload() if offload else None)
         del inner
         held = torch.cuda.memory_allocated() - before
         y.backward(torch.ones_like(y))
