@@ -20,6 +20,7 @@ from functools import lru_cache
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
 from mpctl.estimate.activations import ChunkBytes, chunk_bytes
 from mpctl.estimate.communication import message_bytes
+from mpctl.estimate.rotary_tables import rotary_table_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import MAX_SENDS_IN_FLIGHT
@@ -93,6 +94,7 @@ class StageContents:
         chunks = tuple(chunk_bytes(layout, stage, chunk, shapes) for chunk in range(len(spans)))
         lasting, gathered = weights_besides(layout, stage)
         lasting += gather_buffers(shapes, layout.profile.memory)
+        lasting += rotary_table_bytes(layout, stage, shapes)
         work = gathered + states.passing
         if layout.job.parallel.pp > 1:
             ends = {layer for span in spans for layer in span}

@@ -82,12 +82,6 @@ class _AttentionTensors:
         ]
 
     @property
-    def turns(self) -> Saved:
-        """The table of sines and cosines of rotary positions."""
-        table = SavedTensor("turns", (self.attention.queries, "head_size"), "float")
-        return [table] if self.turned else []
-
-    @property
     def gathered(self) -> Saved:
         """Keys and values of other ranks: of a kv head that several ranks of tp share, and under cp
         of the whole sequence, which other runtimes pass round a ring instead."""
@@ -133,12 +127,14 @@ class _AttentionTensors:
         if shapes.recompute == "selective":
             kept = self.inputs + self.normed + self.turned + self.gathered
             return kept + self.context, scores
-        return scores + self.normed + self.context + self.turns, []
+        return scores + self.normed + self.context, []
 
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and a sum a row."""
         shapes, attention = self.shapes, self.attention
-        copies = 2 if self.turned or shapes.cp > 1 else 1
+        # a GPU's result is laid out as its queries, and those of kernels/triton/rotary.py are so
+        # that it needs no copy
+        copies = 2 if (self.turned and not shapes.is_cuda) or shapes.cp > 1 else 1
         tensors = self._fused_inputs() + self.gathered + self.context * copies + self.sums
         tensors += self.normed
         if attention.has_sample_mask:
@@ -147,7 +143,6 @@ class _AttentionTensors:
             tensors += self.pairs.bias()
         elif attention.window or (attention.is_causal and shapes.cp > 1 and not shapes.is_cuda):
             tensors += self.pairs.masks(1, width="value")
-        tensors += self.turns
         is_formed_again = attention.has_bias or attention.has_slopes or attention.window
         if shapes.recompute == "selective" and is_formed_again:
             return self.inputs + self.normed + self.gathered + self.context, tensors

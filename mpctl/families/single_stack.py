@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from mpctl.families.batch import Batch, FamilyModule, State
@@ -17,6 +18,8 @@ from mpctl.families.parts import (
 )
 from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.counter_rng import CounterRNG
+from mpctl.kernels.residual import ResidualLayer
+from mpctl.kernels.rotary import Turns
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
@@ -52,6 +55,9 @@ class SingleStackModule(FamilyModule):
         self.layers = self_attention_layers(
             config, shard_context, stage_slice.layers, prefix="layers", model=model
         )
+        like = torch.empty(0, dtype=shard_context.dtype, device=shard_context.device)
+        for layer in self.layers.values():  # made here, so that each step takes the same memory
+            self._table(layer, model.seq_length // shard_context.cp.size, like)
         self.head: nn.Module | None = None
         if stage_slice.has_exit:
             self.head = output_head(model, training, shard_context)
@@ -69,8 +75,21 @@ class SingleStackModule(FamilyModule):
     def _transform(self, hidden: Tensor, batch: Batch, rng: CounterRNG | None) -> Tensor:
         kwargs = self.layer_kwargs(batch)
         for layer in self.layers.values():
-            hidden = layer(hidden, rng, **kwargs)
+            hidden = layer(hidden, rng, turns=self._turns(layer, hidden), **kwargs)
         return hidden
+
+    def _turns(self, layer: nn.Module, hidden: Tensor) -> Turns | None:
+        context = self.shard_context
+        parts = context.tp.size if context.sequence_parallel else 1
+        return self._table(layer, hidden.shape[1] * parts, hidden)
+
+    def _table(self, layer: nn.Module, rows: int, like: Tensor) -> Turns | None:
+        """The table of the layer's rotary positions, which layers share (RotaryTables)."""
+        assert isinstance(layer, ResidualLayer)
+        rotary, context = layer.config.attention.rotary, self.shard_context
+        if rotary is None:
+            return None
+        return context.rotary_tables.rows(rotary, rows, context.cp, like)
 
     def decode_step(
         self, batch: Batch, caches: Sequence[KeyValueCache], *, mask: Tensor | None = None

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from mpctl.kernels.attention_core import AttentionCore
 from mpctl.kernels.cache import KeyValueCache
 from mpctl.kernels.config import AttentionConfig
-from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.parameters import mark_partial
 from mpctl.kernels.regions import gather_sequence
+from mpctl.kernels.rotary import Rotary, Turns
 from mpctl.kernels.tensor_parallel import NORMS, ShardContext
 from mpctl.sharding import divisors, splits_kv_heads
 
@@ -70,10 +70,12 @@ class ParallelSelfAttention(nn.Module):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         positions: Positions | None = None,
+        turns: Turns | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """rng: draws dropout; None is no dropout. mask, bias: as AttentionCore's. positions:
-        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. cache: of the
+        those of rotary positions, [s/c] or [b, s/c]; the tokens' indices by default. turns: the
+        table of rotary positions, where it was computed before. cache: of the
         earlier positions; hidden holds the s positions behind them, whose keys and values are
         added to it, and mask and bias are then [.., s, all positions]."""
         context = self.shard_context
@@ -86,8 +88,7 @@ class ParallelSelfAttention(nn.Module):
         rows = None if cache is None else range(cache.length, cache.length + hidden.shape[1])
         if self.config.rotary is not None:
             given = rows if positions is None else positions
-            rotated = self._local_positions(query) if given is None else given
-            cos, sin = self.config.rotary.table(rotated, query)
+            cos, sin = turns or self._turns(self.config.rotary, query, given)
             query, key = (self.core.backend.rotate(x, cos, sin) for x in (query, key))
         if cache is not None:
             key, value = cache.append(key, value)
@@ -122,9 +123,10 @@ class ParallelSelfAttention(nn.Module):
         head = columns[:, first : first + ranks].permute(3, 0, 2, 1, 4).flatten(-2)[:, :, None]
         return head[0], head[1]
 
-    def _local_positions(self, query: Tensor) -> Positions:
-        cp = self.core.cp
-        return context_positions(query.shape[-2] * cp.size, cp.size, cp.rank, device=query.device)
+    def _turns(self, rotary: Rotary, query: Tensor, given: Positions | None) -> Turns:
+        if given is not None:
+            return rotary.table(given, query)
+        return self.shard_context.rotary_tables.rows(rotary, query.shape[-2], self.core.cp, query)
 
     def extra_repr(self) -> str:
         """Heads of this rank, head size and sizes of tp and cp, for `print(module)`."""

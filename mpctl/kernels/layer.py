@@ -39,6 +39,7 @@ from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.masks import Positions
 from mpctl.kernels.mlp import ParallelMLP
 from mpctl.kernels.residual import ResidualLayer
+from mpctl.kernels.rotary import Turns
 from mpctl.kernels.tensor_parallel import ShardContext
 
 
@@ -76,9 +77,10 @@ class ParallelTransformerLayer(ResidualLayer):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         positions: Positions | None = None,
+        turns: Turns | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """rng: draws dropout; None is no dropout. mask, bias, positions, cache: as
+        """rng: draws dropout; None is no dropout. mask, bias, positions, turns, cache: as
         ParallelSelfAttention's."""
         return self._checkpointed(
             self._compute,
@@ -87,6 +89,7 @@ class ParallelTransformerLayer(ResidualLayer):
             mask=mask,
             bias=bias,
             positions=positions,
+            turns=turns,
             cache=cache,
         )
 
@@ -98,10 +101,13 @@ class ParallelTransformerLayer(ResidualLayer):
         mask: Tensor | None,
         bias: Tensor | None,
         positions: Positions | None,
+        turns: Turns | None,
         cache: KeyValueCache | None,
     ) -> Tensor:
         def attend(x: Tensor) -> Tensor:
-            return self.attention(x, rng, mask=mask, bias=bias, positions=positions, cache=cache)
+            return self.attention(
+                x, rng, mask=mask, bias=bias, positions=positions, turns=turns, cache=cache
+            )
 
         if self.config.parallel_residual:
             return self._both(hidden, attend, rng)

@@ -41,6 +41,7 @@ from mpctl.kernels.masks import Positions
 from mpctl.kernels.norm import LayerNorm, PlainLayerNorm, RMSNorm
 from mpctl.kernels.parameters import ZEROS, Init, mark_partial, shard_parameter
 from mpctl.kernels.replicated import ReplicatedTable
+from mpctl.kernels.rotary import RotaryTables
 from mpctl.shard import Shard
 from mpctl.sharding import local_range
 from mpctl.tensor_grid import TensorGrid
@@ -204,6 +205,7 @@ class ShardContext:
     tensor parallelism. grid, groups: of a mode other than 1d the grid of the tp ranks and this
     rank's groups in it, by their names (TensorGrid.groups). fp8: linear layers multiply in fp8
     (1d alone). offload: keeps saved inputs in host memory, for layers that are configured so.
+    rotary_tables: those of rotary positions, which layers share.
     """
 
     tp: Group = NO_TP
@@ -217,6 +219,7 @@ class ShardContext:
     groups: Mapping[str, Group] = field(default_factory=dict)
     fp8: bool = False
     offload: HostOffload = field(default_factory=HostOffload)
+    rotary_tables: RotaryTables = field(default_factory=RotaryTables)
 
     @cached_property
     def layers(self) -> TensorParallel:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mpctl.kernels.rotary import Rotary
+from mpctl.kernels.context import NO_CP
+from mpctl.kernels.rotary import Rotary, RotaryTables, rotated
 from tests.kernels.oracle import close, numbers, saved_bytes
 
 LLAMA3 = {
@@ -97,3 +98,25 @@ def test_bad_heads_and_scalings_are_refused() -> None:
         Rotary(7)
     with pytest.raises(ValueError, match="lacks low_freq_factor, high_freq_factor"):
         Rotary(8, scaling={"factor": 2.0, "original_max_position": 10})
+
+
+def test_layers_share_a_table_until_another_length_is_asked_for() -> None:
+    tables, like = RotaryTables(), torch.zeros(1)
+    first = tables.rows(Rotary(8), 6, NO_CP, like)
+    assert tables.rows(Rotary(8), 6, NO_CP, like) is first
+    other = tables.rows(Rotary(8, base=500.0), 6, NO_CP, like)
+    assert tables.rows(Rotary(8), 6, NO_CP, like) is first
+    assert not torch.equal(first[0], other[0])
+    longer = tables.rows(Rotary(8), 9, NO_CP, like)
+    assert torch.equal(longer[0][:6], first[0])
+    assert tables.rows(Rotary(8), 6, NO_CP, like) is not first
+    assert tables.rows(Rotary(8), 6, NO_CP, like.double())[0].dtype == torch.float64
+
+
+def test_a_table_that_a_validation_asked_for_first_serves_a_training() -> None:
+    tables = RotaryTables()
+    with torch.inference_mode():
+        turns = tables.rows(Rotary(8), 6, NO_CP, torch.zeros(1))
+    x = torch.zeros((1, 2, 6, 8), requires_grad=True)
+    rotated(x, *turns).sum().backward()
+    assert x.grad is not None

@@ -14,6 +14,7 @@ from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.dropout import fused_dropout
+from mpctl.kernels.triton.rotary import fused_rotate
 
 
 class TritonKernels(KernelBackend):
@@ -46,6 +47,11 @@ class TritonKernels(KernelBackend):
     def dropout_add(self, x: Tensor, mask: DropoutMask, residual: Tensor) -> Tensor:
         """As `KernelBackend.dropout_add`, in one kernel, with the same bits."""
         return fused_dropout(x, mask, residual)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """As `KernelBackend.rotate`, in one kernel, with the same bits; its gradient is rounded
+        once. The result lies in memory as [b, s, a, d]."""
+        return fused_rotate(x, cos, sin)
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

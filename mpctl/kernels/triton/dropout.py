@@ -106,6 +106,7 @@ _dropout_backward = define_operation(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, residual, *_, p = inputs
+    ctx.set_materialize_grads(False)  # no zeros for the mask's gradient
     ctx.save_for_backward(output[1])
     ctx.scale, ctx.dtype = 1 / (1 - p), x.dtype
     ctx.residual_dtype = None if residual is None else residual.dtype

@@ -67,8 +67,8 @@ def dropouts() -> Iterator[None]:
         y = kernels.dropout_add(x, mask, torch.zeros_like(x))
         torch.autograd.grad(y, x, torch.zeros_like(y))
         yield
-    probabilities = torch.zeros((2, 3, 8, 100), dtype=torch.bfloat16)
-    kernels.dropout(probabilities, DropoutMask(5, 0.1, samples, range(8), range(100), range(3)))
+    probabilities = torch.zeros((2, 3, 8, 112), dtype=torch.bfloat16)
+    kernels.dropout(probabilities, DropoutMask(5, 0.1, samples, range(8), range(112), range(3)))
     yield
 
 
@@ -92,7 +92,18 @@ def attentions() -> Iterator[None]:
             yield
 
 
-CASES = (dropouts, attentions)
+def rotations() -> Iterator[None]:
+    """Rotary positions of queries that lie inside of a fused product."""
+    fused = torch.zeros((2, 8, 3 * 4 * 128), dtype=torch.bfloat16, requires_grad=True)
+    x = fused.unflatten(-1, (-1, 128)).transpose(1, 2)[:, :4]
+    for shape in ((8, 64), (2, 1, 8, 32)):
+        cos, sin = torch.zeros((2, *shape))
+        y = TritonKernels().rotate(x, cos, sin)
+        torch.autograd.grad(y, fused, torch.zeros_like(y))
+        yield
+
+
+CASES = (dropouts, attentions, rotations)
 
 
 def instructions(ptx: str) -> Counter[str]:

@@ -15,6 +15,7 @@ import pytest
 from tests.kernels.triton.compile_only import SHARED_BYTES
 
 ATTENTION = ("attention_kernel", "query_gradient", "key_gradient", "bias_gradient")
+ROUNDED_TWICE = ("dropout_kernel", "dropout_backward_kernel", "rotate_kernel")
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +34,20 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_each_kernel_compiles_and_fits_a_multiprocessor(kernels: list[dict[str, Any]]) -> None:
     names = {kernel["kernel"] for kernel in kernels}
-    assert {"dropout_kernel", "dropout_backward_kernel", "attention_kernel"} <= names
+    assert {*ROUNDED_TWICE, "attention_kernel"} <= names
     assert {f"{part}_gradient_kernel" for part in ("query", "key", "bias")} <= names
     assert all(kernel["shared"] <= SHARED_BYTES for kernel in kernels)
 
 
-def test_dropout_rounds_twice_and_reads_16_bytes_at_a_time(kernels: list[dict[str, Any]]) -> None:
+def test_two_roundings_are_not_fused_and_loads_are_wide(
+    kernels: list[dict[str, Any]],
+) -> None:
     for kernel in kernels:
         counts = Counter(kernel["ptx"])
-        if kernel["kernel"] in ("dropout_kernel", "dropout_backward_kernel"):
+        if kernel["kernel"] in ROUNDED_TWICE:
             assert not any(name.startswith("fma") for name in counts), kernel["key"]
-        if kernel["kernel"] == "dropout_backward_kernel":
-            assert any(name.startswith("ld.global") and ".v" in name for name in counts)
+            wide = [name for name in counts if name.startswith("ld.global.v")]
+            assert wide, kernel["key"]
 
 
 def test_attention_multiplies_on_tensor_cores_and_spills_nothing(

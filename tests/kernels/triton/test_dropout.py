@@ -10,29 +10,7 @@ from mpctl.kernels.backend import TORCH_BACKEND
 from mpctl.kernels.counter_rng import CounterRNG, site_key
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.triton.backend import TritonKernels
-
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have the same dtype, shape and bytes, signs of zeros among them."""
-    same_kind = a.dtype == b.dtype and a.shape == b.shape
-    return same_kind and torch.equal(
-        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
-    )
-
-
-def gradients(result: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-    """Gradients of the inputs for one random gradient of the result."""
-    generator = torch.Generator().manual_seed(1)
-    grad = torch.randn(result.shape, generator=generator).to(result.device, result.dtype)
-    return torch.autograd.grad(result, inputs, grad)
-
-
-def tensor(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
-    """Normal numbers that require a gradient."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(device, dtype).requires_grad_()
+from tests.kernels.triton.bits import DTYPES, gradients, operations, random_tensor, same_bits
 
 
 def mask_of(
@@ -48,7 +26,7 @@ def mask_of(
 def test_bits_and_rounding_are_the_references(
     dtype: torch.dtype, has_residual: bool, device: torch.device
 ) -> None:
-    x, residual = (tensor((2, 5, 70), dtype, device, seed) for seed in (1, 2))
+    x, residual = (random_tensor((2, 5, 70), dtype, device, seed) for seed in (1, 2))
     mask, results = mask_of(x, [3, 100]), []
     for kernels in (TORCH_BACKEND, TritonKernels()):
         if has_residual:
@@ -64,9 +42,9 @@ def test_bits_and_rounding_are_the_references(
 def test_rows_and_columns_are_global_numbers_given_as_ranges_or_tensors(
     device: torch.device,
 ) -> None:
-    x = tensor((2, 6, 9), torch.float32, device, 1)
+    x = random_tensor((2, 6, 9), torch.float32, device, 1)
     scattered = torch.tensor([0, 1, 4, 5, 90, 91], device=device)
-    whole = tensor((2, 100, 40), torch.float32, device, 2)
+    whole = random_tensor((2, 100, 40), torch.float32, device, 2)
     full = TritonKernels().dropout(torch.ones_like(whole), mask_of(whole, [8, 9])) > 0
     for rows in (range(10, 22, 2), scattered):
         columns = range(20, 29)
@@ -80,14 +58,14 @@ def test_rows_and_columns_are_global_numbers_given_as_ranges_or_tensors(
 def test_attention_probabilities_are_dropped_by_sample_head_row_and_key(
     device: torch.device,
 ) -> None:
-    x = tensor((2, 3, 4, 17), torch.bfloat16, device, 1)
+    x = random_tensor((2, 3, 4, 17), torch.bfloat16, device, 1)
     for heads in (range(6, 9), torch.tensor([1, 7, 2], device=device)):
         mask = mask_of(x, [5, 6], heads=heads, rows=range(4, 8))
         assert same_bits(TritonKernels().dropout(x, mask), TORCH_BACKEND.dropout(x, mask))
 
 
 def test_the_key_may_lie_on_the_device(device: torch.device) -> None:
-    x = tensor((2, 4, 8), torch.float32, device, 1)
+    x = random_tensor((2, 4, 8), torch.float32, device, 1)
     number = site_key(7, "dropout", 3, "layers.0")
     rng = CounterRNG(7, 3, torch.arange(2, device=device))
     as_number = rng.mask(x.shape, 0.5, rng_site="layers.0")
@@ -101,7 +79,7 @@ def test_the_key_may_lie_on_the_device(device: torch.device) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 1025), (2, 0, 4), (1, 3, 0)])
 def test_sizes_need_not_fill_a_tile(shape: tuple[int, ...], device: torch.device) -> None:
-    x = tensor(shape, torch.float32, device, 1)
+    x = random_tensor(shape, torch.float32, device, 1)
     mask = mask_of(x, list(range(shape[0])))
     ours, theirs = (kernels.dropout(x, mask) for kernels in (TritonKernels(), TORCH_BACKEND))
     assert same_bits(ours, theirs)
@@ -109,7 +87,7 @@ def test_sizes_need_not_fill_a_tile(shape: tuple[int, ...], device: torch.device
 
 
 def test_strides_of_the_input_and_of_its_gradient_do_not_matter(device: torch.device) -> None:
-    x = tensor((2, 8, 4), torch.float32, device, 1)
+    x = random_tensor((2, 8, 4), torch.float32, device, 1)
     turned = x.transpose(1, 2)
     mask, results = mask_of(turned, [0, 1]), []
     for kernels in (TORCH_BACKEND, TritonKernels()):
@@ -120,19 +98,21 @@ def test_strides_of_the_input_and_of_its_gradient_do_not_matter(device: torch.de
 
 def test_one_operation_forward_and_one_backward_which_keep_a_byte_an_element() -> None:
     x = torch.zeros((2, 4, 8), device="meta", dtype=torch.bfloat16, requires_grad=True)
-    residual = torch.zeros_like(x, requires_grad=True)
+    residual, grad = torch.zeros_like(x, requires_grad=True), torch.zeros_like(x)
     saved: list[Tensor] = []
-    samples = torch.arange(2, device="meta")
-    mask = DropoutMask(1, 0.1, samples, range(4), range(8))
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        y = TritonKernels().dropout_add(x, mask, residual)
+    mask = DropoutMask(1, 0.1, torch.arange(2, device="meta"), range(4), range(8))
+
+    def both() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            y = TritonKernels().dropout_add(x, mask, residual)
+        torch.autograd.grad(y, (x, residual), grad)
+
+    assert operations(both) == ["mpctl::dropout", "mpctl::dropout_backward"]
     assert [t.nbytes for t in saved] == [2 * 4 * 8]
-    dx, dresidual = torch.autograd.grad(y, (x, residual), torch.zeros_like(y))
-    assert dx.shape == dresidual.shape == x.shape and dx.dtype == x.dtype
 
 
 def test_a_compiled_function_has_one_graph(device: torch.device) -> None:
-    x = tensor((2, 4, 8), torch.float32, device, 1)
+    x = random_tensor((2, 4, 8), torch.float32, device, 1)
     key = torch.tensor(99, dtype=torch.int32, device=device)
     mask = mask_of(x, [4, 5], key=key)
     compiled = torch.compile(
