@@ -18,6 +18,7 @@ from functools import cached_property
 from math import prod
 
 from mpctl.bench.planned_kernel import PlannedKernel, case_copies
+from mpctl.estimate.attention_kernel import keeps_no_scores
 from mpctl.estimate.attention_times import fused_pairs
 from mpctl.estimate.flops import ALL, FORWARD, block_flops
 from mpctl.estimate.host import layer_host
@@ -118,8 +119,8 @@ class KernelLister:
             "causal": int(core.is_causal), "window": core.window,
             "bias": int(core.has_bias), "sample_mask": int(core.has_sample_mask),
         }  # fmt: skip
-        is_fused = not self.layout.job.training.attention_dropout
-        pairs = fused_pairs(core, timer.profile, queries, keys) if is_fused else queries * keys
+        is_fused = keeps_no_scores(self.layout)
+        pairs = fused_pairs(self.layout, core, queries, keys) if is_fused else queries * keys
         flops, work = 4.0 * batch * pairs * heads * model.head_size, OpTimes()
         timer.add(work, core, flow)
         name: KernelName = "attention" if is_fused else "unfused_attention"

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import NamedTuple
 
+from mpctl.estimate.attention_kernel import fuses_variants
 from mpctl.estimate.communication import local_sizes
 from mpctl.estimate.kernel_sets import KernelSet, kernel_set
 from mpctl.layout.job_layout import JobLayout
@@ -23,7 +24,8 @@ from mpctl.units import DTYPE_BYTES
 class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
 
-    kernels: whose kernels run (estimate/saved_activations.py). value: bytes of an element of the
+    kernels: whose kernels run (estimate/saved_activations.py). fuses_variants: whether attention of
+    any kind is one kernel (estimate/attention_kernel.py). value: bytes of an element of the
     training dtype; operand: of a saved operand of a product, which is smaller where fp8 kernels
     keep it as they multiplied it. micro_batch: samples of a micro batch; looked_up: those whose
     words this rank of tp looks up in its part of the table; batch: those that it computes. seq,
@@ -39,6 +41,7 @@ class ActivationShapes(NamedTuple):
 
     kernels: KernelSet
     is_cuda: bool
+    fuses_variants: bool
     value: int
     operand: int
     micro_batch: int
@@ -84,7 +87,9 @@ class ActivationShapes(NamedTuple):
     @property
     def holds_scores(self) -> bool:
         """Whether the score matrix lies in memory instead of being formed block by block."""
-        return self.attention_dropout or (self.kernels != "mpctl" and not self.is_flash)
+        if self.kernels == "mpctl":
+            return self.attention_dropout and not self.fuses_variants
+        return self.attention_dropout or not self.is_flash
 
     def bytes_of(self, tensors: Iterable[SavedTensor]) -> float:
         """Bytes of saved tensors together on this rank."""
@@ -120,6 +125,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     return ActivationShapes(
         kernels=kernels,
         is_cuda=is_cuda(job),
+        fuses_variants=fuses_variants(layout),
         value=value,
         operand=1 if kernels == "megatron" and DTYPE_BYTES[t.dtype] <= 1 else value,
         micro_batch=t.micro_batch_size,

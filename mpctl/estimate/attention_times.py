@@ -1,8 +1,13 @@
 """Seconds of attention on one rank: fused, or with the scores written to memory.
 
 Sliding windows shorten fused attention to the pairs that may be seen. ALiBi costs a fused kernel
-nothing: it adds the slope to each score that it forms. Our own kernels take a window or slopes as a
-mask of values, and form every pair.
+nothing: it adds the slope to each score that it forms. On a CPU our runtime gives torch's kernel a
+window or slopes as a mask of values, and every pair is formed.
+
+Our kernel on CUDA has two parts backward, which both form scores and gradients of shares: 7
+products of FlashAttention's 5. A dropout mask costs HASH_OPERATIONS a pair in each of the three
+kernels: xor, three shifts with xor, two products, comparison and choice, as counted in the hash of
+kernels/counter_rng.py. Neither was measured on a device.
 
 By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 without the window.
 """
@@ -11,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpctl.estimate.attention_kernel import OWN, fuses_variants, is_plain, keeps_no_scores
 from mpctl.estimate.communication import Sizes
 from mpctl.estimate.kernels import Speed, flash_seconds, product_seconds
 from mpctl.estimate.op_times import OpTimes
@@ -18,6 +24,9 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import AttentionOp
 from mpctl.spec.runtime import RuntimeProfile
+
+HASH_OPERATIONS = 11  # 1 + 3 x 2 + 2 + 1 + 1
+OWN_BACKWARD = 7 / 5
 
 
 @dataclass(frozen=True)
@@ -40,14 +49,17 @@ class AttentionTimer:
         gradients = flow.needs[core.query_product].y + flow.needs[core.key_product].y
         queries, keys = self.sizes[core.queries], self.sizes[core.keys] * layout.job.parallel.cp
         batch, heads = self.sizes["batch"], model.heads / layout.grid.feature_parts
-        if model.attention == "flash" and not layout.job.training.attention_dropout:
-            pairs = batch * fused_pairs(core, self.profile, queries, keys)
+        if keeps_no_scores(layout):
+            pairs = batch * fused_pairs(layout, core, queries, keys)
             columns = int(heads * model.head_size)
             own = self.profile.operators
             work.forward += flash_seconds(self.speed, pairs, columns, backward=False) / own.flash
+            work.forward += self._mask_seconds(pairs * heads)
             if gradients:
                 seconds = flash_seconds(self.speed, pairs, columns, backward=True)
-                work.dgrad += seconds / own.flash_backward
+                repeated = OWN_BACKWARD if self._is_own(core) else 1
+                work.dgrad += seconds * repeated / own.flash_backward
+                work.dgrad += 2 * self._mask_seconds(pairs * heads)
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
 
@@ -63,9 +75,21 @@ class AttentionTimer:
         passes = self.profile.operators.scores
         work.pass_over(passes, size, self.speed.bandwidth, backward=flow.after)
 
+    def _is_own(self, core: AttentionOp) -> bool:
+        """Whether our own kernel computes it rather than torch's."""
+        has_dropout = self.layout.job.training.attention_dropout > 0
+        return fuses_variants(self.layout) and (has_dropout or not is_plain(core))
 
-def fused_pairs(core: AttentionOp, profile: RuntimeProfile, queries: int, keys: int) -> float:
+    def _mask_seconds(self, pairs: float) -> float:
+        """Seconds to compute the dropout mask of so many pairs once inside a kernel."""
+        if not self.layout.job.training.attention_dropout or not self.speed.integers:
+            return 0.0
+        return HASH_OPERATIONS * pairs / self.speed.integers
+
+
+def fused_pairs(layout: JobLayout, core: AttentionOp, queries: int, keys: int) -> float:
     """Pairs of a query and a key that a fused kernel computes for one sample."""
-    if (core.window or core.has_slopes) and profile.memory.kernels == "mpctl":
+    makes_mask = bool(core.window or core.has_slopes) and not fuses_variants(layout)
+    if makes_mask and layout.profile.memory.kernels == OWN:
         return float(queries * keys)
     return core.seen_pairs(queries, keys)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from mpctl.estimate.attention_kernel import repeats_core
 from mpctl.estimate.communication import batch_sizes
 from mpctl.estimate.recompute import is_repeated
 from mpctl.layout.job_layout import JobLayout
@@ -46,7 +47,10 @@ def _repeated(layout: JobLayout, flow: GradFlow) -> float:
         return block_flops(layout, flow, FORWARD, again=0)
     if layout.job.training.recompute != "selective":
         return 0.0
-    return _scores_flops(layout, flow, 0, FORWARD)
+    return sum(
+        (_core_flops(layout, core, flow, 0, FORWARD) for core in flow.cores
+         if repeats_core(layout, core)), 0.0,
+    )  # fmt: skip
 
 
 def pass_flops(

@@ -69,7 +69,9 @@ class Speed:
     linear, other: products of linear layers and all others; flash, flash_backward: FLOP/s of fused
     attention; bandwidth: bytes/s of its memory; peak: FLOP/s of its datasheet. waits: whether the
     host that launches a kernel waits for it, as on a CPU. host: multiplier of the host seconds that
-    profiles state. notes: what is assumed because the preset does not say it.
+    profiles state. notes: what is assumed because the preset does not say it. integers: operations
+    on 32-bit integers a second, 0 where unknown: half of fp32's lanes, whose FMA counts as two
+    (NVIDIA's Hopper tuning guide: 64 and 128 a clock of a multiprocessor).
     """
 
     linear: Rates
@@ -81,6 +83,7 @@ class Speed:
     waits: bool
     host: float
     notes: tuple[str, ...]
+    integers: float = 0.0
 
 
 class MissingFigure(LookupError):
@@ -118,6 +121,7 @@ def device_speed(cluster: ClusterSpec, dtype: DType) -> Speed:
         device.is_cpu,
         kernels.host,
         tuple(notes),
+        device.peak_flops.get("fp32", 0.0) / 4 / slowdown,
     )
 
 

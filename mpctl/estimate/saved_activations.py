@@ -113,7 +113,8 @@ def shared_activations(
     if shapes.kernels != "mpctl":
         return ()
     tensors: list[SavedTensor] = []
-    if attention.has_sample_mask and shapes.recompute != "none":
+    is_shared = shapes.recompute != "none" or shapes.fuses_variants
+    if attention.has_sample_mask and is_shared:
         tensors.append(SavedTensor("mask", ("batch", seq, keys, "cp"), "mask"))
     if attention.has_bias:
         tensors.append(SavedTensor("places", (seq, keys, "cp"), "index"))

@@ -1,9 +1,10 @@
 """What one attention saves for its backward, and what selective recomputation forms again.
 
 Kernels `mpctl` are this project's, as rehearsals measure them (runtime/memory_tracker.py): torch's
-fused attention, or, where dropout on the probabilities or a learned bias on the CPU forbids it, the
-scores written out. `megatron` keeps queries, keys and values and the context, and with unfused
-attention the scores (Korthikanti et al., arXiv 2205.05198, section 4.1).
+fused attention; on CUDA, where there is dropout, a window, slopes, a bias or a mask, our own, which
+keeps no more (estimate/attention_kernel.py); on a CPU, where dropout or a learned bias forbids the
+fused one, the scores written out. `megatron` keeps queries, keys and values and the context, and
+with unfused attention the scores (Korthikanti et al., arXiv 2205.05198, section 4.1).
 
 Letters: b batch, s sequence, a heads, d head size; t tp, c cp. Under cp each rank has two blocks of
 queries and meets all keys; with a causal mask each block meets only the keys up to itself.
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mpctl.estimate.activation_shapes import ActivationShapes
+from mpctl.estimate.attention_kernel import is_plain
 from mpctl.operators.matmul import AttentionOp, Dims
 from mpctl.operators.saved import SavedPart, SavedTensor, Width
 
@@ -27,6 +29,8 @@ def attention_saved(shapes: ActivationShapes, attention: AttentionOp) -> tuple[S
     tensors = _AttentionTensors(shapes, attention)
     if shapes.kernels != "mpctl":
         return tensors.of_megatron()
+    if shapes.fuses_variants and not tensors.is_torchs:
+        return tensors.own(), []
     is_written_out = shapes.attention_dropout or (attention.has_bias and not shapes.is_cuda)
     return tensors.written_out() if is_written_out else tensors.fused()
 
@@ -128,6 +132,21 @@ class _AttentionTensors:
             kept = self.inputs + self.normed + self.turned + self.gathered
             return kept + self.context, scores
         return scores + self.normed + self.context, []
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether torch's fused kernel takes it on CUDA: plain, and in 32 bits with a key-value
+        head for each query head."""
+        shapes = self.shapes
+        has_kernel = shapes.value == 2 or shapes.inner * 2 == shapes.kv
+        return is_plain(self.attention) and has_kernel and not shapes.attention_dropout
+
+    def own(self) -> Saved:
+        """Our kernel saves its inputs, its result, laid out as the next product reads it, and a sum
+        a row; masks and biases are those that all layers share (saved_activations.py)."""
+        copies = 2 if self.shapes.cp > 1 else 1
+        tensors = self._fused_inputs() + self.gathered + self.context * copies + self.sums
+        return tensors + self.normed + self.turns
 
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and a sum a row."""

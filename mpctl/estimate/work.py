@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from mpctl.estimate.attention_kernel import repeats_core
 from mpctl.estimate.attention_times import AttentionTimer
 from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
 from mpctl.estimate.hiding import Hiding
@@ -108,12 +109,15 @@ class OperatorTimer:
         ahead = OpTimes(work.forward)
         self._hidden(work, stack.seq, flow)
         scores = OpTimes()
+        repeated = OpTimes()
         for core in flow.cores:
             self.attention.add(scores, core, flow)
+            if repeats_core(self.layout, core):
+                self.attention.add(repeated, core, flow)
         self.hiding.keys_and_values(work, scores)
         work.add(scores)
         self._host(work, flow)
-        self._repeat(work, scores, ahead.forward, flow)
+        self._repeat(work, scores, repeated, ahead.forward, flow)
         self._accumulate(work, flow.trained)
         return work
 
@@ -167,7 +171,9 @@ class OperatorTimer:
         )  # fmt: skip
         self._passes(work, NORM_PASSES, extra, flow)
 
-    def _repeat(self, work: OpTimes, scores: OpTimes, products: float, flow: GradFlow) -> None:
+    def _repeat(
+        self, work: OpTimes, scores: OpTimes, repeated: OpTimes, products: float, flow: GradFlow
+    ) -> None:
         training = self.job.training
         if is_repeated(self.layout, self.profile, flow):
             work.again(work)
@@ -177,7 +183,7 @@ class OperatorTimer:
                 work.dgrad -= last.forward
         elif training.recompute == "selective" and flow.after:
             if self.profile.operators.recompute == "core":
-                work.again(OpTimes(scores.forward))
+                work.again(OpTimes(repeated.forward))
             else:  # every other product, all that memory bounds, no attention
                 bound = work.forward - products - scores.forward
                 work.again(OpTimes(products / 2 + bound, host_forward=work.host_forward / 2))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -123,6 +124,8 @@ def launch_warnings(
     from a checkpoint does not read its initial weights."""
     warnings = [*_compile_warnings(job), *_device_warnings(job)]
     warnings += _profile_warnings(job, resumption)
+    if chosen_device(job, machine) == "cuda":
+        warnings += kernel_warnings(job, has_triton=find_spec("triton") is not None)
     if resumption is None or resumption.folder is None:
         warnings += tokenizer_warnings(job)
     if chosen_device(job, machine) == "cpu":
@@ -161,6 +164,15 @@ def _device_warnings(job: JobSpec) -> Iterator[str]:
             yield "training.dtype tf32: on CPU products are computed in fp32"
         elif device is not None and "tf32" not in device.peak_flops:
             yield f"training.dtype tf32: {device.name} has no TF32, products are computed in fp32"
+
+
+def kernel_warnings(job: JobSpec, *, has_triton: bool) -> Iterator[str]:
+    """What a GPU's kernels need of this installation, where it costs memory that no plan counts."""
+    if job.training.attention_dropout and not has_triton:
+        yield (
+            "training.attention_dropout: without triton scores are held in memory, which the plan "
+            "does not count (use pip install triton, or training.attention_dropout 0)"
+        )
 
 
 def _compile_warnings(job: JobSpec) -> Iterator[str]:

@@ -19,7 +19,17 @@ from itertools import islice
 from typing import NamedTuple
 
 from mpctl.errors import Offer
-from mpctl.rules import family, freeze, launched, layout, model, rates, runtime, tensor_mode
+from mpctl.rules import (
+    attention,
+    family,
+    freeze,
+    launched,
+    layout,
+    model,
+    rates,
+    runtime,
+    tensor_mode,
+)
 from mpctl.rules.check import MOST_OFFERED, Check, way_out
 from mpctl.spec.job import JobSpec, changed_job
 
@@ -61,6 +71,7 @@ RULES: tuple[Rule, ...] = (
     Rule(model.batch_rules, LAYOUT | BATCH),
     Rule(tensor_mode.sample_rules, LAYOUT | BATCH),
     Rule(model.recompute_rules, BATCH),
+    Rule(attention.attention_rules, {"cluster", "launch", "model", "training"}),
     Rule(rates.rate_rules, {"training"}),
     Rule(freeze.freeze_rules, {"model", "training"}),
     Rule(model.dtype_rules, {"cluster", "training"}),

@@ -86,7 +86,8 @@ class TrainingSpec(StrictModel):
     )
     attention_dropout: Probability = Field(
         0.0,
-        description="dropout probability of attention weights; above 0 scores are held in memory",
+        description="dropout probability of attention weights; above 0 scores are held in memory, "
+        "but on GPUs under the mpctl runtime",
     )
     loss_scale: Annotated[float, Field(ge=1e-6, le=2.0**64)] = Field(
         2.0**16, description="fp16: loss scale at the start; it halves at each overflow"

@@ -34,6 +34,7 @@ SCORES = 5_368_709_120  # 5 a s^2 b = 5 x 64 x 2048 x 2048 x 4
 TP = {"parallel.tp": 8}
 SP = {**TP, "parallel.sequence_parallel": True}
 SELECTIVE, FULL = {"training.recompute": "selective"}, {"training.recompute": "full"}
+GPU = {"launch.device": "cuda"}
 OURS = {"training.runtime": "mpctl", "model.attention": "flash", "launch.device": "cpu"}
 
 
@@ -67,6 +68,9 @@ def layer_bytes(job: JobSpec, stack: int = 0) -> float:
         ({**OURS, "training.dropout": 0.1}, 34 * SBH),
         ({**OURS, "training.dropout": 0.1, "training.attention_dropout": 0.1},
          34 * SBH + SCORES + 2048 * 2048),
+        # on a GPU a kernel forms them block by block
+        ({**OURS, **GPU, "training.dropout": 0.1, "training.attention_dropout": 0.1}, 34 * SBH),
+        ({**OURS, **GPU, **SELECTIVE, "training.attention_dropout": 0.1}, 32 * SBH),
         ({**OURS, **SP, **FULL}, 2 * SBH // 8),
         ({**OURS, **TP, **FULL, "training.partition_activations": True}, 2 * SBH // 8),
         ({**OURS, **FULL, "training.offload_activations": True}, 0),

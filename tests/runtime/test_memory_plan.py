@@ -39,6 +39,7 @@ FEW = {
     "training__global_batch_size": 8,
 }  # 2 micro batches
 CUDA = {"launch__device": "cuda", "training__dtype": "bf16", **DRY}
+DROPPED = {"launch__device": "cuda", "training__dtype": "bf16"}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": {}, "dry": DRY, "tp2": {"tp": 2}, "tp2-sp": {**SEQUENCE, **DRY}, "full": FULL,
     "tp2-sp-full": {**SEQUENCE, **FULL}, "selective": SELECTIVE, "dp2": {"dp": 2, **DRY},
@@ -50,15 +51,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "zero-bubble-tp2-sp-full": {**PP2, **ZERO_BUBBLE, **SEQUENCE, **FULL},
     "zero-bubble-few": {**FEW, **DRY}, "zero-bubble-few-full": {**FEW, **DRY, **FULL},
     "cuda-full": {**CUDA, **FULL},
+    "cuda-dropout": DROPPED, "cuda-dropout-cp2": {**DROPPED, "parallel__cp": 2},
+    "cuda-dropout-selective": {**DROPPED, **SELECTIVE}, "cuda-dropout-full": {**DROPPED, **FULL},
+    "cuda-dropout-fp32": {**DROPPED, "training__dtype": "fp32"},
+    "cuda-dropout-fp64": {**DROPPED, "training__dtype": "fp64"},
+    "cuda-dropout-tp2-sp": {**DROPPED, **SEQUENCE},
 }  # fmt: skip
 GRIDS: dict[str, dict[str, Any]] = {
     "2d": grid("2d", 4), "2d-full": grid("2d", 4, **FULL), "2d-cuda": grid("2d", 4, **CUDA),
     "2.5d": grid("2.5d", 8, **DRY), "3d": grid("3d", 8, **DRY), "3d-full": grid("3d", 8, **FULL),
 }  # fmt: skip
+GRIDS |= {
+    "cuda-window": {**CUDA, "model__attention_window": 64},
+    "cuda-slopes": {**CUDA, "model__position": "alibi", **SELECTIVE},
+}  # of GPT and Llama too
 LAYOUTS |= GRIDS
 QUICK = {("gpt", "interleaved"), ("gpt", "cuda"), ("llama", "tp2-sp"), ("bert", "full"),
          ("llama", "3d-full"), ("glm", "selective"), ("llama", "zero-bubble-full"),
-         ("t5", "zero-bubble-few"), ("t5", "cuda-fp32")}  # fmt: skip
+         ("t5", "zero-bubble-few"), ("t5", "cuda-fp32"), ("t5", "cuda-dropout-selective"),
+         ("llama", "cuda-slopes")}  # fmt: skip
 
 
 def job_of(shape: str, changes: dict[str, Any]) -> JobSpec:

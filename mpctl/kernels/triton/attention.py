@@ -24,9 +24,8 @@ from mpctl.kernels.counter_rng import as_int32
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.triton.attention_launch import constants
 from mpctl.kernels.triton.operation import define_gradient, define_operation
+from mpctl.operators import fused_attention as fused_attention_rule
 
-LARGEST_HEAD = 256
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ARGUMENTS = (
     "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? slopes,"
     " Tensor? seed, SymInt number, Tensor? samples, SymInt[] places, bool is_causal,"
@@ -61,10 +60,9 @@ class _Call(NamedTuple):
 
 def refusal(query: Tensor, key: Tensor, variant: AttentionVariant) -> str | None:
     """Why the kernel cannot compute this, None where it can."""
-    if query.dtype not in DTYPES:
-        return f"{query.dtype} has no fused attention (use bf16, fp16 or fp32)"
-    if query.shape[-1] > LARGEST_HEAD:
-        return f"heads of {query.shape[-1]}, at most {LARGEST_HEAD} fit a block"
+    refused = fused_attention_rule.refusal(query.element_size(), query.shape[-1])
+    if refused is not None:
+        return refused.reason
     dropout = variant.dropout
     if dropout is not None and not _are_in_order(dropout, variant.rows, key.shape[-2]):
         return "dropout at scattered heads, rows or keys"

@@ -1,0 +1,49 @@
+"""Which kernel computes an attention in the plan, and so what it keeps and what runs again.
+
+Of our own runtime: on CUDA any variant is one kernel without scores (operators/fused_attention.py),
+plain attention torch's. On a CPU dropout is computed step by step, and a bias, a window or slopes
+make torch's fused kernel keep a mask of all pairs; that is what selective recomputation spares. Of
+other runtimes selective recomputation repeats every attention.
+
+By hand, causal bf16 without dropout: nothing is repeated; with dropout, on a CPU alone.
+"""
+
+from __future__ import annotations
+
+from mpctl.layout.job_layout import JobLayout
+from mpctl.operators.fused_attention import refusal
+from mpctl.operators.matmul import AttentionOp
+from mpctl.units import DTYPE_BYTES
+
+OWN = "mpctl"  # memory.kernels of a runtime with our own kernels
+
+
+def fuses_variants(layout: JobLayout) -> bool:
+    """Whether any attention of the job, with dropout too, is one kernel that keeps no scores."""
+    job, width = layout.job, max(2, DTYPE_BYTES[layout.job.training.dtype])
+    is_ours = layout.profile.memory.kernels == OWN and job.device_kind != "cpu"
+    return is_ours and refusal(width, layout.model.head_size) is None
+
+
+def is_plain(core: AttentionOp) -> bool:
+    """Whether an attention without dropout is causal or not, and nothing else."""
+    changes = core.has_bias, core.has_slopes, core.window, core.has_sample_mask
+    return not any(changes)
+
+
+def keeps_no_scores(layout: JobLayout) -> bool:
+    """Whether the attentions of the job form their scores block by block."""
+    if layout.job.training.attention_dropout:
+        return fuses_variants(layout)
+    return layout.model.attention == "flash"
+
+
+def repeats_core(layout: JobLayout, core: AttentionOp) -> bool:
+    """Whether selective recomputation runs this attention again in backward."""
+    if layout.job.training.recompute != "selective":
+        return False
+    if layout.profile.memory.kernels != OWN or layout.model.attention != "flash":
+        return True
+    makes_pairs = bool(core.has_bias or core.has_slopes or core.window)
+    keeps_pairs = layout.job.training.attention_dropout > 0 or makes_pairs
+    return keeps_pairs and not fuses_variants(layout)
