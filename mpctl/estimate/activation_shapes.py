@@ -20,6 +20,8 @@ from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from mpctl.units import DTYPE_BYTES
 
+FP8_KERNELS: tuple[KernelSet, ...] = ("mpctl", "megatron")  # they keep operands as they multiply
+
 
 class ActivationShapes(NamedTuple):
     """Everything that decides what a rank saves of one micro batch; sizes are this rank's.
@@ -85,6 +87,21 @@ class ActivationShapes(NamedTuple):
         return max(4, self.value)
 
     @property
+    def keeps_shards(self) -> bool:
+        """Whether column products keep this rank's shard of their input as it came: ours under
+        sequence parallelism, where backward gathers it again."""
+        return self.splits and self.kernels == "mpctl"
+
+    @property
+    def casts_inputs(self) -> bool:
+        """Whether each column product keeps a copy of its own of its input, in fp8."""
+        return self.operand < self.value and not self.keeps_shards
+
+    def deferred_input(self, own: float) -> float:
+        """Bytes of a column product's input of `own` bytes that waits for a deferred dW."""
+        return own * self.operand / self.value if self.casts_inputs else own
+
+    @property
     def holds_scores(self) -> bool:
         """Whether the score matrix lies in memory instead of being formed block by block."""
         if self.kernels == "mpctl":
@@ -127,7 +144,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
         is_cuda=is_cuda(job),
         fuses_variants=fuses_variants(layout),
         value=value,
-        operand=1 if kernels == "megatron" and DTYPE_BYTES[t.dtype] <= 1 else value,
+        operand=1 if kernels in FP8_KERNELS and DTYPE_BYTES[t.dtype] <= 1 else value,
         micro_batch=t.micro_batch_size,
         looked_up=sizes["batch"] * table_parts if grid.mode != "1d" else sizes["batch"],
         batch=sizes["batch"],

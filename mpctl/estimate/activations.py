@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
 from mpctl.estimate.product_memory import (
+    cast_bytes,
     head_bytes,
     lookup_bytes,
     matrix_bytes,
@@ -234,6 +235,7 @@ def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> Lay
     inner, matrix = rows * shapes.ffn * shapes.value, matrix_bytes(shapes, shapes.ffn)
     gathers = 2 * stream if shapes.splits else 0.0
     product = product_bytes(shapes, x=inner, w=matrix, y=own) + gathers
+    product += cast_bytes(shapes, x=inner, y=stream)
     around_mlp = own * (1 + shapes.dropout)
     if any(attention.is_cross for attention in attentions):
         around_mlp += shapes.batch * shapes.seq * shapes.hidden * shapes.value  # source's gradient
@@ -271,7 +273,8 @@ def _bytes_of_part(
 def _mlp_deferred(shapes: ActivationShapes, rows: int, own: float) -> float:
     """Inputs of the MLP's products and the gradients of their results, which dW needs."""
     gated = 2 if shapes.is_gated else 1
-    return own + rows * (shapes.ffn + gated * shapes.ffn + shapes.hidden) * shapes.value
+    columns = shapes.ffn + gated * shapes.ffn + shapes.hidden
+    return shapes.deferred_input(own) + rows * columns * shapes.operand
 
 
 def _attentions_deferred(
@@ -282,7 +285,7 @@ def _attentions_deferred(
     for attention in attentions:
         keys = shapes.batch * getattr(shapes, attention.keys)
         columns = rows * (2 * shapes.inner + shapes.hidden) + keys * shapes.kv
-        total += own + columns * shapes.value
+        total += shapes.deferred_input(own) + columns * shapes.operand
     return total
 
 

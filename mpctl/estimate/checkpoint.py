@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from math import lcm
 
+from mpctl.estimate.communication import value_bytes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.spec.checkpoint import CheckpointSpec
-from mpctl.units import DTYPE_BYTES
 
 
 def checkpoint_bytes(layout: JobLayout) -> int:
     """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
     hundred bytes a parameter, come on top."""
-    width = DTYPE_BYTES[layout.job.training.dtype]
+    width = value_bytes(layout.job.training)
     is_frozen = frozen_by(layout.table.freeze)
     trained, seen, total = 3 * max(4, width), set[str](), 0
     for stage in range(len(layout.stages)):

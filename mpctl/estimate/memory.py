@@ -141,7 +141,8 @@ def _settings(layout: JobLayout, shapes: ActivationShapes) -> Hashable:
     if layout.profile.memory.kernels == "mpctl" and layout.zero_stage:
         shared = frozenset(layout.shared_parameters)
     t, p = job.training, job.parallel
-    return (shapes, p.tensor_depth, t.runtime, t.dtype, t.gradient_dtype, p.zero, p.bucket_bytes,
+    return (shapes, p.tensor_depth, t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len,
+            t.gradient_dtype, p.zero, p.bucket_bytes,
             job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
 
 

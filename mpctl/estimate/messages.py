@@ -25,13 +25,12 @@ from mpctl.estimate.message import Message as Message  # what is listed here
 from mpctl.estimate.message import MessageCount, count_messages
 from mpctl.estimate.p2p import stage_transfers, transfers
 from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import STATUS_FIELDS
+from mpctl.layout.limits import AMAX_BYTES, STATUS_FIELDS
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.table import StageSlice
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import RuntimeProfile
 
-AMAX_BYTES = 3 * 4  # float32: the largest elements of X, W and dY of a linear layer
 STATUS_BYTES = 8  # float64: the gradient norm's square, and each entry of a status
 
 

@@ -35,6 +35,15 @@ def product_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> 
     return max(buffers * w + sums * x, x + buffers * x + sums * w)
 
 
+def cast_bytes(shapes: ActivationShapes, *, x: float, y: float) -> float:
+    """Bytes for a moment of the same backward in fp8, under our own kernels: dY is cast twice, as
+    it is and transposed, and a CPU multiplies 16-bit copies of what was cast. x, y: bytes of X and
+    dY in 16 bit."""
+    if shapes.kernels != "mpctl" or shapes.operand == shapes.value:
+        return 0.0
+    return y if shapes.is_cuda else x + 2 * y
+
+
 def head_bytes(shapes: ActivationShapes, *, x: float, w: float, y: float) -> float:
     """The same of an output head on a grid, Y its logits and W its table."""
     if shapes.mode == "3d":

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from mpctl.estimate.activation_shapes import ActivationShapes
 from mpctl.estimate.saved_attention import attention_saved
 from mpctl.operators.matmul import AttentionOp, Dims
-from mpctl.operators.saved import SavedPart, SavedTensor, hidden_saved, norm_saved
+from mpctl.operators.saved import SavedPart, SavedTensor, Width, hidden_saved, norm_saved
 
 LOSS_FLOATS = 4  # of each token: its loss, the softmax's maximum and sum, the target's logit
 
@@ -73,10 +73,13 @@ def _branch(
     """What a residual branch saves: its norms, its input and the dropout mask of its result. A
     second branch that reads the input of the first (parallel residual) has that saved already."""
     is_second = shapes.is_parallel and part is SavedPart.MLP
-    if not (is_second and shapes.shares_norm):
+    is_again = is_second and shapes.shares_norm
+    if not is_again:
         norms = list(norm_saved(shapes.norm, rows, f"{name} norm", part))
         yield from norms[1:] if is_second else norms
-        yield SavedTensor(f"{name} input", (*rows, "hidden"), "operand", is_outer=True, part=part)
+    if not is_again or shapes.casts_inputs:
+        width: Width = "value" if shapes.keeps_shards else "operand"
+        yield SavedTensor(f"{name} input", (*rows, "hidden"), width, is_outer=True, part=part)
     if shapes.norm_order == "sandwich":
         yield from norm_saved(shapes.norm, rows, f"{name} output norm", part)
     if shapes.dropout:
@@ -84,10 +87,13 @@ def _branch(
 
 
 def _mlp(shapes: ActivationShapes, rows: Dims) -> Iterator[SavedTensor]:
-    """The activation's input and result; mpctl's relu finds its gradient in the result alone."""
+    """The activation's input and result; mpctl's relu finds its gradient in the result alone, which
+    a product in fp8 keeps another copy of."""
     part = SavedPart.MLP
     if shapes.is_gated or shapes.activation != "relu" or shapes.kernels != "mpctl":
         yield SavedTensor("mlp up", (*rows, "ffn"), times=2 if shapes.is_gated else 1, part=part)
+    elif shapes.operand < shapes.value:
+        yield SavedTensor("mlp result", (*rows, "ffn"), part=part)
     if shapes.is_gated and shapes.kernels == "eager":
         yield SavedTensor("mlp gate", (*rows, "ffn"), part=part)
     yield SavedTensor("mlp activation", (*rows, "ffn"), "operand", part=part)

@@ -101,6 +101,12 @@ class _AttentionTensors:
         return [SavedTensor("context", (*self.rows, "inner"))]
 
     @property
+    def projected(self) -> Saved:
+        """The context as the product that follows keeps it, where that is a copy of its own; fp8
+        kernels keep it as an operand, which the layer counts."""
+        return [] if self.shapes.operand < self.shapes.value else self.context
+
+    @property
     def sums(self) -> Saved:
         """The fused kernel's log-sum-exp of each row of scores."""
         return [SavedTensor("sums", (*self.rows, "heads"), "float")]
@@ -130,8 +136,8 @@ class _AttentionTensors:
             scores += pairs.masks(1)
         if shapes.recompute == "selective":
             kept = self.inputs + self.normed + self.turned + self.gathered
-            return kept + self.context, scores
-        return scores + self.normed + self.context, []
+            return kept + self.projected, scores
+        return scores + self.normed + self.projected, []
 
     @property
     def is_torchs(self) -> bool:
@@ -144,17 +150,19 @@ class _AttentionTensors:
     def own(self) -> Saved:
         """Our kernel saves its inputs, its result, laid out as the next product reads it, and a sum
         a row; masks and biases are those that all layers share (saved_activations.py)."""
-        copies = 2 if self.shapes.cp > 1 else 1
-        tensors = self._fused_inputs() + self.gathered + self.context * copies + self.sums
-        return tensors + self.normed + self.turns
+        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
+        if self.shapes.cp > 1:
+            tensors += self.projected
+        return tensors + self.normed
 
     def fused(self) -> tuple[Saved, Saved]:
         """Torch's fused kernel saves its inputs, its result and a sum a row."""
         shapes, attention = self.shapes, self.attention
         # a GPU's result is laid out as its queries, and those of kernels/triton/rotary.py are so
         # that it needs no copy
-        copies = 2 if (self.turned and not shapes.is_cuda) or shapes.cp > 1 else 1
-        tensors = self._fused_inputs() + self.gathered + self.context * copies + self.sums
+        tensors = self._fused_inputs() + self.gathered + self.context + self.sums
+        if (self.turned and not shapes.is_cuda) or shapes.cp > 1:
+            tensors += self.projected
         tensors += self.normed
         if attention.has_sample_mask:
             tensors += self.pairs.masks(1, width="value", per_sample=True)
@@ -164,7 +172,7 @@ class _AttentionTensors:
             tensors += self.pairs.masks(1, width="value")
         is_formed_again = attention.has_bias or attention.has_slopes or attention.window
         if shapes.recompute == "selective" and is_formed_again:
-            return self.inputs + self.normed + self.gathered + self.context, tensors
+            return self.inputs + self.normed + self.gathered + self.projected, tensors
         return tensors, []
 
     def _fused_inputs(self) -> Saved:

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpctl.estimate.communication import local_parameters
+from mpctl.estimate.communication import local_parameters, value_bytes
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
-from mpctl.layout.limits import LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
+from mpctl.layout.limits import AMAX_BYTES, LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.spec.runtime_memory import RuntimeMemory
 from mpctl.tensor_grid import TensorGrid
@@ -48,7 +48,7 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
         return _others_states(layout, memory, count, trained)
     if layout.zero_stage:
         return _sliced_states(layout, count, layout.buckets(stage))
-    width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
+    width, reduced = value_bytes(job.training), DTYPE_BYTES[job.training.reduced_dtype]
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
     optimizer = trained * _optimizer_width(width)
     return StateBytes(count, count * width, trained * reduced, optimizer, stepping=stepping)
@@ -63,7 +63,7 @@ def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> 
     """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
     runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
     job, zero, n = layout.job, layout.zero_stage, layout.replicas
-    width, reduced = DTYPE_BYTES[job.training.dtype], DTYPE_BYTES[job.training.reduced_dtype]
+    width, reduced = value_bytes(job.training), DTYPE_BYTES[job.training.reduced_dtype]
     trained = [bucket for bucket in buckets if bucket.is_trained]
     whole = sum(bucket.padded(n) for bucket in trained)
     part = sum(bucket.part(n) for bucket in trained)
@@ -105,13 +105,22 @@ def _shared(amount: float, n: int, is_shared: bool) -> int:
     return -(-round(amount) // n) if is_shared else round(amount)
 
 
+def fp8_table_bytes(layout: JobLayout) -> float:
+    """The table of our own delayed scaling: what was seen in each of the last steps and in this
+    one, the scales and their inverses (kernels/fp8_scales.py)."""
+    training = layout.job.training
+    if training.dtype != "fp8" or training.fp8_recipe != "delayed":
+        return 0.0
+    return (training.fp8_amax_history_len + 3) * len(layout.table.linear_layers) * AMAX_BYTES
+
+
 def weights_besides(layout: JobLayout, stage: int) -> tuple[float, float]:
     """(lasting, for a moment) bytes as large as weights: of other runtimes a product's dW before it
     is added, stand-ins for the dW of a layer, buckets in which replicas reduce gradients, and under
     ZeRO 3 what is gathered."""
     job, memory = layout.job, layout.profile.memory
     if memory.kernels == "mpctl":
-        return 0.0, 0.0
+        return fp8_table_bytes(layout), 0.0
     width, grid = DTYPE_BYTES[job.training.dtype], layout.grid
     slices = layout.stage_slices(stage)
     heads = [

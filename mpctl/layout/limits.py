@@ -5,6 +5,9 @@ from __future__ import annotations
 STATUS_FIELDS = 2
 """float64 numbers of a step's status that are not one rank's own: the loss, whether to stop."""
 
+AMAX_BYTES = 3 * 4
+"""float32 numbers of a linear layer in fp8: the largest elements of X, W and dY."""
+
 MAX_SENDS_IN_FLIGHT = 2
 """Messages to other pipeline stages whose tensors a rank keeps until they have been sent."""
 

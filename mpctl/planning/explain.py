@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
 from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
-from mpctl.estimate.communication import batch_sizes, ring_bytes
+from mpctl.estimate.communication import batch_sizes, ring_bytes, value_bytes
 from mpctl.estimate.explain import explain_time
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.job import Estimate
 from mpctl.estimate.message import MessageCount, ring_phases
 from mpctl.planning.plan import Plan
-from mpctl.units import DTYPE_BYTES, bytes_text
+from mpctl.units import bytes_text
 
 if TYPE_CHECKING:
     from mpctl.planning.schemas import ExplainDocument, TrainingEntry
@@ -92,8 +92,8 @@ def communication_figures(estimate: Estimate) -> Iterator[Figure]:
 
 
 def _phi(estimate: Estimate, block: BlockTraffic, prefix: str) -> Figure:
-    sizes, dtype = batch_sizes(estimate.layout), estimate.layout.job.training.dtype
-    parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], DTYPE_BYTES[dtype])
+    sizes, width = batch_sizes(estimate.layout), value_bytes(estimate.layout.job.training)
+    parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], width)
     return Figure(
         f"{prefix}.phi", block.whole.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
         " x ".join(map(str, parts)), "one phase of an all-reduce of the hidden states",

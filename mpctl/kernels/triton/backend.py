@@ -12,8 +12,10 @@ from torch import Tensor
 from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.fp8 import Fp8Cast
 from mpctl.kernels.triton.attention import fused_attention, refusal
 from mpctl.kernels.triton.dropout import fused_dropout
+from mpctl.kernels.triton.fp8 import fused_cast
 from mpctl.kernels.triton.rotary import fused_rotate
 
 
@@ -52,6 +54,14 @@ class TritonKernels(KernelBackend):
         """As `KernelBackend.rotate`, in one kernel, with the same bits; its gradient is rounded
         once. The result lies in memory as [b, s, a, d]."""
         return fused_rotate(x, cos, sin)
+
+    def fp8_cast(
+        self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,
+        columns: bool = False, amax: Tensor | None = None,
+    ) -> Fp8Cast:  # fmt: skip
+        """As `KernelBackend.fp8_cast`, in one kernel, with the same bits; a NaN raises `amax` to
+        infinity."""
+        return fused_cast(matrix, scale, dtype, rows=rows, columns=columns, amax=amax)
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

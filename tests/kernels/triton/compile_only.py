@@ -23,6 +23,7 @@ from triton.backends.compiler import GPUTarget
 from mpctl.kernels.alibi import slopes
 from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.dropout_mask import DropoutMask
+from mpctl.kernels.fp8 import E4M3, E5M2
 from mpctl.kernels.triton.backend import TritonKernels
 
 SHARED_BYTES, REGISTERS, THREADS = 232_448, 65_536, 1024  # a multiprocessor of an H100
@@ -103,7 +104,19 @@ def rotations() -> Iterator[None]:
         yield
 
 
-CASES = (dropouts, attentions, rotations)
+def casts() -> Iterator[None]:
+    """Both formats, layouts and 16-bit types, with and without the largest element."""
+    kernels, scale = TritonKernels(), torch.tensor(1.0)
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.zeros((128, 256), dtype=dtype)
+        for to in (E4M3, E5M2):
+            kernels.fp8_cast(x, scale, to, columns=True, amax=torch.tensor(0.0))
+            kernels.fp8_cast(x, scale, to, rows=False, columns=True)
+            kernels.fp8_cast(x, scale, to)
+    yield
+
+
+CASES = (dropouts, attentions, rotations, casts)
 
 
 def instructions(ptx: str) -> Counter[str]:

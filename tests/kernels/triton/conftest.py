@@ -15,7 +15,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-KERNELS = ("hashing", "rounding", "dropout", "rotary", "attention", "attention_backward")
+KERNELS = ("hashing", "rounding", "dropout", "rotary", "attention", "attention_backward", "fp8")
 
 
 def import_interpreted() -> None:

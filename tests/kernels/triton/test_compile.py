@@ -36,6 +36,7 @@ def test_each_kernel_compiles_and_fits_a_multiprocessor(kernels: list[dict[str, 
     names = {kernel["kernel"] for kernel in kernels}
     assert {*ROUNDED_TWICE, "attention_kernel"} <= names
     assert {f"{part}_gradient_kernel" for part in ("query", "key", "bias")} <= names
+    assert "fp8_cast_kernel" in names
     assert all(kernel["shared"] <= SHARED_BYTES for kernel in kernels)
 
 
@@ -48,6 +49,17 @@ def test_two_roundings_are_not_fused_and_loads_are_wide(
             assert not any(name.startswith("fma") for name in counts), kernel["key"]
             wide = [name for name in counts if name.startswith("ld.global.v")]
             assert wide, kernel["key"]
+
+
+def test_casts_round_by_one_instruction_and_write_16_bytes_at_a_time(
+    kernels: list[dict[str, Any]],
+) -> None:
+    for kernel in kernels:
+        if kernel["kernel"] == "fp8_cast_kernel":
+            names = kernel["ptx"]
+            assert any(name.startswith("cvt.rn.satfinite.e") for name in names), kernel["key"]
+            assert any(name.startswith("st.global.v") for name in names), kernel["key"]
+            assert not any(name.startswith(("ld.local", "st.local")) for name in names)
 
 
 def test_attention_multiplies_on_tensor_cores_and_spills_nothing(
