@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # wait for processes.
 WORKERS := -n 3 --dist loadfile
 
-.PHONY: demo test test-all test-clusters lint types bench soak reference constraints clean
+.PHONY: demo test test-all test-clusters lint types bench gpu soak reference constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -49,6 +49,11 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.plan_speed
+
+# On a machine with a CUDA device: the tests marked gpu, then the benchmark, within ten minutes; writes
+# the tables of docs/gpu.md. Elsewhere it says that there is none.
+gpu: $(READY)
+	$(BIN)/python -m benchmarks.gpu
 
 # Random faults over one run, whose losses must stay those of the undisturbed run.
 FAULTS ?= 100

@@ -80,7 +80,7 @@ def _collectives(rank: int, size: int, kind: str) -> dict[str, torch.Tensor]:
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2, "parallel__sequence_parallel": True},
-    "zero 2": {"dp": 2, "parallel__zero": 2},
+    **{f"zero {stage}": {"dp": 2, "parallel__zero": stage} for stage in range(4)},
     "pp": {"parallel__pp": 2, "cluster__gpus_per_node": 2},
 }
 

@@ -1,0 +1,66 @@
+"""A model as `mpctl launch` trains it, on one rank, which needs no process group.
+
+Seconds are medians of the steps after the first WARM; memory is that of the step that the run
+watches, its second, in which nothing is compiled any more (runtime/memory_watch.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.shapes import Shape
+
+
+def prepare_data(folder: Path, vocab: int, seconds: float) -> Path:
+    """Token files of Python's library, of at most `vocab` words."""
+    out = folder / "data"
+    sizes = ("--vocab-size", str(min(vocab, 4000)), "--max-bytes", "8000000")
+    command = ("data", "prepare", "python-stdlib", "--out", str(out), *sizes)
+    _mpctl(command, seconds)
+    return out
+
+
+def launch(
+    shape: Shape, run: Path, data: Path, settings: Mapping[str, Any], *, device: str, steps: int,
+    warm: int, seconds: float,
+) -> dict[str, float]:  # fmt: skip
+    """Figures of a run in the folder `run`. seconds: after which it is given up. Raises
+    subprocess.SubprocessError where it fails or takes longer."""
+    given: dict[str, Any] = {
+        **shape.settings, "data.path": str(data), "training.steps": steps,
+        "training.dtype": "bf16", "training.learning_rate": 1e-4, "training.eval_samples": 0,
+        "checkpoint.at_end": False, "launch.compile": True, **settings,
+    }  # fmt: skip
+    command = ["launch", "--nodes", "1", "--gpus-per-node", "1", "--device", device,
+               "--run-dir", str(run), "--overwrite"]  # fmt: skip
+    for key, value in given.items():
+        command += ["--set", f"{key}={json.dumps(value)}"]
+    _mpctl(command, seconds)
+    return figures(run, warm)
+
+
+def figures(run: Path, warm: int) -> dict[str, float]:
+    """What a run's own files say of its steps."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steady = lines[warm:]
+    found = {"seconds": median(line["step_seconds"] for line in steady)}
+    summary = json.loads((run / "summary.json").read_text())
+    if saves := summary["saves"]:
+        found |= {"save": saves["seconds"], "stall": saves["stall_seconds"]}
+    (rank,) = summary["plan_beside_run"]
+    names = (("peak", "bytes"), ("reserved", "reserved"))
+    measured = {
+        to: rank["memory"][name]["measured"] for name, to in names if name in rank["memory"]
+    }
+    return {**found, **measured}
+
+
+def _mpctl(arguments: list[str] | tuple[str, ...], seconds: float) -> None:
+    command = [sys.executable, "-m", "mpctl", *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds)

@@ -1,0 +1,80 @@
+"""The models that are trained on one device, and the FLOP of a token.
+
+    gpt-1.5b      28 layers, hidden 2048, learned positions, LayerNorm, gelu, tied head
+    llama-1b      16 layers, hidden 2048, 32 heads of 64 on 8 of keys, SwiGLU 8192 (Llama 3.2 1B)
+    llama-8b      8 of the 32 layers of Llama 3.1 8B, whose states alone would fill a device
+    llama-8b-tp8  what one rank of 8 has of all 32: 4 heads on 1 of keys, 1/8 of MLP and table; the
+                  hidden states are whole. Its messages are absent, so that its speed is what tp 8
+                  could reach at best
+
+MFU counts (6 N + 12 L a d s) FLOP a token (Chowdhery et al., arXiv 2204.02311, appendix B): N
+parameters of products, the head's with them, a heads of size d, sequence s, the causal mask not
+deducted. By hand, gpt-1.5b: N = 28 x 12 x 2048^2 + 50304 x 2048 = 1.512e9, so 10.5e9 FLOP a token
+with 12 x 28 x 2048 x 2048 of attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder. family: gpt or llama; ffn: columns of the MLP; batch: samples of a step, of one
+    micro batch."""
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    seq: int
+    batch: int
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of forward and backward."""
+        width, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        mlp = (3 if self.family == "llama" else 2) * self.hidden * self.ffn
+        layer = self.hidden * (2 * width + 2 * kv) + mlp
+        products = self.layers * layer + self.vocab * self.hidden
+        return 6 * products + 12 * self.layers * width * self.seq
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The same model as settings of a job."""
+        llama = {
+            "model.norm": "rmsnorm", "model.position": "rotary", "model.activation": "swiglu",
+            "model.bias": False, "model.kv_heads": self.kv_heads,
+        }  # fmt: skip
+        return {
+            "model.family": "gpt", "model.layers": self.layers, "model.hidden": self.hidden,
+            "model.heads": self.heads, "model.head_dim": self.head_dim, "model.ffn": self.ffn,
+            "model.vocab": self.vocab, "model.seq_length": self.seq,
+            "training.micro_batch_size": self.batch,
+            **(llama if self.family == "llama" else {}),
+        }  # fmt: skip
+
+    def as_dict(self) -> dict[str, object]:
+        """For another process."""
+        return asdict(self)
+
+
+SHAPES = {
+    "gpt-1.5b": Shape("gpt", 28, 2048, 16, 16, 128, 8192, 50304, 2048, 8),
+    "llama-1b": Shape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 2048, 8),
+    "llama-8b": Shape("llama", 8, 4096, 32, 8, 128, 14336, 128256, 2048, 4),
+    "llama-8b-tp8": Shape("llama", 32, 4096, 4, 1, 128, 1792, 16128, 2048, 4),
+}
+
+
+def tiny(shape: Shape) -> Shape:
+    """A shape of the same kind for trying the script out on a CPU."""
+    heads = min(shape.heads, 4)
+    return replace(
+        shape, layers=2, hidden=64, heads=heads, kv_heads=min(shape.kv_heads, heads), head_dim=16,
+        ffn=128, vocab=512, seq=64, batch=2,
+    )  # fmt: skip
