@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean, median
+from typing import NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs it to validate them before Python 3.12
 
@@ -41,9 +42,10 @@ class VerifyRow(BenchRow):
     predicted_seconds, low_seconds, high_seconds: the plan's, and the band of nine of ten measured
     steps; error: predicted / measured - 1; is_inside: whether the median step lies in the band.
     memory_bytes: most that a rank held at once in one step, planned_.. and .._error alike; None
-    where it was not measured. agrees: whether parameters, states and messages of every rank equal
-    the plan; differs: the first that does not, in words. sent_bytes: of all messages of a step, of
-    a rank on the average. device: cpu or cuda; cpu_seconds: processor time of rank 0 in a step.
+    where it was not measured; reserved_bytes: what torch's allocator took from a GPU at most, None
+    on CPUs. agrees: whether parameters, states and messages of every rank equal the plan; differs:
+    the first that does not, in words. sent_bytes: of all messages of a step, of a rank on the
+    average. device: cpu or cuda; cpu_seconds: processor time of rank 0 in a step.
     communication_share: of a step, that a rank waits in collectives (waits.py), predicted_.. alike.
     """
 
@@ -61,6 +63,7 @@ class VerifyRow(BenchRow):
     planned_memory_bytes: int | None
     memory_bytes: int | None
     memory_error: float | None
+    reserved_bytes: NotRequired[int | None]
     agrees: bool
     differs: str
     planned_sent_bytes: float
@@ -109,6 +112,9 @@ def verify_row(runs: Sequence[CaseRun]) -> VerifyRow:
         **_forecast(case.plan, timing["seconds"]),
         "cpu_seconds": median(record["cpu_seconds"] for run in runs for record in run.steady),
         **_memory(ranks),
+        "reserved_bytes": max(
+            (size for rank in ranks if (size := rank.get("reserved_memory_bytes"))), default=None
+        ),
         "agrees": bool(ranks) and all(rank["agrees"] for rank in ranks),
         "differs": next(_differences(ranks), ""),
         **_sent(ranks),

@@ -99,9 +99,19 @@ def _cells(row: VerifyRow) -> Iterator[str]:
     yield seconds_text(row["predicted_seconds"])
     yield f"{row['error']:+.1%}"
     yield f"{MARKS[row['is_inside']]} {seconds_span_text(row['low_seconds'], row['high_seconds'])}"
-    yield "" if row["memory_bytes"] is None else bytes_text(row["memory_bytes"])
+    yield _memory(row)
     yield _percent(row["memory_error"], "+.1%")
     yield f"{bytes_text(row['sent_bytes'])} {MARKS[row['agrees']]}"
+
+
+def _memory(row: VerifyRow) -> str:
+    """`61.2 GiB`, of GPUs `61.2 GiB of 64.0 GiB reserved`."""
+    if row["memory_bytes"] is None:
+        return ""
+    reserved = row.get("reserved_bytes")
+    return bytes_text(row["memory_bytes"]) + (
+        f" of {bytes_text(reserved)} reserved" if reserved else ""
+    )
 
 
 def _warnings(report: VerifyReport) -> Iterator[str]:

@@ -131,3 +131,9 @@ def test_a_lone_rank_that_waited_for_its_core_was_disturbed() -> None:
         {**row, "name": "gpu", "device": "cuda", "cpu_seconds": 0.5},
     ]
     assert disturbed(rows) == ["1 rank"]
+
+
+def test_what_the_allocator_took_is_of_the_fullest_rank() -> None:
+    ranks = [{**rank_of(0), "reserved_memory_bytes": 7}, {**rank_of(1), "reserved_memory_bytes": 9}]
+    assert verify_row([run_of(case_of("tp2"), 1.0, *ranks)])["reserved_bytes"] == 9
+    assert verify_row([run_of(case_of("1 rank"), 1.0)])["reserved_bytes"] is None
