@@ -161,6 +161,30 @@ def pair_groups(
     return {} if mine is None else {mine: made}
 
 
+def new_process_group(
+    ranks: Sequence[int],
+    name: str,
+    device: torch.device,
+    *,
+    timeout: timedelta,
+    is_urgent: bool = False,
+) -> dist.ProcessGroup:
+    """A new process group of these ranks of the default one, which all call it, described as
+    `NAME RANKS`. is_urgent: on CUDA its messages start before kernels of other streams that wait
+    for room, so that a product which fills the device does not keep them waiting."""
+    options = None
+    if is_urgent and device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = timeout  # else torch warns that the two differ
+    return dist.new_group(
+        list(ranks),
+        timeout=timeout,
+        pg_options=options,
+        use_local_synchronization=True,
+        group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
+    )
+
+
 @dataclass(frozen=True)
 class _GroupFactory:
     """Makes groups that the rank of `world` is in, for messages under a name."""
@@ -199,20 +223,9 @@ class _GroupFactory:
     def process_group(
         self, ranks: Sequence[int], name: str, *, is_urgent: bool = False
     ) -> dist.ProcessGroup:
-        """A new process group of these ranks, which all call it. is_urgent: on CUDA its kernels
-        start before those of a product that fills the device."""
+        """A new process group of these ranks, on the factory's device."""
         timeout = timedelta(seconds=self.launch.rank_timeout_seconds)
-        options = None
-        if is_urgent and self.device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-            options._timeout = timeout  # else torch warns that the two differ
-        return dist.new_group(
-            list(ranks),
-            timeout=timeout,
-            pg_options=options,
-            use_local_synchronization=True,
-            group_desc=f"{name} {rank_ranges(ranks)}",  # NCCL's words about a time-out show it
-        )
+        return new_process_group(ranks, name, self.device, timeout=timeout, is_urgent=is_urgent)
 
     def with_log(self, group: Group, ranks: Sequence[int]) -> Group:
         """The group with its part of this rank's collective log, if there is one."""

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from mpctl.layout.topology import job_topology
 from mpctl.runtime.build import build_trainer
 from mpctl.runtime.environment import RuntimeEnvironment
+from mpctl.runtime.mesh import new_process_group
 from mpctl.runtime.process_group import BACKENDS
 from mpctl.spec.load import parse
 from mpctl.transport.group import _all_gather, _reduce_scatter
@@ -76,6 +77,21 @@ def _collectives(rank: int, size: int, kind: str) -> dict[str, torch.Tensor]:
     for work in works:
         work.wait()
     return {name: value.cpu() for name, value in found.items()}
+
+
+def test_what_a_layer_waits_for_is_urgent(device: torch.device) -> None:
+    """NCCL's stream has a high priority; gloo knows none."""
+    assert on_ranks(_urgent, 1, device) == [device.type == "cuda"]
+
+
+def _urgent(rank: int, size: int, kind: str) -> bool:
+    device, timeout = torch.device(kind), timedelta(seconds=60)
+    group = new_process_group([0], "tp", device, timeout=timeout, is_urgent=True)
+    x = torch.ones(2, device=device)
+    dist.all_reduce(x, group=group, async_op=True).wait()
+    assert x.tolist() == [1, 1] and group.group_desc == "tp 0"
+    options = group._get_backend(device).options
+    return bool(getattr(options, "is_high_priority_stream", False))
 
 
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -59,6 +59,9 @@ class TensorWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         if self.is_paused:
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and (parts := _decomposed(func)):
+            with self:
+                return parts(*args, **kwargs)
         self.world.look_back()
         if not func.is_view and func._overloadpacket.__name__ not in OF_SHAPES:
             for tensor, is_write in uses_of(func, args, kwargs):
@@ -96,6 +99,15 @@ class HostReads(TorchFunctionMode):
         if func in HOST_READS:
             self.world.use(args[0], func.__name__, writes=False)
         return func(*args, **(kwargs or {}))
+
+
+def _decomposed(func: Any) -> Any:
+    """In inference mode an operation made of others comes whole, and `flatten`, which may copy,
+    looks like a view: what calls its parts, None where it has none."""
+    key = "CompositeImplicitAutograd"
+    return (
+        func.decompose if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) else None
+    )
 
 
 def uses_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Tensor, bool]]:
