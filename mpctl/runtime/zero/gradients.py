@@ -8,6 +8,10 @@ section 5); n replicas (dp x cp), losses divided by the global batch, so that no
           reduce-scattered and added to the slice, so that a step of m micro batches sends m times
           as much
 
+The first gradient of a parameter overwrites what the step before left, later ones are added; what
+none has reached when its bucket is reduced is set to 0. Only autograd's own sums, where gradients
+have their parameter's dtype, need zeros before.
+
 Last come the sums of gradients of which each tensor-parallel rank of a group has a part, and those
 over the stages that hold copies of a parameter: a ring adds in an order that depends on the rank,
 and the last sum gives all ranks the same bits.
@@ -24,7 +28,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mpctl.kernels.parameters import full_numel
 from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
@@ -37,7 +41,8 @@ DEVICE_NORM_BLOCK = 1 << 28  # elsewhere: a kernel sums in blocks of its own; fe
 class BucketGradients:
     """Full gradients, all-reduced once a step: ZeRO 0.
 
-    full: every gradient of the bucket, flat; None while no full-size tensor exists. local: what
+    full: every gradient of the bucket, flat; None while no full-size tensor exists. views: of
+    `full`, by parameter; stale: numbers of those that hold nothing of this step yet. local: what
     this rank's optimizer uses. slices: `local` by parameter.
     """
 
@@ -45,9 +50,18 @@ class BucketGradients:
         self.shard, self.dtype, self.device = shard, dtype, device
         full = self._zeros(self._full_numel())
         self.full: Tensor | None = full
+        self.views, self.stale = list(shard.views(full)), set[int]()
         self.local, self.slices = self._take_local(full)
-        for parameter, view in zip(shard.parameters, shard.views(full), strict=True):
-            _accumulate_into(parameter, view)
+        for number, (parameter, view) in enumerate(zip(shard.parameters, self.views, strict=True)):
+            if self._is_autograds:
+                parameter.grad = view
+            else:
+                parameter.register_post_accumulate_grad_hook(self._accumulator(number))
+
+    @property
+    def _is_autograds(self) -> bool:
+        """Whether autograd itself adds to the views, of the parameters' dtype."""
+        return self.shard.parameters[0].dtype == self.dtype
 
     def _full_numel(self) -> int:
         return self.shard.bucket.numel
@@ -65,13 +79,37 @@ class BucketGradients:
         """The tensor that is kept from step to step."""
         return self.local if self.full is None else self.full
 
-    @property
-    def cleared(self) -> Tensor:
-        """What is set to 0 before a step."""
-        return self.persistent
+    def _accumulator(self, number: int) -> Callable[[Tensor], None]:
+        def accumulate(parameter: Tensor) -> None:
+            if parameter.grad is not None:  # else it is deferred (kernels/deferred_wgrad.py)
+                self._add(number, parameter.grad)
+                parameter.grad = None
+
+        return accumulate
+
+    def _add(self, number: int, gradient: Tensor) -> None:
+        if number in self.stale:
+            self.stale.discard(number)
+            self.views[number].copy_(gradient)
+        else:
+            self.views[number].add_(gradient)
+
+    def restart(self) -> list[Tensor]:
+        """Begin a step; returns what the caller is to set to 0."""
+        if self._is_autograds:
+            return [self.persistent]
+        self.stale = set(range(len(self.views)))
+        return []
+
+    def settle(self) -> None:
+        """Backward is done with the bucket: what no gradient has reached is 0."""
+        for number in sorted(self.stale):
+            self.views[number].zero_()
+        self.stale.clear()
 
     def start(self) -> Pending:
         """Begin to reduce over the replicas what backward has added so far."""
+        self.settle()
         return self.shard.dp_cp.start_all_reduce(self.persistent)
 
     def accept(self, reduced: Tensor) -> None:
@@ -89,8 +127,13 @@ class Zero1Gradients(BucketGradients):
         local = full[self.shard.local_range]
         return local, list(self.shard.parameter_slices(local))
 
+    def restart(self) -> list[Tensor]:
+        """As BucketGradients'; padding is nobody's to overwrite."""
+        return super().restart() or [self.persistent[self.shard.bucket.numel :]]
+
     def start(self) -> Pending:
         """Begin to reduce-scatter what backward has added in this step."""
+        self.settle()
         return self.shard.dp_cp.start_reduce_scatter_in_place(self.persistent)
 
 
@@ -100,56 +143,41 @@ class ShardedGradients(BucketGradients):
 
     def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
         self.shard, self.dtype, self.device = shard, dtype, device
-        self.full = None
-        self.full_views: list[Tensor] = []
+        self.full, self.views, self.stale = None, list[Tensor](), set[int]()
         self.local = self._zeros(shard.local_numel)
         self.slices = list(shard.parameter_slices(self.local))
         for number, parameter in enumerate(shard.parameters):
             parameter.register_post_accumulate_grad_hook(self._accumulator(number))
 
-    def _accumulator(self, number: int) -> Callable[[Tensor], None]:
-        def accumulate(parameter: Tensor) -> None:
-            if parameter.grad is not None:  # else it is deferred (kernels/deferred_wgrad.py)
-                views = self.full_views if self.full is not None else self._allocate()[1]
-                views[number].add_(parameter.grad)
-                parameter.grad = None
+    def _add(self, number: int, gradient: Tensor) -> None:
+        if self.full is None:
+            self._allocate()
+        super()._add(number, gradient)
 
-        return accumulate
+    def _allocate(self) -> Tensor:
+        """The full size without values, but for 0 in its padding."""
+        shard, numel = self.shard, self.shard.bucket.numel
+        self.full = full = torch.empty(shard.padded_numel, dtype=self.dtype, device=self.device)
+        full[numel:].zero_()
+        self.views = list(shard.views(full))
+        self.stale = set(range(len(self.views)))
+        return full
 
-    def _allocate(self) -> tuple[Tensor, list[Tensor]]:
-        self.full = full = self._zeros(self.shard.padded_numel)
-        self.full_views = self.shard.views(full)
-        return full, self.full_views
-
-    @property
-    def cleared(self) -> Tensor:
-        """This rank's slice, which is set to 0 before a step."""
-        return self.local
+    def restart(self) -> list[Tensor]:
+        """Begin a step; this rank's slice is to be set to 0."""
+        return [self.local]
 
     def start(self) -> Pending:
         """Begin to reduce-scatter one micro batch's gradients, whose full size is released."""
-        full = self._allocate()[0] if self.full is None else self.full
+        full = self._allocate() if self.full is None else self.full
+        self.settle()
         pending = self.shard.dp_cp.start_reduce_scatter(full, 0)
-        self.full, self.full_views = None, []
+        self.full, self.views = None, []
         return pending
 
     def accept(self, reduced: Tensor) -> None:
         """Add the sum of this rank's slice to those of earlier micro batches."""
         self.local.add_(reduced)
-
-
-def _accumulate_into(parameter: nn.Parameter, view: Tensor) -> None:
-    """Have backward add the parameter's gradient to `view`."""
-
-    def accumulate(parameter: Tensor) -> None:
-        if parameter.grad is not None:  # else it is deferred (kernels/deferred_wgrad.py)
-            view.add_(parameter.grad)
-            parameter.grad = None
-
-    if parameter.dtype == view.dtype:
-        parameter.grad = view  # autograd adds to it in place
-    else:
-        parameter.register_post_accumulate_grad_hook(accumulate)
 
 
 GRADIENT_STORES: tuple[type[BucketGradients], ...] = (
@@ -197,9 +225,9 @@ class GradientBuffer:
         return [store.persistent for store in self.stores]
 
     def zero(self) -> None:
-        """Set every gradient to 0, before a step; on a GPU in a kernel for some hundred tensors."""
-        if self.stores:
-            torch._foreach_zero_([store.cleared for store in self.stores])
+        """Begin a step: what gradients are added to is 0, the rest is overwritten."""
+        if tensors := [tensor for store in self.stores for tensor in store.restart()]:
+            torch._foreach_zero_(tensors)  # on a GPU in a kernel for some hundred of them
 
     def sum_parts(self) -> None:
         """Sum partial gradients over their tensor-parallel group, and shared ones over the stages,

@@ -103,6 +103,7 @@ class GradientOverlap(PassListener):
 
     def _start(self, numbers: list[int]) -> None:
         for i in numbers:
+            self.stores[i].settle()
             self.before_reduce(self.stores[i])
             self.in_flight.append((self.stores[i], self.stores[i].start()))
             self.unreduced.discard(i)
