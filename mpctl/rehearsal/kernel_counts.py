@@ -124,6 +124,8 @@ def cost_of(func: OpOverload, args: Any, kwargs: dict[str, Any], result: Any) ->
     written = [t for a, tensors in arguments for t in tensors if _is_written(a)]
     read = [t for a, tensors in arguments for t in tensors if _is_read(a, name)]
     fresh = [] if _returns_argument(func) else tensors_in(result)
+    if not any(t.numel() for t in (*read, *written, *fresh)):
+        return None  # torch launches nothing for no elements
     limit = _rows_touched(name, read, fresh)
     reads = [(t, limit(t)) for t in read]
     writes = [(t, limit(t)) for t in written] + [(t, tensor_bytes(t)) for t in fresh]

@@ -54,6 +54,7 @@ def costs(work: Any, *shapes: tuple[int, ...]) -> list[tuple[str, int, int]]:
         (lambda x: x + x, [(4, 8)], [("add", 1, 2 * 64)]),  # one tensor, read once
         (lambda x: x.add_(1), [(4, 8)], [("add_", 1, 2 * 64)]),  # there and back
         (lambda x: x.zero_(), [(4, 8)], [("zero_", 1, 64)]),  # written only
+        (lambda x: x[4:].zero_(), [(4, 8)], []),  # no elements
         (lambda x, y: x.copy_(y), [(4, 8), (4, 8)], [("copy_", 1, 2 * 64)]),
         (lambda x: x.t().contiguous(), [(4, 8)], [("clone", 1, 2 * 64)]),
         (lambda x: x.view(8, 4).transpose(0, 1)[1:], [(4, 8)], []),  # views
