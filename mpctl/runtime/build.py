@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mpctl.estimate.checkpoint import checkpoint_bytes
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
@@ -26,15 +25,14 @@ from mpctl.layout.compile import compiles_whole_layers
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import job_grid
 from mpctl.operators.grad_flow import frozen_by
-from mpctl.rundir.checkpoints import DOCUMENTS, list_checkpoints
+from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.checkpointing.saver import Saver
-from mpctl.runtime.checkpointing.store_barrier import PATIENCE, StoreBarrier
-from mpctl.runtime.checkpointing.writer import CheckpointWriter, KeepPolicy
+from mpctl.runtime.checkpointing.shard_content import HostCopies
 from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.fp8 import fp8_scales, multiplies_in_fp8
 from mpctl.runtime.initial_weights import start_from
-from mpctl.runtime.mesh import Mesh, build_mesh, checkpoint_store, stage_groups
+from mpctl.runtime.mesh import Mesh, build_mesh, stage_groups
 from mpctl.runtime.offload import OffloadPasses
 from mpctl.runtime.optimizer import TORCH_DTYPES, Optimizer
 from mpctl.runtime.partition import PipelinePartition
@@ -128,7 +126,8 @@ def _assemble(
         pipeline.listeners = [OffloadPasses(offload), *pipeline.listeners]
     if environment.profile.steps:
         pipeline.listeners = [environment.profile, *pipeline.listeners]
-    saver, scales = _saver(run_dir, layout, mesh), fp8_scales(layout, chunks, mesh.device)
+    copies = HostCopies(environment.make_stream(mesh.device))
+    saver, scales = Saver.of(run_dir, layout, mesh, copies), fp8_scales(layout, chunks, mesh.device)
     saver.histories = scales.state
     return Trainer(
         mesh=mesh,
@@ -287,17 +286,3 @@ def _listening_overlap(
         watch_layers(chunk, units, listeners)
     pipeline.listeners = listeners
     return overlap
-
-
-def _saver(run_dir: Path, layout: JobLayout, mesh: Mesh) -> Saver:
-    """Rank 0 reads the run's own documents now, to copy them into every checkpoint."""
-    job = layout.job
-    store = checkpoint_store(mesh.rank, mesh.world.size)
-    barrier = StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds))
-    paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
-    documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
-    keep = KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every)
-    writer = CheckpointWriter(
-        run_dir / "checkpoints", mesh, barrier, documents, keep, checkpoint_bytes(layout)
-    )
-    return Saver(writer, asynchronous=job.checkpoint.asynchronous)

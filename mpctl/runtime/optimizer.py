@@ -18,6 +18,7 @@ from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.runtime.zero.param_store import ParamStore, SlicedParamStore, Zero3ParamStore
 from mpctl.spec.training import TrainingSpec
+from mpctl.transport.streams import HOST_STREAM, SideStream
 
 TORCH_DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32,
@@ -46,6 +47,7 @@ class Optimizer:
     ) -> None:
         self.training, self.stores, self.frozen = training, stores, frozen
         self.publishes_ahead = publishes_ahead
+        self.reader: SideStream = HOST_STREAM  # may still copy what a step changes: it waits
         stepped = [part for store in stores for part in store.stepped]
         self.parameters = [part.parameter for part in stepped]
         self.values = [part.values for part in stepped]
@@ -77,6 +79,7 @@ class Optimizer:
         nothing is to change, too. Such an update counts in `updates` until the caller takes it out.
         """
         self.settle()
+        self.reader.join()
         for value, gradient in zip(self.values, self.gradients, strict=True):
             value.grad = gradient.to(value.dtype)  # the view itself where the dtypes agree
         scale = None
@@ -100,6 +103,12 @@ class Optimizer:
     def updates_of(self, parameter: Tensor) -> int:
         """How many updates the moments of a trained parameter have seen: AdamW's step."""
         return self.earlier_updates.get(parameter, 0) + self.updates
+
+    @property
+    def gathers_states(self) -> bool:
+        """Whether `states` and `frozen_values` are tensors gathered for the caller, which are freed
+        after it; else they are those that are stepped."""
+        return any(isinstance(store, SlicedParamStore) for store in (*self.stores, *self.frozen))
 
     @torch.no_grad()
     def publish(self) -> None:

@@ -16,6 +16,7 @@ where the copy is read, join.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,6 +44,10 @@ class SideStream(Protocol):
         """The current stream uses memory that was taken on this one: do not hand it out again
         before the current one has passed what it is given until the tensor is freed."""
 
+    def mark(self) -> Callable[[], None]:
+        """A function that returns once this stream has done what it has so far: the host waits for
+        it, in any thread."""
+
 
 class HostStream:
     """The side stream of a device that does everything in order: it changes nothing."""
@@ -62,6 +67,10 @@ class HostStream:
 
     def lend(self, tensor: Tensor) -> None:
         """Memory is not handed out early."""
+
+    def mark(self) -> Callable[[], None]:
+        """Everything is done already."""
+        return nothing_to_wait_for
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,16 @@ class CudaStream:
     def lend(self, tensor: Tensor) -> None:
         """See SideStream."""
         tensor.record_stream(torch.cuda.current_stream(self.stream.device))
+
+    def mark(self) -> Callable[[], None]:
+        """See SideStream."""
+        event = torch.cuda.Event()
+        event.record(self.stream)
+        return event.synchronize
+
+
+def nothing_to_wait_for() -> None:
+    """Return at once: the mark of what is done already."""
 
 
 HOST_STREAM = HostStream()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,29 +10,9 @@ from torch import Tensor
 
 from mpctl.kernels.host_offload import HostOffload
 from mpctl.kernels.recompute import checkpointed
+from tests.streams import LoggedStream
 
 CPU = torch.device("cpu")
-
-
-class LoggedStream:
-    """A side stream that notes what is asked of it."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def follow(self) -> None:
-        self.log.append("follow")
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self.log.append("copy")
-        yield
-
-    def join(self) -> None:
-        self.log.append("join")
-
-    def keep(self, tensor: Tensor) -> None:
-        self.log.append("keep")
 
 
 def trained(offload: HostOffload | None, passes: int = 1) -> list[Tensor]:

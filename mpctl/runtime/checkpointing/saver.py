@@ -2,9 +2,10 @@
 
 A save has two parts. The snapshot is taken between two steps: slices of ZeRO are gathered bucket by
 bucket, and the ranks that write (those of the first replica) copy values and moments to host
-memory. That is all that training waits for. Writing (writer.py: hash, write, synchronise, publish)
-then goes on in a thread, with no collective, for as long as it takes. With `checkpoint.asynchronous
-= false` both parts happen between two steps and nothing is copied.
+memory; from a GPU they only start to, and the copies go on beside the next step
+(shard_content.py). That is all that training waits for. Writing (writer.py: hash, write,
+synchronise, publish) then goes on in a thread, with no collective, for as long as it takes. With
+`checkpoint.asynchronous = false` both parts happen between two steps and nothing is copied.
 
 One save is in flight at a time: the next one waits for it, and so does the end of a run. The
 failure of a save is raised by the next `save` or `finish`; the trainer asks `has_failed` once a
@@ -25,12 +26,16 @@ from threading import Thread
 
 from torch import Tensor
 
+from mpctl.estimate.checkpoint import checkpoint_bytes
+from mpctl.layout.job_layout import JobLayout
+from mpctl.rundir.checkpoints import DOCUMENTS
 from mpctl.rundir.rank_files import SaveTimes, StepRecord
 from mpctl.rundir.shards import Fp8Histories
 from mpctl.runtime.checkpointing.shard_content import HostCopies, Snapshot, take_snapshot
-from mpctl.runtime.checkpointing.store_barrier import FAILED, SaveFailed
-from mpctl.runtime.checkpointing.writer import CheckpointWriter
+from mpctl.runtime.checkpointing.store_barrier import FAILED, PATIENCE, SaveFailed, StoreBarrier
+from mpctl.runtime.checkpointing.writer import CheckpointWriter, KeepPolicy
 from mpctl.runtime.loss_scale import LossScale
+from mpctl.runtime.mesh import Mesh, checkpoint_store
 from mpctl.runtime.optimizer import Optimizer
 
 SETTLE_PATIENCE = 10.0
@@ -75,6 +80,21 @@ class Saver:
     current: SaveInFlight | None = None
     stalled: float = 0.0
     recorded: int = 0
+
+    @classmethod
+    def of(cls, run_dir: Path, layout: JobLayout, mesh: Mesh, copies: HostCopies) -> Saver:
+        """The saver of one rank of a run; every rank makes one. Rank 0 reads the run's own
+        documents now, to copy them into every checkpoint."""
+        job = layout.job
+        store = checkpoint_store(mesh.rank, mesh.world.size)
+        barrier = StoreBarrier(store, patience=max(PATIENCE, job.launch.timeout_seconds))
+        paths = [run_dir / name for name in DOCUMENTS] if mesh.rank == 0 else []
+        documents = {path.name: path.read_text("utf-8") for path in paths if path.is_file()}
+        keep = KeepPolicy(job.checkpoint.keep_last, job.checkpoint.keep_every)
+        writer = CheckpointWriter(
+            run_dir / "checkpoints", mesh, barrier, documents, keep, checkpoint_bytes(layout)
+        )
+        return cls(writer, asynchronous=job.checkpoint.asynchronous, copies=copies)
 
     def __post_init__(self) -> None:
         self.writer.on_progress = self._show
@@ -167,6 +187,7 @@ class Saver:
         """Write a snapshot; the thread of a save. What goes wrong is kept for `finish`, and told to
         the other ranks, which would wait for this one otherwise."""
         try:
+            snapshot.arrived()
             self.writer.write(snapshot)
         except SaveFailed as error:
             current.failure = error

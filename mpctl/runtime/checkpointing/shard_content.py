@@ -1,6 +1,12 @@
 """What one shard of a checkpoint holds: tensors by parameter and field, and the record of them;
 and the snapshot of both that a save is written from.
 
+From a GPU tensors are copied on a side stream, into pinned memory. What the rank keeps (values and
+moments of full size) is copied while the next step computes: its update, which changes them, waits
+(Optimizer.reader), and so does the thread that writes (Snapshot.arrived). What was gathered for the
+save, slices of ZeRO, is copied before the next bucket is gathered, so that no more than one is held
+on the device.
+
 A field is `value`, `exp_avg` or `exp_avg_sq`; a frozen parameter has its value alone. A tensor of
 the file is named `NAME/FIELD`. The record is rundir/shards.py's ShardRecord, without the size and
 the hash of the file.
@@ -9,7 +15,7 @@ the hash of the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypedDict
 
@@ -20,6 +26,7 @@ from mpctl.kernels.parameters import shard_of
 from mpctl.rundir.shards import Fp8Histories, ParameterPlacement
 from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.optimizer import Optimizer
+from mpctl.transport.streams import HOST_STREAM, SideStream, nothing_to_wait_for
 from mpctl.weights.files import DTYPES, Entry
 
 State = dict[str, Tensor]
@@ -42,29 +49,45 @@ Keep = Callable[[str, Tensor], Tensor]
 class Snapshot:
     """What one rank writes of the checkpoint of `step`: its tensors and their record, which is None
     on a rank that writes nothing. loss_scale: state of the fp16 loss scale; fp8: of the table of
-    fp8 scales, empty without one."""
+    fp8 scales, empty without one. arrived: returns once the tensors have their values; to be called
+    before they are read."""
 
     step: int
     entries: Sequence[Entry] = ()
     record: ShardContents | None = None
     loss_scale: Mapping[str, float] | None = None
     fp8: Fp8Histories = field(default_factory=dict)
+    arrived: Callable[[], None] = nothing_to_wait_for
 
 
 @dataclass
 class HostCopies:
     """Copies of tensors in host memory, by name; their memory is used again for the next copy of
-    the same name. A copy from a GPU lies in pinned memory, which it reaches at full speed."""
+    the same name. A copy from a GPU lies in pinned memory, which it reaches at full speed.
 
+    stream: what copies; a copy may be read once it has passed (SideStream.mark).
+    """
+
+    stream: SideStream = HOST_STREAM
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def keep(self, name: str, tensor: Tensor) -> Tensor:
-        """A copy of the tensor, which the next copy of this name overwrites."""
+    def keep(self, name: str, tensor: Tensor, *, is_passing: bool = False) -> Tensor:
+        """A copy of the tensor, which the next copy of this name overwrites. is_passing: the
+        tensor's memory is used again at once, so that what is computed next waits for the copy;
+        else the tensor must not change before the stream has passed."""
         copy = self.tensors.get(name)
         if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            is_pinned = tensor.device.type != "cpu"
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
             self.tensors[name] = copy
-        return copy.copy_(tensor)
+        self.stream.follow()
+        with self.stream.running():
+            copy.copy_(tensor, non_blocking=True)
+        if is_passing:
+            self.stream.join()
+        else:
+            self.stream.keep(tensor)
+        return copy
 
 
 @torch.no_grad()
@@ -82,13 +105,18 @@ def take_snapshot(
     copies: where tensors are copied to, so that training may go on; None writes the tensors
     themselves.
     """
-    keep = _without_bucket if copies is None else copies.keep
+    keep = _without_bucket
+    if copies is not None:
+        keep = partial(copies.keep, is_passing=optimizer.gathers_states)
+        optimizer.reader = copies.stream
     states = gather_states(names, optimizer, is_writer=is_writer, keep=keep)
     loss_scale = None if scale is None else dict(scale.state())
     if not is_writer:
         return Snapshot(step, loss_scale=loss_scale)
-    record = shard_record(names, states, optimizer)
-    return Snapshot(step, file_entries(names, states), record, loss_scale)
+    snapshot = Snapshot(
+        step, file_entries(names, states), shard_record(names, states, optimizer), loss_scale
+    )
+    return snapshot if copies is None else replace(snapshot, arrived=copies.stream.mark())
 
 
 def gather_states(

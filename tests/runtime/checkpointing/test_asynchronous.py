@@ -23,6 +23,7 @@ from mpctl.spec.load import parse
 from mpctl.weights.files import Entry, write_file
 from tests.ranks import run_ranks
 from tests.runtime.tiny import column, make_trainer, tiny_job, train
+from tests.streams import LoggedStream
 
 Usage = namedtuple("Usage", "total used free")
 EVERY = {"checkpoint__interval": 2, "training__steps": 6, "training__eval_samples": 0}
@@ -112,6 +113,29 @@ def test_memory_of_the_copies_is_used_again() -> None:
     assert second.data_ptr() == first.data_ptr() and second.tolist() == [1, 2, 3]
     assert copies.keep("a/value", source).tolist() == [1, 2, 3, 4, 5, 6]
     assert copies.keep("a/value", source.bfloat16()).dtype == torch.bfloat16
+
+
+def test_copies_go_on_beside_what_is_computed() -> None:
+    """What is kept is copied from where the computation is now, and is not freed early; what was
+    gathered for the save is copied before the computation goes on."""
+    stream = LoggedStream()
+    copies = HostCopies(stream)
+    copies.keep("a/value", torch.ones(3))
+    copies.keep("b/value", torch.ones(3), is_passing=True)
+    assert stream.log == ["follow", "copy", "keep", "follow", "copy", "join"]
+
+
+def test_the_next_update_and_the_writer_wait_for_the_copies(data: Path, tmp_path: Path) -> None:
+    job = tiny_job(data, **{**EVERY, "training__steps": 2})
+    trainer, stream = make_trainer(job, tmp_path), LoggedStream()
+    trainer.one_step()
+    trainer.saver.copies.stream = stream
+    trainer.begin_save()
+    trainer.saver.finish()
+    copied = stream.log.index("marked")
+    assert "join" not in stream.log and stream.log[:copied].count("copy") > 3
+    trainer.one_step()
+    assert stream.log[copied:] == ["marked", "join"]
 
 
 # ---------------------------------------------------------------- failures
