@@ -232,20 +232,32 @@ class OperatorTimer:
         return self._product_times(product, flow, self.shape(product, flow.part.weights))
 
     def _product_times(self, product: MatMul, flow: GradFlow, shape: Shape) -> ProductTimes:
-        """Narrow operands are cast first: inputs and gradients each time, weights once a step."""
-        operators, needs = self.profile.operators, flow.needs[product.name]
+        """Narrow operands are cast first: inputs and gradients each time, weights once a step or
+        in every pass."""
+        needs = flow.needs[product.name]
         m, k, n = shape
         narrow = None if product.is_head else PRODUCT_BYTES.get(self.job.training.dtype)
         rates, width = (self.speed.linear, narrow) if narrow else (self.speed.other, self.width)
-        casts = operators.cast_bytes / self.speed.bandwidth if narrow else 0.0
-        once = n / self.job.num_microbatches
-        forward = product_seconds(rates, m, k, n, width, self.width) + casts * k * (m + once)
+        casts = self.cast_seconds if narrow else 0.0
+        is_each = self.profile.operators.casts_weights == "pass"
+        in_forward = casts * k * n / (1 if is_each else self.job.num_microbatches)
+        forward = product_seconds(rates, m, k, n, width, self.width) + casts * k * m + in_forward
         inputs = weights = 0.0
         if needs.x:
-            inputs = product_seconds(rates, m, n, k, width, self.width) + casts * m * n
+            again = in_forward if is_each else 0.0
+            inputs = product_seconds(rates, m, n, k, width, self.width) + casts * m * n + again
         if needs.w:
             weights = product_seconds(rates, k, m, n, width, self.gradient)
         return ProductTimes(forward, inputs, weights)
+
+    @cached_property
+    def cast_seconds(self) -> float:
+        """Seconds in which an element of a narrow operand is cast; current scaling of our own
+        workers reads it once more."""
+        moved, training = self.profile.operators.cast_bytes, self.job.training
+        if self.profile.runs.launched and training.fp8_recipe == "tensorwise":
+            moved += self.width
+        return moved / self.speed.bandwidth
 
     def elementwise(self, products: Iterable[MatMul], flow: GradFlow) -> OpTimes:
         """What memory bounds between matrix products: activations beside those of an MLP, splits of

@@ -28,6 +28,7 @@ PRECISION = {
     "bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp8": "bf16_with_fp8_delayed_scaling_mixed",
     "mxfp8": "bf16_with_mxfp8_mixed", "nvfp4": "bf16_with_nvfp4_mixed",
 }  # fmt: skip
+CURRENT_SCALING = "bf16_with_fp8_current_scaling_mixed"  # of dtype fp8
 ACTIVATIONS = {
     "gelu": Source("torch.nn.functional.gelu"), "gelu_tanh": Source("torch.nn.functional.gelu"),
     "swiglu": Source("torch.nn.functional.silu"),
@@ -64,7 +65,10 @@ def _body(plan: Plan) -> str:
         *_in("rng", iter([("seed", plan.job.training.seed)])),
     ]  # fmt: skip
     if plan.job.training.dtype in PRECISION:
-        fields.append(("mixed_precision", PRECISION[plan.job.training.dtype]))
+        training = plan.job.training
+        is_current = training.dtype == "fp8" and training.fp8_recipe == "tensorwise"
+        recipe = CURRENT_SCALING if is_current else PRECISION[training.dtype]
+        fields.append(("mixed_precision", recipe))
     lines = [f"    cfg.{name} = {python_value(value)}" for name, value in fields]
     modules = {"torch.": "torch", "megatron.core.activations.": "megatron.core.activations"}
     used = [name for start, name in modules.items() if any(start in line for line in lines)]

@@ -52,6 +52,7 @@ SWITCHES = (
 )  # fmt: skip
 VALUES = (
     "--data-parallel-sharding-strategy", "--ckpt-format", "--fp8-format", "--fp8-recipe",
+    "--fp8-amax-history-len", "--fp8-amax-compute-algo",
     "--fp4-format", "--fp4-recipe", "--recompute-granularity",
     "--recompute-method", "--recompute-num-layers", "--num-query-groups", "--rotary-base",
     "--rope-scaling-factor", "--num-virtual-stages-per-pipeline-rank",
@@ -214,10 +215,21 @@ def _read_precision(reader: _Reader) -> None:
             s["training.gradient_dtype"] = "fp16"
     elif reader.has("--bf16") or reader.has("--fp8-format") or reader.has("--fp4-format"):
         s["training.dtype"] = _narrow_dtype(reader) or "bf16"
+        if s["training.dtype"] == "fp8":
+            _read_fp8(reader)
         if reader.has("--grad-reduce-in-bf16"):
             s["training.gradient_dtype"] = "bf16"
     else:
         s["training.dtype"] = "fp32"
+
+
+def _read_fp8(reader: _Reader) -> None:
+    """Where scales come from; other recipes of Megatron are planned as its delayed one."""
+    if reader.value("--fp8-recipe") == "tensorwise":
+        reader.settings["training.fp8_recipe"] = "tensorwise"
+    elif reader.has("--fp8-amax-history-len"):
+        length = reader.number("--fp8-amax-history-len", int, 1)
+        reader.settings["training.fp8_amax_history_len"] = length
 
 
 def _narrow_dtype(reader: _Reader) -> str | None:

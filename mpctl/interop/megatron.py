@@ -211,12 +211,23 @@ def layout_text(stages: Iterable[Iterable[Span]]) -> str:
     return f"E{'|'.join(parts)}L"
 
 
+def _fp8_flags(job: JobSpec) -> Flags:
+    """Where the scales of fp8 come from; Megatron's own default is delayed, of one step."""
+    t = job.training
+    if t.dtype == "fp8" and t.fp8_recipe == "tensorwise":
+        yield from ("--fp8-recipe", "tensorwise")
+    elif t.dtype == "fp8":
+        yield from ("--fp8-amax-history-len", str(t.fp8_amax_history_len))
+        yield from ("--fp8-amax-compute-algo", "max")
+
+
 def _batch_flags(job: JobSpec) -> Flags:
     t = job.training
     yield from plain_flags(job, BATCH_FLAGS)
     if t.dtype == "bf16" or t.dtype in NARROW_FLAGS:
         yield "--bf16"
         yield from NARROW_FLAGS.get(t.dtype, ())
+        yield from _fp8_flags(job)
     if t.reduced_dtype == "bf16":
         yield "--grad-reduce-in-bf16"
     if t.dtype == "fp16":

@@ -22,6 +22,7 @@ from mpctl.kernels.triton.backend import fused_kernels
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, select_device
+from mpctl.runtime.fp8 import require_fp8
 from mpctl.runtime.mesh import AxisPosition
 from mpctl.runtime.profile import StepProfile
 from mpctl.runtime.status import ReadFigures, read_figures
@@ -81,6 +82,7 @@ class RuntimeEnvironment:
         """The environment of process `local_rank` of this host. The supervisor requests a stop by
         creating RUN/stop; data lies in `data.path`, by default RUN/data."""
         device = select_device(job.launch.device, local_rank)
+        require_fp8(job, device)
         memory = DeviceMemory(device)
         return cls(
             device=device,

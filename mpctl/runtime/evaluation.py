@@ -23,6 +23,7 @@ from mpctl.rundir.task_files import EvalAnswer, EvalRequest
 from mpctl.runtime.batches import make_objective, model_of, read_batch
 from mpctl.runtime.build import build_chunks
 from mpctl.runtime.checkpointing.model_weights import load_chunks
+from mpctl.runtime.fp8 import restored_scales
 from mpctl.runtime.mesh import Mesh
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.partition import PipelinePartition
@@ -39,7 +40,9 @@ def evaluate(request: EvalRequest, job: JobSpec, mesh: Mesh) -> Iterator[EvalAns
     began = time.perf_counter()
     partition = PipelinePartition.of(job, mesh.pp.rank)
     chunks = build_chunks(partition, mesh)
-    load_chunks(chunks, partition.model, Path(request["origin"]))
+    origin = Path(request["origin"])
+    load_chunks(chunks, partition.model, origin)
+    restored_scales(partition.layout, chunks, mesh.device, origin)
     links = stage_links(mesh, chunks=len(chunks))
     pipeline = PipelineRunner(
         partition, chunks, links, dtype=TORCH_DTYPES[job.training.dtype], device=mesh.device

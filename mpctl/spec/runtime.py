@@ -59,6 +59,10 @@ class OperatorCosts(StrictModel):
     cast_bytes: Amount = Field(
         0.0, description="bytes moved to cast an element of an fp8 product's operands"
     )
+    casts_weights: Literal["step", "pass"] = Field(
+        "step",
+        description="how often weights are cast: once a step, or in every forward and backward",
+    )
     flash: Part = Field(1.0, description="speed of its flash attention's forward over the device's")
     flash_backward: Part = Field(
         1.0, description="speed of its flash attention's backward over the device's"

@@ -55,3 +55,6 @@ def test_products_of_layers_alone_have_fewer_bits(dtype: str, part: float) -> No
     moved = 2 * (weights + 4 * (inputs + outputs)) / 1e12
     assert cast.compute - free.compute == pytest.approx(moved)
     assert free.peak == 8e12
+    each = timed(job, with_part("operators", cast_bytes=1e6, casts_weights="pass"))
+    passes = 2 * 2 * 4 * weights / 1e12  # 2 layers, forward and backward, 4 micro batches
+    assert each.compute - cast.compute == pytest.approx(passes - 2 * weights / 1e12)

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from mpctl.errors import InputError
 from mpctl.launch.summary import planned_traffic
 from mpctl.rundir.shards import read_manifest
+from mpctl.runtime.build import build_chunks
+from mpctl.runtime.fp8 import check_capability, require_fp8, restored_scales
 from tests.runtime.tiny import column, make_trainer, tiny_job, tiny_plan, train
 
 FP8 = {"training__dtype": "fp8", "training__steps": 3, "training__eval_samples": 0,
@@ -107,6 +110,28 @@ def test_a_resumed_run_goes_on_bit_for_bit(data: Path, tmp_path: Path) -> None:
     assert len(histories) == 8 and {len(steps) for steps in histories.values()} == {2}
     assert "layers.1.mlp.down" in histories
     assert losses(small(data, **saving), tmp_path / "run") == whole[2:]
+
+
+def test_an_evaluation_takes_the_scales_of_the_training(data: Path, tmp_path: Path) -> None:
+    job = small(data, training__steps=2, checkpoint__interval=2)
+    trainer = make_trainer(job, tmp_path)
+    list(trainer.run())
+    (tmp_path / "job.json").write_text(job.model_dump_json())
+    chunks = build_chunks(trainer.partition, trainer.mesh)
+    folder = tmp_path / "checkpoints" / "step-2"
+    scales = restored_scales(trainer.partition.layout, chunks, trainer.mesh.device, folder)
+    assert torch.equal(scales.scales, trainer.fp8.scales) and scales.steps == 2
+
+
+def test_a_gpu_without_fp8_is_refused_with_a_way_out(data: Path) -> None:
+    check_capability("NVIDIA L40S", (8, 9))
+    check_capability("NVIDIA H100", (9, 0))
+    with pytest.raises(InputError, match=r"8\.9 or more, NVIDIA A100 has 8\.0") as refused:
+        check_capability("NVIDIA A100", (8, 0))
+    assert refused.value.issues[0].hint == "use --dtype bf16"
+    with pytest.raises(InputError, match="NVIDIA GPU"):
+        check_capability("AMD MI300X", (9, 4), is_amd=True)
+    require_fp8(small(data), torch.device("cpu"))
 
 
 def test_a_skipped_step_leaves_the_scales_finite(data: Path, tmp_path: Path) -> None:
