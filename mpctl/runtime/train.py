@@ -7,7 +7,6 @@ batches and replicas, and every layout computes the same number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +68,13 @@ class Trainer:
         is_fp16 = self.loss_scale is not None
         self.judge = StepJudge(self.guard, self.mesh, is_fp16, self._settled_names, self._recompute)
         self.updater = Updater(
-            self.job.training, self.buffer, self.optimizer, self.loss_scale, self.profile
+            self.job.training,
+            self.buffer,
+            self.optimizer,
+            self.loss_scale,
+            self.profile,
+            self.judge,
+            runs_ahead=self.environment.runs_ahead,
         )
 
     @property
@@ -186,15 +191,14 @@ class Trainer:
             if self.guard.needs_loss:
                 early = self._reduce_status(loss, norm)
             if early or not self.environment.runs_ahead:
-                shared = early.loss if early else None
-                update = self._decide(loss, shared, early.norm if early else float(norm))
+                update = self.updater.decide(self.step, loss, norm, early)
             else:
                 self.updater.give(self.step, norm)
             self.fp8.end_step(self.mesh.world)
         status = early or self._reduce_status(loss, norm)
         clock.stop()
         self.profile.end_step()
-        update = update or self._find_out(loss, status.norm)
+        update = update or self.updater.find_out(self.step, loss, status.norm)
         if early is None:
             self.judge.require_good(self.step + 1, loss, status.loss)
         return status, update
@@ -220,25 +224,6 @@ class Trainer:
         """Compute the gradients of the step under way once more, for a StepJudge."""
         self.gradients.before_reduce = look
         self._compute_gradients()
-
-    def _decide(self, loss: Tensor, shared: float | None, norm: float) -> UpdateResult:
-        """Update the parameters, or skip the step where fp16 overflowed or the guard says so.
-
-        shared: the loss of the step, None where it is shared after the update. The gradient's norm
-        is the same number on every rank, so that all decide alike.
-        """
-        judgement = self.judge.judge(self.step + 1, loss, shared, norm)
-        if math.isfinite(norm) and judgement.action == "update":
-            return self.updater.make(self.step, norm)
-        return self.updater.skip(self.step, norm, judgement.reason)
-
-    def _find_out(self, loss: Tensor, norm: float) -> UpdateResult:
-        """What became of an update that was given to the device before the norm was known here."""
-        if math.isfinite(norm):
-            return self.updater.made(self.step, norm)
-        self.updater.left_out()
-        judgement = self.judge.judge(self.step + 1, loss, None, norm)
-        return self.updater.skipped(self.step, norm, judgement.reason)
 
     def _reduce_status(self, loss: Tensor, norm: Tensor) -> StepStatus:
         environment = self.environment

@@ -25,6 +25,8 @@ from mpctl.runtime.loss_scale import LossScale
 from mpctl.runtime.lr_schedule import learning_rate
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.profile import StepProfile
+from mpctl.runtime.status import StepStatus
+from mpctl.runtime.step_judge import StepJudge
 from mpctl.runtime.step_record import UpdateResult
 from mpctl.runtime.zero.gradients import GradientBuffer
 from mpctl.spec.training import TrainingSpec
@@ -32,13 +34,16 @@ from mpctl.spec.training import TrainingSpec
 
 @dataclass
 class Updater:
-    """Makes the updates of one rank. loss_scale: None unless in fp16."""
+    """Makes the updates of one rank. loss_scale: None unless in fp16; judge: says what becomes of a
+    step; runs_ahead: whether the device works on while the host goes on."""
 
     training: TrainingSpec
     buffer: GradientBuffer
     optimizer: Optimizer
     loss_scale: LossScale | None
     profile: StepProfile
+    judge: StepJudge
+    runs_ahead: bool = False
 
     @property
     def scale(self) -> float:
@@ -50,16 +55,35 @@ class Updater:
         with self.profile.span("norm"):
             return self.buffer.norm() / self.scale
 
-    def make(self, step: int, norm: float) -> UpdateResult:
-        """Update the parameters in step `step`, from 0, by a gradient of this finite norm."""
-        self.buffer.scale(clip_factor(norm, self.training.clip_norm) / self.scale)
+    def decide(
+        self, step: int, own: Tensor, norm: Tensor, status: StepStatus | None
+    ) -> UpdateResult:
+        """Update the parameters in step `step`, from 0, or skip the step where fp16 overflowed or
+        the guard says so. The norm is the same number on every rank, so that all decide alike.
+
+        own: this rank's loss; status: of all ranks, None where it is shared after the update.
+        Raises StepRefused where the step ends the run.
+        """
+        known = float(norm) if status is None else status.norm
+        shared = None if status is None else status.loss
+        judgement = self.judge.judge(step + 1, own, shared, known)
+        if math.isfinite(known) and judgement.action == "update":
+            self._make(step, norm, known)
+            return self._made(step, known)
+        self.optimizer.publish()  # unchanged values: a skipped step sends what every step sends
+        return self._skipped(step, known, judgement.reason)
+
+    def _make(self, step: int, norm: Tensor, known: float) -> None:
+        if self.runs_ahead:
+            self.give(step, norm)
+            return
+        self.buffer.scale(clip_factor(known, self.training.clip_norm) / self.scale)
         with self.profile.span("optimizer"):
             self.optimizer.step(step)
-        return self.made(step, norm)
 
     def give(self, step: int, norm: Tensor) -> None:
-        """Have the device update the parameters if the norm is finite; to be followed by `made`,
-        or by `left_out` and what the step then is, once the host knows the norm."""
+        """Have the device update the parameters in step `step`, from 0, if the norm is finite;
+        `find_out` follows once the host knows it."""
         bound = self.training.clip_norm
         factor = None
         if bound or self.loss_scale:
@@ -68,25 +92,22 @@ class Updater:
         with self.profile.span("optimizer"):
             self.optimizer.step(step, factor=factor, is_bad=~norm.isfinite())
 
-    def made(self, step: int, norm: float) -> UpdateResult:
-        """The step updated the parameters."""
+    def find_out(self, step: int, own: Tensor, norm: float) -> UpdateResult:
+        """What became of the update that was given to the device. Raises StepRefused where the step
+        ends the run."""
+        if math.isfinite(norm):
+            return self._made(step, norm)
+        self.optimizer.updates -= 1  # the device left it out
+        judgement = self.judge.judge(step + 1, own, None, norm)
+        return self._skipped(step, norm, judgement.reason)
+
+    def _made(self, step: int, norm: float) -> UpdateResult:
         used = self.scale
         if self.loss_scale:
             self.loss_scale.went_well()
         return self._result(step, norm, used)
 
-    def left_out(self) -> None:
-        """The device left out the update that it was given."""
-        self.optimizer.updates -= 1
-
-    def skip(self, step: int, norm: float, reason: str) -> UpdateResult:
-        """The step changes nothing, but sends what every step sends."""
-        self.optimizer.publish()
-        return self.skipped(step, norm, reason)
-
-    def skipped(self, step: int, norm: float, reason: str) -> UpdateResult:
-        """The step changed nothing. Raises FloatingPointError where fp16 overflows at the smallest
-        loss scale."""
+    def _skipped(self, step: int, norm: float, reason: str) -> UpdateResult:
         used = self.scale
         if self.loss_scale and not math.isfinite(norm):
             self.loss_scale.overflowed()
