@@ -5,7 +5,9 @@ through shared memory the rank copies its part) and where it waits for the resul
 while the rank computes costs nothing; a wait for a peer that is late counts.
 
 On CUDA the host goes on while a stream waits. There the seconds are those of the current stream,
-between an event recorded before the start or the wait and one recorded after it.
+between an event recorded before the start or the wait and one recorded after it. Only events that
+the stream has passed are read, so that the host waits for none: a step's seconds are read when its
+figures have been, and what has not passed by then counts to the step after.
 
 By hand: a rank starts an all-reduce over dp within 1 ms, computes for 5 ms and waits 2 ms for the
 result: 3 ms of dp.
@@ -25,7 +27,7 @@ from mpctl.transport.collective import Collective
 from mpctl.transport.logged_work import Work
 
 Listener = Callable[[Collective, Any, Any, Any], None]
-MOST_PENDING = 4096  # pairs of CUDA events that are kept before the oldest is read
+MANY_PENDING = 4096  # pairs of CUDA events, from which on those that have passed are read at once
 
 
 class CollectiveTimer(Protocol):
@@ -82,14 +84,20 @@ class SecondsByAxis:
         return dict(sorted(self.seconds.items()))
 
 
-class StreamSecondsByAxis(SecondsByAxis):
-    """The same on CUDA, by events on the current stream, which are read when they have passed."""
+def timing_event() -> Any:
+    """An event of CUDA, which knows when the stream passed it."""
+    return torch.cuda.Event(enable_timing=True)
 
-    def __init__(self) -> None:
+
+class StreamSecondsByAxis(SecondsByAxis):
+    """The same on CUDA, by events on the current stream. make_event: gives a new one."""
+
+    def __init__(self, make_event: Callable[[], Any] = timing_event) -> None:
         super().__init__()
-        self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._free: list[torch.cuda.Event] = []
-        self._origin, self._origin_seconds = torch.cuda.Event(enable_timing=True), 0.0
+        self._make_event = make_event
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+        self._free: list[Any] = []
+        self._origin, self._origin_seconds = make_event(), 0.0
 
     def start_clock(self) -> None:
         """Note what the host's clock says when the stream has come to this place."""
@@ -104,39 +112,36 @@ class StreamSecondsByAxis(SecondsByAxis):
 
     def now(self) -> Any:
         """An event, recorded on the current stream."""
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event = self._free.pop() if self._free else self._make_event()
         event.record()
         return event
 
     def spent(self, collective: Collective, began: Any, started: Any = None) -> None:
-        """See SecondsByAxis; the host does not wait, but for an event of MOST_PENDING ago."""
+        """See SecondsByAxis; the host does not wait."""
         ended = self.now()
         self._pending.append((collective.axis, began, ended))
         if self.listener is not None:
             self.listener(collective, began, ended, started)
-        if len(self._pending) > MOST_PENDING:
-            self._read_oldest()
+        if len(self._pending) >= MANY_PENDING:
+            self._read()
 
     def clear(self) -> None:
-        """Count from 0 again."""
+        """Count from 0 again; what the stream has not come to yet counts later."""
         self._read()
         super().clear()
 
     def snapshot(self) -> dict[str, float]:
-        """See SecondsByAxis; waits until the stream has come to the last event."""
+        """See SecondsByAxis: what the stream has passed."""
         self._read()
         return super().snapshot()
 
     def _read(self) -> None:
-        while self._pending:
-            self._read_oldest()
-
-    def _read_oldest(self) -> None:
-        axis, began, ended = self._pending.popleft()
-        ended.synchronize()
-        self.add(axis, began.elapsed_time(ended) / 1e3)
-        if self.listener is None:  # else it keeps them
-            self._free += (began, ended)
+        """Add up the oldest pairs whose events the stream has passed."""
+        while self._pending and self._pending[0][2].query():
+            axis, began, ended = self._pending.popleft()
+            self.add(axis, began.elapsed_time(ended) / 1e3)
+            if self.listener is None:  # else it keeps them
+                self._free += (began, ended)
 
 
 @dataclass(frozen=True, slots=True)
