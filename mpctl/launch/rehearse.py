@@ -73,7 +73,8 @@ class RankRehearsal(RehearsedRankHead, RankAudit, total=False):
     parameters, gradients and optimizer; at_peak: bytes by kind at the step's peak; device_bytes:
     what the rank takes of its device at most, allocator and context included; over_bytes: by how
     much that exceeds the device's memory less the headroom, 0 when it fits, None when that is not
-    known.
+    known; host_syncs: where a step makes the host wait for its device beside the reading of its
+    figures, as `file:line: why`.
     """
 
     agrees: Required[bool]
@@ -86,6 +87,7 @@ class RankRehearsal(RehearsedRankHead, RankAudit, total=False):
     at_peak: dict[str, int]
     building_bytes: int
     device_bytes: int
+    host_syncs: list[str]
 
 
 class RehearsalDocument(TypedDict):
@@ -257,6 +259,7 @@ def _compare(rank: RehearsedRank, estimate: Estimate) -> RankRehearsal:
     return {
         **head,
         **audited,
+        "host_syncs": rank["host_syncs"],
         "parameters": parameters,
         "step_traffic": traffic,
         "state_bytes": states,

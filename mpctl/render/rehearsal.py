@@ -57,6 +57,9 @@ def print_rehearsal(document: RehearsalDocument) -> None:
     for rank in document["ranks"]:
         for line in _differences(rank):
             console.print(Text.assemble(("✗ ", "bold red"), line), soft_wrap=True)
+        for place in rank.get("host_syncs", ()):
+            line = f"rank {rank['rank']}: in every step the host waits for its device at {place}"
+            console.print(Text.assemble(("! ", "bold yellow"), line), soft_wrap=True)
     console.print(_verdict(document, ranks), soft_wrap=True)
 
 

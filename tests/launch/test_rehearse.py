@@ -116,7 +116,10 @@ def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFix
     (rank,) = document["ranks"]
     assert rank["peak_bytes"]["measured"] < 1 << 25 < 1 << 28 < rank["device_bytes"]
     assert rank["over_bytes"] == rank["device_bytes"] - int(0.95 * (1 << 28))
+    assert rank["host_syncs"] == []
+    rank["host_syncs"].append("families/toy.py:7: reads a number from the device")
     text = told(document, capsys)
+    assert "! rank 0: in every step the host waits for its device at families/toy.py:7" in text
     assert " of 256.0 MiB of " in text and " too much (headroom 5 %)" in text
     rank |= {"over_bytes": 0, "device_bytes": 1 << 27}
     assert ", 128.0 MiB free (headroom 5 %)" in told({**document, "fits": True}, capsys)
