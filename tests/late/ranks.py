@@ -48,9 +48,10 @@ def _late_rank(rank: int, size: int, function: Callable[..., Any], args: tuple[A
 
 
 def late_trainer(job: JobSpec, run_dir: Path, rank: int, world: LateWorld) -> Trainer:
-    """A trainer whose messages, and whose side streams, are the world's."""
+    """A trainer whose messages, and whose side streams, are the world's; the update is given in
+    advance, as on a device, which without clipping makes the same bits as on a CPU."""
     environment = RuntimeEnvironment.of_machine(job, run_dir, local_rank=rank)
-    environment = replace(environment, make_stream=world.make_stream)
+    environment = replace(environment, make_stream=world.make_stream, runs_ahead=True)
     return build_trainer(run_dir, job, job_topology(job), rank, environment)
 
 

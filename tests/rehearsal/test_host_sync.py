@@ -145,6 +145,9 @@ STEPS: dict[str, dict[str, Any]] = {
     "not overlapped": {**TWO, "parallel__overlap_gradients": False},
     "fp16": {"training__dtype": "fp16"},
     "fp32": {"training__dtype": "fp32"},
+    "fp8": {"training__dtype": "fp8", "model__hidden": 64, "model__vocab": 384},
+    "fp8, current scales": {"training__dtype": "fp8", "training__fp8_recipe": "tensorwise",
+                            "model__hidden": 64, "model__vocab": 384},
     "fp64": {"training__dtype": "fp64"},
     "gradients in bf16": {"training__gradient_dtype": "bf16"},
     "no clipping": {"training__clip_norm": 0.0},
@@ -154,7 +157,7 @@ STEPS: dict[str, dict[str, Any]] = {
     "rolling back": {"training__on_nonfinite": "rollback", "training__on_spike": "rollback"},
     "spikes skipped": {"training__on_spike": "skip"},
     "spikes stop": {"training__on_spike": "stop"},
-}
+}  # fmt: skip
 GRIDS = {
     f"{family}-{mode}": {
         **SHAPES[family], **layout(1, tp=tp), "parallel__tensor_mode": mode,
@@ -180,9 +183,9 @@ def waits(changes: dict[str, Any], *, stage: int = 0) -> list[str]:
     return account["host_syncs"]
 
 
-QUICK = {
+QUICK = {  # the rest: make test-all
     *(f"{family}-alone" for family in SHAPES), "gpt-tp2-cp2-sp-full", "t5-cp2-dp2-selective",
-    "alibi", "windows", "partition, offload", "zero 0", "zero 3, full", "fp16", "frozen",
+    "alibi", "windows", "partition, offload", "zero 0", "zero 3, full", "fp16", "fp8", "frozen",
     "fp16, skipping", "rolling back", "llama-2d", "gpt-3d", "gpt-interleaved", "t5-1f1b",
     "bert-zero-bubble",
 }  # fmt: skip
