@@ -10,7 +10,7 @@ By hand, 10 bf16 parameters of one rank: 20 bytes, gradients 40, optimizer 120.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mpctl.runtime.adamw import MOMENTS
+from mpctl.runtime.environment import RuntimeEnvironment
 from mpctl.runtime.memory_tracker import Kind, MemoryTracker
 from mpctl.runtime.optimizer import Optimizer
 from mpctl.runtime.pipeline import PipelineRunner
@@ -81,18 +82,23 @@ def storage_bytes(tensors: list[Tensor]) -> int:
 
 class MemoryWatch:
     """Measures one step. measured: bytes by what the plan calls them, once that step is over; None
-    for activations where no MemoryTracker counted."""
+    for activations where no MemoryTracker counted. before_reset: is called before the allocator's
+    own peak is set back, to keep that of the steps before."""
 
-    def __init__(self, *, is_on: bool, device: torch.device) -> None:
-        self.is_on, self.device = is_on, device
+    def __init__(
+        self, *, is_on: bool, device: torch.device, before_reset: Callable[[], object]
+    ) -> None:
+        self.is_on, self.device, self.before_reset = is_on, device, before_reset
         self.measured: dict[str, int | None] = {}
 
     @classmethod
-    def of(cls, job: JobSpec, device: torch.device) -> MemoryWatch:
+    def of(cls, job: JobSpec, environment: RuntimeEnvironment) -> MemoryWatch:
         """The watch that `launch.track_memory` asks for. On a CPU storages are counted operation by
         operation, which compiled layers do not show."""
+        device = environment.device
         is_countable = not (job.launch.compile and device.type == "cpu")
-        return cls(is_on=job.launch.track_memory and is_countable, device=device)
+        is_on = job.launch.track_memory and is_countable
+        return cls(is_on=is_on, device=device, before_reset=environment.peak_memory)
 
     @contextmanager
     def step(self, trainer: WatchedTrainer) -> Iterator[None]:
@@ -101,6 +107,7 @@ class MemoryWatch:
         if not self.is_on or self.measured or not (trainer.optimizer.adam.state or is_last):
             yield
         elif self.device.type == "cuda":
+            self.before_reset()
             torch.cuda.reset_peak_memory_stats(self.device)
             yield
             peak = torch.cuda.max_memory_allocated(self.device)

@@ -63,7 +63,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.saver.on_change = lambda: self.pipeline.on_move()
         self.loss_scale = LossScale.of(self.job.training)
-        self.memory_watch = MemoryWatch.of(self.job, self.mesh.device)
+        self.memory_watch = MemoryWatch.of(self.job, self.environment)
         self.guard = StepGuard(self.job.training)
         is_fp16 = self.loss_scale is not None
         self.judge = StepJudge(self.guard, self.mesh, is_fp16, self._settled_names, self._recompute)

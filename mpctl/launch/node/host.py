@@ -59,6 +59,11 @@ def _node_issues(plan: Plan, host: HostFacts, ranks: int, device: Device) -> Ite
 def rehearsal_warnings(job: JobSpec, machine: Machine, *, hosts: int = 1) -> Iterator[str]:
     """Warnings that a run on CPU does not show the speed of the planned cluster."""
     nodes, ranks = job.cluster.nodes, job.world_size // hosts
+    if machine.idle_gpus and job.launch.device == "auto":
+        yield (
+            f"{plural(machine.idle_gpus, 'GPU')} on the PCI bus of this host, and no driver offers "
+            "one: ranks run on its CPU (`mpctl doctor` tells more)"
+        )
     if nodes > hosts:
         yield f"the {nodes} nodes of the plan are simulated on the CPU of this host"
     if ranks > machine.cores:

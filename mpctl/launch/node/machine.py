@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from mpctl.cores import usable_cores
-from mpctl.launch.node.accelerators import amd_devices, count_visible, nvidia_devices
+from mpctl.launch.node.accelerators import amd_devices, count_visible, gpus_on_bus, nvidia_devices
 from mpctl.launch.node.cgroup import memory_headroom
 
 HOSTS = (
@@ -28,18 +28,26 @@ of torchrun's world."""
 @dataclass(frozen=True, slots=True)
 class Machine:
     """cores: that this process may use; gpus: that it may see; memory_bytes: free now, within the
-    limit of the control group; hosts: allocated by the surrounding scheduler, 1 without one."""
+    limit of the control group; hosts: allocated by the surrounding scheduler, 1 without one;
+    idle_gpus: on the PCI bus where no driver offers any GPU to this process."""
 
     cores: int
     gpus: int
     memory_bytes: int
     hosts: int = 1
+    idle_gpus: int = 0
 
 
 def this_machine() -> Machine:
     """This machine as this process may use it: CPU affinity, CUDA_VISIBLE_DEVICES (of AMD's GPUs
     ROCR_ and HIP_VISIBLE_DEVICES too) and the memory limit are respected."""
-    return Machine(len(usable_cores()), _visible_gpus(), _free_memory(), hosts_in(os.environ))
+    return Machine(
+        cores=len(usable_cores()),
+        gpus=_visible_gpus(),
+        memory_bytes=_free_memory(),
+        hosts=hosts_in(os.environ),
+        idle_gpus=_idle_gpus(),
+    )
 
 
 def hosts_in(environment: Mapping[str, str]) -> int:
@@ -64,6 +72,11 @@ def _visible_gpus() -> int:
     """GPUs that this process may see: of NVIDIA, and where there are none, of AMD."""
     nvidia = count_visible(_nvidia_gpus(), "NVIDIA", os.environ)
     return nvidia or count_visible(len(amd_devices()), "AMD", os.environ)
+
+
+def _idle_gpus() -> int:
+    """GPUs of the bus, where no driver has files for any; 0 also where the user hides them."""
+    return 0 if nvidia_devices() or amd_devices() else sum(gpus_on_bus().values())
 
 
 def _nvidia_gpus() -> int:

@@ -36,3 +36,12 @@ def test_a_launch_on_amds_gpus_is_told_that_none_is_known() -> None:
         return " ".join(launch_warnings(job, Machine(8, 8, 1 << 40)))
 
     assert "no run of mpctl" in words("mi300x") and "no run of mpctl" not in words("h100-sxm")
+
+
+def test_gpus_without_a_driver_are_told_where_the_device_is_open() -> None:
+    def words(**settings: str) -> str:
+        job = load_job(None, {key.replace("__", "."): value for key, value in settings.items()})
+        return " ".join(launch_warnings(job, Machine(8, 0, 1 << 40, idle_gpus=2)))
+
+    assert "2 GPUs on the PCI bus of this host" in words()
+    assert "PCI bus" not in words(launch__device="cpu")
