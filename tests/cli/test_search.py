@@ -56,7 +56,7 @@ def test_its_lines_lead_to_its_layouts(mpctl: Mpctl) -> None:
 
 def test_no_launch_is_offered_that_launch_refuses(mpctl: Mpctl) -> None:
     """Each line plans what this version does not launch, and a warning says why."""
-    given = ("--cluster", "dgx-h200", "--nodes", 1, "--model", "gpt2", "--dtype", "fp8")
+    given = ("--cluster", "dgx-b200", "--nodes", 1, "--model", "gpt2", "--dtype", "mxfp8")
     document = mpctl("search", *given, "--max-pp", 2, "--json").document
     assert [w["rule"] for w in document["warnings"]] == ["job-launched"]
     assert all(entry["command"].startswith("mpctl plan ") for entry in document["best"])
