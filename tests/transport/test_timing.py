@@ -160,6 +160,7 @@ def test_events_are_read_when_the_stream_has_passed_them_and_used_again() -> Non
     assert timer.snapshot()["dp"] == pytest.approx(0.003 + 2 * MANY_PENDING / 1e3)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_a_wait_is_what_the_stream_stands_still() -> None:
     """A kernel of 20 million cycles that the current stream waits for; the host does not."""
