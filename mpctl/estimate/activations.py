@@ -22,9 +22,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes
+from mpctl.estimate.loss_memory import loss_bytes
 from mpctl.estimate.product_memory import (
     cast_bytes,
-    head_bytes,
     lookup_bytes,
     matrix_bytes,
     product_bytes,
@@ -42,8 +42,6 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.matmul import AttentionOp, Dims
 from mpctl.operators.saved import SavedPart, SavedTensor, hidden_saved
 from mpctl.operators.table import StageSlice
-
-LOSS_BLOCK = {False: 1 << 17, True: 1 << 24}  # elements of a loss's working block, on cpu and cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ def _pieces(
         pieces.append(_Piece(*layer, number=number, shared=0.0 if at else shared))
     if part.exit is not None:
         end = exit_activations(part.seq, part.exit, has_logits=part.has_logits)
-        temporary = _loss_bytes(shapes, part.seq, logit_bytes) if part.has_logits else 0.0
+        temporary = loss_bytes(shapes, part.seq, logit_bytes) if part.has_logits else 0.0
         loss = _Piece(shapes.bytes_of(end), temporary, split_temporary=temporary)
         pieces.append(loss)
         for core in part.predicted:
@@ -239,7 +237,8 @@ def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> Lay
     around_mlp = own * (1 + shapes.dropout)
     if any(attention.is_cross for attention in attentions):
         around_mlp += shapes.batch * shapes.seq * shapes.hidden * shapes.value  # source's gradient
-    in_mlp = around_mlp + max(5 * inner if shapes.is_gated else 0, product)
+    gate = _gate_parts(shapes) * inner
+    in_mlp = around_mlp + max(gate, product)
     in_mlp = max(in_mlp, own + _in_up(shapes, inner, matrix, stream))
     copies = 3 if shapes.kernels != "mpctl" else 2 if attentions[0].has_sample_mask else 1
     behind = (repeated or again) - mlp + own + scores * copies
@@ -249,10 +248,18 @@ def _layer(shapes: ActivationShapes, attentions: tuple[AttentionOp, ...]) -> Lay
     # Deferred, the activation's result stays while its gradient is made, and of a row product the
     # gathered gradient.
     row = stream if shapes.splits else 0.0
-    split_mlp = around_mlp + row + (5 if shapes.is_gated else 2) * inner
+    split_mlp = around_mlp + row + max(gate, 2 * inner)
     split_temporary = fetched + max(repeated + split_mlp, behind + of_mlp + row)
     deferred = of_mlp + _attentions_deferred(shapes, attentions, rows, own)
     return LayerBytes(saved, temporary, deferred, split_temporary)
+
+
+def _gate_parts(shapes: ActivationShapes) -> int:
+    """How many tensors of the activation's size the backward of a gated one takes: gradients of its
+    result and of both parts in mpctl's kernel on CUDA, else two more; 0 without a gate."""
+    if not shapes.is_gated:
+        return 0
+    return 3 if shapes.is_cuda and shapes.kernels == "mpctl" else 5
 
 
 def _in_up(shapes: ActivationShapes, inner: int, matrix: int, stream: int) -> float:
@@ -287,22 +294,3 @@ def _attentions_deferred(
         columns = rows * (2 * shapes.inner + shapes.hidden) + keys * shapes.kv
         total += shapes.deferred_input(own) + columns * shapes.operand
     return total
-
-
-def _loss_bytes(shapes: ActivationShapes, seq: str, logit_bytes: float) -> float:
-    """The loss's working block, then the gradients of the head's input and of its table."""
-    rows: int = shapes.batch * getattr(shapes, seq)
-    logits, stream = rows * shapes.vocab, rows * shapes.hidden * shapes.value
-    if shapes.kernels != "mpctl":
-        return logits * logit_bytes + stream
-    block = max(shapes.vocab, LOSS_BLOCK[shapes.is_cuda] // shapes.vocab * shapes.vocab)
-    working = shapes.wide * (logits if logits <= block else 2 * block)
-    if shapes.wide == shapes.value and logits <= block:
-        working = 0  # in place
-    if shapes.mode != "1d":
-        table = table_bytes(shapes)
-        return max(working, head_bytes(shapes, x=stream, w=table, y=logits * shapes.value))
-    gathers = 2 * stream if shapes.splits else 0.0
-    padded = shapes.table_rows if shapes.table_rows > shapes.vocab else 0
-    table = (shapes.vocab + padded) * shapes.hidden * shapes.value
-    return max(working, stream + gathers + table)

@@ -27,6 +27,7 @@ from mpctl.kernels.activation import activated
 from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.config import Activation
 from mpctl.kernels.counter_rng import drop
+from mpctl.kernels.cross_entropy_rows import logits_gradient, own_sums, row_maximum
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast, Fp8Matrix, cast_matrix, note_largest, scaled_product
 from mpctl.kernels.rotary import rotated
@@ -101,6 +102,27 @@ class KernelBackend:
         """x [b, a, s, d] turned by rotary positions: cos and sin [s, r/2] or [b, 1, s, r/2] of the
         first r columns, which `Rotary.table` made. Keeps the table alone for backward."""
         return rotated(x, cos, sin)
+
+    def row_maximum(self, logits: Tensor) -> Tensor:
+        """Maximum of each row of logits, [n, v] -> [n], in float32 or float64; -inf where v is 0.
+        A cross entropy's first pass (cross_entropy.py), not differentiable, as the two below."""
+        return row_maximum(logits)
+
+    def own_sums(
+        self, logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
+    ) -> tuple[Tensor, Tensor]:
+        """The target's share of each row, (1 - smoothing) (z_column - peak) + spread sum_j (z_j -
+        peak), and sum_j exp(z_j - peak): 2 x [n]. column [n]: the target's, -1 without one, which
+        makes the first term 0."""
+        return own_sums(logits, column, peak, smoothing, spread)
+
+    def logits_gradient(
+        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, shift: Tensor | None,
+        hit: Tensor, *, overwrite: bool,
+    ) -> Tensor:  # fmt: skip
+        """[n, v]: exp(z - peak) share - shift, and `hit` more in the row's column; share, shift,
+        hit: [n]. overwrite: in the memory of the logits."""
+        return logits_gradient(logits, column, peak, share, shift, hit, overwrite=overwrite)
 
     def fp8_cast(
         self, matrix: Tensor, scale: Tensor, dtype: torch.dtype, *, rows: bool = True,

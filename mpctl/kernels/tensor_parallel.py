@@ -187,8 +187,9 @@ class TensorParallel1D:
         """Three all-reduces of b*s numbers; logits stay split (cross_entropy.py)."""
         first = self._words(padded_vocab).start
         return vocab_parallel_cross_entropy(
-            logits, targets, group=self.group, first=first, overwrite=True
-        )
+            logits, targets, group=self.group, first=first, overwrite=True,
+            backend=self.context.backend,
+        )  # fmt: skip
 
     def _words(self, padded_vocab: int) -> range:
         return local_range(padded_vocab, parts=self.group.size, index=self.group.rank)

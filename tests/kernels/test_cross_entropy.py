@@ -109,7 +109,7 @@ def test_short_dtypes_follow(dtype: torch.dtype, bound: float) -> None:
 def test_blocks_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes = []
     for size in (1 << 17, 50, 1):
-        monkeypatch.setattr("mpctl.kernels.cross_entropy.block_elements", lambda _, n=size: n)
+        monkeypatch.setattr("mpctl.kernels.cross_entropy_rows.block_elements", lambda _, n=size: n)
         leaf = numbers(B, S, 16).requires_grad_()
         loss = vocab_parallel_cross_entropy(
             leaf, _targets(), group=Group(), first=0, label_smoothing=0.1, z_loss=0.1

@@ -125,8 +125,9 @@ class GridTensorParallel:
         first = self.place.block(padded_vocab, axes).start
         own = self.context.own_samples(targets, inside=True)
         return vocab_parallel_cross_entropy(
-            logits, own, group=self.place.group(*axes), first=first, overwrite=True
-        )
+            logits, own, group=self.place.group(*axes), first=first, overwrite=True,
+            backend=self.context.backend,
+        )  # fmt: skip
 
     def _linear(
         self, dims: tuple[str, str], shape: tuple[int, int], role: Role, *, bias: bool,

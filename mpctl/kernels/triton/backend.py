@@ -11,9 +11,16 @@ from torch import Tensor
 
 from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.backend import KernelBackend
+from mpctl.kernels.config import Activation
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.fp8 import Fp8Cast
+from mpctl.kernels.triton.activation import GATES, fused_gated, fused_squared_relu
 from mpctl.kernels.triton.attention import fused_attention, refusal
+from mpctl.kernels.triton.cross_entropy import (
+    fused_logits_gradient,
+    fused_own_sums,
+    fused_row_maximum,
+)
 from mpctl.kernels.triton.dropout import fused_dropout
 from mpctl.kernels.triton.fp8 import fused_cast
 from mpctl.kernels.triton.rotary import fused_rotate
@@ -62,6 +69,30 @@ class TritonKernels(KernelBackend):
         """As `KernelBackend.fp8_cast`, in one kernel, with the same bits; a NaN raises `amax` to
         infinity."""
         return fused_cast(matrix, scale, dtype, rows=rows, columns=columns, amax=amax)
+
+    def activation(self, up: Tensor, name: Activation) -> Tensor:
+        """As `KernelBackend.activation`: gated ones and the squared ReLU in one kernel; the others
+        are one of torch's."""
+        if name in GATES:
+            return fused_gated(up, name)
+        return fused_squared_relu(up) if name == "relu2" else super().activation(up, name)
+
+    def row_maximum(self, logits: Tensor) -> Tensor:
+        """As `KernelBackend.row_maximum`, in one kernel; logits have a last stride of 1."""
+        return fused_row_maximum(logits)
+
+    def own_sums(
+        self, logits: Tensor, column: Tensor, peak: Tensor, smoothing: float, spread: float
+    ) -> tuple[Tensor, Tensor]:
+        """As `KernelBackend.own_sums`, in one kernel."""
+        return fused_own_sums(logits, column, peak, smoothing, spread)
+
+    def logits_gradient(
+        self, logits: Tensor, column: Tensor, peak: Tensor, share: Tensor, shift: Tensor | None,
+        hit: Tensor, *, overwrite: bool,
+    ) -> Tensor:  # fmt: skip
+        """As `KernelBackend.logits_gradient`, in one kernel."""
+        return fused_logits_gradient(logits, column, peak, share, shift, hit, overwrite=overwrite)
 
 
 def fused_kernels(device: torch.device) -> KernelBackend:

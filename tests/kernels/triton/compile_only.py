@@ -22,9 +22,12 @@ from triton.backends.compiler import GPUTarget
 
 from mpctl.kernels.alibi import slopes
 from mpctl.kernels.attention_variant import AttentionVariant
+from mpctl.kernels.config import Activation
+from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.kernels.fp8 import E4M3, E5M2
 from mpctl.kernels.triton.backend import TritonKernels
+from mpctl.transport.group import Group
 
 SHARED_BYTES, REGISTERS, THREADS = 232_448, 65_536, 1024  # a multiprocessor of an H100
 
@@ -116,7 +119,38 @@ def casts() -> Iterator[None]:
     yield
 
 
-CASES = (dropouts, attentions, rotations, casts)
+def losses() -> Iterator[None]:
+    """A cross entropy of 32,000 words, plain and smoothed, over its logits and beside them."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for smoothing, overwrite in ((0.0, True), (0.1, False)):
+            logits = torch.zeros((4, 32_000), dtype=dtype, requires_grad=True)
+            loss = vocab_parallel_cross_entropy(
+                logits * 1, torch.zeros(4, dtype=torch.int64), group=Group(), first=0,
+                label_smoothing=smoothing, overwrite=overwrite, backend=TritonKernels(),
+            )  # fmt: skip
+            loss.sum().backward()
+            yield
+
+
+def activations() -> Iterator[None]:
+    """Gated activations and the squared ReLU."""
+    names: list[Activation] = ["swiglu", "geglu", "geglu_tanh", "relu2"]
+    for name in names:
+        for dtype in (torch.bfloat16, torch.float32):
+            up = torch.zeros((4, 2 * 2048), dtype=dtype, requires_grad=True)
+            y = TritonKernels().activation(up, name)
+            torch.autograd.grad(y, up, torch.zeros_like(y))
+            yield
+
+
+CASES = (
+    dropouts,
+    attentions,
+    rotations,
+    casts,
+    losses,
+    activations,
+)
 
 
 def instructions(ptx: str) -> Counter[str]:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 
 import pytest
 import torch
-
-KERNELS = ("hashing", "rounding", "dropout", "rotary", "attention", "attention_backward", "fp8")
 
 
 def import_interpreted() -> None:
@@ -24,8 +23,9 @@ def import_interpreted() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         import_module("triton.experimental.gluon")  # triton itself does so at its first launch
-        for name in KERNELS:
-            import_module(f"mpctl.kernels.triton.jit.{name}")
+        jit = import_module("mpctl.kernels.triton.jit")
+        for module in iter_modules(jit.__path__, "mpctl.kernels.triton.jit."):
+            import_module(module.name)
     finally:
         del os.environ["TRITON_INTERPRET"]
         if before is not None:

@@ -1,0 +1,66 @@
+"""The three passes of a cross entropy over rows of logits, one program a row.
+
+A row is read in blocks of columns; sums are kept a column of the block and added at the end. The
+laws are those of cross_entropy.py: p peak, e exp(z - p).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from mpctl.kernels.triton.jit.rounding import rounded, wide
+
+
+@triton.jit
+def row_maximum_kernel(logits, out, stride, width, BLOCK: tl.constexpr):
+    """out [n]: the largest number of each row."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, BLOCK)
+    most = tl.full((BLOCK,), float("-inf"), out.dtype.element_ty)
+    for start in range(0, width, BLOCK):
+        z = tl.load(logits + row * stride + start + j, mask=start + j < width, other=float("-inf"))
+        most = tl.maximum(most, wide(z))
+    tl.store(out + row, tl.max(most, axis=0))
+
+
+@triton.jit
+def own_sums_kernel(
+    logits, column, peak, target, total, stride, width, smoothing: tl.constexpr,
+    spread: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """total [n]: sum of e; target [n]: (1 - smoothing) (z_column - p), 0 where column is -1, and
+    spread times the sum of z - p."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.arange(0, BLOCK)
+    p, own = tl.load(peak + row), tl.load(column + row)
+    exponentials = tl.zeros((BLOCK,), total.dtype.element_ty)
+    shifted = tl.zeros((BLOCK,), total.dtype.element_ty)
+    for start in range(0, width, BLOCK):
+        inside = start + j < width
+        z = wide(tl.load(logits + row * stride + start + j, mask=inside, other=0.0)) - p
+        exponentials += tl.where(inside, tl.exp(z), 0.0)
+        if smoothing > 0:
+            shifted += tl.where(inside, z, 0.0)
+    z = wide(tl.load(logits + row * stride + tl.maximum(own, 0))) - p
+    result = tl.where(own >= 0, z, 0.0)
+    if smoothing > 0:
+        result = result * (1 - smoothing) + tl.sum(shifted, axis=0) * spread
+    tl.store(target + row, result)
+    tl.store(total + row, tl.sum(exponentials, axis=0))
+
+
+@triton.jit
+def logits_gradient_kernel(
+    logits, column, peak, share, shift, hit, out, stride, out_stride, width, BLOCK: tl.constexpr
+):  # fmt: skip
+    """out: e share - shift, plus hit in the row's own column; out may be the logits."""
+    row = tl.program_id(0).to(tl.int64)
+    j = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = j < width
+    z = wide(tl.load(logits + row * stride + j, mask=inside, other=0.0))
+    result = tl.exp(z - tl.load(peak + row)) * tl.load(share + row)
+    if shift is not None:
+        result = result - tl.load(shift + row)
+    result = result + tl.where(j == tl.load(column + row), tl.load(hit + row), 0.0)
+    tl.store(out + row * out_stride + j, rounded(result, out.dtype.element_ty), mask=inside)
