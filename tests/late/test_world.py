@@ -77,6 +77,13 @@ def read_number_before_wait(group: Group, x: Tensor) -> None:
     pending.wait()
 
 
+def read_whole_in_inference_mode(group: Group, x: Tensor) -> None:
+    with torch.inference_mode():
+        pending = group.start_all_gather(x.clone().view(2, 2), 1)
+        pending.result.movedim(0, 1).flatten(1, 2)
+        pending.wait()
+
+
 def receive_into_memory_of_another_stream(group: Group, x: Tensor, world: LateWorld) -> None:
     stream = world.make_stream(x.device)
     buffer = torch.empty_like(x)  # may have been a tensor that the main stream still reads
@@ -102,6 +109,7 @@ FAULTS = {
     release_what_is_gathered: "Race: inductor.resize_storage_bytes_.* writes what all_gather",
     forget_to_wait: "TooEarly: nobody waits for all_reduce",
     read_number_before_wait: "Race: tolist reads what all_reduce",
+    read_whole_in_inference_mode: "Race: aten.clone.* reads what all_gather",
     receive_into_memory_of_another_stream: "Race: .* does not wait for the main stream",
     free_for_the_wrong_stream: "TooEarly: memory taken on the main stream is freed while aten.mul",
 }

@@ -49,8 +49,8 @@ class TooEarly(AssertionError):
 
 @dataclass(eq=False)
 class LateWork:
-    """A message under way. words: names it; writes, reads: its tensors, until somebody waits;
-    known: the communicator's clock when it is done."""
+    """A message under way. words: names it; known: the communicator's clock when it is done; held:
+    its tensors, until somebody waits."""
 
     world: LateWorld
     words: str
@@ -108,7 +108,7 @@ class LateWorld:
         self.works: list[LateWork] = []
         self.under_way: dict[int, list[_Part]] = {}  # by memory
         self.too_early: deque[str] = deque()
-        self.streams = 0
+        self.streams = self.groups = 0
         self.watch = TensorWatch(self)
         self.random = random.Random(rank)
 
@@ -116,7 +116,7 @@ class LateWorld:
         self, group: LateGroup, kind: str, reads: Sequence[Tensor], writes: Sequence[Tensor]
     ) -> LateWork:
         """Note that a message begins: its stream waits for the current one. Raises Race."""
-        stream = f"the stream of {group.words}"
+        stream = group.stream
         order, keys = self.order, [self.watch.see(tensor) for tensor in (*reads, *writes)]
         order.wait(stream, order.clock(self.current))
         size = (*reads, *writes)[0].nbytes
@@ -206,6 +206,13 @@ class LateGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self.world, self.inner = world, inner
         self.steps = world.all_steps or Steps()
+        world.groups += 1
+        self.number = world.groups
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream that its messages run on."""
+        return f"the stream of {self.words} (group {self.number})"
 
     @property
     def words(self) -> str:
