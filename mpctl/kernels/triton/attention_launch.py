@@ -1,9 +1,9 @@
 """How attention's kernels are launched: the sizes of their blocks, warps and stages of loading.
 
-Of causal attention with dropout blocks fit the 99 KiB of shared memory that a program has on
-compute capability 8.6 and 8.9, and
-the products of 16 bits run on tensor cores of 9.0 (tests/kernels/triton/test_compile.py); ptxas
-spills at most 12 bytes a thread there. Which are the fastest was never measured on a device.
+Of causal attention with dropout, blocks fit the 99 KiB of shared memory that a program has on
+compute capability 8.6 and 8.9; the products of 16 bits run on tensor cores of 9.0
+(tests/kernels/triton/test_compile.py), and ptxas spills at most 40 bytes a thread there. Which
+sizes are the fastest was never measured on a device.
 
 By hand, forward, 16 bits, heads of 128: 128 queries take 32 KiB, two stages of 64 keys and values
 64 KiB.

@@ -67,7 +67,7 @@ def test_attention_multiplies_on_tensor_cores_and_spills_nothing(
 ) -> None:
     """In 16 bits; 32 bits are exact, without tensor cores."""
     of_attention = [each for each in kernels if each["kernel"].startswith(ATTENTION)]
-    assert len(of_attention) >= 4 * 7
+    assert len(of_attention) >= 7 * 4  # of a size: two variants of three kernels, and the bias's
     for kernel in of_attention:
         has_cores = any("mma" in name for name in kernel["ptx"])
         is_narrow = "*bf16" in kernel["key"] or "*fp16" in kernel["key"]

@@ -72,28 +72,31 @@ def pairs_at(strides, sample, head, i, j):
 @triton.jit
 def counted(
     products, variant, sample, head, i, j, queries, keys,
-    SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    SCALE: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Scores in base 2 of the products Q K^T of rows i and keys j, which broadcast against each
-    other; -infinity where a pair does not count. WINDOW 0 is none."""
+    other; -infinity where a pair does not count. WINDOW 0 is none. WHOLE: every row of the tile
+    sees every key of it, but for what the mask says. Rows beyond the last one have any number."""
     mask, mask_strides, bias, bias_strides, slopes, row_start = variant
     rows = row_start + i
     scores = products * (SCALE * LOG2E)
-    inside = (i < queries) & (j < keys)
     if slopes is not None:
         slope = tl.load(slopes + head).to(products.dtype) * LOG2E
         scores += slope * (j - rows).to(products.dtype)
     if bias is not None:
-        at = pairs_at(bias_strides, sample, head, i, j)
+        inside, at = (i < queries) & (j < keys), pairs_at(bias_strides, sample, head, i, j)
         scores += tl.load(bias + at, mask=inside, other=0.0).to(products.dtype) * LOG2E
-    if CAUSAL:
-        inside = inside & (rows >= j)
-        if WINDOW > 0:
-            inside = inside & (j > rows - WINDOW)
     if mask is not None:
-        at = pairs_at(mask_strides, sample, head, i, j)
-        inside = inside & (tl.load(mask + at, mask=inside, other=0) != 0)
-    return tl.where(inside, scores, float("-inf"))
+        inside, at = (i < queries) & (j < keys), pairs_at(mask_strides, sample, head, i, j)
+        scores = tl.where(tl.load(mask + at, mask=inside, other=0) != 0, scores, float("-inf"))
+    if not WHOLE:
+        seen = j < keys
+        if CAUSAL:
+            seen = seen & (rows >= j)
+            if WINDOW > 0:
+                seen = seen & (j > rows - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+    return scores
 
 
 @triton.jit
@@ -128,3 +131,17 @@ def end_of_keys(last_row, keys, CAUSAL: tl.constexpr):
         return tl.minimum(keys, last_row + 1)
     else:
         return keys
+
+
+@triton.jit
+def end_of_whole_blocks(
+    first_row, keys, BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr
+):  # fmt: skip
+    """Behind the last whole block of keys that every row from a global position on sees; 0 with a
+    window, whose rows see no two the same."""
+    if WINDOW > 0:
+        return 0
+    elif CAUSAL:
+        return tl.minimum(keys, first_row + 1) // BLOCK * BLOCK
+    else:
+        return keys // BLOCK * BLOCK
