@@ -1,7 +1,8 @@
 """What `launch.compile` compiles of a job: whole layers, or the operations between their messages.
 
-A message ends what torch.compile can follow, and so does a weight gradient that is left for later.
-A layer with neither is compiled whole.
+A message ends what torch.compile can follow, and so does a weight gradient that is left for later;
+casts to fp8 note what they see in memory that a whole layer's backward would have to find as it
+was. A layer with none of them is compiled whole.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def why_not_whole(job: JobSpec) -> Iterator[str]:
         yield f"parallel.cp {parallel.cp}"
     if parallel.pp > 1 and SCHEDULES[parallel.schedule].splits_backward:
         yield f"parallel.schedule {parallel.schedule}"
+    if job.training.dtype == "fp8":
+        yield "training.dtype fp8"
 
 
 def compiles_whole_layers(job: JobSpec) -> bool:

@@ -18,6 +18,7 @@ from tests.runtime.tiny import SETTINGS
         ({"parallel.tp": 2, "cluster.gpus_per_node": 2}, "with parallel.tp 2 layers are"),
         ({"parallel.cp": 2, "parallel.tp": 2, "cluster.gpus_per_node": 4},
          "with parallel.tp 2 and parallel.cp 2 layers are"),
+        ({"training.dtype": "fp8"}, "with training.dtype fp8 layers are"),
         ({"training.recompute": "full", "training.dropout": 0.2}, ""),
         ({"training.recompute": "selective", "training.attention_dropout": 0.1}, ""),
     ],

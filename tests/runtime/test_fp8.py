@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,15 @@ def test_a_gpu_without_fp8_is_refused_with_a_way_out(data: Path) -> None:
     with pytest.raises(InputError, match="NVIDIA GPU"):
         check_capability("AMD MI300X", (9, 4), is_amd=True)
     require_fp8(small(data), torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_compiled_pieces_train_the_same(data: Path, tmp_path: Path) -> None:
+    """But for roundings to 16 bit that compiled code leaves out."""
+    plain = losses(small(data), tmp_path / "plain")
+    compiled = losses(small(data, launch__compile=True), tmp_path / "compiled")
+    assert compiled == pytest.approx(plain, rel=1e-3)
 
 
 def test_a_skipped_step_leaves_the_scales_finite(data: Path, tmp_path: Path) -> None:
