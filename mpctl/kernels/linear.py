@@ -115,13 +115,11 @@ class ColumnParallelLinear(nn.Module):
         whole = gather_from_region(output, self.group)
         if self.group.size == 1 or len(self.parts) == 1:
             return whole
-        held = [
-            column
-            for rank in range(self.group.size)
-            for block in split_parts(self.parts, parts=self.group.size, index=rank)
-            for column in block
-        ]
-        return whole.index_select(-1, torch.tensor(held, device=whole.device).argsort())
+        t = self.group.size
+        widths = [[len(b) for b in split_parts(self.parts, parts=t, index=r)] for r in range(t)]
+        # by rank, then by part -> by part, then by rank
+        pieces = [own.split(w, -1) for own, w in zip(whole.chunk(t, -1), widths, strict=True)]
+        return torch.cat([piece for of_part in zip(*pieces, strict=True) for piece in of_part], -1)
 
     def extra_repr(self) -> str:
         """Features of this rank and of all, parts and number of ranks, for `print(module)`."""

@@ -88,12 +88,13 @@ class HostSyncCheck(TorchDispatchMode):
 
     @contextmanager
     def watching(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Note what waits inside. model: whose modules are named."""
+        """Note what waits inside; nothing on a CPU, which is its own host. model: whose modules are
+        named."""
         self.modules = {} if model is None else {m: name for name, m in model.named_modules()}
         with ExitStack() as stack:
             stack.enter_context(_Numbers(self))
             stack.callback(setattr, self, "_is_on", self._is_on)
-            self._is_on = True
+            self._is_on = self.device.type != "cpu"
             yield
 
     def read(self, figures: Tensor) -> list[float]:

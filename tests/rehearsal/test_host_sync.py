@@ -209,6 +209,11 @@ def test_no_stage_waits_for_its_device(name: str) -> None:
         assert waits(FOUR_LAYERS[name], stage=stage) == []
 
 
+def test_a_cpu_waits_for_nobody() -> None:
+    """It reads the norm before the update, which costs nothing there."""
+    assert waits({"launch__device": "cpu", "training__dtype": "fp32"}) == []
+
+
 def test_a_family_that_reads_a_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A family of another package may do so; a rehearsal tells its author."""
 
