@@ -33,7 +33,7 @@ from torch import Tensor
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
-_LARGEST_EXPONENT = {E4M3: 8, E5M2: 15}  # both are 1.75 x 2^exponent
+LARGEST_EXPONENT = {E4M3: 8, E5M2: 15}  # both are 1.75 x 2^exponent
 _MANTISSA, _MANTISSA_OF_LARGEST = (1 << 23) - 1, 0x600000  # of float32: 1.75 is 0b1.11
 _BIAS, _MOST = 127, 96  # of float32's exponents; scales stay within 2^-96 and 2^96
 
@@ -73,11 +73,27 @@ def power_of_two_scale(amax: Tensor, dtype: torch.dtype) -> Tensor:
     Computed from the bits of float32, so that it is exact and the host waits for nothing. Zero,
     which says nothing of a tensor's size, gives 1.
     """
-    bits = amax.to(torch.float32).view(torch.int32)
+    return _scales(amax.to(torch.float32), LARGEST_EXPONENT[dtype])
+
+
+def operand_scales(amax: Tensor, exponents: Tensor) -> Tensor:
+    """`power_of_two_scale` of X, W and dY of n layers at once: [n, 3] in float32, in the order of
+    Operand. exponents: `largest_exponents` on the same device."""
+    return _scales(amax, exponents)
+
+
+def largest_exponents(device: torch.device) -> Tensor:
+    """The exponent of the largest number of each operand's format, int32 [3]."""
+    exponents = [LARGEST_EXPONENT[which.dtype] for which in Operand]
+    return torch.tensor(exponents, dtype=torch.int32, device=device)
+
+
+def _scales(amax: Tensor, exponents: Tensor | int) -> Tensor:
+    bits = amax.view(torch.int32)
     exponent = (bits >> 23) - _BIAS  # of the number's highest bit
     is_above = (bits & _MANTISSA) > _MANTISSA_OF_LARGEST
-    power = (_LARGEST_EXPONENT[dtype] - exponent - is_above.int()).clamp(-_MOST, _MOST)
-    power = torch.where(bits == 0, torch.zeros_like(power), power)
+    power = (exponents - exponent - is_above.int()).clamp(-_MOST, _MOST)
+    power = power.masked_fill(bits == 0, 0)
     return ((power + _BIAS) << 23).view(torch.float32)
 
 

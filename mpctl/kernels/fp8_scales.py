@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from mpctl.kernels.fp8 import Operand, power_of_two_scale
+from mpctl.kernels.fp8 import Operand, largest_exponents, operand_scales
 from mpctl.kernels.fp8_operands import Fp8Operands, ScaleRow
 from mpctl.transport.group import Group
 
@@ -46,6 +46,7 @@ class Fp8Scales:
         self.amax = torch.zeros(shape, device=device)
         self.scales = torch.ones(shape, device=device)
         self.inverses = torch.ones(shape, device=device)
+        self.exponents = largest_exponents(device)
         self._bound: dict[str, Fp8Operands] = {}
 
     def bind(self, layers: Mapping[str, Fp8Operands]) -> None:
@@ -91,8 +92,7 @@ class Fp8Scales:
         """Scales of the next step from the largest elements of the last `steps` ones. Layers keep
         reading the same memory, so that what is compiled or captured goes on."""
         largest = self.history.amax(0)
-        for which in Operand:
-            self.scales[:, which] = power_of_two_scale(largest[:, which], which.dtype)
+        self.scales.copy_(operand_scales(largest, self.exponents))
         torch.reciprocal(self.scales, out=self.inverses)
         was_known, self.steps = self.steps > 0, min(steps, len(self.history))
         if not was_known:

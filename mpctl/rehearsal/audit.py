@@ -271,7 +271,7 @@ def _seconds(cost: OpCost, speed: Speed) -> float:
         return 0.0
     launch, work = speed.other.launch, cost.work
     if isinstance(work, Product):
-        rates = speed.linear if work.batch == 1 else speed.other
+        rates = speed.linear if work.width == 1 else speed.other  # of fp8 operands alone
         shape = (work.m, work.k, work.n, float(work.width), float(work.out))
         return product_seconds(rates, *shape, work.batch) + (cost.launches - 1) * launch
     if isinstance(work, Attention):

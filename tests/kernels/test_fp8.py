@@ -14,9 +14,12 @@ from mpctl.kernels.fp8 import (
     E5M2,
     LARGEST,
     Fp8Matrix,
+    Operand,
     cast_matrix,
     largest,
+    largest_exponents,
     note_largest,
+    operand_scales,
     power_of_two_scale,
     scaled_product,
 )
@@ -36,6 +39,13 @@ def test_a_scale_is_the_last_power_of_two_that_fits(amax: float, dtype: torch.dt
 def test_scales_by_hand() -> None:
     amaxes = torch.tensor([3.0, 3.6, 0.0, 1e-45, torch.inf])
     assert power_of_two_scale(amaxes, E4M3).tolist() == [128.0, 64.0, 1.0, 2.0**96, 2.0**-96]
+
+
+def test_scales_of_all_operands_at_once_are_those_of_each() -> None:
+    amaxes = torch.tensor([[3.0, 3.6, 3.0], [0.0, 448.0, 5e4]])
+    together = operand_scales(amaxes, largest_exponents(torch.device("cpu")))
+    for which in Operand:
+        assert torch.equal(together[:, which], power_of_two_scale(amaxes[:, which], which.dtype))
 
 
 def test_the_largest_element_of_a_tensor() -> None:

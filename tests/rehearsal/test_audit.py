@@ -200,3 +200,19 @@ def test_the_plans_kernels_take_what_an_audit_adds_up(layer: str) -> None:
     planned = estimate.time.compute + estimate.time.optimizer
     counted = sum((row["seconds"] or 0) * row["times"] for row in audit_of(job)["rows"])
     assert planned == pytest.approx(counted, rel=0.12)
+
+
+def test_fp8_casts_both_operands_in_a_kernel_each_and_leaves_the_head_alone() -> None:
+    """Forward X and W are cast, backward dY and W again; 16-bit products are at 16-bit speed."""
+    wide, narrow = (
+        audited(**{**WHOLE, **LAYERS["llama"], "training__dtype": dtype})
+        for dtype in ("bf16", "fp8")
+    )
+    for layer in ("attention.qkv", "attention.output", "mlp.up", "mlp.down"):
+        for phase, more in (("forward", 2), ("backward", 2)):
+            name = f"layers.*.{layer}"
+            before, after = (find(audit, name, phase) for audit in (wide, narrow))
+            assert after["launches"] == before["launches"] + more, (layer, phase)
+            assert after["seconds"] < before["seconds"]
+    before, after = (find(audit, "head", "forward") for audit in (wide, narrow))
+    assert after["seconds"] == before["seconds"] > 0
