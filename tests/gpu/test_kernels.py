@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mpctl.kernels.attention_variant import AttentionVariant
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.dropout_mask import DropoutMask
 from mpctl.runtime.environment import machine_kernels
@@ -88,3 +89,68 @@ def test_elementwise_kernels_agree(name: str, dtype: torch.dtype, device: torch.
     found = outcome(machine_kernels(device), operation, x.to(device))
     for here, there in zip(found, outcome(TORCH_BACKEND, operation, x), strict=True):
         torch.testing.assert_close(here, there, rtol=2 * bits, atol=bits)
+
+
+def variant_of(name: str, device: torch.device) -> AttentionVariant:
+    """Of 96 causal rows, 4 heads, some variants at once."""
+    samples = torch.tensor([3, 1_000_000_007], device=device)
+    mask = DropoutMask(0x12345678, 0.25, samples, range(96), range(96), range(4, 8))
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625], dtype=torch.float64, device=device)
+    return {
+        "causal": AttentionVariant(range(96), is_causal=True),
+        "dropout": AttentionVariant(range(96), is_causal=True, dropout=mask),
+        "window, slopes": AttentionVariant(range(96), is_causal=True, window=17, slopes=slopes),
+        "slopes, dropout": AttentionVariant(range(96), is_causal=True, slopes=slopes, dropout=mask),
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["causal", "dropout", "window, slopes", "slopes, dropout"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_agrees(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Two samples of 4 heads on 2 of keys and values, each of 64 columns; an element that a mask
+    kept on one device alone would be off by a quarter of a value."""
+    inputs = [draw(2, heads, 96, 64, seed=n).to(dtype) for n, heads in enumerate((4, 2, 2))]
+
+    def attended(on: torch.device, kernels: KernelBackend) -> list[Tensor]:
+        variant = variant_of(name, on)
+        return outcome(kernels, lambda k, *qkv: k.attention(*qkv, variant),
+                       *(x.to(on) for x in inputs))  # fmt: skip
+
+    found, bits = attended(device, machine_kernels(device)), {torch.float32: 2e-5}.get(dtype, 2e-2)
+    for here, there in zip(found, attended(CPU, TORCH_BACKEND), strict=True):
+        torch.testing.assert_close(here, there, rtol=bits, atol=bits)
+
+
+def cross_entropy(kernels: KernelBackend, logits: Tensor) -> list[Tensor]:
+    """What the three passes make of logits [n, v], with smoothing 0.1; the target is column n."""
+    rows, columns = logits.shape
+    column = torch.arange(rows, device=logits.device)
+    peak = kernels.row_maximum(logits)
+    shares, sums = kernels.own_sums(logits, column, peak, 0.1, 0.1 / columns)
+    hit = torch.full_like(peak, -0.9)
+    slope = kernels.logits_gradient(logits, column, peak, 1 / sums, None, hit, overwrite=False)
+    return [each.cpu() for each in (peak, shares, sums, slope)]
+
+
+def test_cross_entropys_passes_agree(device: torch.device) -> None:
+    logits = draw(96, 640).mul(4)
+    found = cross_entropy(machine_kernels(device), logits.to(device))
+    for here, there in zip(found, cross_entropy(TORCH_BACKEND, logits), strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-5, atol=1e-5)
+
+
+def test_fp8_casts_have_the_bits_of_a_cpu(device: torch.device) -> None:
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        pytest.skip("this device has no fp8")
+    x, dtype = draw(96, 64).mul(3).bfloat16(), torch.float8_e4m3fn
+
+    def cast(on: torch.device, kernels: KernelBackend) -> tuple[Tensor, Tensor]:
+        amax, scale = torch.zeros((), device=on), torch.full((), 16.0, device=on)
+        found = kernels.fp8_cast(x.to(on), scale, dtype, columns=True, amax=amax)
+        assert found.by_rows is not None and found.by_columns is not None
+        assert torch.equal(found.by_rows.t().float(), found.by_columns.float())
+        return found.by_rows.view(torch.uint8).cpu(), amax.cpu()
+
+    for here, there in zip(cast(device, machine_kernels(device)), cast(CPU, TORCH_BACKEND),
+                           strict=True):  # fmt: skip
+        assert torch.equal(here, there)
