@@ -27,6 +27,7 @@ class Software(ReportModel):
     mpctl: str
     mpctl_folder: str
     torch: str | None
+    triton: str | None = Field(None, description="compiles the fused kernels of GPUs")
     system: str = Field(description="operating system and kernel")
     architecture: str
     user: str

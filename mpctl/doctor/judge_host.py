@@ -44,6 +44,7 @@ def host_findings(host: HostReport, needs: Needs, *, several: bool) -> Iterator[
         found.append(_software(host.software))
     if host.torch is not None:
         found.append(_torch(host.torch, host.gpus, needs))
+        found.append(_kernels(host.torch, host.software))
     if host.gpus is not None:
         found.append(_gpus(host.gpus))
     if host.processor is not None:
@@ -144,6 +145,17 @@ def _torch(torch: TorchFacts, gpus: Gpus | None, needs: Needs) -> Iterator[Findi
         yield say(
             "gloo-fails", "gloo", f"an all-reduce of one rank failed: {torch.gloo_error}", hint
         )
+
+
+def _kernels(torch: TorchFacts, software: Software | None) -> Iterator[Finding]:
+    """GPUs without the compiler of the fused kernels train, slower and in more memory."""
+    if torch.gpus and software is not None and software.triton is None:
+        message = (
+            "it is not installed: dropout, rotary positions and activations take many kernels "
+            "for one, and attention dropout holds scores in memory"
+        )
+        hint = f"install it for {software.executable}: pip install triton"
+        yield warning("triton-missing", "triton", message, hint)
 
 
 def _gpus(gpus: Gpus) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ def probe_software() -> Software:
         mpctl=mpctl.__version__,
         mpctl_folder=str(Path(mpctl.__file__).resolve().parent),
         torch=_installed("torch"),
+        triton=_installed("triton"),
         system=f"{platform.system()} {platform.release()}",
         architecture=platform.machine(),
         user=_user(),

@@ -25,7 +25,7 @@ GIB = 1 << 30
 SECTIONS: dict[str, Any] = {
     "software": Software(
         python="3.12.3", executable="/opt/venv/bin/python", mpctl="0.2.0",
-        mpctl_folder="/opt/venv/lib/mpctl", torch="2.13.0", system="Linux 6.8.0",
+        mpctl_folder="/opt/venv/lib/mpctl", torch="2.13.0", triton="3.9.0", system="Linux 6.8.0",
         architecture="x86_64", user="ada", home="/home/ada", encoding="utf-8", environment={},
     ),
     "torch": TorchFacts(

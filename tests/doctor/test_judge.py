@@ -75,6 +75,7 @@ WARNINGS: dict[str, HostReport] = {
     "disk-slow": host(folder={"write_rate": 1e6}),
     "disk-slow-sync": host(folder={"sync_seconds": 0.5}),
     "disk-volatile": host(folder={"device": "tmpfs"}),
+    "triton-missing": gpu_host(software={"triton": None}),
     "gpu-busy": gpu_host(gpus={"devices": [gpu(0, processes=1)]}),
     "gpu-memory-errors": gpu_host(gpus={"devices": [gpu(0, uncorrected_errors=3)]}),
     "gpu-mig": gpu_host(gpus={"devices": [gpu(0, mig=True)]}),
