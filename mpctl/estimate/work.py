@@ -142,7 +142,7 @@ class OperatorTimer:
 
     def loss(self, flow: GradFlow) -> OpTimes:
         """Casts, softmax and its gradient over the logits of an end, where it has any."""
-        work, passes = OpTimes(), self.profile.operators.logits
+        work, passes = OpTimes(), self.profile.operators.on(self.job.device_kind != "cpu", "logits")
         for product in flow.part.products:
             if "vocab" in product.writes:
                 weight = next(w for w in flow.part.weights if w.name == product.parameter)
@@ -164,7 +164,8 @@ class OperatorTimer:
         hidden = self._bytes("batch", seq, "hidden") / self.split
         self._passes(work, self.profile.operators.hidden, hidden * branches, flow)
         if self.job.training.dropout:
-            self._passes(work, self.profile.operators.dropout, hidden * branches, flow)
+            dropout = self.profile.operators.on(self.job.device_kind != "cpu", "dropout")
+            self._passes(work, dropout, hidden * branches, flow)
         extra = extra_norm_bytes(
             model, branches=branches, hidden=hidden, row=self._bytes("batch", seq),
             parts=self.layout.grid.feature_parts,

@@ -37,7 +37,10 @@ class ReplicatedTable(nn.Module):
     def forward(self, rows: Positions) -> Tensor:
         """The rows of a range, [s, h], or those that an integer tensor [..] names, [.., h]."""
         weight: Tensor = self.weight
-        return weight[rows.start : rows.stop] if isinstance(rows, range) else weight[rows]
+        if isinstance(rows, range):
+            return weight[rows.start : rows.stop]
+        # an accelerator adds the gradients of an index by atomics, which two rows make wait
+        return weight[rows] if weight.device.type == "cpu" else F.embedding(rows, weight)
 
 
 class ReplicatedLinear(nn.Module):

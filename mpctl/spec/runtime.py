@@ -31,6 +31,16 @@ class MemoryPasses(StrictModel):
     backward: Amount = Field(description="reads and writes of the tensor in backward")
 
 
+class AcceleratorPasses(StrictModel):
+    """Passes of a software that has kernels of its own on accelerators; absent ones are as on a
+    CPU."""
+
+    dropout: MemoryPasses | None = Field(
+        None, description="as operators.dropout, on an accelerator"
+    )
+    logits: MemoryPasses | None = Field(None, description="as operators.logits, on an accelerator")
+
+
 class OperatorCosts(StrictModel):
     """Operations that memory bandwidth bounds, in one micro batch: seconds are bytes over
     bandwidth."""
@@ -75,6 +85,19 @@ class OperatorCosts(StrictModel):
     stops_early: bool = Field(
         False, description="recomputation ends at the last tensor that backward needs"
     )
+    accelerator: AcceleratorPasses = Field(
+        AcceleratorPasses(),
+        description="figures in place of these where the job's device is no CPU",
+    )
+
+    def on(self, is_accelerator: bool, name: Literal["dropout", "logits"]) -> MemoryPasses:
+        """The passes of an operation on an accelerator or on a CPU.
+
+        By hand, of mpctl: dropout's forward is 0.5 on an accelerator, 15 on a CPU.
+        """
+        own: MemoryPasses | None = getattr(self.accelerator, name) if is_accelerator else None
+        usual: MemoryPasses = getattr(self, name)
+        return usual if own is None else own
 
 
 class OverlapShares(StrictModel):
