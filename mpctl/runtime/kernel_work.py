@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from torch import Tensor
 from mpctl.families.parts import layer_config
 from mpctl.kernels.alibi import slopes
 from mpctl.kernels.attention_core import AttentionCore
-from mpctl.kernels.backend import TORCH_BACKEND
+from mpctl.kernels.backend import KernelBackend
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.cross_entropy import vocab_parallel_cross_entropy
 from mpctl.kernels.linear import ALONE
@@ -30,6 +31,7 @@ from mpctl.kernels.parameters import initialise
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.rundir.kernel_files import KernelCase, KernelName, sized_layer
 from mpctl.runtime.adamw import AdamW, ParameterGroup
+from mpctl.runtime.environment import machine_kernels
 from mpctl.runtime.layer_probe import ProbedLayer
 from mpctl.runtime.optimizer import TORCH_DTYPES
 from mpctl.runtime.traffic import TrafficCounter
@@ -70,7 +72,12 @@ class Bench:
     @property
     def context(self) -> ShardContext:
         """A rank by itself, in the case's dtype."""
-        return ShardContext(dtype=self.dtype, device=self.device)
+        return ShardContext(dtype=self.dtype, device=self.device, backend=self.kernels)
+
+    @cached_property
+    def kernels(self) -> KernelBackend:
+        """The kernels with which a training would run on this device."""
+        return machine_kernels(self.device)
 
     def random(self, *sizes: int, grad: bool = False) -> Tensor:
         """Normal numbers; grad: whether a gradient is asked for."""
@@ -158,14 +165,14 @@ def _heads(bench: Bench) -> Work:
     attended = bench.random(b, s, a, d).transpose(1, 2).requires_grad_()
     config = layer_config(bench.model, bench.job.training, causal=True)
     rotary = config.attention.rotary
+    turns = None if rotary is None else rotary.table(range(s), fused)
 
     def forward() -> list[Tensor]:
         # [b, s, (a+2k)*d] -> [b, a, s, d] and 2 of [b, k, s, d]
         parts = fused.unflatten(-1, (-1, d)).transpose(1, 2).split((a, k, k), dim=1)
         query, key, value = parts
-        if rotary is not None:
-            cos, sin = rotary.table(range(s), query)
-            query, key = (TORCH_BACKEND.rotate(x, cos, sin) for x in (query, key))
+        if turns is not None:
+            query, key = (bench.kernels.rotate(x, *turns) for x in (query, key))
         # [b, a, s, d] -> [b, s, a*d]
         return [query, key, value, attended.transpose(1, 2).flatten(2)]
 
@@ -197,7 +204,7 @@ def _branch(bench: Bench) -> Work:
 
 def _activation(bench: Bench) -> Work:
     x = bench.random(bench.shape["rows"], bench.shape["columns"], grad=True)
-    return bench.passes(lambda: TORCH_BACKEND.activation(x, bench.model.activation), [x])
+    return bench.passes(lambda: bench.kernels.activation(x, bench.model.activation), [x])
 
 
 def _cross_entropy(bench: Bench) -> Work:
@@ -205,7 +212,10 @@ def _cross_entropy(bench: Bench) -> Work:
     logits = bench.random(1, rows, words, grad=True)
     targets = torch.randint(words, (1, rows), device=bench.device)
     return bench.passes(
-        lambda: vocab_parallel_cross_entropy(logits, targets, group=ALONE, first=0), [logits]
+        lambda: vocab_parallel_cross_entropy(
+            logits, targets, group=ALONE, first=0, backend=bench.kernels
+        ),
+        [logits],
     )
 
 
