@@ -124,9 +124,17 @@ def test_few_rows_of_a_tables_gradient_are_not_sorted(rows: int, kernels: int) -
     assert costs(backward, (rows, 8))[-1][:2] == ("embedding_dense_backward", kernels)
 
 
+def launches_of(name: str, functions: dict[str, ast.FunctionDef]) -> int:
+    """`a_kernel[grid](..)` in a function of a module, and in those of it that it calls."""
+    calls = [node.func for node in ast.walk(functions[name]) if isinstance(node, ast.Call)]
+    called = [func.id for func in calls if isinstance(func, ast.Name) and func.id in functions]
+    own = sum(isinstance(func, ast.Subscript) for func in calls)
+    return own + sum(launches_of(other, functions) for other in called)
+
+
 def launches_by_operation(source: str) -> dict[str, int]:
     """Kernels that each operation of a module in mpctl/kernels/triton launches, as its source has
-    them: `define_operation("name(..)", run, fake)`, and `a_kernel[grid](..)` in `run`."""
+    them: `define_operation("name(..)", run, fake)`, and the launches of `run`."""
     tree = ast.parse(source)
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found: dict[str, int] = {}
@@ -135,11 +143,7 @@ def launches_by_operation(source: str) -> dict[str, int]:
             schema, run = call.args[0], call.args[1]
             name = next(n.value for n in ast.walk(schema) if isinstance(n, ast.Constant))
             assert isinstance(run, ast.Name)
-            launched = [
-                node for node in ast.walk(functions[run.id])
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
-            ]  # fmt: skip
-            found[str(name).partition("(")[0]] = len(launched)
+            found[str(name).partition("(")[0]] = launches_of(run.id, functions)
     return found
 
 
