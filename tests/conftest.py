@@ -2,7 +2,8 @@
 
 Output is as wide as a pipe's, not as the terminal that pytest runs in. SIGINT interrupts: a shell
 that starts pytest in the background has it ignored, and commands started by tests inherit that.
-Property tests have no deadline of their own: on a busy machine an example may take any time.
+Property tests have no deadline of their own: on a busy machine an example may take any time. Triton
+is imported before torch's compiler would do so, to be interpreted where there is no GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import signal
 
 from hypothesis import settings
 
+from tests.interpreted import import_triton
+
+import_triton()
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -175,7 +175,7 @@ def test_blocks_of_rows_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, targets = numbers(3, 7, 16), torch.arange(21).view(3, 7) % 16
     outcomes = []
     for size in (1 << 17, 50, 1):
-        monkeypatch.setattr("mpctl.kernels.cross_entropy.block_elements", lambda _, n=size: n)
+        monkeypatch.setattr("mpctl.kernels.cross_entropy_rows.block_elements", lambda _, n=size: n)
         leaf = logits.clone().requires_grad_()
         loss = vocab_parallel_cross_entropy(leaf, targets, group=Group(), first=0)
         loss.sum().backward()

@@ -26,7 +26,9 @@ def ended(function: Callable[..., Any], n: int, *args: Any) -> list[tuple[int | 
     each; what still runs 10 s later is killed."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         started = [
-            ranks._CONTEXT.Process(target=ranks._rank, args=(function, rank, n, args, folder, 30))
+            ranks._CONTEXT.Process(
+                target=ranks._rank, args=(function, rank, n, args, folder, 30, ranks.join_gloo)
+            )
             for rank in range(n)
         ]
         for process in started:
