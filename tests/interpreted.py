@@ -35,7 +35,7 @@ def _interpreter() -> Iterator[None]:
 
 
 def import_triton() -> None:
-    """Import triton with the interpreter in place of its compiler, where kernels are interpreted."""
+    """Import triton with its interpreter in place of its compiler, without a CUDA device."""
     if IS_INTERPRETED:
         with _interpreter():
             import_module("triton.experimental.gluon")  # triton itself does so at its first launch
