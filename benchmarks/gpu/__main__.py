@@ -148,9 +148,15 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     parser.add_argument("--seconds", type=float, default=600.0, help="budget of time")
     parser.add_argument("--no-tests", action="store_true", help="benchmark alone")
-    parser.add_argument("--only", help="cases whose model or name has this text")
+    parser.add_argument(
+        "--only", help="cases whose model or name has this text, without the tests, printed: "
+        + ", ".join(f"{c.shape} {c.name}" for c in CASES),
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, help="file for the figures")
     given = parser.parse_args()
+    chosen = [c for c in CASES if (given.only or "") in f"{c.shape} {c.name}"]
+    if not chosen:
+        parser.error(f"no case has {given.only!r} in its name (--help lists them)")
     has_gpu = torch.cuda.is_available()
     if not has_gpu and not given.tiny:
         sys.exit(
@@ -158,12 +164,11 @@ def main() -> None:
         )
     budget = Budget(time.monotonic() + given.seconds)
     device = torch.device("cuda" if has_gpu else "cpu")
-    tested = "" if given.no_tests else run_tests(budget)
+    tested = "" if given.no_tests or given.only else run_tests(budget)
     shapes = {name: tiny(shape) for name, shape in SHAPES.items()} if given.tiny else SHAPES
     steps, warm, side = (TINY_STEPS, TINY_WARM, TINY_SIDE) if given.tiny else (STEPS, WARM, SIDE)
     peak = matmul_peak(device, side)
     bench = Bench(shapes, device.type, steps, warm, compiles=has_gpu)
-    chosen = [c for c in CASES if (given.only or "") in f"{c.shape} {c.name}"]
     found = list(outcomes(bench, chosen, budget))
     name = torch.cuda.get_device_name(device) if has_gpu else "CPU"
     head = f"{name}, torch {torch.__version__}, measured matmul peak {peak / 1e12:.1f} TFLOP/s."

@@ -28,6 +28,7 @@ def run_rehearsal(
     from mpctl.errors import InputError
     from mpctl.launch.node.machine import this_machine
     from mpctl.launch.rehearse import check_rehearsal, chosen_ranks, exit_code, rehearse
+    from mpctl.render.errors import print_warnings
     from mpctl.render.json import print_json
     from mpctl.render.rehearsal import RehearsalView, print_rehearsal
 
@@ -36,6 +37,7 @@ def run_rehearsal(
     if issues:
         raise InputError(issues)
     ranks = chosen_ranks(plan.require_legal(), rank)
+    print_warnings([str(check.issue) for check in plan.warnings])
     with RehearsalView(len(ranks)) as view:
         document = rehearse(
             plan, machine, ranks, command=typed_command(), on_rank=view.show, audits=audits

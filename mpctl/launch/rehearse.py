@@ -92,8 +92,8 @@ class RankRehearsal(RehearsedRankHead, RankAudit, total=False):
 
 class RehearsalDocument(TypedDict):
     """What `mpctl launch --rehearse --json` prints. fits: whether every rank leaves the headroom of
-    its device's memory, None when no device is known; kind: cpu or cuda; law: how a step's messages
-    follow from those of the micro batches that were run."""
+    its device's memory, None when no device is known; kind: cpu or cuda; dtype: that of the job;
+    law: how a step's messages follow from those of the micro batches that were run."""
 
     schema: Literal["mpctl.rehearsal/1"]
     agrees: bool
@@ -101,6 +101,7 @@ class RehearsalDocument(TypedDict):
     world_size: int
     sizes: dict[str, int]
     kind: str
+    dtype: str
     device: str | None
     device_memory_bytes: int | None
     headroom_percent: float
@@ -162,6 +163,7 @@ def rehearse(
         "world_size": job.world_size,
         "sizes": job.sizes,
         "kind": job.launch.device,
+        "dtype": plan.job.training.dtype,
         "device": None if device is None else device.name,
         "device_memory_bytes": None if device is None else device.memory_bytes,
         "headroom_percent": job.cluster.headroom,

@@ -21,10 +21,13 @@ def audit_parts(audit: StepAudit, width: int) -> Iterator[Table | Text]:
     yield _worst(audit, width)
     yield _totals(audit, width)
     note = (
-        f"least: every tensor that a module is given read once, every one that is needed later "
-        f"written once, in one kernel a product; saves: what a step would take less. "
-        f"{audit['assumption']}"
+        "least: every tensor that a module is given read once, every one that is needed later "
+        "written once, in one kernel a product"
     )
+    if _is_timed(audit):
+        note = note.replace("least:", "over: times the least,", 1) if width < NARROW else note
+        note += "; saves: what a step would take less"
+    note += f". {audit['assumption']}"
     yield Text(note, style="dim")
     if audit["unknown"]:
         unknown = ", ".join(audit["unknown"])

@@ -41,6 +41,7 @@ def print_rehearsal(document: RehearsalDocument) -> None:
     """Print a rehearsal on stdout: memory, messages, differences from the plan, the verdict."""
     console = get_console()
     ranks = [rank for rank in document["ranks"] if rank["failure"] is None]
+    console.print(Text(f"{document['kind']}, {document['dtype']}", style="dim"))
     if len(ranks) == 1:
         console.print(_one_memory(ranks[0]))
     elif ranks:

@@ -102,7 +102,8 @@ def _gpus(job: JobSpec, machine: Machine) -> Iterator[Issue]:
             "cluster",
             f"{plural(world, 'rank')} need {plural(world, 'GPU')}, but this machine shows "
             f"{machine.gpus}",
-            "use fewer ranks, or --device cpu to run the same ranks on its cores",
+            f"use {'fewer ranks, ' if machine.gpus else ''}--device cpu to run the same ranks on "
+            "its cores, or --rehearse to simulate them",
         )
 
 
