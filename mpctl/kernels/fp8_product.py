@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from mpctl.kernels.fp8 import Fp8Matrix, Operand
 from mpctl.kernels.fp8_operands import Fp8Operands
 from mpctl.kernels.parameters import deferred_wgrad_of
+from mpctl.kernels.product import start_sum
 from mpctl.kernels.regions import SEQUENCE
 from mpctl.transport.group import Group, Pending
 
@@ -82,7 +83,9 @@ class _Fp8Product(torch.autograd.Function):
         arriving = None if shard is None or is_deferred else _gather(shard, ctx.group)
         for_dw = shard is not None or kept[0] is not None
         dy, dy_columns = _cast_gradient(rows, operands, for_dw=for_dw)
-        dx = None if weight is None else _summing(_input_gradient(dy, weight, grad, ctx), ctx)
+        dx = None
+        if weight is not None:
+            dx = start_sum(_input_gradient(dy, weight, grad, ctx), ctx.group, split=ctx.split)
         dw = None
         if dy_columns is not None:
             wgrad = partial(_weight_gradient, operands, dy_columns, ctx.out)
@@ -142,10 +145,3 @@ def _later(
 
 def _gather(shard: Tensor, group: Group) -> Pending:
     return group.start_all_gather(shard, SEQUENCE)
-
-
-def _summing(dx: Tensor, ctx: Any) -> Pending:
-    """dX [b, s, i] partial and ours alone -> summed, whole or this rank's [b, s/t, i]."""
-    if ctx.split:
-        return ctx.group.start_reduce_scatter(dx, SEQUENCE)
-    return ctx.group.start_all_reduce(dx)

@@ -74,7 +74,9 @@ class _ColumnProduct(torch.autograd.Function):
         whole = None if x is None or is_deferred else _gathering(x, group, split)
         # [b, s, o/t] -> [b*s, o/t]
         rows = grad.flatten(0, -2)
-        dx = None if weight is None else _summing((rows @ weight).view(*grad.shape[:-1], -1), ctx)
+        dx = None
+        if weight is not None:
+            dx = start_sum((rows @ weight).view(*grad.shape[:-1], -1), group, split=split)
         db = rows.sum(0) if ctx.needs_input_grad[2] else None
         # [o/t, b*s] x [b*s, i] -> [o/t, i]
         dw = None if whole is None else rows.T @ whole.wait().flatten(0, -2)
@@ -90,8 +92,9 @@ def _gathering(x: Tensor, group: Group, split: bool) -> Pending:
     return group.start_all_gather(x, SEQUENCE) if split else Pending(x)
 
 
-def _summing(dx: Tensor, ctx: Any) -> Pending:
-    """dx [b, s, i] partial and ours alone -> summed, whole or this rank's [b, s/t, i]."""
-    if ctx.split:
-        return ctx.group.start_reduce_scatter(dx, SEQUENCE)
-    return ctx.group.start_all_reduce(dx)
+def start_sum(dx: Tensor, group: Group, *, split: bool) -> Pending:
+    """Begin to sum dX [b, s, i], partial and read by nobody else, over the ranks; split: to this
+    rank's [b, s/t, i], else whole."""
+    if split:
+        return group.start_reduce_scatter(dx, SEQUENCE)
+    return group.start_all_reduce(dx)

@@ -18,7 +18,6 @@ from torch import nn
 
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.parameters import initialise_parameter
-from mpctl.kernels.triton.backend import fused_kernels
 from mpctl.rundir.collective_log import CollectiveLog
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, select_device
@@ -108,6 +107,9 @@ def machine_kernels(device: torch.device) -> KernelBackend:
     cannot be had torch's alone, with a line in the log that says why."""
     if device.type != "cuda":
         return TORCH_BACKEND
+    # Here, since it registers operations with torch: 20 ms of each rank's start on a CPU.
+    from mpctl.kernels.triton.backend import fused_kernels
+
     try:
         return fused_kernels(device)
     except Exception as error:
