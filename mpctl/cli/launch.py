@@ -9,6 +9,7 @@ import typer
 
 from mpctl.cli import complete
 from mpctl.cli.options import JobSource, with_job
+from mpctl.cli.status import OtherOwnerOption
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -127,6 +128,7 @@ def launch(
     hostfile: HostfileOption = None,
     include: IncludeOption = None,
     exclude: ExcludeOption = None,
+    allow_other_owner: OtherOwnerOption = False,
 ) -> None:
     """Train JOB: prepare the data, start the ranks, watch them, leave no process behind."""
     if rehearse or audit or rank is not None:
@@ -141,17 +143,15 @@ def launch(
         run_rehearsal(job, device, rank, audits=audit, as_json=as_json)
     from mpctl.cli.launch_joined import dismiss_followers, follow_if_joined
 
-    follow_if_joined(job, run_dir, on, resume=resume, is_dry=dry_run or submit)
+    follow_if_joined(
+        job, run_dir, on, resume=resume, is_dry=dry_run or submit, is_trusted=allow_other_owner
+    )
     from mpctl.cli.launch_run import Launch
     from mpctl.cli.launch_source import require_same_model, resolve, say_finished
     from mpctl.launch.resume import find_resumption
 
-    settings = {
-        "launch.tensorboard": tensorboard,
-        "launch.csv": csv,
-        "launch.profile": profile,
-        "launch.on": on,
-    }
+    settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
+                "launch.on": on}  # fmt: skip
     job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
     plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
     resumption = find_resumption(run) if resume else None

@@ -24,16 +24,21 @@ def follow_if_joined(
     *,
     resume: bool,
     is_dry: bool,
+    is_trusted: bool = False,
     named_by: str = "--run-dir",
 ) -> None:
     """Follow the world's first process, and exit when its launch is over.
 
     Returns where this process is the first one, is part of no world, or is to launch by another
     backend. on: of the command line. is_dry: nothing is started, so there is nothing to follow.
-    named_by: the option that says where the run directory is.
+    is_trusted: the run directory may belong to another user, which is refused otherwise, in a world
+    or not. named_by: the option that says where the run directory is.
     """
     from mpctl.launch.joined.world import find_world, require_world
+    from mpctl.rundir.owner import require_own
 
+    if run_dir is not None and not is_trusted:
+        require_own(run_dir)
     if on not in (None, "auto", "torchrun"):
         return
     world = require_world(os.environ) if on == "torchrun" else find_world(os.environ)

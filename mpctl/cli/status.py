@@ -23,18 +23,26 @@ RunArgument = Annotated[
 AsJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
+OtherOwnerOption = Annotated[
+    bool, typer.Option("--allow-other-owner", help="Also where the run directory is not yours.")
+]
+
+
 @app.command()
-def status(run: RunArgument, as_json: AsJsonOption = False) -> None:
+def status(
+    run: RunArgument, as_json: AsJsonOption = False, allow_other_owner: OtherOwnerOption = False
+) -> None:
     """Show how far RUN is, the time left, its newest checkpoint and what every rank is doing.
 
     Status: submitted (waits for its scheduler), running, finished, stopped (on request), failed,
     interrupted (its launcher is gone and did not say how the run ended) or unreadable (job.json is
     damaged). The exit code is 0 for all of them.
     """
-    from mpctl.runs.saved import require_run, short_name
+    from mpctl.runs.saved import require_own_run, short_name
     from mpctl.runs.status import status_document, status_of
 
-    document = status_document(status_of(require_run(run), short_name(run)))
+    path = require_own_run(run, allow_other_owner=allow_other_owner)
+    document = status_document(status_of(path, short_name(run)))
     if as_json:
         from mpctl.render.json import print_json
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpctl.cli.status import RunArgument
+from mpctl.cli.status import OtherOwnerOption, RunArgument
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
@@ -30,6 +30,7 @@ def stop(
     now: NowOption = False,
     timeout: TimeoutOption = None,
     as_json: AsJsonOption = False,
+    allow_other_owner: OtherOwnerOption = False,
 ) -> None:
     """Ask RUN to finish its step, save a checkpoint and end; wait for that and say what was saved.
 
@@ -38,10 +39,10 @@ def stop(
     --timeout.
     """
     from mpctl.render.stop import StopView, print_stopped
-    from mpctl.runs.saved import require_run, short_name
+    from mpctl.runs.saved import require_own_run, short_name
     from mpctl.runs.stop import stop_run
 
-    path = require_run(run)
+    path = require_own_run(run, allow_other_owner=allow_other_owner)
     with StopView(short_name(run)) as view:
         stopped = stop_run(path, short_name(run), now=now, timeout=timeout, on_wait=view.update)
     if as_json:

@@ -157,7 +157,7 @@ class RunDir(RunPaths):
         """Make the directory when it is missing and lock it. Raises InputError when another launch
         has the lock, or when the directory cannot be made."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.make()
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise cannot_write(self.path, error) from None
@@ -180,9 +180,14 @@ class RunDir(RunPaths):
 
     # ------------------------------------------------------------ from launch to end
 
+    def make(self) -> None:
+        """Make the directory, which only this user may enter: whoever can read it sees the weights
+        and takes part in the launch (launch/control/). One that exists stays as it is."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
     def claim(self) -> None:
         """Make the directory and mark it as a run's."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.make()
         write_marker(self.path)
 
     def clear(self) -> None:

@@ -16,6 +16,7 @@ from mpctl.planning.summary import sizes_text
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import KeyRecords, read_key_records
+from mpctl.rundir.owner import require_own
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import is_number
 from mpctl.rundir.shards import read_manifest
@@ -143,6 +144,15 @@ def require_run(name: Path) -> Path:
     path = find_run(name)
     if isinstance(path, Issue):
         raise InputError([path])
+    return path
+
+
+def require_own_run(name: Path, *, allow_other_owner: bool) -> Path:
+    """The same, for commands that act on what the run names. Raises InputError also where it is
+    another user's."""
+    path = require_run(name)
+    if not allow_other_owner:
+        require_own(path)
     return path
 
 

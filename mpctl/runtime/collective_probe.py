@@ -26,6 +26,7 @@ from mpctl.estimate.message import bus_factor
 from mpctl.rundir.collective_files import CollectiveCase
 from mpctl.runtime.collective_bench import TimedCollective
 from mpctl.runtime.process_group import BACKENDS
+from mpctl.runtime.store import environment_store
 from mpctl.transport.group import Group
 
 SIZES = (4 << 10, 1 << 20, 16 << 20)
@@ -71,7 +72,11 @@ def main() -> None:
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     device = torch.device(kind)
-    dist.init_process_group(BACKENDS[kind], timeout=PATIENCE)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = environment_store(rank, PATIENCE)
+    dist.init_process_group(
+        BACKENDS[kind], store=store, rank=rank, world_size=size, timeout=PATIENCE
+    )
     timings = time_all_reduces(device)
     if dist.get_rank() == 0:
         print(json.dumps(timings), flush=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from mpctl.runtime.device import select_device
+from mpctl.runtime.store import environment_store
 from mpctl.spec.job import JobSpec
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -26,7 +26,7 @@ def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: 
     device = select_device(job.launch.device, local_rank)
     # Twice: the supervisor, which sees who is missing, ends a start that stands still before that.
     patience = timedelta(seconds=2 * job.launch.start_seconds)
-    store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
+    store = environment_store(rank, patience)
     store.set(f"here/{rank}", "")
     store.wait([f"here/{peer}" for peer in range(world_size)], patience)
     dist.init_process_group(

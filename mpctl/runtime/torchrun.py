@@ -4,8 +4,9 @@ With `--waiting RUN` in place of its flags it imports torch, then reads one line
 standard input: {"arguments": its flags, "env": variables to set, "log": the file for its output}.
 Without a line it ends.
 
-The flags are torchrun's own. Without MPCTL_LAUNCHER in the environment it is torchrun and nothing
-else, so that the line that `mpctl launch --dry-run` prints can be run by hand.
+The flags are torchrun's own, and `--rdzv-backend=mpctl` is its static rendezvous with a store that
+listens at the master address alone (store.py). Without MPCTL_LAUNCHER in the environment it needs
+no launcher, so that the line that `mpctl launch --dry-run` prints can be run by hand.
 
 SIGUSR1 is ignored here and in the ranks, which inherit it: schedulers send it to every process of a
 job to ask for a checkpoint, and the launcher passes that on.
@@ -35,8 +36,12 @@ def main() -> None:
         die_with_parent(int(launcher))
     os.environ[TORCHRUN] = str(os.getpid())
     with garbage_collection_paused():
+        from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.run import main as torchrun
 
+        from mpctl.runtime.store import create_rendezvous
+
+    rendezvous_handler_registry.register("mpctl", create_rendezvous)
     arguments = sys.argv[1:]
     if arguments[:1] == ["--waiting"]:
         arguments = _read_order()

@@ -103,7 +103,7 @@ def test_dry_run_writes_nothing_and_tells_the_truth(
     (ran,) = [shlex.split(line[2:]) for line in log.splitlines() if line.startswith("$ ")]
 
     def plain(command: list[str]) -> list[str]:
-        return [part for part in command if not part.startswith("--master-port=")]
+        return [part for part in command if not part.startswith("--rdzv-endpoint=")]
 
     assert plain(document["command"][:-1]) == plain(ran[:-1])
     assert (document["command"][-1], ran[-1]) == (str(tmp_path / "dry"), str(finished.run_dir))

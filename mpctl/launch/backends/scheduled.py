@@ -6,8 +6,20 @@ waits, and ending one that never began. A run that trains is stopped through its
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol
+
+from mpctl.errors import InputError
+
+
+def require_form(text: str, pattern: re.Pattern[str], what: str, where: str) -> str:
+    """A name that a run directory gives a scheduler, once it has the form of such names: it becomes
+    an argument of a command. Raises InputError otherwise."""
+    if not pattern.fullmatch(text):
+        message = f"{text[:80]!r} is not {what}"
+        raise InputError.of("bad-name", where, message, "correct it, if the run is yours")
+    return text
 
 
 @dataclass(frozen=True)

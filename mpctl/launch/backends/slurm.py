@@ -24,9 +24,10 @@ from mpctl.errors import Issue, MpctlError
 from mpctl.launch.backends.backend import OnEvent
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.cluster import AgentOrder, agent_cluster
+from mpctl.launch.control.host_checks import unshared_issue
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
 from mpctl.launch.node.device import named_device
-from mpctl.launch.node.interface import own_addresses, source_address
+from mpctl.launch.node.interface import addresses_towards, own_addresses
 from mpctl.launch.slurm.allocation import (
     Allocation,
     agents_step,
@@ -41,7 +42,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
 END_SECONDS, KILL_SECONDS = 10.0, 5.0
-LAST_BYTES = 4096
+LAST_BYTES, MOST_SAID = 4096, 1 << 22
 
 
 class SlurmBackend:
@@ -78,12 +79,14 @@ class SlurmBackend:
         addresses = launcher_addresses(names)
 
         def starter(order: AgentOrder) -> SlurmStep:
-            agent = [sys.executable, "-P", *order.arguments(addresses)]
+            agent = [sys.executable, "-P", *order.arguments(_listed(addresses))]
             return SlurmStep(allocation, names, agent, self.environment, run.nodes / "srun.log")
 
         patience = plan.job.launch.start_seconds
         run.lost_hosts.unlink(missing_ok=True)
-        with agent_cluster(names, run, starter, on_event, patience=patience) as cluster:
+        with agent_cluster(
+            names, run, starter, on_event, patience=patience, addresses=addresses
+        ) as cluster:
             try:
                 yield cluster
             finally:
@@ -91,12 +94,12 @@ class SlurmBackend:
                     run.lost_hosts.write_text("\n".join(lost) + "\n", "utf-8")
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """The srun command, which starts the agents of all nodes, with a port and a nonce that only
+        """The srun command, which starts the agents of all nodes, with a port and a key that only
         a launch chooses."""
         allocation = self._allocation()
         names = allocation.nodes[: plan.job.cluster.nodes]
-        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "nonce-ID", 0)
-        agent = [sys.executable, "-P", *order.arguments(launcher_addresses(names))]
+        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
+        agent = [sys.executable, "-P", *order.arguments(_listed(launcher_addresses(names)))]
         return [HostCommand(0, names[0], tuple(agents_step(allocation, names, agent)))]
 
     def _allocation(self) -> Allocation:
@@ -111,7 +114,8 @@ class SlurmStep:
     that are started again after they were lost.
 
     names: of the nodes; agent: the command of an agent; environment: of the launcher; log: for the
-    output of srun and of the agents; steps: the srun that started the agent of each node last.
+    output of srun and of the agents; steps: the srun that started the agent of each node last;
+    begin: the size of the log before this launch.
     """
 
     allocation: Allocation
@@ -120,6 +124,10 @@ class SlurmStep:
     environment: Mapping[str, str]
     log: Path
     steps: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    begin: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin = self.log.stat().st_size if self.log.exists() else 0
 
     def start(self, nodes: Sequence[int]) -> None:
         """Start one srun step for these nodes."""
@@ -136,7 +144,24 @@ class SlurmStep:
         self.steps |= dict.fromkeys(nodes, srun)
 
     def failures(self) -> dict[int, Issue]:
-        """The nodes whose srun has ended, with the end of its output."""
+        """The nodes whose agent cannot read the run directory, and those whose srun has ended, with
+        the end of its output."""
+        said = self._said().splitlines()
+        blind = {
+            node: issue
+            for node in self.steps
+            if (issue := unshared_issue(self.names[node], _of_host(said, self.names[node])))
+        }
+        return self._ended() | blind
+
+    def _said(self) -> str:
+        """What srun and the agents of this launch have written."""
+        with suppress(OSError), self.log.open("rb") as stream:
+            stream.seek(self.begin)
+            return stream.read(MOST_SAID).decode("utf-8", errors="replace")
+        return ""
+
+    def _ended(self) -> dict[int, Issue]:
         return {
             node: Issue(
                 "srun-ended",
@@ -162,13 +187,24 @@ class SlurmStep:
             srun.wait()
 
 
-def launcher_addresses(names: Sequence[str]) -> str:
-    """The addresses at which the nodes try to reach this host. The first is the one from which it
-    reaches the last of them, which may be the only one that is not this host itself."""
-    last = names[-1]
+def launcher_addresses(names: Sequence[str]) -> list[str]:
+    """The addresses of this host at which the nodes reach it; empty where that is not known. The
+    first is that towards the last node, which may be the only one that is not this host itself."""
+    known: Mapping[str, str] = {}
     with suppress(MpctlError):
-        last = read_addresses(slurm_output(address_command([last]))).get(last, last)
-    return ",".join(dict.fromkeys(filter(None, [source_address(last), *own_addresses()])))
+        known = read_addresses(slurm_output(address_command(names)))
+    return addresses_towards([known.get(name, name) for name in reversed(names)])
+
+
+def _listed(addresses: Sequence[str]) -> str:
+    """Where the nodes try to reach the launcher: all addresses of this host where it is not known
+    which lead here."""
+    return ",".join(addresses or own_addresses())
+
+
+def _of_host(lines: Sequence[str], name: str) -> str:
+    """The lines that begin with the name of a host."""
+    return "\n".join(line for line in lines if line.startswith(f"{name} "))
 
 
 def _gpus(plan: Plan) -> int:

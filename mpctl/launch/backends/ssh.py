@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,10 +26,12 @@ from mpctl.errors import Issue
 from mpctl.launch.backends.backend import OnEvent
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
 from mpctl.launch.launch_plan import HostCommand, LaunchPlan
-from mpctl.launch.node.interface import own_addresses
+from mpctl.launch.node.interface import addresses_towards, every_address, own_addresses
 from mpctl.launch.ssh.command import (
     CLIENT_ENVIRONMENT,
+    config_command,
     device_environment,
+    direct_name,
     passed_environment,
     remote_command,
     ssh_command,
@@ -45,6 +48,9 @@ from mpctl.spec.launch import SshSpec
 END_SECONDS, KILL_SECONDS, POLL_SECONDS = 4.0, 1.0, 0.02
 """How long an ssh may take to end after its agent was told that the launch is over, and after it
 was asked by SIGTERM. An agent ends without its ssh, too."""
+
+CONFIG_THREADS, CONFIG_SECONDS = 16, 10.0
+"""How many hosts ssh is asked about at once, without contacting them, and for how long."""
 
 
 def choose_hosts(job: JobSpec) -> Selection:
@@ -174,17 +180,21 @@ class SshBackend:
         for warning in chosen.warnings:
             on_event(warning)
 
+        addresses = self._addresses(chosen.hosts)
+
         def starter(order: AgentOrder) -> SshStarter:
             return SshStarter(self._agents(chosen.hosts, order), run.nodes)
 
         names, patience = [host.name for host in chosen.hosts], plan.job.launch.start_seconds
-        with agent_cluster(names, run, starter, on_event, patience=patience) as cluster:
+        with agent_cluster(
+            names, run, starter, on_event, patience=patience, addresses=addresses
+        ) as cluster:
             yield cluster
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:
-        """The ssh command of each host, with a port and a nonce that only a launch chooses."""
+        """The ssh command of each host, with a port and a key that only a launch chooses."""
         hosts = choose_hosts(plan.job).hosts
-        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "nonce-ID", 0)
+        order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
         agents = self._agents(hosts, order)
         return [
             HostCommand(node, host.name, tuple(agents.command(node)))
@@ -192,7 +202,30 @@ class SshBackend:
         ]
 
     def _agents(self, hosts: Sequence[SshHost], order: AgentOrder) -> SshAgents:
-        return SshAgents(self.ssh, hosts, order, self.environment, own_addresses())
+        addresses = self._addresses(hosts) or own_addresses()
+        return SshAgents(self.ssh, hosts, order, self.environment, addresses)
+
+    def _addresses(self, hosts: Sequence[SshHost]) -> list[str]:
+        """The addresses of this host at which the hosts reach it; empty where that is not known, as
+        of a host behind a jump host."""
+        if self.ssh.address is not None:
+            return [self.ssh.address] if self.ssh.address in every_address() else []
+        with ThreadPoolExecutor(CONFIG_THREADS) as threads:
+            names = list(threads.map(self._direct_name, hosts))
+        known = [name for name in names if name is not None]
+        return addresses_towards(known) if len(known) == len(hosts) else []
+
+    def _direct_name(self, host: SshHost) -> str | None:
+        """Where ssh connects to; None where that is another host, or ssh does not say."""
+        environment = {**self.environment, **CLIENT_ENVIRONMENT}
+        try:
+            said = subprocess.run(
+                config_command(self.ssh, host), env=environment, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", timeout=CONFIG_SECONDS,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return None if said.returncode else direct_name(said.stdout)
 
 
 def _end(clients: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:

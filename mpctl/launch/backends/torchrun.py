@@ -17,6 +17,7 @@ from mpctl.launch.backends.backend import OnEvent
 from mpctl.launch.control.cluster import agent_cluster
 from mpctl.launch.joined.checks import world_issues
 from mpctl.launch.joined.cluster import JoinedAgents, JoinedCluster
+from mpctl.launch.joined.meeting import listening_addresses
 from mpctl.launch.joined.rank_process import rank_variables
 from mpctl.launch.joined.world import require_world
 from mpctl.launch.kubernetes.manifest import JOB_VARIABLE
@@ -58,6 +59,7 @@ class TorchrunBackend:
             lambda order: JoinedAgents(order, self.world, self.environment),
             on_event,
             patience=self.seconds,
+            addresses=listening_addresses(self.world.nodes, self.environment),
         ) as cluster:
             yield JoinedCluster.of(cluster)
 

@@ -8,6 +8,7 @@ attempts, getting a lost host back.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from typing import Protocol
 from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.control.agent_attempt import AgentAttempt
-from mpctl.launch.control.host_checks import differing_hosts, doubled_hosts, unshared_hosts
+from mpctl.launch.control.handshake import write_key
+from mpctl.launch.control.host_checks import differing_hosts, doubled_hosts
 from mpctl.launch.control.messages import Hello, Start, Word
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
@@ -52,11 +54,11 @@ class AgentStarter(Protocol):
 
 @dataclass(frozen=True)
 class AgentOrder:
-    """What a node agent is started with. run: the run directory, as an absolute path; nonce: the
-    file there that it reads; port: of the control server, on the launcher's host."""
+    """What a node agent is started with. run: the run directory, as an absolute path; key: the file
+    there that it reads; port: of the control server, on the launcher's host."""
 
     run: Path
-    nonce: Path
+    key: Path
     port: int
 
     def arguments(self, address: str, node: int | None = None) -> list[str]:
@@ -65,7 +67,7 @@ class AgentOrder:
         numbered = [] if node is None else [f"--node={node}"]
         connect = f"--connect={address}:{self.port}"
         module = ["-m", "mpctl.launch.node.agent"]
-        return [*module, str(self.run), connect, f"--nonce={self.nonce}", *numbered]
+        return [*module, str(self.run), connect, f"--key={self.key}", *numbered]
 
 
 @contextmanager
@@ -77,17 +79,19 @@ def agent_cluster(
     *,
     patience: float,
     port: int = 0,
+    addresses: Sequence[str] = (),
 ) -> Iterator[AgentCluster]:
     """The hosts `names`, in the order of the plan's nodes, each with a connected agent.
 
-    patience: seconds without a new host after which the wait for agents ends. Raises InputError
-    with a reason for each host that cannot be used. A directory that was made for this is removed
+    patience: seconds without a new host after which the wait for agents ends. addresses: of this
+    host, at which the hosts reach it; empty where that is not known. Raises InputError with a
+    reason for each host that cannot be used. A directory that was made for this is removed
     again when no run was written there.
     """
     is_new = not run.is_occupied
     server = ControlServer(names)
-    server.open(port)
-    order = _write_nonce(run, server)
+    server.open(port, addresses)
+    order = _write_key(run, server)
     starter = make_starter(order)
     cluster = AgentCluster(run, server, starter, on_event, patience)
     try:
@@ -98,17 +102,17 @@ def agent_cluster(
     finally:
         server.close()
         starter.end()
-        order.nonce.unlink(missing_ok=True)
+        order.key.unlink(missing_ok=True)
         if is_new and not run.job.exists():
             run.abandon()
 
 
-def _write_nonce(run: RunDir, server: ControlServer) -> AgentOrder:
-    run.nodes.mkdir(parents=True, exist_ok=True)
-    nonce = run.nodes.resolve() / f"nonce-{server.nonce[:8]}"
-    nonce.touch(mode=0o600)
-    nonce.write_text(server.nonce + "\n", "utf-8")
-    return AgentOrder(run.path.resolve(), nonce, server.port)
+def _write_key(run: RunDir, server: ControlServer) -> AgentOrder:
+    run.make()
+    run.nodes.mkdir(mode=0o700, exist_ok=True)
+    key = run.nodes.resolve() / f"key-{secrets.token_hex(4)}"
+    write_key(key, server.key)
+    return AgentOrder(run.path.resolve(), key, server.port)
 
 
 @dataclass
@@ -154,7 +158,10 @@ class AgentCluster:
         while True:
             missing = [link for link in self.links if not link.is_ready]
             if not missing:
-                return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
+                return []
+            for link in missing:
+                if link.lost:  # it came and went; a process of a joined world comes again
+                    self.server.forget(link.node)
             if len(self.links) - len(missing) > ready:
                 ready, deadline = len(self.links) - len(missing), time.monotonic() + patience
             failures = self.starter.failures()
@@ -185,7 +192,7 @@ class AgentCluster:
         fewer than `least` are there then; else the next attempt does without those."""
         self.absent = frozenset()
         if not (lost := [link for link in self.links if not link.is_ready]):
-            return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
+            return []
         self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
         self._start_again(lost)
         issues = self.wait(None if least == len(self.links) else RETURN_PATIENCE)
@@ -194,7 +201,7 @@ class AgentCluster:
             return issues
         self.absent = frozenset(link.node for link in missing)
         self.next_try = time.monotonic() + RETURN_SECONDS
-        return unshared_hosts(self.hosts, self.server.nonce, self.run.path)
+        return []
 
     def has_returned(self) -> bool:
         """Whether the agent of an absent host has connected; tries to start those that have not,

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from mpctl.errors import Issue
-from mpctl.launch.node.facts import ABSENT, HostFacts
+from mpctl.launch.node.facts import ABSENT, NO_RUN_DIR, HostFacts
 from mpctl.launch.node.machine import Machine
 
 SHOWN = 4
 VERSIONS = ("mpctl", "torch", "python")
 
 
-def unshared_hosts(hosts: Sequence[HostFacts], nonce: str, run: Path) -> list[Issue]:
-    """The hosts that do not see the run directory of the launcher."""
-    return [
-        Issue(
-            "run-dir-not-shared",
-            host.name,
-            f"does not see the run directory {run.resolve()} of this host: what the launcher wrote "
-            "there cannot be read",
-            "use a --run-dir on a file system that all hosts mount at the same path, and that this "
-            "user may read there",
-        )
-        for host in hosts
-        if host.nonce != nonce
-    ]
+def unshared_issue(host: str, said: str) -> Issue | None:
+    """The issue of a host whose agent said that it cannot read the launcher's key; None when it
+    said nothing of that. said: what it wrote to stderr."""
+    why = next(
+        (line.partition(NO_RUN_DIR)[2] for line in said.splitlines() if NO_RUN_DIR in line), None
+    )
+    if why is None:
+        return None
+    hint = "use a --run-dir on a file system that all hosts mount at the same path, and that this "
+    return Issue("run-dir-not-shared", host, NO_RUN_DIR + why, f"{hint}user may read there")
 
 
 def doubled_hosts(hosts: Sequence[HostFacts]) -> list[Issue]:

@@ -1,25 +1,34 @@
-"""The messages between the launcher and a node agent, and the connection that carries them.
+"""The messages between the launcher and a node agent, and the agent's end of the connection.
 
 From the launcher: ping, start (a torchrun), end (it), stop (make RUN/stop), request (something
 else, by name), bye. From an agent: hello, report (NodeState of its attempt), result (of a request),
-pong. Each is one line of JSON with a `type`.
+pong. Each is one JSON object with a `type`; handshake.py says how it is sent.
 """
 
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass, field
+import time
+from dataclasses import field
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass as checked
 
 from mpctl.launch.attempt import NodeState
+from mpctl.launch.control.handshake import (
+    ANSWER_BYTES,
+    CHALLENGE_BYTES,
+    HEAD,
+    Handshake,
+    Unproved,
+    new_challenge,
+    parse_head,
+)
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.torchrun import NodeStart
 
 PING_SECONDS, SILENCE_SECONDS = 2.0, 20.0
-LINE_BYTES = 1 << 24
 
 
 @checked(frozen=True)
@@ -96,29 +105,44 @@ MESSAGES: TypeAdapter[FromAgent | FromLauncher] = TypeAdapter(FromAgent | FromLa
 
 
 def encode(message: FromAgent | FromLauncher) -> bytes:
-    """A message as a line."""
-    return MESSAGES.dump_json(message) + b"\n"
+    """A message as JSON."""
+    return MESSAGES.dump_json(message)
 
 
-@dataclass
 class Connection:
-    """The agent's end: sends and receives lines over a socket. is_open: until the peer closed."""
+    """The agent's end: it has proved that it knows the key, and so has the launcher. is_open: until
+    the launcher closed it or sent something that it cannot have sent."""
 
-    socket: socket.socket
-    pending: bytes = b""
-    is_open: bool = True
+    def __init__(self, opened: socket.socket, handshake: Handshake) -> None:
+        self.socket, self.is_open = opened, True
+        self.sent = handshake.messages_of("agent")
+        self.received = handshake.messages_of("launcher")
+        self.pending = bytearray()
+
+    @classmethod
+    def prove(cls, opened: socket.socket, key: bytes, seconds: float) -> Connection:
+        """Go through the handshake on a new connection within so many seconds. Raises Unproved when
+        the peer does not know the key, another OSError when it does not answer in time."""
+        challenge, deadline = new_challenge(), time.monotonic() + seconds
+        opened.settimeout(seconds)
+        opened.sendall(challenge)
+        answer = _receive_exactly(opened, ANSWER_BYTES, deadline)
+        handshake = Handshake(key, challenge, answer[:CHALLENGE_BYTES])
+        handshake.require("launcher", answer[CHALLENGE_BYTES:])
+        opened.sendall(handshake.proof("agent"))
+        return cls(opened, handshake)
 
     def send(self, message: FromAgent) -> None:
         """Send a message; a peer that is gone closes the connection."""
         try:
             self.socket.settimeout(SILENCE_SECONDS)
-            self.socket.sendall(encode(message))
+            self.socket.sendall(self.sent.seal(encode(message)))
         except OSError:
             self.is_open = False
 
     def receive(self, seconds: float) -> list[FromLauncher]:
-        """The messages that have come, after waiting at most so long for the first of them. A line
-        that is no message closes the connection."""
+        """The messages that have come, after waiting at most so long for the first of them. One
+        that the launcher did not send, or that cannot be read, closes the connection."""
         try:
             self.socket.settimeout(seconds)
             chunk = self.socket.recv(1 << 16)
@@ -127,14 +151,40 @@ class Connection:
         except OSError:
             chunk = b""
         self.is_open = self.is_open and bool(chunk)
-        *lines, self.pending = (self.pending + chunk).split(b"\n")
+        self.pending += chunk
+        messages = []
         try:
-            return [FROM_LAUNCHER.validate_json(line) for line in lines]
-        except ValueError:
+            while (body := self._next_body()) is not None:
+                messages.append(FROM_LAUNCHER.validate_json(body))
+        except (ValueError, Unproved):
             self.is_open = False
-            return []
+        return messages
+
+    def _next_body(self) -> bytes | None:
+        """The body of the next message; None until all of it has come."""
+        if len(self.pending) < HEAD.size:
+            return None
+        length, mac = parse_head(bytes(self.pending[: HEAD.size]))
+        end = HEAD.size + length
+        if len(self.pending) < end:
+            return None
+        body = bytes(self.pending[HEAD.size : end])
+        del self.pending[:end]
+        self.received.check(mac, body)
+        return body
 
 
-def parse_from_agent(line: bytes) -> FromAgent:
-    """A message of an agent. Raises ValueError when the line is none."""
-    return FROM_AGENT.validate_json(line)
+def _receive_exactly(opened: socket.socket, size: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < size:
+        opened.settimeout(max(deadline - time.monotonic(), 0.001))
+        chunk = opened.recv(size - len(received))
+        if not chunk:
+            raise Unproved("the peer closed the connection before it proved itself")
+        received += chunk
+    return received
+
+
+def parse_from_agent(body: bytes) -> FromAgent:
+    """A message of an agent. Raises ValueError when it is none."""
+    return FROM_AGENT.validate_json(body)

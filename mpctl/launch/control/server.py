@@ -3,23 +3,37 @@
 The thread does nothing but move messages: it keeps the last hello and report of each host, the
 results of requests, and when it last heard of it. All other code of the launcher calls the methods
 of ControlServer, from its own thread.
+
+Whoever connects has HELLO_SECONDS to prove that it knows the key of the launch (handshake.py) and
+to say hello; nothing else of it is read before. Of connections that have not, as many are kept as
+the launch has hosts, and SPARE more; then the oldest is closed. So strangers neither fill the
+memory nor keep an agent out, whose handshake takes milliseconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpctl.launch.attempt import NodeState
+from mpctl.launch.control.handshake import (
+    CHALLENGE_BYTES,
+    HEAD,
+    PROOF_BYTES,
+    Handshake,
+    MessageKey,
+    new_challenge,
+    new_key,
+    parse_head,
+)
 from mpctl.launch.control.messages import (
-    LINE_BYTES,
     PING_SECONDS,
     SILENCE_SECONDS,
     FromAgent,
@@ -33,6 +47,8 @@ from mpctl.launch.control.messages import (
     parse_from_agent,
 )
 
+HELLO_SECONDS, SPARE, BUFFER_BYTES = 5.0, 8, 1 << 16
+PORT_TRIES = 20
 GONE = "its node agent ended"
 SILENT = f"it has not answered for {SILENCE_SECONDS:g} s"
 
@@ -41,7 +57,8 @@ SILENT = f"it has not answered for {SILENCE_SECONDS:g} s"
 class HostLink:
     """What the server knows of one host. hello: None until its agent has connected; lost: why the
     agent can no longer be reached, empty while it can; connected, heard: when it connected and when
-    it was last heard, by time.monotonic(); reports: the last state by attempt."""
+    it was last heard, by time.monotonic(); reports: the last state by attempt; writer, sealing: of
+    the connection."""
 
     node: int
     name: str
@@ -52,6 +69,7 @@ class HostLink:
     reports: dict[int, NodeState] = field(default_factory=dict)
     results: dict[int, Future[Any]] = field(default_factory=dict)
     writer: asyncio.StreamWriter | None = None
+    sealing: MessageKey | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -62,25 +80,24 @@ class HostLink:
 class ControlServer:
     """Serves the agents of the hosts with these names, in the order of the plan's nodes.
 
-    nonce: what a host must read in the run directory to take part; port: where agents connect.
+    key: what a host must read in the run directory to take part; port: where agents connect.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.links = [HostLink(node, name) for node, name in enumerate(names)]
-        self.nonce = secrets.token_hex(16)
+        self.key = new_key()
         self.port = 0
         self.requests = 0
+        self.unproved: dict[asyncio.StreamWriter, None] = {}
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self.started = threading.Event()
 
-    def open(self, port: int = 0) -> None:
-        """Listen at all addresses of this host, at a free port unless one is given. Raises OSError
-        when the port is taken."""
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self.socket = socket.create_server(("", port), family=family, dualstack_ipv6=dual)
-        self.port = self.socket.getsockname()[1]
+    def open(self, port: int = 0, addresses: Sequence[str] = ()) -> None:
+        """Listen at these addresses of this host, at all of them where none is given; at a free
+        port unless one is given. Raises OSError when the port is taken."""
+        self.sockets = listen(addresses, port)
+        self.port = self.sockets[0].getsockname()[1]
         self.thread.start()
         self.started.wait()
 
@@ -122,48 +139,75 @@ class ControlServer:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        server = self.loop.run_until_complete(
-            asyncio.start_server(self._agent, sock=self.socket, limit=LINE_BYTES)
-        )
+        servers = [
+            self.loop.run_until_complete(
+                asyncio.start_server(self._agent, sock=opened, limit=BUFFER_BYTES)
+            )
+            for opened in self.sockets
+        ]
         ping = self.loop.create_task(self._ping())
         self.started.set()
         self.loop.run_forever()
-        server.close()
+        for server in servers:
+            server.close()
         for task in (ping, *asyncio.all_tasks(self.loop)):
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
 
     async def _agent(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One agent, from its hello to the end of its connection."""
+        """One connection, from its handshake to its end."""
         link = None
         try:
-            link = self._welcome(await reader.readline(), writer)
-            while link and (line := await reader.readline()):
-                self._receive(link, parse_from_agent(line))
-        except (ValueError, OSError):
-            pass  # not an agent, or one that was killed
+            async with asyncio.timeout(HELLO_SECONDS):
+                self._make_room(writer)
+                handshake = await self._prove(reader, writer)
+                opening = handshake.messages_of("agent")
+                link = self._welcome(await _next_message(reader, opening), writer, handshake)
+            self.unproved.pop(writer, None)
+            while link is not None:
+                self._receive(link, await _next_message(reader, opening))
+        except (ValueError, OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            pass  # not an agent, one that was killed, or the server is closed
         finally:
+            self.unproved.pop(writer, None)
             if link and link.writer is writer:
                 self._lose(link, GONE)
             writer.close()
 
-    def _welcome(self, line: bytes, writer: asyncio.StreamWriter) -> HostLink | None:
-        hello = parse_from_agent(line)
+    def _make_room(self, writer: asyncio.StreamWriter) -> None:
+        """Count a new connection as one that has proved nothing; close the oldest of too many."""
+        self.unproved[writer] = None
+        if len(self.unproved) > len(self.links) + SPARE:
+            next(iter(self.unproved)).transport.abort()
+            self.unproved.pop(next(iter(self.unproved)))
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Handshake:
+        """Prove to an agent that this is the launcher, and have it prove itself. Raises Unproved
+        when it does not."""
+        handshake = Handshake(self.key, await reader.readexactly(CHALLENGE_BYTES), new_challenge())
+        writer.write(handshake.launcher + handshake.proof("launcher"))
+        handshake.require("agent", await reader.readexactly(PROOF_BYTES))
+        return handshake
+
+    def _welcome(
+        self, hello: FromAgent, writer: asyncio.StreamWriter, handshake: Handshake
+    ) -> HostLink | None:
         link = self._find(hello) if isinstance(hello, Hello) else None
         if link is None or not isinstance(hello, Hello):
             return None
         link.connected = link.heard = time.monotonic()
-        link.hello, link.lost, link.writer = hello, "", writer
+        link.writer, link.sealing = writer, handshake.messages_of("launcher")
+        link.hello = hello
         return link
 
     def _find(self, hello: Hello) -> HostLink | None:
-        """The link of a host, by its node or its name; None for one that is no host of the launch
-        or is connected already."""
+        """The link of a host, by its node or its name; None for one that is no host of the launch,
+        is connected already, or was lost and not yet forgotten: its ranks are gone."""
         named = [link for link in self.links if hello.node in (None, link.node)]
         if hello.node is None:
             named = [link for link in named if link.name in (hello.name, hello.facts.name)]
-        free = [link for link in named if not link.is_ready]
+        free = [link for link in named if link.hello is None]
         return next(iter(free), None)
 
     def _receive(self, link: HostLink, message: FromAgent) -> None:
@@ -180,8 +224,8 @@ class ControlServer:
                 result.set_result(message.value)
 
     def _write(self, link: HostLink, message: FromLauncher) -> None:
-        if link.writer is not None and not link.lost:
-            link.writer.write(encode(message))
+        if link.writer is not None and link.sealing is not None and not link.lost:
+            link.writer.write(link.sealing.seal(encode(message)))
 
     async def _ping(self) -> None:
         while True:
@@ -201,10 +245,44 @@ class ControlServer:
         link.lost = link.lost or why
         if link.writer is not None:
             link.writer.close()
-            link.writer = None
+            link.writer = link.sealing = None
         self._abandon(link)
 
     def _abandon(self, link: HostLink) -> None:
         """Answer the requests that a lost host will not answer."""
         while link.results:
             link.results.popitem()[1].set_exception(RuntimeError(link.lost))
+
+
+async def _next_message(reader: asyncio.StreamReader, opening: MessageKey) -> FromAgent:
+    """The next message of an agent. Raises Unproved for one that it did not send, ValueError for
+    one that is none, EOFError at the end of the connection."""
+    length, mac = parse_head(await reader.readexactly(HEAD.size))
+    body = await reader.readexactly(length)
+    opening.check(mac, body)
+    return parse_from_agent(body)
+
+
+def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """A listening socket for each of these addresses of this host, all at one port; one for all
+    addresses where none is given. port: 0 for any. Raises OSError when the port is taken."""
+    if not addresses:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        return [socket.create_server(("", port), family=family, dualstack_ipv6=dual)]
+    tries = 1 if port else PORT_TRIES
+    while True:
+        tries -= 1
+        with ExitStack() as opened:
+            try:
+                sockets: list[socket.socket] = []
+                for address in dict.fromkeys(addresses):
+                    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                    chosen = sockets[0].getsockname()[1] if sockets else port
+                    created = socket.create_server((address, chosen), family=family)
+                    sockets.append(opened.enter_context(created))
+                opened.pop_all()
+                return sockets
+            except OSError:  # the port that is free at one address may be taken at another
+                if not tries:
+                    raise

@@ -2,7 +2,7 @@
 
 The first process starts its own as a child, in a world with a process a rank:
 
-    python -m mpctl.launch.joined.agent RUN --connect HOST:PORT --nonce FILE --node RANK
+    python -m mpctl.launch.joined.agent RUN --connect HOST:PORT --key FILE --node RANK
 
 Every other process of the world becomes an agent itself (`follow_launcher`): it looks for the
 launcher in RUN/nodes/meeting.json, does what the launcher says, and ends when the launch is over.
@@ -28,8 +28,8 @@ from pathlib import Path
 from types import FrameType
 
 from mpctl.errors import RunFailed
-from mpctl.launch.control.messages import Connection
-from mpctl.launch.joined.meeting import Meeting, read_meeting
+from mpctl.launch.control.handshake import read_key
+from mpctl.launch.joined.meeting import read_meeting
 from mpctl.launch.joined.rank_process import RankProcess
 from mpctl.launch.joined.world import JoinedWorld, require_world
 from mpctl.launch.node.agent import Agent, NodeProcess, NodeStarter, connect, main, say_hello
@@ -124,17 +124,16 @@ def _not_found(run: RunDir, world: JoinedWorld, seconds: float, *, is_lost: bool
 def _agent(run: RunDir, world: JoinedWorld) -> Agent | None:
     """An agent that is connected to the launcher; None where there is none yet."""
     meeting = read_meeting(run.nodes / "meeting.json")
-    if meeting is None or (opened := _connection(meeting)) is None:
+    if meeting is None:
         return None
-    connection = Connection(opened)
-    say_hello(connection, Path(meeting.nonce), world.process)
+    try:
+        key = read_key(run.nodes / Path(meeting.key).name)
+        launcher = f"{','.join(meeting.reachable)}:{meeting.port}"
+        connection = connect(launcher, key, CONNECT_SECONDS)
+    except OSError:
+        return None
+    say_hello(connection, world.process)
     return Agent(run, connection, node_starter(world))
-
-
-def _connection(meeting: Meeting) -> socket.socket | None:
-    with suppress(OSError):
-        return connect(f"{','.join(meeting.reachable)}:{meeting.port}", CONNECT_SECONDS)
-    return None
 
 
 if __name__ == "__main__":

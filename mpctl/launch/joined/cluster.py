@@ -56,7 +56,7 @@ class JoinedAgents:
             self.own = subprocess.Popen(
                 [sys.executable, *arguments], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        meeting = Meeting.here(self.order.port, self.order.nonce, self.environment)
+        meeting = Meeting.here(self.order.port, self.order.key, self.environment)
         write_meeting(self.order.run / "nodes" / "meeting.json", meeting)
 
     def failures(self) -> dict[int, Issue]:

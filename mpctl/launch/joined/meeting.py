@@ -3,7 +3,7 @@
 The processes of a joined world know the run directory and their numbers, and nothing else of each
 other. The first one becomes the launcher and writes the file; the others read it until they are
 connected. A file that an earlier launch left names a port at which nobody answers, or somebody who
-does not know the nonce, and the reader goes on looking.
+does not know the key (control/handshake.py), and the reader goes on looking.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mpctl.durable import write_whole
-from mpctl.launch.node.interface import own_addresses
+from mpctl.launch.node.interface import addresses_towards, own_addresses
 
 MEETING_SCHEMA: Literal["mpctl.meeting/1"] = "mpctl.meeting/1"
+LOOPBACK = "127.0.0.1"
 ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
 """Environment variables in which other programs name the host of the first process."""
 
@@ -31,29 +33,41 @@ ADDRESS_VARIABLES = ("PET_MASTER_ADDR", "MASTER_ADDR")
 @dataclass(frozen=True)
 class Meeting:
     """Where the launcher listens. host: its name; addresses: of that host, the likeliest first;
-    nonce: path of the file in the run directory that proves that a process shares it; time: seconds
-    since 1970 when it was written."""
+    key: name of the file beside this one that every process reads; time: seconds since 1970 when it
+    was written."""
 
     host: str
     addresses: tuple[str, ...]
     port: int
-    nonce: str
+    key: str
     time: float
 
     @classmethod
-    def here(cls, port: int, nonce: Path, environment: Mapping[str, str]) -> Meeting:
+    def here(cls, port: int, key: Path, environment: Mapping[str, str]) -> Meeting:
         """A launcher on this host."""
         host = socket.gethostname()
-        named = [environment[name] for name in ADDRESS_VARIABLES if environment.get(name)]
-        addresses = dict.fromkeys([*own_addresses(), *named, host])
-        return cls(host, tuple(addresses), port, str(nonce), time.time())
+        addresses = dict.fromkeys([*own_addresses(), *_named(environment), host])
+        return cls(host, tuple(addresses), port, key.name, time.time())
 
     @property
     def reachable(self) -> Iterator[str]:
         """Addresses to try from this host: the loopback first where the launcher is here."""
         if self.host == socket.gethostname():
-            yield "127.0.0.1"
+            yield LOOPBACK
         yield from self.addresses
+
+
+def listening_addresses(nodes: int, environment: Mapping[str, str]) -> list[str]:
+    """The addresses of this host at which the processes of a joined world on so many hosts reach
+    the first of them, this one; empty where that is not known."""
+    if nodes == 1:
+        return [LOOPBACK]
+    towards = addresses_towards(_named(environment)[:1])
+    return [LOOPBACK, *towards] if towards and not ip_address(towards[0]).is_loopback else []
+
+
+def _named(environment: Mapping[str, str]) -> list[str]:
+    return [environment[name] for name in ADDRESS_VARIABLES if environment.get(name)]
 
 
 class MeetingDocument(BaseModel):
@@ -63,7 +77,7 @@ class MeetingDocument(BaseModel):
     host: str
     addresses: tuple[str, ...]
     port: int
-    nonce: str
+    key: str
     time: float
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import yaml
 
 from mpctl.launch.node.device import Device, named_device
+from mpctl.rundir.owner import OPTION
 from mpctl.spec.job import JobSpec
 from mpctl.spec.kubernetes import KubernetesSpec
 
@@ -92,8 +93,10 @@ def pod_job(job: JobSpec, run_path: Path, *, name: str) -> PodJob:
 
 
 def pod_command(run_path: Path) -> tuple[str, ...]:
-    """What every pod runs: it joins the world that Kubeflow has started."""
-    return ("mpctl", "launch", "--resume", "--run-dir", str(run_path), "--on", "torchrun")
+    """What every pod runs: it joins the world that Kubeflow has started. The user of the pods need
+    not be the one who submits, to whom the run directory belongs."""
+    resumption = ("mpctl", "launch", "--resume", "--run-dir", str(run_path), OPTION)
+    return (*resumption, "--on", "torchrun")
 
 
 def manifest(job: PodJob) -> Manifest:

@@ -1,9 +1,10 @@
 """A node agent: runs the ranks of one host for a launcher elsewhere, and ends with it.
 
-    python -m mpctl.launch.node.agent RUN --connect HOST:PORT --nonce FILE [--node I]
+    python -m mpctl.launch.node.agent RUN --connect HOST:PORT --key FILE [--node I]
 
-It connects to the launcher's control server (launch/control/), says what this host is, and then
-does what it is told: start torchrun, end it, answer requests. It reports the state of its ranks
+It connects to the launcher's control server (launch/control/), where both prove that they know the
+key in the run directory; it says what this host is and then does what the launcher says: start
+torchrun, end it, answer requests. It reports the state of its ranks
 every REPORT_SECONDS, and at once when torchrun has ended or a rank has failed. When the connection
 closes, when nothing is heard for SILENCE_SECONDS or when a signal asks it to end, it ends its ranks
 and itself; when it is killed, the kernel kills torchrun and the ranks with it.
@@ -19,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -26,6 +28,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from mpctl.launch.attempt import NodeState
+from mpctl.launch.control.handshake import Unproved, read_key
 from mpctl.launch.control.messages import (
     SILENCE_SECONDS,
     Connection,
@@ -37,13 +40,16 @@ from mpctl.launch.control.messages import (
     Result,
     Start,
 )
-from mpctl.launch.node.facts import host_facts
+from mpctl.launch.node.facts import NO_RUN_DIR, host_facts
 from mpctl.launch.node.interface import socket_interfaces
 from mpctl.launch.node.requests import REQUESTS
-from mpctl.launch.node.torchrun import NodeStart, NodeTorchrun
+from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart, NodeTorchrun
 from mpctl.rundir.directory import RunDir
 
 POLL_SECONDS, REPORT_SECONDS, CONNECT_SECONDS = 0.05, 1.0, 20.0
+PROVE_SECONDS, RETRY_SECONDS, KEY_SECONDS = 5.0, 0.5, 5.0
+"""How long a peer may take to prove itself; the pause before it is tried again; how long a network
+file system may take to show the key."""
 SSH_CLIENT = "@ssh"
 """In `--connect`: the address that sshd saw this login come from (SSH_CONNECTION)."""
 NAMES = ("SLURMD_NODENAME",)
@@ -135,6 +141,10 @@ class Agent:
             self.node.end()
         self.attempt, self.node, self.reported = message.attempt, None, None
         start = message.start
+        if foreign := start.env.keys() - RANK_VARIABLES:
+            print(f"no launcher sets {', '.join(sorted(foreign))}", file=sys.stderr)
+            self._send(_not_started(start))
+            return
         interfaces = socket_interfaces(start.address, os.environ)
         try:
             self.node = self.starter(self.run, replace(start, env={**interfaces, **start.env}))
@@ -174,19 +184,34 @@ def _result(request: Request, requests: Mapping[str, Callable[..., Any]]) -> Res
         return Result(request.number, error=f"{type(error).__name__}: {error}")
 
 
-def connect(addresses: str, seconds: float = CONNECT_SECONDS) -> socket.socket:
-    """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first that can be opened; each
-    gets an equal part of the time. The address @ssh is that of the host from which ssh logged in
-    here. Raises OSError when none can be opened."""
+def connect(addresses: str, key: bytes, seconds: float = CONNECT_SECONDS) -> Connection:
+    """A connection to the launcher at ADDRESS[,ADDRESS...]:PORT, the first where somebody answers
+    who proves to be it; each gets an equal part of the time. The address @ssh is that of the host
+    from which ssh logged in here. Raises OSError when there is none."""
     names, _, port = addresses.rpartition(":")
     known = [address for name in names.split(",") if (address := _address(name))]
-    reasons = []
-    for address in dict.fromkeys(known):
-        try:
-            return socket.create_connection((address, int(port)), timeout=seconds / len(known))
-        except OSError as error:
-            reasons.append(f"{address} port {port}: {error.strerror or error}")
-    raise OSError("; ".join(reasons) or "no address is known")
+    deadline = time.monotonic() + seconds
+    while True:
+        reasons, is_answered = [], False
+        for address in dict.fromkeys(known):
+            try:
+                return _prove(address, int(port), key, seconds / len(known))
+            except OSError as error:
+                is_answered = is_answered or isinstance(error, Unproved)
+                reasons.append(f"{address} port {port}: {error.strerror or error}")
+        # The launcher itself closes connections while strangers open too many.
+        if not is_answered or time.monotonic() >= deadline:
+            raise OSError("; ".join(reasons) or "no address is known")
+        time.sleep(RETRY_SECONDS)
+
+
+def _prove(address: str, port: int, key: bytes, seconds: float) -> Connection:
+    opened = socket.create_connection((address, port), timeout=seconds)
+    try:
+        return Connection.prove(opened, key, PROVE_SECONDS)
+    except OSError:
+        opened.close()
+        raise
 
 
 def _address(name: str) -> str:
@@ -196,11 +221,30 @@ def _address(name: str) -> str:
     return name.strip("[]")
 
 
-def say_hello(connection: Connection, nonce: Path, node: int | None) -> None:
+def wait_for_key(path: Path, seconds: float = KEY_SECONDS) -> bytes:
+    """The key of the launch, once the file system shows its file. Raises OSError when it does not
+    within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            os.listdir(path.parent)  # noqa: PTH208  a network file system asks the server again
+        try:
+            return read_key(path)
+        except OSError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
+
+
+def say_hello(connection: Connection, node: int | None) -> None:
     """Send the first message."""
     local, remote = connection.socket.getsockname()[0], connection.socket.getpeername()[0]
-    name = next((os.environ[n] for n in NAMES if n in os.environ), socket.gethostname())
-    connection.send(Hello(name, host_facts(nonce), node, local, remote))
+    connection.send(Hello(_known_name(), host_facts(), node, local, remote))
+
+
+def _known_name() -> str:
+    """The name by which the launcher knows this host."""
+    return next((os.environ[n] for n in NAMES if n in os.environ), socket.gethostname())
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -214,7 +258,7 @@ def main(arguments: Sequence[str], starter: NodeStarter = NodeTorchrun) -> None:
     parser = argparse.ArgumentParser(prog="mpctl.launch.node.agent")
     parser.add_argument("run", type=Path)
     parser.add_argument("--connect", required=True)
-    parser.add_argument("--nonce", type=Path, required=True)
+    parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--node", type=int)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _end)
@@ -222,10 +266,14 @@ def main(arguments: Sequence[str], starter: NodeStarter = NodeTorchrun) -> None:
     for ignored in (signal.SIGINT, signal.SIGUSR1):  # the launcher's to act on
         signal.signal(ignored, signal.SIG_IGN)
     try:
-        connection = Connection(connect(options.connect))
+        key = wait_for_key(options.key)
+    except OSError as error:
+        sys.exit(f"{_known_name()} {NO_RUN_DIR}: {error}")
+    try:
+        connection = connect(options.connect, key)
     except OSError as error:
         sys.exit(f"the launcher cannot be reached: {error}")
-    say_hello(connection, options.nonce, options.node)
+    say_hello(connection, options.node)
     Agent(RunDir(options.run), connection, starter).serve()
 
 

@@ -1,8 +1,6 @@
 """What a host says of itself before ranks are started there.
 
-Versions are read from the metadata of installed packages, which imports nothing. Whether the run
-directory is shared is proved by a nonce that the launcher wrote there: a host that cannot read it
-sees another directory of that name.
+Versions are read from the metadata of installed packages, which imports nothing.
 """
 
 from __future__ import annotations
@@ -19,15 +17,17 @@ from mpctl import __version__
 from mpctl.launch.node.machine import Machine, this_machine
 
 ABSENT = "not installed"
+NO_RUN_DIR = "does not see the run directory of the launcher"
+"""What a node agent writes to stderr that cannot read the key there, after the name of its host."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class HostFacts:
     """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
-    interpreter that runs ranks; nonce: what it reads in the run directory, empty when it cannot;
-    clock: its time, seconds since 1970; boot: the kernel's name for this start of the machine, with
-    the host name; two hosts with the same one are one machine; processor: its name."""
+    interpreter that runs ranks; clock: its time, seconds since 1970; boot: the kernel's name for
+    this start of the machine, with the host name; two hosts with the same one are one machine;
+    processor: its name."""
 
     name: str
     machine: Machine
@@ -35,14 +35,13 @@ class HostFacts:
     mpctl: str
     torch: str
     executable: str
-    nonce: str = ""
     clock: float = 0.0
     boot: str = ""
     processor: str = ""
 
 
-def host_facts(nonce: Path | None = None) -> HostFacts:
-    """The facts of this host; nonce: the file to read it from."""
+def host_facts() -> HostFacts:
+    """The facts of this host."""
     return HostFacts(
         name=socket.gethostname(),
         machine=this_machine(),
@@ -50,7 +49,6 @@ def host_facts(nonce: Path | None = None) -> HostFacts:
         mpctl=__version__,
         torch=_version_of("torch"),
         executable=sys.executable,
-        nonce="" if nonce is None else _text(nonce),
         clock=time.time(),
         boot=_boot(),
         processor=processor_name(),

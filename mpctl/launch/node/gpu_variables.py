@@ -21,6 +21,7 @@ from mpctl.rundir.directory import RunDir
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """Names under which torch reads the allocator's settings; the first is torch's own since 2.9."""
+RECORDER = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT")
 TRACE_ENTRIES = "2000"
 """Collectives that the flight recorder keeps for the record of a time-out."""
 
@@ -35,9 +36,5 @@ def allocator_variables(surroundings: Mapping[str, str]) -> dict[str, str]:
 def recorder_variables(run: RunDir, surroundings: Mapping[str, str]) -> dict[str, str]:
     """Settings of the flight recorder for ranks of a run, without those that the surroundings
     have."""
-    ours = {
-        "TORCH_FR_BUFFER_SIZE": TRACE_ENTRIES,
-        "TORCH_FR_DUMP_TEMP_FILE": str(run.collective_trace),
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    }
-    return {name: value for name, value in ours.items() if name not in surroundings}
+    ours = zip(RECORDER, (TRACE_ENTRIES, str(run.collective_trace), "1"), strict=True)
+    return {name: value for name, value in ours if name not in surroundings}

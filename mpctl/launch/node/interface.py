@@ -8,7 +8,7 @@ this host reaches the first node is the one that works.
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import psutil
@@ -48,6 +48,18 @@ def interface_of(source: str) -> str | None:
         if any(entry.address.partition("%")[0] == source for entry in addresses):
             return name
     return None
+
+
+def addresses_towards(names: Sequence[str]) -> list[str]:
+    """The addresses that this host has on the way to these; none where one cannot be resolved."""
+    addresses = [source_address(name) for name in names]
+    known = dict.fromkeys(address for address in addresses if address is not None)
+    return list(known) if None not in addresses else []
+
+
+def every_address() -> set[str]:
+    """All addresses of this host, the loopback's among them."""
+    return {e.address.partition("%")[0] for found in psutil.net_if_addrs().values() for e in found}
 
 
 def own_addresses() -> list[str]:

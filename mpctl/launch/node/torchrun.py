@@ -22,13 +22,25 @@ from pathlib import Path
 from mpctl.launch.attempt import NodeState, RankState
 from mpctl.launch.node.address import HOST, free_port
 from mpctl.launch.node.cgroup import memory_kills
-from mpctl.launch.node.gpu_variables import allocator_variables
+from mpctl.launch.node.gpu_variables import ALLOCATOR, RECORDER, allocator_variables
 from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.launch.node.stacks import rank_stacks
 from mpctl.launch.node.waiting_torchrun import LAUNCHER, WaitingTorchrun
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.spec.job import JobSpec
+
+RANK_VARIABLES = frozenset(
+    {
+        "OMP_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "PYTHONSAFEPATH",
+        "CUDA_VISIBLE_DEVICES",
+        ALLOCATOR[0],
+        *RECORDER,
+    }
+)
+"""The variables that a launcher may set for ranks of other hosts; an agent refuses all others."""
 
 
 def rank_environment(job: JobSpec) -> dict[str, str]:
@@ -65,6 +77,12 @@ class NodeStart:
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def place(self) -> str:
+        """Where the ranks meet: `10.0.0.1:29500`, `[fe00::1]:29500`."""
+        address = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{address}:{self.port}"
+
+    @property
     def ranks(self) -> range:
         """The ranks of this host."""
         return range(self.node * self.ranks_per_node, (self.node + 1) * self.ranks_per_node)
@@ -77,11 +95,10 @@ def torchrun_command(run_dir: Path, start: NodeStart) -> list[str]:
         "-m",
         "mpctl.runtime.torchrun",
         f"--nnodes={start.nnodes}",
-        f"--node-rank={start.node}",
         f"--nproc-per-node={start.ranks_per_node}",
-        "--rdzv-backend=static",
-        f"--master-addr={start.address}",
-        f"--master-port={start.port}",
+        "--rdzv-backend=mpctl",
+        f"--rdzv-endpoint={start.place}",
+        f"--rdzv-conf=rank={start.node}",
         "--max-restarts=0",
         "-m",
         "mpctl.runtime.worker",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from mpctl.launch.backends.scheduled import ScheduledJob
+import re
+
+from mpctl.launch.backends.scheduled import ScheduledJob, require_form
 from mpctl.launch.slurm.commands import cancel, find_job
 from mpctl.spec.job import JobSpec
 
+JOB_ID = re.compile(r"[0-9]{1,18}")
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
 
 
@@ -17,11 +20,15 @@ class SlurmScheduler:
 
     def find(self, job_id: str) -> ScheduledJob | None:
         """The job in squeue's list; None when Slurm does not know it any more."""
-        job = find_job(job_id)
+        job = find_job(_require(job_id))
         if job is None:
             return None
         return ScheduledJob(job.text, job.is_active, job.state not in WAITING)
 
     def cancel(self, job_id: str) -> None:
         """End the job by scancel."""
-        cancel(job_id)
+        cancel(_require(job_id))
+
+
+def _require(job_id: str) -> str:
+    return require_form(job_id, JOB_ID, "the number of a Slurm job", "launcher.json: job_id")

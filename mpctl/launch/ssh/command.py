@@ -65,6 +65,22 @@ def ssh_command(ssh: SshSpec, host: SshHost, remote: Sequence[str]) -> list[str]
     return [*command, "--", host.destination, f"exec {shlex.join(remote)}"]
 
 
+def config_command(ssh: SshSpec, host: SshHost) -> list[str]:
+    """The command that prints what the user's config says of a host, without contacting it."""
+    file = [] if ssh.config is None else ["-F", ssh.config]
+    port = [] if host.port is None else ["-p", str(host.port)]
+    return ["ssh", "-G", *file, *port, "--", host.destination]
+
+
+def direct_name(config: str) -> str | None:
+    """The name or address that ssh connects to by the output of `config_command`; None where it
+    goes by another host or a command."""
+    pairs = (line.partition(" ") for line in config.splitlines())
+    settings = {key: value for key, _, value in pairs}
+    proxies = (settings.get(key, "none") for key in ("proxyjump", "proxycommand"))
+    return None if any(proxy != "none" for proxy in proxies) else settings.get("hostname")
+
+
 def remote_command(program: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """A program with variables added to its environment: `env NAME=VALUE ... PROGRAM`."""
     return ["env", *(f"{name}={value}" for name, value in environment.items()), *program]

@@ -12,6 +12,7 @@ import signal
 from dataclasses import dataclass
 
 from mpctl.errors import Issue
+from mpctl.launch.node.facts import NO_RUN_DIR
 from mpctl.launch.ssh.command import ALIVE_COUNT, ALIVE_SECONDS
 from mpctl.launch.ssh.host_line import SshHost
 
@@ -143,6 +144,13 @@ NO_MODULE = _kind(
     "its Python ({python}) has no module {1}",
     "install mpctl there as it is here, or name the right interpreter in launch.ssh.python",
 )
+NO_RUN = _kind(
+    "run-dir-not-shared",
+    NO_RUN_DIR,
+    "{line}",
+    "use a --run-dir on a file system that all hosts mount at the same path, and that this user "
+    "may read there",
+)
 OLD_PYTHON = _kind(
     "remote-old-python",
     r"SyntaxError|cannot import name '\w+' from '(?:typing|enum|dataclasses)'",
@@ -176,7 +184,7 @@ class SshEnding:
             message = f"Python could not be started there: {self._last_line()}"
             hint = "install Python and mpctl there as they are here, or name the interpreter in "
             return self._issue("remote-no-python", message, f"{hint}launch.ssh.python")
-        return self._first_of((NO_LOGIN, NO_MODULE, OLD_PYTHON)) or self._remote_failure()
+        return self._first_of((NO_LOGIN, NO_MODULE, NO_RUN, OLD_PYTHON)) or self._remote_failure()
 
     def _first_of(self, kinds: tuple[FailureKind, ...]) -> Issue | None:
         for kind in kinds:

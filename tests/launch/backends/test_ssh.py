@@ -22,7 +22,7 @@ from mpctl.spec.launch import SshSpec
 from tests.cli.calls import Mpctl, caller
 from tests.launch.command import wait_for
 
-ORDER = AgentOrder(Path("/runs/a run"), Path("/runs/a run/nodes/nonce-1"), 4321)
+ORDER = AgentOrder(Path("/runs/a run"), Path("/runs/a run/nodes/key-1"), 4321)
 TWO_BY_TWO = {"cluster.nodes": 2, "cluster.gpus_per_node": 2, "parallel.tp": 2}
 
 
@@ -87,14 +87,14 @@ def test_a_host_without_an_ssh_client_says_so(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- commands
 
 
-def test_the_agent_of_a_host_gets_run_nonce_node_and_ways_to_the_launcher() -> None:
+def test_the_agent_of_a_host_gets_run_key_node_and_ways_to_the_launcher() -> None:
     hosts = [SshHost("n1", (0, 1)), SshHost("n2", (5, 7))]
     environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "secret"}
     agents = SshAgents(SshSpec(python="/py"), hosts, ORDER, environment, ["10.0.0.5", "fd00::5"])
     assert agents.command(1)[-1] == (
         "exec env NCCL_DEBUG=INFO CUDA_VISIBLE_DEVICES=5,7 PYTHONSAFEPATH=1 /py "
         "-m mpctl.launch.node.agent '/runs/a run' --connect=@ssh,10.0.0.5,fd00::5:4321 "
-        "'--nonce=/runs/a run/nodes/nonce-1' --node=1"
+        "'--key=/runs/a run/nodes/key-1' --node=1"
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from mpctl.errors import Issue
 from mpctl.launch.control.cluster import AgentOrder
+from mpctl.launch.control.host_checks import unshared_issue
 
 
 class LocalAgents:
@@ -20,12 +22,17 @@ class LocalAgents:
     def start(self, nodes: Sequence[int]) -> None:
         for node in nodes:
             command = [sys.executable, *self.order.arguments("127.0.0.1", node)]
-            self.processes[node] = subprocess.Popen(command, start_new_session=True)
+            with self.log(node).open("wb") as log:
+                self.processes[node] = subprocess.Popen(command, start_new_session=True, stderr=log)
+
+    def log(self, node: int) -> Path:
+        return self.order.run / "nodes" / f"agent-{node}.log"
 
     def failures(self) -> dict[int, Issue]:
         ended = {node: p.poll() for node, p in self.processes.items()}
         return {
-            node: Issue("agent-ended", f"n{node}", f"ended with code {code}")
+            node: unshared_issue(f"n{node}", self.log(node).read_text())
+            or Issue("agent-ended", f"n{node}", f"ended with code {code}")
             for node, code in ended.items()
             if code is not None
         }

@@ -80,7 +80,7 @@ def test_two_hosts_train_as_one(data: Path, finished: Launched, hosts: Hosts) ->
         {"node": 0, "host": "n0", "ranks": [0, 1]},
         {"node": 1, "host": "n1", "ranks": [1, 1]},
     ]
-    assert not hosts.pids() and not list(hosts.run.nodes.glob("nonce*"))
+    assert not hosts.pids() and not list(hosts.run.nodes.glob("key*"))
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_a_host_is_not_lost_while_its_ranks_have_not_started(
 
 def test_a_host_that_does_not_see_the_run_directory_is_refused(hosts: Hosts) -> None:
     def blind(order: AgentOrder) -> LocalAgents:
-        return LocalAgents(AgentOrder(order.run, order.nonce.with_name("absent"), order.port))
+        return LocalAgents(AgentOrder(order.run, order.key.with_name("absent"), order.port))
 
     connected = agent_cluster(["n0", "n1"], hosts.run, blind, print, patience=60)
     with pytest.raises(InputError) as caught, connected:

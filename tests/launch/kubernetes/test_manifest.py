@@ -17,7 +17,8 @@ RUN = Path("/mnt/runs/llama")
 SCHEMAS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "TrainJob": train_job_issues, "PyTorchJob": pytorch_job_issues,
 }  # fmt: skip
-COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--on", "torchrun"]
+COMMAND = ["mpctl", "launch", "--resume", "--run-dir", str(RUN), "--allow-other-owner",
+           "--on", "torchrun"]  # fmt: skip
 
 
 def submitted(kind: str, device: str = "cuda", **settings: Any) -> PodJob:

@@ -7,24 +7,42 @@ import threading
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from mpctl.launch.control.handshake import HEAD, Handshake, MessageKey, new_key, parse_head
 from mpctl.launch.control.messages import Connection, Request, Word, encode, parse_from_agent
+from mpctl.launch.control.server import ControlServer
 from mpctl.launch.node.agent import Agent, connect
 from mpctl.launch.node.interface import own_addresses
 from mpctl.rundir.directory import RunDir
 
+KEY = new_key()
+
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
+    server = ControlServer(["n0"])
+    server.key = KEY
+    server.open(addresses=["127.0.0.1"])
+    try:
+        yield server.port
+    finally:
+        server.close()
 
 
 def peer(addresses: str) -> str:
-    with connect(addresses, 5) as connection:
-        return str(connection.getpeername()[0])
+    with connect(addresses, KEY, 5).socket as opened:
+        return str(opened.getpeername()[0])
+
+
+def next_type(answers: BinaryIO, receiving: MessageKey) -> str:
+    """The type of the next message of an agent."""
+    length, mac = parse_head(answers.read(HEAD.size))
+    body = answers.read(length)
+    receiving.check(mac, body)
+    return parse_from_agent(body).type
 
 
 def test_the_first_address_that_answers_is_taken(port: int) -> None:
@@ -38,14 +56,14 @@ def test_the_host_that_ssh_came_from_is_known(port: int, monkeypatch: pytest.Mon
     monkeypatch.delenv("SSH_CONNECTION")
     assert peer(f"@ssh,127.0.0.1:{port}") == "127.0.0.1"
     with pytest.raises(OSError, match="no address is known"):
-        connect(f"@ssh:{port}")
+        connect(f"@ssh:{port}", KEY)
 
 
 def test_every_address_that_failed_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     with pytest.raises(OSError, match="refused") as error:
-        connect(f"127.0.0.1,127.0.0.2:{port}", 5)
+        connect(f"127.0.0.1,127.0.0.2:{port}", KEY, 5)
     assert f"127.0.0.1 port {port}: " in str(error.value)
     assert f"127.0.0.2 port {port}: " in str(error.value)
 
@@ -62,17 +80,19 @@ def test_an_agent_without_ranks_answers_pings_also_while_a_request_takes_long(
     """The launcher takes a host for lost that says nothing for SILENCE_SECONDS, and a launch may
     prepare data for longer than that before ranks start."""
     near, far = socket.socketpair()
+    handshake = Handshake(KEY, b"a" * 32, b"b" * 32)
+    sending, receiving = handshake.messages_of("launcher"), handshake.messages_of("agent")
     with near, far:
-        agent = Agent(RunDir(tmp_path), Connection(far))
+        agent = Agent(RunDir(tmp_path), Connection(far, handshake))
         thread = threading.Thread(target=agent.serve)
         thread.start()
         module = {"module": "mpctl.doctor.pairs", "text": "no JSON", "seconds": 30}
-        near.sendall(encode(Request(1, "run_module", module)))
-        near.sendall(encode(Word("ping")))
+        near.sendall(sending.seal(encode(Request(1, "run_module", module))))
+        near.sendall(sending.seal(encode(Word("ping"))))
         near.settimeout(30)
-        with near.makefile("rb") as lines:
-            types = [parse_from_agent(lines.readline()).type for _ in range(2)]
-        near.sendall(encode(Word("bye")))
+        with near.makefile("rb") as answers:
+            types = [next_type(answers, receiving) for _ in range(2)]
+        near.sendall(sending.seal(encode(Word("bye"))))
         thread.join(5)
     assert types == ["pong", "result"]
     assert not thread.is_alive()

@@ -13,7 +13,8 @@ def test_it_runs_what_it_is_told_and_writes_to_the_log(tmp_path: Path) -> None:
     assert waiting.is_waiting and str(tmp_path) in waiting.process.args
     log = tmp_path / "torchrun.log"
     program = ["--no-python", "sh", "-c", "echo rank $RANK says $WORD"]
-    place = ["--nproc-per-node=1", "--rdzv-backend=static", f"--master-port={free_port()}"]
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    place = ["--nproc-per-node=1", "--rdzv-backend=mpctl", endpoint, "--rdzv-conf=rank=0"]
     assert waiting.order([*place, *program], {"WORD": "yes"}, log)
     assert waiting.process.wait(120) == 0 and not waiting.is_waiting
     assert "rank 0 says yes" in log.read_text()

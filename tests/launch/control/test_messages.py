@@ -1,0 +1,158 @@
+"""The agent's end of a control connection, and launchers that are none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mpctl.launch.control.handshake import (
+    ANSWER_BYTES,
+    CHALLENGE_BYTES,
+    Handshake,
+    Unproved,
+    new_key,
+)
+from mpctl.launch.control.messages import Connection, Start, Word, encode
+from mpctl.launch.control.server import ControlServer
+from mpctl.launch.node.agent import Agent, connect
+from mpctl.launch.node.torchrun import RANK_VARIABLES, NodeStart
+from mpctl.rundir.directory import RunDir
+from tests.launch.control.peers import agent, until
+
+KEY = new_key()
+EVIL = Start(1, NodeStart(0, 1, 1, "127.0.0.1", 1, {"PYTHONPATH": "/tmp/evil"}))
+FORGED = Handshake(new_key(), b"", b"").messages_of("launcher").seal(encode(EVIL))
+
+
+@contextmanager
+def false_launcher(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
+    """A port where somebody answers each connection with the same bytes; what it was sent."""
+    heard: list[bytes] = []
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                opened, _ = listener.accept()
+            except OSError:
+                return
+            with opened:
+                opened.settimeout(0.5)
+                heard.append(opened.recv(1 << 16))
+                opened.sendall(answer)
+                try:
+                    while data := opened.recv(1 << 16):
+                        heard.append(data)
+                except OSError:
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
+        yield listener.getsockname()[1], heard
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        bytes(ANSWER_BYTES),
+        bytes(ANSWER_BYTES) + FORGED,
+        encode(EVIL) + b"\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" * 10,
+    ],
+)
+def test_an_agent_says_nothing_to_a_false_launcher(answer: bytes) -> None:
+    """Neither the key nor a fact of its host: only a challenge."""
+    with false_launcher(answer) as (port, heard), pytest.raises(OSError, match="port"):
+        connect(f"127.0.0.1:{port}", KEY, 0.4)
+    assert heard and {len(data) for data in heard} == {CHALLENGE_BYTES}
+    assert KEY not in b"".join(heard)
+
+
+def test_an_agent_goes_on_to_the_address_where_the_launcher_is() -> None:
+    server = ControlServer(["n0"])
+    server.open(addresses=["127.0.0.2"])
+    try:
+        with socket.create_server(("127.0.0.1", server.port)):  # a stranger at the first address
+            found = connect(f"127.0.0.1,127.0.0.2:{server.port}", server.key, 0.5)
+            assert found.socket.getpeername()[0] == "127.0.0.2"
+    finally:
+        server.close()
+
+
+def test_a_go_between_can_neither_change_nor_add_messages() -> None:
+    """It passes the handshake on unchanged, and then a message of its own."""
+    server = ControlServer(["n0"])
+    server.open(addresses=["127.0.0.1"])
+    try:
+        connection = agent(server, 0)
+        assert until(lambda: server.links[0].is_ready)
+        connection.pending += FORGED
+        assert connection.receive(5) == [] and not connection.is_open
+    finally:
+        server.close()
+
+
+def test_messages_arrive_whole_however_they_were_cut(tmp_path: Path) -> None:
+    near, far = socket.socketpair()
+    handshake = Handshake(KEY, b"a" * 32, b"b" * 32)
+    sending, connection = handshake.messages_of("launcher"), Connection(far, handshake)
+    with near, far:
+        sent = sending.seal(encode(Word("ping"))) + sending.seal(encode(Word("bye")))
+        received: list[str] = []
+        for byte in sent:
+            near.sendall(bytes([byte]))
+            received += [message.type for message in connection.receive(5)]
+    assert received == ["ping", "bye"]
+
+
+def test_an_agent_starts_nothing_with_variables_that_no_launcher_sets(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    near, far = socket.socketpair()
+    handshake = Handshake(KEY, b"a" * 32, b"b" * 32)
+    sending = handshake.messages_of("launcher")
+    started: list[NodeStart] = []
+
+    def starter(run: RunDir, start: NodeStart) -> None:
+        started.append(start)
+
+    with near, far:
+        serving = Agent(RunDir(tmp_path), Connection(far, handshake), starter)  # type: ignore[arg-type]
+        near.sendall(sending.seal(encode(EVIL)) + sending.seal(encode(Word("bye"))))
+        serving.serve()
+        near.settimeout(5)
+        report = json.loads(near.recv(1 << 16)[36:])
+    assert started == []
+    assert report["state"]["code"] == 1
+    assert "PYTHONPATH" in capfd.readouterr().err
+
+
+def test_variables_that_reach_the_loader_or_python_are_not_among_those_of_ranks() -> None:
+    for name in ("PYTHONPATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "PATH", "PYTHONSTARTUP"):
+        assert name not in RANK_VARIABLES
+
+
+def test_a_peer_that_drips_its_answer_is_given_up_in_time() -> None:
+    near, far = socket.socketpair()
+    stop = threading.Event()
+
+    def drip() -> None:
+        while not stop.wait(0.05):
+            near.sendall(b"x")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    with near, far:
+        with pytest.raises((TimeoutError, Unproved)):
+            Connection.prove(far, KEY, 0.5)
+        stop.set()
+        thread.join(5)

@@ -1,0 +1,241 @@
+"""A control server and peers that are hostile or broken, before, during and after a launch."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import cast
+
+import pytest
+
+from mpctl.launch.attempt import NodeState
+from mpctl.launch.control import server as server_module
+from mpctl.launch.control.handshake import ANSWER_BYTES, new_key
+from mpctl.launch.control.messages import Connection, Pong, Report, Word
+from mpctl.launch.control.server import ControlServer
+from tests.launch.control.peers import (
+    RecordingSocket,
+    agent,
+    hello,
+    is_closed,
+    is_seated,
+    open_socket,
+    until,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    """A server for two hosts n0 and n1."""
+    served = ControlServer(["n0", "n1"])
+    served.open(addresses=["127.0.0.1"])
+    try:
+        yield served
+    finally:
+        served.close()
+
+
+def ready(server: ControlServer) -> list[int]:
+    return [link.node for link in server.links if link.is_ready]
+
+
+def test_an_agent_with_the_key_is_seated_and_answered(server: ControlServer) -> None:
+    connection = agent(server, 1)
+    assert until(lambda: ready(server) == [1])
+    server.send(1, Word("end"))
+    received: list[str] = []
+    while "end" not in received:
+        received += [message.type for message in connection.receive(20)]
+    connection.send(Report(1, NodeState(node=1, code=3)))
+    assert until(lambda: 1 in server.links[1].reports)
+    assert server.links[1].reports[1].code == 3
+
+
+def test_the_server_listens_where_it_is_told_alone(server: ControlServer) -> None:
+    assert [s.getsockname()[0] for s in server.sockets] == ["127.0.0.1"]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", server.port), timeout=5)
+
+
+def test_several_addresses_share_a_port() -> None:
+    sockets = server_module.listen(["127.0.0.1", "127.0.0.2", "127.0.0.1"], 0)
+    with ExitStack() as opened:
+        names = [opened.enter_context(s).getsockname() for s in sockets]
+    assert [name[0] for name in names] == ["127.0.0.1", "127.0.0.2"]
+    assert len({name[1] for name in names}) == 1
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        server_module.listen(["127.0.0.1"], taken.getsockname()[1])
+
+
+# ------------------------------------------------------------ before a host has come
+
+
+def test_a_peer_with_another_key_gets_no_seat(server: ControlServer) -> None:
+    opened = open_socket(server.port)
+    with pytest.raises(OSError, match="the launcher does not know the key"):
+        Connection.prove(opened, new_key(), 5)
+    opened.sendall(bytes(32))
+    assert is_closed(opened)
+    assert ready(server) == []
+    assert is_seated(server, 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost: launcher\r\n\r\n" * 4,
+        b"[" * 200_000,
+        b'{"type":"hello","name":"n0","node":0}\n' * 3,
+        bytes(range(256)) * 100,
+    ],
+)
+def test_garbage_ends_its_connection_and_nothing_else(server: ControlServer, said: bytes) -> None:
+    opened = open_socket(server.port)
+    opened.sendall(said)
+    assert is_closed(opened)
+    assert is_seated(server, 0)
+
+
+def test_a_flood_before_the_proof_takes_no_memory(server: ControlServer) -> None:
+    """A peer that sends without end is read only as far as the handshake goes."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with ExitStack() as opened:
+        for _ in range(10):
+            peer = opened.enter_context(open_socket(server.port))
+            peer.settimeout(0.2)
+            with pytest.raises(OSError):  # its buffers are full, or the server has closed it
+                for _ in range(16):
+                    peer.sendall(b"x" * (1 << 20))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 40_000, f"{grown} KiB more, of 160 MiB that were to be sent"
+
+
+def test_hundreds_of_silent_connections_keep_no_agent_out(server: ControlServer) -> None:
+    with ExitStack() as opened:
+        silent = [opened.enter_context(open_socket(server.port)) for _ in range(300)]
+        first = agent(server, 0)
+        assert until(lambda: ready(server) == [0])
+        assert len(server.unproved) <= len(server.links) + server_module.SPARE
+        assert is_closed(silent[0])
+        more = [opened.enter_context(open_socket(server.port)) for _ in range(50)]
+        second = agent(server, 1)
+        assert until(lambda: ready(server) == [0, 1])
+        assert first.is_open and second.is_open and more
+
+
+def test_a_silent_connection_is_closed_in_time(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.3)
+    opened, begin = open_socket(server.port), time.monotonic()
+    assert is_closed(opened)
+    assert time.monotonic() - begin < 10
+    half = open_socket(server.port)
+    half.sendall(b"a" * 32)
+    assert len(half.recv(ANSWER_BYTES)) == ANSWER_BYTES
+    assert is_closed(half)
+
+
+def test_who_has_proved_itself_and_says_no_hello_is_closed(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HELLO_SECONDS", 0.5)
+    connection = Connection.prove(open_socket(server.port), server.key, 5)
+    assert is_closed(connection.socket)
+    other = Connection.prove(open_socket(server.port), server.key, 5)
+    other.send(Pong())
+    assert is_closed(other.socket)
+    assert ready(server) == []
+
+
+def test_a_recorded_connection_cannot_be_played_again(server: ControlServer) -> None:
+    recording = RecordingSocket(open_socket(server.port))
+    connection = Connection.prove(cast(socket.socket, recording), server.key, 5)
+    connection.send(hello(0))
+    assert until(lambda: ready(server) == [0])
+    recording.opened.close()
+    assert until(lambda: server.links[0].lost)
+    server.forget(0)
+    replayed = open_socket(server.port)
+    for data in recording.sent:
+        replayed.sendall(data)
+    assert is_closed(replayed)
+    assert ready(server) == []
+
+
+def test_what_the_server_sends_does_not_contain_the_key(server: ControlServer) -> None:
+    opened = open_socket(server.port)
+    opened.sendall(b"a" * 32)
+    answer = opened.recv(ANSWER_BYTES)
+    assert server.key not in answer and server.key.hex().encode() not in answer
+
+
+# ------------------------------------------------------------ while a host is there, and after it
+
+
+def test_a_taken_seat_is_not_given_again(server: ControlServer) -> None:
+    first = agent(server, 0)
+    assert until(lambda: ready(server) == [0])
+    second = agent(server, 0)
+    assert is_closed(second.socket)
+    server.send(0, Word("end"))
+    received: list[str] = []
+    while "end" not in received:
+        received += [message.type for message in first.receive(20)]
+
+
+def test_a_lost_host_stays_lost_until_the_launcher_asks_for_it(server: ControlServer) -> None:
+    """Its ranks are gone: an agent that is back at once must not pass for the one before."""
+    first = agent(server, 0)
+    assert until(lambda: ready(server) == [0])
+    first.socket.close()
+    assert until(lambda: server.links[0].lost)
+    early = agent(server, 0)
+    assert is_closed(early.socket)
+    assert server.links[0].lost
+    server.forget(0)
+    assert is_seated(server, 0)
+
+
+@pytest.mark.parametrize("change", ["body", "repeated", "left out", "too long"])
+def test_a_message_that_was_changed_ends_the_connection(server: ControlServer, change: str) -> None:
+    connection = agent(server, 0)
+    assert until(lambda: ready(server) == [0])
+    sealed = connection.sent.seal(b'{"type":"pong"}')
+    following = connection.sent.seal(b'{"type":"pong"}')
+    sent = {
+        "body": sealed.replace(b"pong", b"PONG"),
+        "repeated": sealed + sealed,
+        "left out": following,
+        "too long": struct.pack(">I", 1 << 31) + sealed[4:],
+    }
+    connection.socket.sendall(sent[change])
+    assert until(lambda: server.links[0].lost)
+    assert is_closed(connection.socket)
+
+
+def test_closing_prints_nothing_whatever_is_connected(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    served = ControlServer(["n0"])
+    served.open(addresses=["127.0.0.1"])
+    with ExitStack() as opened:
+        for _ in range(20):
+            opened.enter_context(open_socket(served.port))
+        half = opened.enter_context(open_socket(served.port))
+        half.sendall(b"a" * 32)
+        connection = agent(served, 0)
+        assert until(lambda: ready(served) == [0])
+        served.close()
+        received: list[str] = []
+        while connection.is_open:
+            received += [message.type for message in connection.receive(20)]
+    assert received[-1] == "bye"
+    assert capfd.readouterr().err == ""
