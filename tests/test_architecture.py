@@ -53,7 +53,7 @@ TOP_LEVEL = {
     "sharding", "topology",
 }  # fmt: skip
 # Lines, docstrings not counted; the longest functions are commands: an option is a parameter.
-FUNCTION_P95, FUNCTION_MAX, FILE_MAX = 20, 60, 310
+FUNCTION_P95, FUNCTION_MAX, FILE_MAX = 20, 60, 600
 # torch is imported here, and in the modules of families; the planning half never gets there.
 TORCH_ROOMS = {"transport", "kernels", "data", "weights", "runtime", "rehearsal"}
 TORCH_FILES = (  # of families

@@ -134,7 +134,7 @@ def _run(
     """Launch a case once, on the hosts of its job, and write its summary."""
     plan = replace(case.plan, job=case.plan.job.model_copy(update={"data": case.job.data}))
     connection = connected(plan, run, on_event, warnings=case.launch.warnings)
-    with connection as (cluster, launch), run.locked():
+    with run.locked(), connection as (cluster, launch):
         machine = common_machine(cluster.hosts)
         set_up_run(launch, overwrite=True, resume=False, on_progress=lambda *_: None)
         outcome = run_launch(launch, cluster, steps.record, on_event)

@@ -43,19 +43,22 @@ class Launch:
     def train(self) -> NoReturn:
         """Run it to its end; exits with the run's exit code."""
         from mpctl.launch.backends.registry import find_backend
+        from mpctl.launch.preflight import check_run_dir
         from mpctl.launch.summary import summarise
         from mpctl.planning.plan import make_plan
         from mpctl.render.errors import print_warnings
+        from mpctl.rundir.directory import UNLOCKED
         from mpctl.rundir.summary import write_summary
 
-        with self._connected(find_backend(self.plan.job, os.environ)) as (cluster, prepared):
-            print_warnings(list(prepared.warnings))
-            with self.run.locked():
-                outcome = self._run_ranks(prepared, cluster)
-                ran = outcome.launch or prepared
-                plan = make_plan(ran.job) if outcome.launch else self.plan
-                summary = summarise(plan, ran, outcome, command=typed_command())
-                write_summary(self.run.summary, summary)
+        backend = find_backend(self.plan.job, os.environ)
+        check_run_dir(self.run, overwrite=self.overwrite, resume=self.resumption is not None)
+        with self.run.locked() as is_locked, self._connected(backend) as (cluster, prepared):
+            print_warnings([*prepared.warnings, *([] if is_locked else [UNLOCKED])])
+            outcome = self._run_ranks(prepared, cluster)
+            ran = outcome.launch or prepared
+            plan = make_plan(ran.job) if outcome.launch else self.plan
+            summary = summarise(plan, ran, outcome, command=typed_command())
+            write_summary(self.run.summary, summary)
         self._report(outcome, summary)
         raise typer.Exit(outcome.exit_code)
 

@@ -6,7 +6,7 @@ anew on every one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from mpctl.errors import Issue
@@ -50,9 +50,10 @@ class Cluster(Protocol):
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """Why these hosts cannot run the plan; empty when they can."""
 
-    def recover(self, least: int) -> list[Issue]:
-        """Before an attempt: get hosts back that were lost. Where at least `least` hosts are there
-        then, `hosts` are those and nothing is returned, else a reason for each that stays lost."""
+    def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
+        """Before an attempt: get hosts back that were lost. Where at least `least` hosts can be
+        used then, `hosts` are those and nothing is returned, else a reason for each that cannot.
+        is_stopped: whether to give up, asked while it waits."""
 
     def has_returned(self) -> bool:
         """Whether a host that the attempt under way does without is there again. Cheap enough for

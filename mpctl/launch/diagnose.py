@@ -75,6 +75,11 @@ class Failure:
     would_repeat: bool = False
     rollback: int | None = None
 
+    @classmethod
+    def without_ranks(cls, error: str, run: RunDir) -> Failure:
+        """An attempt that ended before a rank was started."""
+        return cls(None, {}, error, "", str(run.launcher_log), ())
+
     def __str__(self) -> str:
         if self.rank is None:
             return f"{self.error} ({self.log})"

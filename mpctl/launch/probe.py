@@ -68,7 +68,7 @@ def probe_answers(
     """
     require_probes([plan])
     plan = _measuring(plan)
-    with connected(plan, run, on_event) as (cluster, ready), run.locked():
+    with run.locked(), connected(plan, run, on_event) as (cluster, ready):
         launch = _asking(ready, request)
         outcome = _run(launch, cluster, on_answer, on_event)
         write_summary(run.summary, summarise(plan, launch, outcome, command=""))

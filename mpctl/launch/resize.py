@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from mpctl.durable import write_whole
 from mpctl.errors import InputError
 from mpctl.launch.cluster import Cluster
 from mpctl.launch.control.host_checks import common_machine
@@ -14,12 +14,12 @@ from mpctl.launch.node.device import Device
 from mpctl.units import plural
 
 
-def next_launch(full: LaunchPlan, cluster: Cluster) -> LaunchPlan:
+def next_launch(full: LaunchPlan, cluster: Cluster, is_stopped: Callable[[], bool]) -> LaunchPlan:
     """What the next attempt runs, once lost hosts were connected again: `full`, the launch on all
     nodes of the job, or that of an elastic run on the hosts that there are. Raises InputError with
     the reasons when the run cannot go on."""
     job = full.job
-    if lost := cluster.recover(least_nodes(job)):
+    if lost := cluster.recover(least_nodes(job), is_stopped):
         raise InputError(lost)
     hosts = cluster.hosts
     if not job.launch.elastic or len(hosts) >= job.cluster.nodes:
@@ -32,10 +32,8 @@ def next_launch(full: LaunchPlan, cluster: Cluster) -> LaunchPlan:
     return replace(smaller, warnings=full.warnings, launcher=full.launcher)
 
 
-def write_resized(plan: LaunchPlan, cluster: Cluster) -> str:
-    """Write what runs from now on into RUN/job.json and RUN/plan.json; returns it in words."""
-    for name, text in plan.files.items():
-        write_whole(plan.run.path / name, text)
+def resized_text(plan: LaunchPlan, cluster: Cluster) -> str:
+    """What runs from now on, in words."""
     nodes = plan.job.cluster.nodes
     names = ", ".join(host.name for host in cluster.hosts[:nodes])
     return f"going on with {plural(nodes, 'host')} ({names}) at dp {plan.job.sizes['dp']}"

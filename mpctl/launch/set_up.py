@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from mpctl.launch.preflight import check_run_dir
 from mpctl.rundir.checkpoints import set_aside
 from mpctl.rundir.directory import cannot_write
 from mpctl.rundir.launcher import write_launcher
+from mpctl.rundir.origin import Origin
 
 if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared
@@ -35,12 +37,10 @@ def set_up_run(
             run.clear()
         run.claim()
         run.stop_request.unlink(missing_ok=True)
-        write_launcher(run.launcher, plan.launcher)
         run.bench.unlink(missing_ok=True)  # among the plan's files where this is a bench
         for folder in plan.damaged:
             set_aside(folder)
-        for name, text in plan.files.items():
-            write_whole(run.path / name, text)
+        write_documents(plan)
         return None if plan.request is not None else prepare_data(plan, on_progress, run.data)
     except BaseException as error:
         if not resume:
@@ -48,6 +48,24 @@ def set_up_run(
         if isinstance(error, OSError):
             raise cannot_write(run.path, error) from None
         raise
+
+
+def write_documents(plan: LaunchPlan) -> None:
+    """Write what the ranks and other commands read of the launch, where it does not stand there
+    already. Raises OSError."""
+    write_launcher(plan.run.launcher, plan.launcher)
+    for name, text in plan.files.items():
+        path = plan.run.path / name
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_whole(path, text)
+
+
+def name_origin(plan: LaunchPlan) -> LaunchPlan:
+    """The plan of an attempt that names what its ranks start from: the job, which is written once
+    more if it was lost, and the newest checkpoint. Raises OSError."""
+    write_documents(plan)
+    origin = Origin.of_attempt(plan.run.last_checkpoint(), plan.files["job.json"])
+    return replace(plan, env={**plan.env, **origin.variables})
 
 
 def prepare_data(plan: LaunchPlan, on_progress: Progress, out: Path) -> Prepared | None:

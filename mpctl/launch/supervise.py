@@ -23,14 +23,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, RunFailed
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.record_reader import OnAnswer, OnRecord, RecordReader, parse_answer
-from mpctl.launch.resize import next_launch, write_resized
+from mpctl.launch.resize import next_launch, resized_text
 from mpctl.launch.restarts import RestartPolicy, skip_batches
 from mpctl.launch.save_monitor import SaveMonitor
+from mpctl.launch.set_up import name_origin
 from mpctl.launch.status_file import StatusFile
 from mpctl.launch.watch import RunWatch
 from mpctl.rundir.stop_request import requested_signals
@@ -179,17 +180,23 @@ class Supervisor:
     def for_next_attempt(self, full: LaunchPlan) -> Supervisor:
         """The supervisor of the next attempt (resize.py). full: the launch on all hosts. Raises
         InputError with the reasons when the run cannot go on."""
-        plan = next_launch(full, self.cluster)
-        if plan.files != self.plan.files:
-            words = write_resized(plan, self.cluster)
-            if plan.world_size != self.plan.world_size:
-                self.on_event(words)
+        plan = next_launch(full, self.cluster, self._is_stopped)
+        if plan.world_size != self.plan.world_size:
+            self.on_event(resized_text(plan, self.cluster))
         return replace(self, plan=plan, growth=Growth())
+
+    def _is_stopped(self) -> bool:
+        self.stops.look(self.plan.run.stop_request)
+        return bool(self.stops.received)
 
     def outcome(self, attempt: int) -> RunOutcome:
         """Run one attempt to its end and judge it. attempt: its number, from 1."""
         run, job = self.plan.run, self.plan.job
-        evidence = self._attempt()
+        try:
+            evidence = self._attempt()
+        except RunFailed as error:  # the ranks could not be started
+            run.end_attempt()
+            return RunOutcome("failed", attempt, failure=Failure.without_ranks(str(error), run))
         code = evidence.state.code
         if code == 0 and self._is_done():
             return RunOutcome("finished", attempt)
@@ -225,7 +232,7 @@ class Supervisor:
             self.on_event(message)
         reader = _reader_of(self.plan)
         saves = SaveMonitor(self.on_event)
-        attempt = self.cluster.start(self.plan)
+        attempt = self.cluster.start(name_origin(self.plan))
         grace, status = FailureGracePeriod(attempt), StatusFile(run.status)
         watch = RunWatch(launch, self.plan.world_size, address=attempt.address)
         stop = StopGracePeriod(self.cluster, launch.stop_seconds, self.stops, self.on_event)

@@ -46,6 +46,10 @@ FILES = (
 )
 FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard", PROFILE)
 NODES = "nodes"
+UNLOCKED = (
+    "the file system of the run directory has no locks (flock): a second launch into it would not "
+    "be noticed"
+)
 
 
 @dataclass(frozen=True)
@@ -153,9 +157,11 @@ class RunDir(RunPaths):
             )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Make the directory when it is missing and lock it. Raises InputError when another launch
-        has the lock, or when the directory cannot be made."""
+    def locked(self) -> Iterator[bool]:
+        """Make the directory when it is missing and lock it; one that is still empty at the end is
+        removed. False where its file system has no locks. Raises InputError when another launch has
+        the lock, or when the directory cannot be made."""
+        is_new, is_locked = not self.path.exists(), True
         try:
             self.make()
             handle = os.open(self.path, os.O_RDONLY)
@@ -172,11 +178,14 @@ class RunDir(RunPaths):
                 "wait for it to end, or use another --run-dir",
             ) from None
         except OSError:
-            pass  # some network file systems have no locks on directories
+            is_locked = False
         try:
-            yield
+            yield is_locked
         finally:
             os.close(handle)
+            if is_new:
+                with suppress(OSError):
+                    self.path.rmdir()
 
     # ------------------------------------------------------------ from launch to end
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mpctl.errors import RunFailed
 from mpctl.families.batch import FamilyModule
 from mpctl.families.modules import build_module
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
@@ -27,6 +28,7 @@ from mpctl.layout.topology import job_grid
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.origin import Origin
 from mpctl.runtime.checkpointing.saver import Saver
 from mpctl.runtime.checkpointing.shard_content import HostCopies
 from mpctl.runtime.environment import RuntimeEnvironment
@@ -60,10 +62,11 @@ from mpctl.topology import Topology
 def build_trainer(
     run_dir: Path, job: JobSpec, topology: Topology, rank: int, environment: RuntimeEnvironment
 ) -> Trainer:
-    """The trainer of one rank, resumed from the newest checkpoint of the run where there is one.
+    """The trainer of one rank, resumed from the checkpoint that the attempt starts from, if any.
 
     Every rank calls it, after `init_process_group` where there are several. Raises InputError where
-    the data, a checkpoint or the initial weights cannot be read.
+    the data, a checkpoint or the initial weights cannot be read, RunFailed where ranks were named
+    different checkpoints or jobs.
     """
     torch.set_num_threads(job.launch.threads_per_rank or 1)
     mesh = build_mesh(
@@ -77,13 +80,30 @@ def build_trainer(
         timer=environment.communication,
     )
     trainer = _assemble(run_dir, PipelinePartition.of(job, mesh.pp.rank), mesh, environment)
-    saved = list_checkpoints(trainer.saver.root)
-    if saved:
-        trainer.resume(saved[-1][1])
+    origin, root = environment.origin, trainer.saver.root
+    if origin is not None and (step := agreed_step(origin, root, mesh)):
+        trainer.resume(origin.find_checkpoint(root, step))
         _restore_guard(trainer, RunDir(run_dir))
     elif job.training.init_from is not None:
         start_from(trainer, Path(job.training.init_from))
     return trainer
+
+
+def agreed_step(origin: Origin, root: Path, mesh: Mesh) -> int:
+    """The step of the checkpoint that all ranks resume from, 0 for none. Where no launcher named
+    one, it is the newest that rank 0 sees in `root`. Raises RunFailed on a rank that was named
+    another step or another job than rank 0."""
+    newest = max((step for step, _ in list_checkpoints(root)), default=0)
+    step = newest if origin.step is None else origin.step
+    job = int((origin.job or "0")[:15], 16)
+    mine = torch.tensor([step, job], device=mesh.device)
+    first, first_job = mesh.world.broadcast(mine, 0).tolist()
+    if first_job != job or (origin.step is not None and first != step):
+        raise RunFailed(
+            f"rank {mesh.rank} is to resume job {job:015x} from step {step}, rank 0 job "
+            f"{first_job:015x} from step {first}: they were started by different launches"
+        )
+    return int(first)
 
 
 def _restore_guard(trainer: Trainer, run: RunDir) -> None:

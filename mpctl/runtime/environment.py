@@ -19,6 +19,7 @@ from torch import nn
 from mpctl.kernels.backend import TORCH_BACKEND, KernelBackend
 from mpctl.kernels.parameters import initialise_parameter
 from mpctl.rundir.collective_log import CollectiveLog
+from mpctl.rundir.origin import Origin
 from mpctl.runtime.batches import Batches
 from mpctl.runtime.device import DeviceMemory, select_device
 from mpctl.runtime.fp8 import require_fp8
@@ -55,7 +56,7 @@ class RuntimeEnvironment:
     norm_block: elements of a gradient whose squares are summed at a time. make_stream: makes a
     stream beside the current one of a device (transport/streams.py, side_stream). runs_ahead:
     whether the device works on while the host goes on, so that reading a number of it is to be
-    avoided. read_figures: reads the figures of a step.
+    avoided. read_figures: reads the figures of a step. origin: what to resume, None for nothing.
     """
 
     device: torch.device
@@ -73,10 +74,17 @@ class RuntimeEnvironment:
     make_stream: MakeStream = side_stream
     runs_ahead: bool = False
     read_figures: ReadFigures = read_figures
+    origin: Origin | None = None
 
     @classmethod
     def of_machine(
-        cls, job: JobSpec, run_dir: Path, *, local_rank: int, log: CollectiveLog | None = None
+        cls,
+        job: JobSpec,
+        run_dir: Path,
+        *,
+        local_rank: int,
+        log: CollectiveLog | None = None,
+        origin: Origin | None = None,
     ) -> RuntimeEnvironment:
         """The environment of process `local_rank` of this host. The supervisor requests a stop by
         creating RUN/stop; data lies in `data.path`, by default RUN/data."""
@@ -94,6 +102,7 @@ class RuntimeEnvironment:
             log=log,
             norm_block=NORM_BLOCK if device.type == "cpu" else DEVICE_NORM_BLOCK,
             runs_ahead=device.type != "cpu",
+            origin=origin or Origin(),
         )
 
     def count_anew(self) -> None:

@@ -105,7 +105,7 @@ def record_failure(
         "rank": rank,
         "coords": coords,
         "doing": doing,
-        "error": words.splitlines()[0][:500],
+        "error": next(iter(words.splitlines()), type(error).__name__)[:500],
         "is_echo": is_echo(error, words),
         "time": time.time(),
         "traceback": traceback.format_exception(error)[-20:],

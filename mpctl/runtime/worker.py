@@ -14,12 +14,13 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpctl.errors import RunFailed
 from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
+from mpctl.rundir.origin import Origin
 from mpctl.rundir.profile_files import profile_path
 from mpctl.rundir.rank_files import RankReport, loss_text
 from mpctl.runtime.process import (
@@ -46,12 +47,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RankEnv:
     """What torchrun's environment variables say of this process; read here and nowhere below.
-    address: HOST:PORT at which the ranks meet."""
+    address: HOST:PORT at which the ranks meet; origin: what they start from."""
 
     rank: int
     local_rank: int
     world_size: int
     address: str = ""
+    origin: Origin = field(default_factory=Origin)
 
     @classmethod
     def from_environment(cls) -> RankEnv:
@@ -62,7 +64,7 @@ class RankEnv:
             sys.exit(f"{', '.join(missing)} not set: this module is started by torchrun")
         rank, local_rank, world_size = (int(os.environ[name]) for name in names)
         address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        return cls(rank, local_rank, world_size, address)
+        return cls(rank, local_rank, world_size, address, Origin.from_environment(os.environ))
 
 
 def main(run_dir: Path) -> None:
@@ -77,7 +79,8 @@ def main(run_dir: Path) -> None:
     from mpctl.layout.topology import job_topology
     from mpctl.spec.load import parse
 
-    job = parse(json.loads((run_dir / "job.json").read_text("utf-8")))
+    breadcrumb.write("waiting for job.json as the launcher wrote it")
+    job = parse(json.loads(rank_env.origin.read_job(run_dir / "job.json")))
     worker = Worker(run_dir, job, rank_env, job_topology(job), breadcrumb)
     print(f"rank {rank_env.rank} of {rank_env.world_size}, coordinates {worker.coords}")
     request = run_dir / "bench.json"
@@ -199,8 +202,9 @@ class Worker:
         )
         self._reach(JOINED, then)
         return RuntimeEnvironment.of_machine(
-            self.job, self.run_dir, local_rank=local_rank, log=self.breadcrumb.collectives
-        )
+            self.job, self.run_dir, local_rank=local_rank, log=self.breadcrumb.collectives,
+            origin=self.rank_env.origin,
+        )  # fmt: skip
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:
         """The groups of the job's layout, without a model."""

@@ -7,20 +7,23 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.cli.signals import ended_by_signals
+from mpctl.errors import RunFailed
 from mpctl.launch import supervise
 from mpctl.launch.backends import local
-from mpctl.launch.backends.local import LocalCluster
-from mpctl.launch.launch_plan import plan_launch
+from mpctl.launch.backends.local import LocalAttempt, LocalCluster
+from mpctl.launch.launch_plan import LaunchPlan, plan_launch
 from mpctl.launch.node.machine import Machine
 from mpctl.launch.record_reader import RecordReader
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.launch.set_up import set_up_run as write_run
+from mpctl.launch.summary import summarise
 from mpctl.rundir.checkpoints import list_checkpoints
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.shards import find_damage
@@ -48,6 +51,39 @@ def test_a_stop_waits_for_the_save_of_the_first_step(data: Path, tmp_path: Path)
     assert grace.is_open(reader, saves) and plan.run.stop.exists()
     stops.received.append(15)
     assert not grace.is_open(reader, saves)
+
+
+class Unstartable(LocalCluster):
+    """A host whose ranks cannot be started the first two times."""
+
+    failures: ClassVar[list[RunFailed]] = []
+
+    def start(self, plan: LaunchPlan) -> LocalAttempt:
+        if self.failures:
+            raise self.failures.pop()
+        return super().start(plan)
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(2, "finished"), (1, "failed")])
+def test_ranks_that_cannot_be_started_cost_a_restart(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, status: str
+) -> None:
+    """A host that does not answer at a start is a failure like others: it says nothing about the
+    next start."""
+    errors = [RunFailed("host n0: no answer") for _ in range(2)]
+    monkeypatch.setattr(Unstartable, "failures", errors)
+    job = tiny_job(data, 1, 1, launch__max_restarts=restarts, training__steps=2)
+    plan = plan_launch(tiny_plan(job), RunDir(tmp_path / "run"), Machine(2, 0, 2**34))
+    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    events: list[str] = []
+    cluster = Unstartable(plan.run, LocalCluster.of(plan.run).hosts)
+    outcome = supervise.run_launch(plan, cluster, lambda _: None, events.append)
+    assert (outcome.status, outcome.attempts) == (status, restarts + 1), outcome.failure
+    assert "host n0: no answer" in events[0]
+    if outcome.failure is not None:
+        assert outcome.failure.rank is None and "no answer" in str(outcome.failure)
+        summary = summarise(tiny_plan(job), plan, outcome, command="")
+        assert summary["status"] == "failed"
 
 
 @pytest.mark.parametrize(

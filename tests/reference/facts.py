@@ -52,6 +52,8 @@ READ = {
 SET = {
     "CUDA_VISIBLE_DEVICES": "for workers on CPU: empty",
     "GLOO_SOCKET_IFNAME": "for workers on CPU: the loopback interface",
+    "MPCTL_JOB_SHA256": "for workers: the job.json that the launcher wrote",
+    "MPCTL_RESUME_STEP": "for workers: the step of the checkpoint to resume, 0 for none",
     "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
     "PYTORCH_ALLOC_CONF": "for workers on GPUs, unless set under any name that torch reads: "
     "expandable_segments:True",

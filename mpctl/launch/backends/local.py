@@ -7,7 +7,7 @@ needed: torchrun is a child of the launcher.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ class LocalCluster:
         """What this host lacks to run the plan."""
         return list(host_issues(plan, self.hosts[0].machine, device))
 
-    def recover(self, least: int) -> list[Issue]:
+    def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
         """Nothing to do: this process runs on the only host."""
         return []
 

@@ -90,7 +90,7 @@ class SlurmBackend:
             try:
                 yield cluster
             finally:
-                if lost := [link.name for link in cluster.links if link.lost]:
+                if lost := [link.name for link in cluster.links if not link.is_ready]:
                     run.lost_hosts.write_text("\n".join(lost) + "\n", "utf-8")
 
     def commands(self, plan: LaunchPlan) -> list[HostCommand]:

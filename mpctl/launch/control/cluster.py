@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from mpctl.launch.control.agent_attempt import AgentAttempt
 from mpctl.launch.control.handshake import write_key
 from mpctl.launch.control.host_checks import differing_hosts, doubled_hosts
 from mpctl.launch.control.messages import Hello, Start, Word
+from mpctl.launch.control.returning import RETURN_SECONDS, ReturnPolicy
 from mpctl.launch.control.server import ControlServer, HostLink
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.node.device import Device
@@ -33,10 +34,16 @@ from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
 
 OnEvent = Callable[[str], None]
+IsStopped = Callable[[], bool]
 POLL_SECONDS = 0.02
-RETURN_SECONDS, RETURN_PATIENCE = 20.0, 15.0
-"""How often hosts that a run does without are tried again, and how long they get at a restart."""
+RETURN_PATIENCE, FIRST_PAUSE, LONGEST_PAUSE = 15.0, 1.0, 15.0
+"""How long hosts that a run can do without get at a restart; the pauses between two tries."""
 PORT_SECONDS = 10.0
+
+
+def never() -> bool:
+    """Nobody has asked for a stop."""
+    return False
 
 
 class AgentStarter(Protocol):
@@ -119,7 +126,7 @@ def _write_key(run: RunDir, server: ControlServer) -> AgentOrder:
 class AgentCluster:
     """Hosts with a node agent each. attempts: how many were started; ranks: of each host; absent:
     nodes that an elastic run does without; next_try: when they are tried again, by
-    time.monotonic()."""
+    time.monotonic(); returns: when each may be used; checked: what hosts were last checked for."""
 
     run: RunDir
     server: ControlServer
@@ -130,6 +137,8 @@ class AgentCluster:
     ranks: int = 0
     absent: frozenset[int] = frozenset()
     next_try: float = 0.0
+    returns: ReturnPolicy = field(default_factory=ReturnPolicy)
+    checked: tuple[Plan, Device] | None = None
 
     @property
     def links(self) -> list[HostLink]:
@@ -138,19 +147,15 @@ class AgentCluster:
 
     @property
     def hellos(self) -> list[Hello]:
-        """What the agents said when they connected. Raises RunFailed when one never did."""
-        hellos = [link.hello for link in self.links if link.hello is not None]
-        if len(hellos) < len(self.links):
-            raise RunFailed("not all hosts have connected")
-        return hellos
+        """What the agents said when they connected. Raises RunFailed when one is not connected."""
+        return [_hello(link) for link in self.links]
 
     @property
     def hosts(self) -> Sequence[HostFacts]:
         """The facts of each host, under the name that the backend gave it."""
-        pairs = zip(self.hellos, self.links, strict=True)
-        return [replace(hello.facts, name=link.name) for hello, link in pairs]
+        return [_facts(link) for link in self.links]
 
-    def wait(self, patience: float | None = None) -> list[Issue]:
+    def wait(self, patience: float | None = None, is_stopped: IsStopped = never) -> list[Issue]:
         """Wait for the agents of all hosts, at most `patience` seconds (of the cluster, when None)
         without a new one; an issue for each host that did not come."""
         patience = self.patience if patience is None else patience
@@ -166,7 +171,7 @@ class AgentCluster:
                 ready, deadline = len(self.links) - len(missing), time.monotonic() + patience
             failures = self.starter.failures()
             waiting = [link for link in missing if link.node not in failures]
-            if not waiting or time.monotonic() > deadline:
+            if not waiting or time.monotonic() > deadline or is_stopped():
                 late = [self._late(link) for link in waiting]
                 return [*(failures[n] for n in sorted(failures)), *late]
             time.sleep(POLL_SECONDS)
@@ -183,33 +188,87 @@ class AgentCluster:
 
     def check(self, plan: Plan, device: Device) -> list[Issue]:
         """What the hosts lack to run the plan, and what differs between them."""
+        self.checked = (plan, device)
         doubled = doubled_hosts(self.hosts) if device == "cuda" else []
         lacks = cluster_host_issues(plan, self.hosts, device)
         return [*doubled, *differing_hosts(self.hosts), *lacks]
 
-    def recover(self, least: int) -> list[Issue]:
-        """Start the agents of lost hosts anew. A reason for each host that does not come back, when
-        fewer than `least` are there then; else the next attempt does without those."""
-        self.absent = frozenset()
-        if not (lost := [link for link in self.links if not link.is_ready]):
-            return []
-        self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
-        self._start_again(lost)
-        issues = self.wait(None if least == len(self.links) else RETURN_PATIENCE)
-        missing = [link for link in self.links if not link.is_ready]
-        if issues and (not missing or len(self.links) - len(missing) < least):
-            return issues
-        self.absent = frozenset(link.node for link in missing)
+    def recover(self, least: int, is_stopped: IsStopped = never) -> list[Issue]:
+        """Connect to lost hosts again. A reason for each host that cannot be used, when fewer than
+        `least` can; else the next attempt does without those. is_stopped: gives up."""
+        now, before, self.absent = time.monotonic(), self.absent, frozenset[int]()
+        lost = [link for link in self.links if not link.is_ready]
+        for link in lost:
+            if link.node not in before and (seconds := self.returns.note_loss(link.node, now)):
+                self.on_event(f"{link.name} was lost again: not used for {seconds:g} s")
+        issues = self._reconnect(lost, least, is_stopped) if lost else []
+        back = [link for link in lost if link.is_ready]
+        back += [self.server.links[node] for node in before if self.server.links[node].is_ready]
+        refused = self._refuse_unfit(dict.fromkeys(link.node for link in back))
+        away = {link.node for link in self.links if not link.is_ready} | refused.keys()
+        if len(self.links) - len(away) < least:
+            return [*issues, *refused.values()]
+        resting = {n for n in before | {link.node for link in lost} if not self._may_return(n)}
+        fit = len(self.links) - len(away | resting) >= least
+        self.absent = frozenset(away | resting if fit else away)
         self.next_try = time.monotonic() + RETURN_SECONDS
         return []
 
+    def _reconnect(
+        self, lost: Sequence[HostLink], least: int, is_stopped: IsStopped
+    ) -> list[Issue]:
+        """Start the agents of lost hosts anew, with pauses, for as long as the cluster is patient;
+        no longer than RETURN_PATIENCE once there are `least` of fewer hosts that will do."""
+        self.on_event(f"connecting again to {', '.join(link.name for link in lost)}")
+        begin, pause, issues = time.monotonic(), FIRST_PAUSE, list[Issue]()
+        while away := [link for link in lost if not link.is_ready]:
+            is_enough = len(self.links) - len(away) >= least
+            end = begin + (min(RETURN_PATIENCE, self.patience) if is_enough else self.patience)
+            if time.monotonic() >= end or is_stopped():
+                break
+            self._start_again(away)
+            issues = self.wait(max(0.0, end - time.monotonic()), is_stopped)
+            resume = min(time.monotonic() + pause, end)
+            while issues and time.monotonic() < resume and not is_stopped():
+                time.sleep(POLL_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return issues if any(not link.is_ready for link in lost) else []
+
+    def _refuse_unfit(self, nodes: Iterable[int]) -> dict[int, Issue]:
+        """Why each of these hosts, which are connected again, cannot be used; those are let go."""
+        links = [self.server.links[node] for node in nodes]
+        others = [link for link in self.links if link.is_ready and link not in links]
+        facts = [_facts(link) for link in others]
+        refused: dict[int, Issue] = {}
+        for link in links:
+            if issue := next(self._unfit(_facts(link), facts), None):
+                seconds = self.returns.note_refusal(link.node, time.monotonic())
+                way = f"it is asked again in {seconds:g} s"
+                self.on_event(f"{link.name} is back and not used: {issue.message}; {way}")
+                self.server.dismiss(link.node, issue.message)
+                refused[link.node] = issue
+        return refused
+
+    def _unfit(self, host: HostFacts, others: Sequence[HostFacts]) -> Iterator[Issue]:
+        """What keeps a host from running the launch with these others, which can."""
+        yield from differing_hosts([*others, host])
+        if self.checked is not None:
+            plan, device = self.checked
+            if device == "cuda":
+                yield from doubled_hosts([*others, host])
+            yield from cluster_host_issues(plan, [host] * plan.job.cluster.nodes, device)
+
+    def _may_return(self, node: int) -> bool:
+        return self.returns.may_return(node, time.monotonic())
+
     def has_returned(self) -> bool:
-        """Whether the agent of an absent host has connected; tries to start those that have not,
-        once in RETURN_SECONDS."""
+        """Whether an absent host is connected again and can be used; tries to start the agents of
+        those that are not, once in RETURN_SECONDS."""
         if not self.absent:
             return False
         missing = [self.server.links[node] for node in sorted(self.absent)]
-        if any(link.is_ready for link in missing):
+        back = [link.node for link in missing if link.is_ready and self._may_return(link.node)]
+        if back and len(self._refuse_unfit(back)) < len(back):
             return True
         if time.monotonic() >= self.next_try:
             self.next_try = time.monotonic() + RETURN_SECONDS
@@ -263,3 +322,14 @@ class AgentCluster:
         """Make RUN/stop on the host of rank 0, which looks for it: another host's file may take a
         minute to be seen through a network file system."""
         self.server.send(self.links[0].node, Word("stop"))
+
+
+def _facts(link: HostLink) -> HostFacts:
+    """What a connected host says of itself, under the name that the backend gave it."""
+    return replace(_hello(link).facts, name=link.name)
+
+
+def _hello(link: HostLink) -> Hello:
+    if link.hello is None:
+        raise RunFailed(f"{link.name} is not connected")
+    return link.hello

@@ -130,6 +130,11 @@ class ControlServer:
         self.send(node, Request(self.requests, name, arguments))
         return result
 
+    def dismiss(self, node: int, why: str) -> None:
+        """Let a host go: its agent ends, and the host counts as lost."""
+        self.send(node, Word("bye"))
+        self.loop.call_soon_threadsafe(self._lose, self.links[node], why)
+
     def forget(self, node: int) -> None:
         """Let the agent of a host that was lost connect again."""
         link = self.links[node]

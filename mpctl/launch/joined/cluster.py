@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -141,10 +141,10 @@ class JoinedCluster:
             if len(hosts := {names[n] for n in numbers}) > 1
         ]
 
-    def recover(self, least: int) -> list[Issue]:
+    def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
         """Wait for processes that were lost; a reason for each that does not come back. Whoever
-        started the world sets its size: an elastic run does without none of them, either."""
-        return self.cluster.recover(len(self.processes))
+        started the world sets its size, so that an elastic run needs all of them, too."""
+        return self.cluster.recover(len(self.processes), is_stopped)
 
     def has_returned(self) -> bool:
         """No attempt does without a process."""

@@ -28,6 +28,7 @@ from mpctl.launch.node.stacks import rank_stacks
 from mpctl.launch.node.waiting_torchrun import LAUNCHER, WaitingTorchrun
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
+from mpctl.rundir.origin import ORIGIN
 from mpctl.spec.job import JobSpec
 
 RANK_VARIABLES = frozenset(
@@ -38,6 +39,7 @@ RANK_VARIABLES = frozenset(
         "CUDA_VISIBLE_DEVICES",
         ALLOCATOR[0],
         *RECORDER,
+        *ORIGIN,
     }
 )
 """The variables that a launcher may set for ranks of other hosts; an agent refuses all others."""
