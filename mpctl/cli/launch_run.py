@@ -43,7 +43,6 @@ class Launch:
     def train(self) -> NoReturn:
         """Run it to its end; exits with the run's exit code."""
         from mpctl.launch.backends.registry import find_backend
-        from mpctl.launch.preflight import check_run_dir
         from mpctl.launch.summary import summarise
         from mpctl.planning.plan import make_plan
         from mpctl.render.errors import print_warnings
@@ -51,8 +50,7 @@ class Launch:
         from mpctl.rundir.summary import write_summary
 
         backend = find_backend(self.plan.job, os.environ)
-        check_run_dir(self.run, overwrite=self.overwrite, resume=self.resumption is not None)
-        with self.run.locked() as is_locked, self._connected(backend) as (cluster, prepared):
+        with self._locked() as is_locked, self._connected(backend) as (cluster, prepared):
             print_warnings([*prepared.warnings, *([] if is_locked else [UNLOCKED])])
             outcome = self._run_ranks(prepared, cluster)
             ran = outcome.launch or prepared
@@ -61,6 +59,22 @@ class Launch:
             write_summary(self.run.summary, summary)
         self._report(outcome, summary)
         raise typer.Exit(outcome.exit_code)
+
+    @contextmanager
+    def _locked(self) -> Iterator[bool]:
+        """Lock the run directory (RunDir.locked). Raises InputError where another launch has it,
+        which for a new run is one that is occupied."""
+        from mpctl.errors import InputError
+        from mpctl.launch.preflight import check_run_dir
+
+        with ExitStack() as stack:
+            try:
+                is_locked = stack.enter_context(self.run.locked())
+            except InputError:
+                resume = self.resumption is not None
+                check_run_dir(self.run, overwrite=self.overwrite, resume=resume)
+                raise
+            yield is_locked
 
     def print_commands(self) -> None:
         """Print what would be run, on which host, and start nothing."""

@@ -57,10 +57,11 @@ def node_starter(world: JoinedWorld) -> NodeStarter:
 @dataclass
 class SignalRelay:
     """Passes signals that ask for an end on to the launcher. received: how many have come;
-    is_connected: whether there is a launcher to pass them on to."""
+    last: the latest; is_connected: whether there is a launcher to pass them on to."""
 
     run: RunDir
     received: int = 0
+    last: int = 0
     is_connected: bool = False
     numbers: tuple[signal.Signals, ...] = field(
         default=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -77,7 +78,7 @@ class SignalRelay:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received += 1
+        self.received, self.last = self.received + 1, number
         if not self.is_connected or self.received > 2:
             raise SystemExit(128 + number)
         with suppress(OSError):  # the launcher is told by its own signal, or not at all
@@ -103,6 +104,8 @@ def follow_launcher(run: RunDir, world: JoinedWorld, seconds: float) -> None:
             relay.is_connected = False
             if agent.is_over:
                 return
+            if relay.received:  # passed on to a launcher that is gone
+                raise SystemExit(128 + relay.last)
             if agent.is_welcome:
                 deadline, is_lost = time.monotonic() + RETURN_SECONDS, True
             time.sleep(LOOK_SECONDS)
