@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpctl.estimate.communication import ring_bytes
 from mpctl.sharding import (
     divisors,
     local_range,
@@ -68,30 +66,6 @@ def test_padded_vocab_is_the_least_multiple_that_holds_it(
 @pytest.mark.parametrize(("tp", "padded"), [(1, 50304), (2, 50432), (4, 50688), (8, 51200)])
 def test_padding_of_gpt2s_vocabulary(tp: int, padded: int) -> None:
     assert padded_vocab(50257, tp=tp) == padded
-
-
-@given(message=st.integers(0, 2**40), ranks=st.integers(1, 1024))
-def test_ring_bytes_are_exact(message: int, ranks: int) -> None:
-    exact = Fraction(2 * (ranks - 1) * message, ranks)
-    sent = ring_bytes(message, ranks)
-    assert isinstance(sent, int) == (exact.denominator == 1)
-    assert sent == (exact if isinstance(sent, int) else pytest.approx(float(exact), rel=1e-12))
-
-
-@given(ranks=st.integers(1, 9), chunk=st.integers(1, 5))
-def test_ring_bytes_are_what_a_ring_sends(ranks: int, chunk: int) -> None:
-    """A reduce-scatter and an all-gather by hand, chunk after chunk around the ring."""
-    held = [[{(rank, c)} for c in range(ranks)] for rank in range(ranks)]
-    sent = [0] * ranks
-    for step in range(2 * (ranks - 1)):
-        moving = [(rank, (rank - step) % ranks) for rank in range(ranks)]
-        copies = [(rank, c, set(held[rank][c])) for rank, c in moving]
-        for rank, c, terms in copies:
-            held[(rank + 1) % ranks][c] |= terms
-            sent[rank] += chunk
-    whole = [{(rank, c) for rank in range(ranks)} for c in range(ranks)]
-    assert all(own == whole for own in held)
-    assert sent == [ring_bytes(chunk * ranks, ranks)] * ranks
 
 
 def test_contraction_names_each_axis_once_and_only_for_split_dimensions() -> None:

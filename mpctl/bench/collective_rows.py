@@ -1,7 +1,7 @@
 """Rows of timed collectives, and the latency and bandwidth that fit them.
 
 algbw is a message's bytes over its time; busbw multiplies it by the bytes that cross the busiest
-link of a ring over those of the message (estimate/message.bus_factor), so that the link's bandwidth
+link of a ring over those of the message (collectives.bus_factor), so that the link's bandwidth
 bounds it whatever the kind and the number of ranks (nccl-tests, doc/PERFORMANCE.md).
 
 A fit is time = latency + bus factor x bytes / bandwidth, with the least sum of squared relative
@@ -22,7 +22,8 @@ from typing import TypedDict
 from mpctl.bench.collective_cases import CollectiveCases, sent_over
 from mpctl.bench.report import BenchRow, spread
 from mpctl.calibrate.relative_fit import fit_relative
-from mpctl.estimate.message import Message, bus_factor
+from mpctl.collectives import bus_factor
+from mpctl.estimate.message import Message
 from mpctl.estimate.network import MissingLink, Network
 from mpctl.rundir.collective_files import CollectiveCase, CollectiveRound
 

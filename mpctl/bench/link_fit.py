@@ -21,7 +21,7 @@ from statistics import fmean
 
 from mpctl.bench.collective_rows import CollectiveRow
 from mpctl.calibrate.relative_fit import fit_relative
-from mpctl.estimate.message import bus_factor, ring_phases
+from mpctl.collectives import bus_factor, get_collective
 from mpctl.spec.cluster import InnerLinkSpec
 from mpctl.units import bytes_text, plural
 
@@ -79,7 +79,7 @@ def fit_link(rows: Sequence[CollectiveRow], *, name: str | None) -> LinkFit:
 def _terms(row: CollectiveRow) -> tuple[float, float, float, float]:
     """By what a byte, a byte of an all-reduce, the start and a latency are multiplied."""
     kind = "send" if row["kind"] == "sendrecv" else row["kind"]
-    sent, phases = bus_factor(kind, row["ranks"]) * row["bytes"], ring_phases(kind)
+    sent, phases = bus_factor(kind, row["ranks"]) * row["bytes"], get_collective(kind).phases
     reduced = phases == 2
     steps = 1 if kind == "send" else phases * (row["ranks"] - 1)
     return (0.0 if reduced else sent), (sent if reduced else 0.0), 1.0, float(steps)

@@ -11,7 +11,7 @@ By hand, 4 ranks, 2 modes and 3 rounds are 2 + 1 answers about sizes and 6 timin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TypedDict
@@ -25,9 +25,8 @@ from mpctl.bench.report import (
     environment_on,
     spread,
 )
+from mpctl.collectives import sent_by_rank
 from mpctl.errors import IssueEntry
-from mpctl.estimate.communication import ring_bytes
-from mpctl.estimate.message import ring_phases
 from mpctl.launch.connect import OnEvent
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.machine import Machine, this_machine
@@ -201,12 +200,8 @@ def _row(
 
 def _sent(traffic: Traffic, group_sizes: Mapping[str, int]) -> float:
     """Bytes of a rank where every collective is a ring, on the average of the ranks."""
-    return sum(_ring(name.split(), entry["bytes"], group_sizes) for name, entry in traffic.items())
-
-
-def _ring(name: Iterable[str], size: int, group_sizes: Mapping[str, int]) -> float:
-    axis, kind = name
-    return ring_bytes(size, group_sizes[axis], phases=ring_phases(kind))
+    named = ((name.split(), entry["bytes"]) for name, entry in traffic.items())
+    return sum(sent_by_rank(kind, size, group_sizes[axis]) for (axis, kind), size in named)
 
 
 def bench_report(

@@ -132,7 +132,7 @@ def activation_shapes(layout: JobLayout) -> ActivationShapes:
     t, p, memory = job.training, job.parallel, layout.profile.memory
     tp, cp, grid = p.tp, p.cp, layout.grid
     kernels = kernel_set(memory.kernels, t.runtime)
-    value = max(2, DTYPE_BYTES[t.dtype])
+    value = t.value_bytes
     vocab = padded_vocab(model.vocab, tp=tp, divisor=model.vocab_divisor)
     features, sizes = grid.feature_parts, local_sizes(layout)
     table_parts = grid.parts(grid.weight_axes(("vocab", "hidden"))[0])

@@ -13,14 +13,13 @@ from __future__ import annotations
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.fused_attention import refusal
 from mpctl.operators.matmul import AttentionOp
-from mpctl.units import DTYPE_BYTES
 
 OWN = "mpctl"  # memory.kernels of a runtime with our own kernels
 
 
 def fuses_variants(layout: JobLayout) -> bool:
     """Whether any attention of the job, with dropout too, is one kernel that keeps no scores."""
-    job, width = layout.job, max(2, DTYPE_BYTES[layout.job.training.dtype])
+    job, width = layout.job, layout.job.training.value_bytes
     is_ours = layout.profile.memory.kernels == OWN and job.device_kind != "cpu"
     return is_ours and refusal(width, layout.model.head_size) is None
 

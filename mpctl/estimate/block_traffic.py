@@ -18,9 +18,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mpctl.estimate.communication import phi_bytes, ring_bytes
+from mpctl.collectives import get_collective, ring_bytes
+from mpctl.estimate.communication import phi_bytes
 from mpctl.estimate.layer_messages import LayerMessages
-from mpctl.estimate.message import Message, ring_phases
+from mpctl.estimate.message import Message
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import GradFlow
 from mpctl.operators.matmul import GradNeeds, LayerStack
@@ -59,16 +60,15 @@ class PartTraffic:
     @property
     def ring_bytes_per_rank(self) -> int | float:
         """Bytes that each rank sends where every collective is a ring, on the average."""
-        return sum(
-            ring_bytes(size, self.ranks[axis], phases=1) for axis, size in self._volumes.items()
-        )
+        return sum(ring_bytes(size, self.ranks[axis]) for axis, size in self._volumes.items())
 
     @property
     def _volumes(self) -> Counter[str]:
         """Bytes of all phases by axis."""
         volumes: Counter[str] = Counter()
         for message in self.messages:
-            volumes[message.axis] += ring_phases(message.kind) * message.bytes * message.count
+            phases = get_collective(message.kind).phases
+            volumes[message.axis] += phases * message.bytes * message.count
         return volumes
 
     def by_kind(self) -> Iterator[PartTraffic]:

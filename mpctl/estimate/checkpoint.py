@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from math import lcm
 
-from mpctl.estimate.communication import value_bytes
 from mpctl.layout.job_layout import JobLayout
 from mpctl.operators.grad_flow import frozen_by
 from mpctl.spec.checkpoint import CheckpointSpec
@@ -23,7 +22,7 @@ from mpctl.spec.checkpoint import CheckpointSpec
 def checkpoint_bytes(layout: JobLayout) -> int:
     """Bytes of all tensors in a checkpoint of this layout; the files' headers and records, some
     hundred bytes a parameter, come on top."""
-    width = value_bytes(layout.job.training)
+    width = layout.job.training.value_bytes
     is_frozen = frozen_by(layout.table.freeze)
     trained, seen, total = 3 * max(4, width), set[str](), 0
     for stage in range(len(layout.stages)):

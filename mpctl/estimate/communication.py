@@ -24,13 +24,6 @@ from mpctl.units import DTYPE_BYTES
 Sizes = Mapping[str, int]
 
 
-def ring_bytes(message: int, ranks: int, *, phases: int = 2) -> int | float:
-    """Bytes that each rank of a ring sends: (t-1)/t of the message in each phase; an all-reduce has
-    two, other collectives one. Of a broadcast or a reduction it is the average over the ranks."""
-    exact = phases * (ranks - 1) * message
-    return exact // ranks if exact % ranks == 0 else exact / ranks
-
-
 def batch_sizes(layout: JobLayout) -> Sizes:
     """Elements of one micro batch on one rank of cp, by dimension, whole over tp."""
     model, cp = layout.model, layout.job.parallel.cp
@@ -51,31 +44,26 @@ def local_sizes(layout: JobLayout) -> Sizes:
     return sizes
 
 
-def value_bytes(training: TrainingSpec) -> int:
-    """Bytes of an element of activations and parameters; only operands of products are fp8."""
-    return max(2, DTYPE_BYTES[training.dtype])
-
-
 def gradient_bytes(training: TrainingSpec, profile: RuntimeProfile) -> int:
     """Bytes of a gradient's element where it is accumulated and reduced: the job's choice, else the
     runtime's, in no fewer bytes than the parameter."""
     if training.gradient_dtype is not None:
         return DTYPE_BYTES[training.gradient_dtype]
-    return max(value_bytes(training), DTYPE_BYTES[profile.gradient_dtype or training.dtype])
+    return max(training.value_bytes, DTYPE_BYTES[profile.gradient_dtype or training.dtype])
 
 
 def message_bytes(layout: JobLayout, dims: Dims) -> int:
     """Bytes of a tensor of these dimensions between the layers, in the training dtype, on one rank
     of tp."""
     sizes = local_sizes(layout)
-    return prod(sizes[dim] for dim in dims) * value_bytes(layout.job.training)
+    return prod(sizes[dim] for dim in dims) * layout.job.training.value_bytes
 
 
 def phi_bytes(layout: JobLayout, stack: LayerStack) -> int:
     """Bytes of one phase of one all-reduce of the stack's hidden states, whole over tp."""
     sizes = batch_sizes(layout)
     elements = sizes["batch"] * sizes[stack.seq] * sizes["hidden"]
-    return elements * value_bytes(layout.job.training)
+    return elements * layout.job.training.value_bytes
 
 
 def local_parameters(

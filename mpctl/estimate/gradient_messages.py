@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from mpctl.estimate.communication import gradient_bytes, local_parameters, value_bytes
+from mpctl.collectives import Kind
+from mpctl.estimate.communication import gradient_bytes, local_parameters
 from mpctl.estimate.message import Cover, Message, Phase
 from mpctl.estimate.p2p import SharedParameter, shared_parameters
 from mpctl.layout.buckets import BucketShape, slice_numel
@@ -75,12 +76,12 @@ class ReplicaGroup(NamedTuple):
         if not trained:
             return
         if self.zero < 2:
-            kind = "reduce_scatter" if self.zero else "all_reduce"
+            kind: Kind = "reduce_scatter" if self.zero else "all_reduce"
             yield self.reduced(kind, trained, "step")
         if self.zero in (1, 2):
             yield self.gathered(trained, "step")
 
-    def reduced(self, kind: str, numel: int, phase: Phase) -> Message:
+    def reduced(self, kind: Kind, numel: int, phase: Phase) -> Message:
         """The reduction of so many elements of gradients."""
         size = self.padded(numel) * self.gradient
         return Message("dp", kind, "gradients", size, 1, phase, COVERS[phase])
@@ -109,7 +110,7 @@ class GradientMessages:
         layout, training = self.layout, self.layout.job.training
         zero = sent_zero_stage(layout.zero_stage, pp=layout.job.parallel.pp, profile=self.profile)
         return ReplicaGroup(
-            layout.replicas, zero, value_bytes(training), gradient_bytes(training, self.profile),
+            layout.replicas, zero, training.value_bytes, gradient_bytes(training, self.profile),
             SLICE_ALIGNMENT if self.profile.overlap.buckets else 1,
         )  # fmt: skip
 

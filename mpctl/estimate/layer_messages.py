@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from mpctl.estimate.communication import Sizes, batch_sizes, message_bytes, value_bytes
+from mpctl.estimate.communication import Sizes, batch_sizes, message_bytes
 from mpctl.estimate.message import Cover, Message
 from mpctl.estimate.recompute import is_repeated, repeated_products
 from mpctl.layout.job_layout import JobLayout
@@ -55,7 +55,7 @@ class LayerMessages:
     @cached_property
     def _widths(self) -> tuple[int, int]:
         """Bytes of an element in the training dtype, and of one in float32 at least."""
-        value = value_bytes(self.layout.job.training)
+        value = self.layout.job.training.value_bytes
         return value, max(4, value)
 
     def block(self, stack: LayerStack, flow: GradFlow) -> list[Message]:
@@ -152,7 +152,7 @@ class LayerMessages:
         there are kv heads, over cp always."""
         model, cp = self.layout.model, self.layout.job.parallel.cp
         head = 2 * self.sizes["batch"] * self.sizes[core.keys] * cp * model.head_size
-        head *= value_bytes(self.layout.job.training)
+        head *= self.layout.job.training.value_bytes
         is_trained = flow.needs[core.key_product].y
         if self.layout.grid.feature_parts > model.kv_heads:
             size = head * model.kv_heads // cp

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from mpctl.collectives import Kind
+
 Phase = Literal["forward", "backward", "recompute", "transfer", "step"]
 Cover = Literal["weight_gradient", "product", "layer", "last_backward", "stage"]
-
-_PHASES = {"all_reduce": 2, "send": 0, "sendrecv": 0}
-PIPELINED = frozenset({"broadcast", "reduce"})  # all of a message crosses each link
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class Message:
     """`count` equal messages that one rank takes part in.
 
     axis: the group, by its name in plans: tp, cp, pp, dp (the replicas, dp x cp), world, or a group
-    of the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: all_reduce,
-    all_gather, reduce_scatter, broadcast, reduce or send. what: what is sent, in words. bytes: of
+    of the grid that tp is in 2d, 2.5d and 3d (row, col, row-depth, input, ..). kind: of
+    collective (mpctl/collectives.py). what: what is sent, in words. bytes: of
     the whole message, before a collective divides it over its ranks. phase: when it is sent: in
     every micro batch's forward, backward or repeated forward (recompute), between two stages
     (transfer), or once a step. cover: the computation that may hide it: the weight gradient of the
@@ -39,7 +38,7 @@ class Message:
     """
 
     axis: str
-    kind: str
+    kind: Kind
     what: str
     bytes: int
     count: int = 1
@@ -58,31 +57,13 @@ class Message:
         )  # fmt: skip
 
 
-def ring_phases(kind: str) -> int:
-    """How often (t-1)/t of a message of this kind leaves each of the t ranks of a ring, of a
-    broadcast or a reduction on the average; 0 for a message from one rank to another."""
-    return _PHASES.get(kind, 1)
-
-
-def bus_factor(kind: str, ranks: int) -> float:
-    """Bytes that cross the busiest link of a ring over those of the message: what nccl-tests
-    multiplies a message's bytes over its time by to get busbw (doc/PERFORMANCE.md), which the link
-    bounds whatever the number of ranks.
-
-    >>> [bus_factor(kind, 4) for kind in ("all_reduce", "all_gather", "broadcast", "send")]
-    [1.5, 0.75, 1.0, 1.0]
-    """
-    phases = ring_phases(kind)
-    return 1.0 if kind in PIPELINED or not phases else phases * (ranks - 1) / ranks
-
-
 @dataclass(frozen=True, slots=True)
 class MessageCount:
     """How often messages of one kind and size are sent in a step, whenever that is; fields as a
     Message's."""
 
     axis: str
-    kind: str
+    kind: Kind
     what: str
     bytes: int
     count: int
@@ -90,7 +71,7 @@ class MessageCount:
 
 def count_messages(messages: Iterable[Message]) -> Iterator[MessageCount]:
     """Equal messages counted together, in the order in which they first appear."""
-    counts: Counter[tuple[str, str, str, int]] = Counter()
+    counts: Counter[tuple[str, Kind, str, int]] = Counter()
     for message in messages:
         counts[message.axis, message.kind, message.what, message.bytes] += message.count
     return (MessageCount(*key, count) for key, count in counts.items() if count)

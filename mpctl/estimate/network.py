@@ -1,24 +1,32 @@
 """How long a message takes over the links that its group spans.
 
-A ring sends (t-1)/t of a message from every rank in each phase; an all-reduce has two phases, a
-gather or a scatter one. A broadcast or a reduction passes a whole message along the ring in pieces,
-so that its bytes cross every link once, one behind the other. Of a group that leaves its NVLink
-domain (its node, where no domain spans several), g ranks lie in each: rings enter and leave a
-domain once, through as much of its nodes' cards as the groups that share them leave to this one,
-the part of g of its ranks. Each level of the fabric that the group leaves is another such border,
-whose bandwidth is that of the cards under it over its oversubscription. The slowest link sets the
-pace; where any group of an axis leaves a network, all count as such. Latency: `start`, a step of
-the ring inside a domain for each rank and between domains for each domain, and a level's own for
-each of its networks; an all-reduce over many domains goes up and down a tree (NCCL's double binary
-one) where that is shorter, and may be faster where switches add up (`all_reduce`). On some networks
-large groups reach less of it than those of two domains (`decay`). From stage to stage a message
-crosses one link, which the ranks of a stage on one node share.
+Seconds of a message of n bytes over a group of t ranks that lie in d domains, g = t/d in each (a
+domain is a node, or several that NVLink joins). B is what one rank reaches inside of a domain, C
+what the cards of a domain's nodes reach together, s the groups that share them (ranks of the domain
+over g); a and b are the latencies inside of a domain and between two, `start` the time before the
+first byte. p counts phases: 2 for an all-reduce, 1 for other collectives.
+
+    ring           p (t-1)/t n x the slowest of 1/B, s/C  +  start + p ((t-d) a + d b)
+    chain          n x the slowest of 1/B, s/C            +  start + (t-d) a + d b
+    all-to-all     the longer of (g-1)/t n / B
+                   and g (t-g)/t n x s/C                  +  start + (g-1) a + (t-g) b
+    stage to stage n / B, or n x the stage's ranks on a node over its cards  +  start + a or b
+
+A ring enters and leaves a domain once, whatever g is; in an all-to-all each of the g ranks sends
+1/t of its message to each of the t-g ranks elsewhere. Inside of one domain d b is 0 and a ring has
+t-1 steps. An all-reduce over many domains goes up and down a tree (NCCL's double binary one) where
+that is shorter, and may be faster where switches add up (`all_reduce`). Each level of the fabric
+that a group leaves is one more border, whose bandwidth is that of the cards under it over its
+oversubscription, with a latency of its own. Where any group of an axis leaves a network, all count
+as such. On some networks large groups reach less of it than those of two domains (`decay`).
 
 By hand, 1 MB over 10 GB/s and 5 us from a stage to the next: 105 us in a node, 4 x 100 + 5 us from
 a node of 4 ranks of that stage. An all-reduce of 8 MB by 8 ranks in a node at 100 GB/s and 1 us:
 2 x 7/8 x 80 + 14 x 1 = 154 us. 8 nodes of 4 with 40 GB/s of cards each, one rank of a group on
 each: a rank has 10 GB/s. Under leaves of 4 nodes, of which 1/8 leaves (oversubscription 8), 4 ranks
 of the group share 4 x 10/8 = 5 GB/s, and the ring goes at that pace; with 1/4 it would not notice.
+An all-to-all of 8 MB by 8 ranks on two nodes of 4: a rank sends 4 MB to the other node, 4 ranks
+16 MB over 40 GB/s: 400 us, where a ring's 7 MB take 175; and 3 x 1 + 4 x 5 us of latency.
 """
 
 from __future__ import annotations
@@ -27,9 +35,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import log2
+from typing import NamedTuple
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.estimate.message import Message, bus_factor, ring_phases
+from mpctl.collectives import bus_factor, get_collective
+from mpctl.estimate.message import Message
 from mpctl.layout.link_levels import LinkLevel, Span, find_span, topology_levels
 from mpctl.spec.cluster import ClusterSpec, InnerLinkSpec, LinkSpec
 from mpctl.topology import Group, Topology
@@ -50,7 +60,8 @@ class Route:
     start: seconds before the first byte; inside, between: seconds of latency of a step of the ring
     within a domain and from one to the next; reducing: an all-reduce's bandwidth over that of
     others; above: of each level of the fabric that the group leaves, how many of its networks it
-    spans and the seconds that leaving one adds.
+    spans and the seconds that leaving one adds; exchange: of an all-to-all, the seconds that a byte
+    of its message adds, and those of the latency of its sends.
     """
 
     ranks: int
@@ -61,12 +72,19 @@ class Route:
     between: float
     reducing: float = 1.0
     above: tuple[tuple[int, float], ...] = ()
+    exchange: tuple[float, float] = (0.0, 0.0)
 
     def collective(self, kind: str, size: float) -> float:
-        """Seconds of one collective of `size` bytes over this route."""
+        """Seconds of one collective of `size` bytes over this route. Raises ValueError for a kind
+        that is none: it is unknown, or a message from one rank to another."""
+        phases, pattern = get_collective(kind)
+        if pattern == "pair":
+            raise ValueError(f"{kind!r} goes from one rank to another, and is no collective")
         if self.ranks == 1:
             return 0.0
-        phases = ring_phases(kind)
+        if pattern == "peers":
+            per_byte, latency = self.exchange
+            return size * per_byte + latency + self.start
         sent = bus_factor(kind, self.ranks) * size * self.seconds_per_byte
         sent /= self.reducing if phases == 2 else 1.0
         hops = self.domains if self.domains > 1 else 0  # a ring of t ranks in one has t - 1 steps
@@ -79,6 +97,21 @@ class Route:
         inside = (self.ranks // self.domains - 1) * self.inside
         above = sum(log2(n) * more for n, more in self.above)
         return 2 * (inside + log2(self.domains) * self.between + above)
+
+
+class _Border(NamedTuple):
+    """What groups leave: `networks` of a level that each spans, with `together` of its ranks in
+    one. pace: seconds a byte of all that a group sends out of one; latency: that leaving adds."""
+
+    networks: int
+    together: int
+    pace: float
+    latency: float
+
+    def exchanged(self, ranks: int) -> float:
+        """Seconds for each byte of an all-to-all's message, of which each rank sends 1/t to each of
+        the ranks outside."""
+        return self.together * (ranks - self.together) / ranks * self.pace
 
 
 @dataclass(frozen=True)
@@ -134,31 +167,39 @@ class Network:
         domains, together = spans[0].networks, spans[0].together
         inner = self._inner(axis) if together > 1 else None
         outer = self._link(axis) if domains > 1 else None
-        paces = (
-            [_direct(inner, together - 1) / (inner.bandwidth * inner.efficiency)] if inner else []
-        )
-        if outer:
-            paces += self._paces(outer, ranks, spans)
         slowest = outer or inner
         assert slowest is not None, "a group of two ranks has a link"
-        above = list(zip(self._levels, spans, strict=True))[1:]
+        inside, borders = 0.0, list[_Border]()
+        if inner:
+            inside = _direct(inner, together - 1) / (inner.bandwidth * inner.efficiency)
+        if outer:
+            borders = list(self._borders(outer, ranks, spans))
+        a, b = inner.latency if inner else 0.0, outer.latency if outer else 0.0
+        exchange = (
+            max((together - 1) / ranks * inside, *(x.exchanged(ranks) for x in borders), 0.0),
+            (together - 1) * a + (ranks - together) * b
+            + sum((ranks - border.together) * border.latency for border in borders),
+        )  # fmt: skip
         return Route(
-            ranks, domains, max(paces), slowest.start,
-            inner.latency if inner else 0.0, outer.latency if outer else 0.0, slowest.all_reduce,
-            tuple((span.networks, level.latency) for level, span in above if span.networks > 1),
+            ranks, domains, max(inside, *(border.pace for border in borders), 0.0), slowest.start,
+            a, b, slowest.all_reduce,
+            tuple((border.networks, border.latency) for border in borders[1:]), exchange,
         )  # fmt: skip
 
-    def _paces(self, outer: LinkSpec, ranks: int, spans: Sequence[Span]) -> Iterator[float]:
-        """Seconds a byte out of the domain, and out of each network of the fabric that groups of so
-        many ranks leave: what the groups that share its nodes' cards leave to one."""
+    def _borders(self, outer: LinkSpec, ranks: int, spans: Sequence[Span]) -> Iterator[_Border]:
+        """The domain's border, and that of each network of the fabric that groups of so many ranks
+        leave. A group has of its cards what the groups that share them leave to it."""
         speed = outer.bandwidth * outer.efficiency
         domain = min(self._levels[0].ranks, self.topology.world_size)
         nodes = max(1, domain // self.topology.gpus_per_node)
         crowd = max(1.0, ranks / (2 * domain)) ** outer.decay
-        yield max(1.0, domain / spans[0].together) * crowd / (speed * nodes)
+        first = spans[0]
+        pace = max(1.0, domain / first.together) * crowd / (speed * nodes)
+        yield _Border(first.networks, first.together, pace, 0.0)
         for level, span in zip(self._levels[1:], spans[1:], strict=True):
             if span.networks > 1:
-                yield level.oversubscription * self._used * crowd / (span.together * speed)
+                pace = level.oversubscription * self._used * crowd / (span.together * speed)
+                yield _Border(span.networks, span.together, pace, level.latency)
 
     @property
     def _used(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mpctl.estimate.communication import local_parameters, value_bytes
+from mpctl.estimate.communication import local_parameters
 from mpctl.layout.buckets import Bucket
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import AMAX_BYTES, LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
@@ -48,7 +48,7 @@ def find_states(layout: JobLayout, stage: int) -> StateBytes:
         return _others_states(layout, memory, count, trained)
     if layout.zero_stage:
         return _sliced_states(layout, count, layout.buckets(stage))
-    width, reduced = value_bytes(job.training), DTYPE_BYTES[job.training.reduced_dtype]
+    width, reduced = job.training.value_bytes, job.training.reduced_bytes
     stepping = trained * 4 if reduced < 4 else 0  # narrow gradients are widened
     optimizer = trained * _optimizer_width(width)
     return StateBytes(count, count * width, trained * reduced, optimizer, stepping=stepping)
@@ -63,7 +63,7 @@ def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> 
     """Under our ZeRO: flat buckets, padded to equal slices (runtime/zero/param_store.py,
     runtime/zero/gradients.py). count: parameters of the rank, before they are shared."""
     job, zero, n = layout.job, layout.zero_stage, layout.replicas
-    width, reduced = value_bytes(job.training), DTYPE_BYTES[job.training.reduced_dtype]
+    width, reduced = job.training.value_bytes, job.training.reduced_bytes
     trained = [bucket for bucket in buckets if bucket.is_trained]
     whole = sum(bucket.padded(n) for bucket in trained)
     part = sum(bucket.part(n) for bucket in trained)
@@ -92,7 +92,7 @@ def _others_states(
     """Under another runtime: its dtypes, shared evenly."""
     t, zero, n = layout.job.training, layout.job.parallel.zero, layout.replicas
     width = DTYPE_BYTES[memory.parameter_dtype or t.dtype]
-    reduced: float = DTYPE_BYTES[t.reduced_dtype]
+    reduced: float = t.reduced_bytes
     if reduced >= 4:  # unless the job says that they are narrow
         reduced = memory.gradient_bytes.get(t.chosen_dtype, reduced)
     return StateBytes(

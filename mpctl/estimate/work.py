@@ -19,7 +19,7 @@ from math import prod
 
 from mpctl.estimate.attention_kernel import repeats_core
 from mpctl.estimate.attention_times import AttentionTimer
-from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes, value_bytes
+from mpctl.estimate.communication import Sizes, gradient_bytes, local_sizes
 from mpctl.estimate.hiding import Hiding
 from mpctl.estimate.host import layer_host
 from mpctl.estimate.kernels import ProductTimes, Shape, Speed, product_seconds
@@ -68,7 +68,7 @@ class OperatorTimer:
     @cached_property
     def width(self) -> int:
         """Bytes of an element of activations and parameters."""
-        return value_bytes(self.job.training)
+        return self.job.training.value_bytes
 
     @cached_property
     def gradient(self) -> int:

@@ -21,7 +21,6 @@ from mpctl.interop.sayable import Sayable, refused, uneven_setting
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
-from mpctl.units import DTYPE_BYTES
 
 SAYABLE = Sayable(
     "DeepSpeed", chunks=False, sequence_parallel=False, zero_in_pipeline=(0, 1),
@@ -131,7 +130,7 @@ def _config(job: JobSpec) -> Config:
 
 
 def _zero(job: JobSpec) -> Config:
-    size = DTYPE_BYTES[job.training.reduced_dtype]
+    size = job.training.reduced_bytes
     return {
         "stage": zero_stage(job),
         "overlap_comm": job.parallel.overlap_gradients,

@@ -31,7 +31,6 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
-from mpctl.units import DTYPE_BYTES
 
 Stages = tuple[tuple[Span, ...], ...]
 
@@ -202,7 +201,7 @@ class JobLayout:
         return BucketRules(
             grid=self.grid,
             zero_stage=self.zero_stage,
-            max_elements=parallel.bucket_bytes // DTYPE_BYTES[training.reduced_dtype],
+            max_elements=parallel.bucket_bytes // training.reduced_bytes,
             is_frozen=frozen_by(self.table.freeze),
         )
 

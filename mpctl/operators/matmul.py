@@ -25,11 +25,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from mpctl.collectives import Kind
 from mpctl.operators.saved import SavedTensor
 from mpctl.sharding import reduced_axes
 from mpctl.tensor_grid import FEATURES, TensorGrid
 
 Dims = tuple[str, ...]
+_SUM: tuple[Kind, ...] = ("all_reduce",)
+_GATHER: tuple[Kind, ...] = ("all_gather",)
+_SCATTER: tuple[Kind, ...] = ("reduce_scatter",)
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class ParameterSpec:
 class CollectivePhases:
     """Kinds of collectives of a product, such as `all_reduce`, in the order of their happening."""
 
-    forward: tuple[str, ...]
-    backward: tuple[str, ...]
+    forward: tuple[Kind, ...]
+    backward: tuple[Kind, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +145,9 @@ class MatMul:
         """
         is_row, is_column = "tp" in self.forward_axes, "tp" in self.backward_axes
         if not sequence_parallel:
-            return CollectivePhases(
-                ("all_reduce",) * is_row, ("all_reduce",) * (is_column and needs.x)
-            )
-        row = CollectivePhases(("reduce_scatter",), ("all_gather",) * (needs.x or needs.w))
-        back = ("all_gather",) * needs.w + ("reduce_scatter",) * needs.x
-        column = CollectivePhases(("all_gather",), back)
+            return CollectivePhases(_SUM * is_row, _SUM * (is_column and needs.x))
+        row = CollectivePhases(_SCATTER, _GATHER * (needs.x or needs.w))
+        column = CollectivePhases(_GATHER, _GATHER * needs.w + _SCATTER * needs.x)
         return row if is_row else column if is_column else CollectivePhases((), ())
 
 

@@ -35,6 +35,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from mpctl.collectives import Kind
 from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.tensor_grid import TensorGrid
 
@@ -47,7 +48,7 @@ class TensorMessage:
     is_float: whether they are float32 at least, whatever the training dtype is."""
 
     axis: str
-    kind: str
+    kind: Kind
     elements: int
     count: int = 1
     phase: Direction = "forward"

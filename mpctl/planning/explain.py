@@ -14,14 +14,15 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.errors import InputError
 from mpctl.estimate.block_traffic import BlockTraffic, PartTraffic
-from mpctl.estimate.communication import batch_sizes, ring_bytes, value_bytes
+from mpctl.estimate.communication import batch_sizes
 from mpctl.estimate.explain import explain_time
 from mpctl.estimate.explain_memory import explain_memory
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.job import Estimate
-from mpctl.estimate.message import MessageCount, ring_phases
+from mpctl.estimate.message import MessageCount
 from mpctl.planning.plan import Plan
 from mpctl.units import bytes_text
 
@@ -92,7 +93,7 @@ def communication_figures(estimate: Estimate) -> Iterator[Figure]:
 
 
 def _phi(estimate: Estimate, block: BlockTraffic, prefix: str) -> Figure:
-    sizes, width = batch_sizes(estimate.layout), value_bytes(estimate.layout.job.training)
+    sizes, width = batch_sizes(estimate.layout), estimate.layout.job.training.value_bytes
     parts = (sizes["batch"], sizes[block.stack.seq], sizes["hidden"], width)
     return Figure(
         f"{prefix}.phi", block.whole.phi_bytes, "B", "micro batch x sequence / cp x hidden x bytes",
@@ -125,7 +126,7 @@ def _grid_block(block: BlockTraffic, prefix: str) -> Iterator[Figure]:
             first = sent.messages[0]
             at = f"{prefix}.block.{name}.{first.axis}.{first.kind}"
             terms = " + ".join(f"{m.count} x {bytes_text(m.bytes)}" for m in sent.messages)
-            phases = ring_phases(first.kind)
+            phases = get_collective(first.kind).phases
             told = terms if phases == 1 else f"{phases} x ({terms})"
             yield Figure(f"{at}.volume", sent.volume_bytes, "B", sums["volume"], told, source)
             ranks = sent.ranks[first.axis]
@@ -159,8 +160,8 @@ def _stage(estimate: Estimate, prefix: str, messages: Sequence[MessageCount]) ->
 
 
 def _message(prefix: str, message: MessageCount, ranks: int) -> Figure:
-    phases = ring_phases(message.kind)
-    sent = message.bytes if not phases else ring_bytes(message.bytes, ranks, phases=phases)
+    phases = get_collective(message.kind).phases
+    sent = sent_by_rank(message.kind, message.bytes, ranks)
     what = message.what.replace(" ", "-")
     share = f" x {phases} x {ranks - 1} / {ranks}" if phases else ""
     return Figure(

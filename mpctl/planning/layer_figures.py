@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.estimate.activation_shapes import activation_shapes
-from mpctl.estimate.communication import ring_bytes, value_bytes
 from mpctl.estimate.flops import block_flops
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.layer_messages import LayerMessages
-from mpctl.estimate.message import Message, MessageCount, ring_phases
+from mpctl.estimate.message import Message, MessageCount
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.saved_activations import layer_activations
 from mpctl.estimate.time import get_clock
@@ -61,12 +61,12 @@ def layer_figures(layout: JobLayout) -> LayerFigures:
     ranks = layout.group_sizes
     return LayerFigures(
         flops=block_flops(layout, flow),
-        parameter_bytes=numel * value_bytes(layout.job.training),
+        parameter_bytes=numel * layout.job.training.value_bytes,
         saved_bytes=round(shapes.bytes_of(saved)),
         sent_bytes=sent_bytes(between, ranks),
         traffic=_by_kind(between),
         collectives=sum(message.count for message in between),
-        hops=sum(m.count * ring_phases(m.kind) * (ranks[m.axis] - 1) for m in between),
+        hops=sum(m.count * get_collective(m.kind).phases * (ranks[m.axis] - 1) for m in between),
         tensor_seconds=_tensor_seconds(layout),
     )
 
@@ -80,12 +80,7 @@ def _first(layout: JobLayout) -> tuple[LayerStack, GradFlow]:
 def sent_bytes(messages: Iterable[Message | MessageCount], ranks: Mapping[str, int]) -> float:
     """Bytes that a rank sends, on the average, where collectives are rings of so many ranks; a
     message to one other rank is sent whole."""
-    return sum(m.count * _sent(m, ranks[m.axis]) for m in messages)
-
-
-def _sent(message: Message | MessageCount, ranks: int) -> float:
-    phases = ring_phases(message.kind)
-    return ring_bytes(message.bytes, ranks, phases=phases) if phases else message.bytes
+    return sum(m.count * sent_by_rank(m.kind, m.bytes, ranks[m.axis]) for m in messages)
 
 
 def _by_kind(messages: Iterable[Message]) -> dict[str, int]:

@@ -12,7 +12,6 @@ from mpctl.operators.fused_attention import refusal
 from mpctl.rules.check import Check
 from mpctl.spec.job import JobSpec
 from mpctl.spec.runtime import get_profile
-from mpctl.units import DTYPE_BYTES
 
 
 def attention_rules(job: JobSpec) -> Iterator[Check]:
@@ -21,7 +20,7 @@ def attention_rules(job: JobSpec) -> Iterator[Check]:
     is_ours = get_profile(training.runtime).memory.kernels == "mpctl"
     if model is None or not training.attention_dropout or not is_ours or job.device_kind == "cpu":
         return
-    refused = refusal(max(2, DTYPE_BYTES[training.dtype]), model.head_size)
+    refused = refusal(training.value_bytes, model.head_size)
     if refused is not None:
         message = (
             f"{training.attention_dropout:g}: {refused.reason}, so that scores lie in memory, "

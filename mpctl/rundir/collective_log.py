@@ -24,8 +24,11 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-KINDS = (
+from mpctl.collectives import Kind
+
+KINDS: tuple[Literal[""] | Kind, ...] = (  # in the order of the file's numbers
     "", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "send", "reduce", "all_to_all"
 )  # fmt: skip
 MAX_GROUPS, SHIFT = 31, 64

@@ -22,7 +22,7 @@ if __name__ == "__main__":  # before the imports below, which take seconds
 import torch
 import torch.distributed as dist
 
-from mpctl.estimate.message import bus_factor
+from mpctl.collectives import bus_factor
 from mpctl.rundir.collective_files import CollectiveCase
 from mpctl.runtime.collective_bench import TimedCollective
 from mpctl.runtime.process_group import BACKENDS

@@ -13,7 +13,7 @@ from functools import cached_property
 from math import ceil, gcd
 from typing import Any, NamedTuple, TypeVar
 
-from mpctl.estimate.communication import gradient_bytes, value_bytes
+from mpctl.estimate.communication import gradient_bytes
 from mpctl.estimate.kernels import MissingFigure, Speed, device_speed
 from mpctl.estimate.memory import (
     MemoryCache,
@@ -131,7 +131,7 @@ class LayoutEvaluator:
     def message_widths(self) -> tuple[int, int]:
         """Bytes of a parameter and of a gradient in a message."""
         training = self.space.job.training
-        return value_bytes(training), gradient_bytes(training, self.profile)
+        return training.value_bytes, gradient_bytes(training, self.profile)
 
     def stages_key(self, layout: LayoutSettings) -> tuple[Hashable, ...]:
         """What the stages follow from. Stages of equal compute follow from the layers' costs in

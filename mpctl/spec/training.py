@@ -18,6 +18,7 @@ from mpctl.spec.base import (
 )
 from mpctl.spec.presets import bundled_names, find_file, name_or_path, preset_names
 from mpctl.spec.ranges import BatchRanges, rising_ranges
+from mpctl.units import DTYPE_BYTES
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -220,6 +221,17 @@ class TrainingSpec(StrictModel):
         if self.min_learning_rate is None:
             return min(3e-5, self.learning_rate)
         return self.min_learning_rate
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of an element of parameters and activations in `dtype`: of the dtypes of 8 bits and
+        fewer, which only operands of products have, those of bf16."""
+        return max(2, DTYPE_BYTES[self.dtype])
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of an element of `reduced_dtype`."""
+        return DTYPE_BYTES[self.reduced_dtype]
 
     @property
     def reduced_dtype(self) -> DType:

@@ -7,18 +7,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+from mpctl.collectives import Kind
 
 
 @dataclass(frozen=True)
 class Collective:
     """One collective of a run.
 
-    kind: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce or send; a timer is
-    also told of receive. axis: name of the group. bytes: of the whole message, over all ranks; what
-    one rank has for all others in an all_to_all. dtype: of the elements, in torch's words.
+    kind: as in mpctl/collectives.py, or receive, of which a timer is told as well. axis: name of
+    the group. bytes: of the whole message, over all ranks; what one rank has for all others in an
+    all_to_all. dtype: of the elements, in torch's words.
     """
 
-    kind: str
+    kind: Kind | Literal["receive"]
     axis: str
     bytes: int
     dtype: str

@@ -26,11 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mpctl.collectives import Kind
 from mpctl.rundir.collective_log import KINDS, GroupLog
 from mpctl.sharding import local_size
 from mpctl.transport.collective import Collective
@@ -273,7 +275,7 @@ class Group:
 
     def _send(
         self,
-        kind: str,
+        kind: Kind,
         whole: Tensor,
         start: Callable[[], Work | None],
         is_async: bool,
@@ -301,6 +303,6 @@ class Group:
             log.finish(number)
         return logged_work(work, log, number)
 
-    def _collective(self, kind: str, whole: Tensor) -> Collective:
+    def _collective(self, kind: Kind | Literal["receive"], whole: Tensor) -> Collective:
         size = whole.numel() * whole.element_size()
         return Collective(kind, self.name, size, str(whole.dtype).removeprefix("torch."))

@@ -15,21 +15,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from mpctl.collectives import Kind
+
 Reduction = Literal["sum", "max"]
 _COMBINE: dict[str, Callable[..., Tensor]] = {"sum": torch.add, "max": torch.maximum}
-KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all")
+KINDS: tuple[Kind, ...] = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all"
+)  # fmt: skip
 
 
 class CollectiveSteps(Protocol):
     """One collective, as what this rank does with a cut of its message (a slice of elements)."""
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """One of KINDS."""
 
     def put(self, slot: Tensor, cut: slice) -> None:
@@ -45,7 +49,7 @@ class AllReduce:
 
     flat: Tensor
     op: Reduction
-    kind = "all_reduce"
+    kind: ClassVar[Kind] = "all_reduce"
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
@@ -62,7 +66,7 @@ class AllGather:
 
     piece: Tensor
     blocks: Tensor
-    kind = "all_gather"
+    kind: ClassVar[Kind] = "all_gather"
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
@@ -81,7 +85,7 @@ class ReduceScatter:
     blocks: Tensor
     result: Tensor
     rank: int
-    kind = "reduce_scatter"
+    kind: ClassVar[Kind] = "reduce_scatter"
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
@@ -104,7 +108,7 @@ class AllToAll:
     blocks: Tensor
     received: Tensor
     rank: int
-    kind = "all_to_all"
+    kind: ClassVar[Kind] = "all_to_all"
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
@@ -125,7 +129,7 @@ class Broadcast:
     flat: Tensor
     rank: int
     source: int
-    kind = "broadcast"
+    kind: ClassVar[Kind] = "broadcast"
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""
@@ -145,7 +149,7 @@ class Reduce:
     flat: Tensor
     rank: int
     target: int
-    kind = "reduce"
+    kind: ClassVar[Kind] = "reduce"
 
     def put(self, slot: Tensor, cut: slice) -> None:
         """See CollectiveSteps."""

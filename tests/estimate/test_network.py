@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import permutations
 from typing import Any
 
 import pytest
 
+from mpctl.collectives import Kind
 from mpctl.estimate.message import Message
 from mpctl.estimate.network import Network
 from mpctl.layout.topology import job_topology
@@ -29,7 +32,7 @@ def leaf(gpus: int, oversubscription: float, latency: float = 0.0) -> list[dict[
              "latency": latency}]  # fmt: skip
 
 
-def seconds(settings: dict[str, Any], axis: str, kind: str = "all_gather", mb: int = 8) -> float:
+def seconds(settings: dict[str, Any], axis: str, kind: Kind = "all_gather", mb: int = 8) -> float:
     return network(settings).seconds(Message(axis, kind, "", mb * MB))
 
 
@@ -87,3 +90,51 @@ def test_without_a_switch_few_peers_have_few_links() -> None:
             "cluster.intra_node": {**INTRA, "direct_links": 7}}  # fmt: skip
     assert seconds({**mesh, "parallel.tp": 2}, "tp") == pytest.approx((280 + 1) * 1e-6)
     assert seconds({**mesh, "parallel.tp": 8}, "tp") == pytest.approx((70 + 7) * 1e-6)
+
+
+def test_an_all_to_all_on_a_node_takes_as_long_as_a_gather() -> None:
+    """8 MB by tp 4: a rank sends 2 MB to each of three others at 100 GB/s, in 3 sends of 1 us."""
+    assert seconds({"parallel.tp": 4}, "tp", "all_to_all") == pytest.approx((60 + 3) * 1e-6)
+
+
+def test_an_all_to_all_sends_every_part_over_the_border_on_its_own() -> None:
+    """tp 8 on two nodes of 4: of its 8 MB a rank sends 4 x 1 MB to the other node, the node's four
+    ranks 16 MB over 40 GB/s: 400 us; 3 sends inside and 4 across. A gather's ring crosses once."""
+    settings = {"parallel.tp": 8, "parallel.allow_tp_across_nodes": True}
+    assert seconds(settings, "tp", "all_to_all") == pytest.approx((400 + 3 + 4 * 5) * 1e-6)
+    assert seconds(settings, "tp", "all_gather") == pytest.approx((175 + 6 + 2 * 5) * 1e-6)
+
+
+def test_an_all_to_all_out_of_a_leaf_shares_what_leaves_it() -> None:
+    """dp 8 over tp 4, leaves of 4 nodes at 1:8 and 3 us: of 8 MB a rank sends 7 MB out of its node
+    at 10 GB/s, 700 us; four ranks of a group send 4 x 4 MB out of a leaf at 5 GB/s, 3200 us. 7
+    sends of 5 us, four of which leave the leaf."""
+    settings = {"parallel.tp": 4, "cluster.fabric": leaf(16, 8.0, 3e-6)}
+    expected = (3200 + 7 * 5 + 4 * 3) * 1e-6
+    assert seconds(settings, "dp", "all_to_all") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("axis", ["tp", "cp", "dp"])
+@pytest.mark.parametrize("order", ["tp-cp-dp-pp", "cp-dp-tp-pp", "dp-pp-tp-cp"])
+def test_an_all_to_all_is_as_long_as_the_fullest_link(axis: str, order: str) -> None:
+    """Every part of every group's message is put on the links that it crosses, rank by rank."""
+    free = {"latency": 0.0}
+    settings = {
+        "parallel": {"tp": 4, "cp": 2, "pp": 2, "order": order, "allow_tp_across_nodes": True},
+        "cluster.intra_node": INTRA | free, "cluster.inter_node": INTER | free,
+        "cluster.fabric": leaf(8, 4.0),
+    }  # fmt: skip
+    found = network(settings)
+    topology, links = found.topology, Counter[tuple[str, int]]()
+    axes = ("dp", "cp") if axis == "dp" else (axis,)
+    for group in topology.groups(*axes):
+        for source, target in permutations(group, 2):
+            part = 8 * MB / len(group)
+            if source // 4 == target // 4:
+                links["rank", source] += part / 100e9
+            else:
+                links["node", source // 4] += part / 40e9
+            if source // 8 != target // 8:
+                links["leaf", source // 8] += part / (2 * 40e9 / 4)
+    expected = pytest.approx(max(links.values()))
+    assert found.seconds(Message(axis, "all_to_all", "", 8 * MB)) == expected

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
+from mpctl.collectives import get_collective, sent_by_rank
 from mpctl.errors import InputError
-from mpctl.estimate.communication import ring_bytes
-from mpctl.estimate.message import ring_phases
 from mpctl.operators.matmul import GradNeeds, MatMul
 from mpctl.operators.tensor_messages import ProductSize, TensorMessage, product_messages
 from mpctl.planning.layer_figures import layer_figures
@@ -28,9 +27,13 @@ GRIDS = [("1d", 4, None), ("2d", 4, None), ("2d", 16, None), ("2.5d", 8, 2), ("2
 SIZE = 5760  # rows, inputs and outputs of a product, so that X, W and Y are as large
 
 
+def group_size(grid: TensorGrid, message: TensorMessage) -> int:
+    return grid.parts(grid.groups[message.axis]) if message.axis != "tp" else grid.size
+
+
 def hops(grid: TensorGrid, message: TensorMessage) -> int:
-    ranks = grid.parts(grid.groups[message.axis]) if message.axis != "tp" else grid.size
-    return ring_phases(message.kind) * message.count * (ranks - 1)
+    phases = get_collective(message.kind).phases
+    return phases * message.count * (group_size(grid, message) - 1)
 
 
 def test_ranks_with_more_layers_than_a_side_are_compared_in_2_5d() -> None:
@@ -53,11 +56,7 @@ def test_what_mpctl_sends_in_symbols_is_what_its_products_send(
     grid = TensorGrid.of(mode, tp, depth)
     product = MatMul("m", "mlp", ("batch", "seq", reads), (reads, writes), ("batch", "seq", writes))
     messages = product_messages(grid, product, ProductSize(SIZE, SIZE, SIZE), GradNeeds())
-    sent = sum(
-        m.count * ring_bytes(m.elements, 1 + hops(grid, m) // (m.count * ring_phases(m.kind)),
-                             phases=ring_phases(m.kind))
-        for m in messages
-    )  # fmt: skip
+    sent = sum(m.count * sent_by_rank(m.kind, m.elements, group_size(grid, m)) for m in messages)
     costs = {name: cost.value(grid_sizes(grid)) for name, cost in COSTS[mode].items()}
     assert sent / SIZE**2 == pytest.approx(costs["sent"])
     assert sum(hops(grid, message) for message in messages) == costs["hops"]
