@@ -135,6 +135,8 @@ def run_launch(
             try:
                 supervisor = supervisor.for_next_attempt(full)
             except InputError as error:
+                if stops.received:  # while lost hosts were waited for
+                    outcome = RunOutcome("stopped", attempt, stops.received[0])
                 outcome = outcome.with_words(f"not started again: {_reasons(error)}")
                 break
     ran = supervisor.plan

@@ -152,7 +152,7 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, *, slurmd_seconds: int = 10) -> Iterator[SlurmCluster]:
+def slurm_cluster(folder: Path, *, slurmd_seconds: int = 60) -> Iterator[SlurmCluster]:
     """A Slurm that runs inside of the block. slurmd_seconds: after which a silent node is down."""
     cluster = _configured(folder, slurmd_seconds)
     munge = [

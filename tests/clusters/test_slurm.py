@@ -142,17 +142,20 @@ def test_a_lost_node_is_named_and_the_run_goes_on(
     run.require_nothing_left()
 
 
+@pytest.mark.parametrize("max_restarts", [0, 2])
 def test_a_job_whose_node_dies_is_requeued_and_goes_on(
-    slurm: SlurmCluster, data: Path, one_process: list[float], tmp_path: Path
+    slurm: SlurmCluster, data: Path, one_process: list[float], tmp_path: Path, max_restarts: int
 ) -> None:
-    """slurmd and all processes of n2 are killed; it comes back before Slurm would notice."""
+    """slurmd and all processes of n2 are killed; it comes back before Slurm would notice, and after
+    the launcher has given up connecting to it again."""
     path = tmp_path / "run"
-    command = launch_arguments(data, path, *TP_DP, checkpoint__interval=2)
+    settings = {"launch__max_restarts": max_restarts, "launch__start_seconds": 20}
+    command = launch_arguments(data, path, *TP_DP, checkpoint__interval=2, **settings)
     run = submitted(slurm, command, path).at_step(4)
     slurm.nodes["n2"].end(signal.SIGKILL)
     for process in slurm.processes("n2"):
         process.kill()
-    wait_until(lambda: "n2 was lost" in run.output(), 40, run.output)
+    wait_until(lambda: "n2 was lost" in run.output(), 60, run.output)
     slurm.start_node("n2")
     run.finished()
     assert "restart 1, from step-" in run.output()

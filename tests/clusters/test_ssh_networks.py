@@ -52,3 +52,21 @@ def test_a_cut_link_is_a_dead_node_and_both_sides_end(
     assert run.code == 1
     assert "n2" in run.launched.stderr.rpartition("✗")[2]
     run.require_nothing_left(DEAD_NODE_SECONDS - (time.monotonic() - cut))
+
+
+def test_a_link_that_is_away_for_longer_than_a_host_is_waited_for_costs_a_restart(
+    namespaces: SshHosts, data: Path, tmp_path: Path
+) -> None:
+    """An ssh that is tried while the link is down gives up after launch.ssh.connect_timeout."""
+    settings = ("launch.max_restarts=1", "launch.ssh.connect_timeout=3", "checkpoint.interval=2")
+    more = [part for setting in settings for part in ("--set", setting)]
+    expected = column(train(tiny_job(data), tmp_path / "one"))
+    run = ssh_launch(namespaces, data, tmp_path / "run", *LAYOUT, *more).at_step(4)
+    namespaces.cut("n2")
+    time.sleep(DEAD_NODE_SECONDS)
+    namespaces.mend("n2")
+    run.ended()
+    assert run.code == 0, run.launched.stderr
+    assert run.launched.summary["attempts"] == 2
+    assert run.launched.losses == pytest.approx(expected, rel=1e-5)
+    run.require_nothing_left(5)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.cli.signals import ended_by_signals
-from mpctl.errors import RunFailed
+from mpctl.errors import Issue, RunFailed
 from mpctl.launch import supervise
 from mpctl.launch.backends import local
 from mpctl.launch.backends.local import LocalAttempt, LocalCluster
@@ -84,6 +85,28 @@ def test_ranks_that_cannot_be_started_cost_a_restart(
         assert outcome.failure.rank is None and "no answer" in str(outcome.failure)
         summary = summarise(tiny_plan(job), plan, outcome, command="")
         assert summary["status"] == "failed"
+
+
+class Lost(LocalCluster):
+    """A host that is lost and stays away; somebody asks for a stop meanwhile."""
+
+    def start(self, plan: LaunchPlan) -> LocalAttempt:
+        raise RunFailed("host n0: no answer")
+
+    def recover(self, least: int, is_stopped: Callable[[], bool]) -> list[Issue]:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert is_stopped()
+        return [Issue("host-did-not-connect", "n0", "its node agent did not connect", "")]
+
+
+def test_a_stop_while_a_lost_host_is_waited_for_is_no_failure(data: Path, tmp_path: Path) -> None:
+    """Slurm would requeue a job that failed for a lost host, and `mpctl stop` would not end it."""
+    job = tiny_job(data, 1, 1, launch__max_restarts=1)
+    plan = plan_launch(tiny_plan(job), RunDir(tmp_path / "run"), Machine(2, 0, 2**34))
+    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    cluster = Lost(plan.run, LocalCluster.of(plan.run).hosts)
+    outcome = supervise.run_launch(plan, cluster, lambda _: None, print)
+    assert (outcome.status, outcome.exit_code) == ("stopped", 128 + signal.SIGUSR1)
 
 
 @pytest.mark.parametrize(
