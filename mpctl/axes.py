@@ -11,7 +11,7 @@ An axis may be split into several (`Topology.factored`): GRID_AXES has those of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -102,3 +102,8 @@ def parse_order(
     if problems:
         raise ValueError(f"{order!r} has axes that are {'; '.join(problems)}")
     return (*named, *left_out)
+
+
+def order_hint(axes: Collection[str]) -> str:
+    """How to write an order of these axes."""
+    return f"use each of {', '.join(axes)} once, fastest first, as in {'-'.join(axes)}"

@@ -22,13 +22,15 @@ dp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from math import lcm, prod
 
-from mpctl.axes import AXES, DEFAULT_ORDER, UNIONS, Axis, group_kinds, parse_order
+from mpctl.axes import AXES, DEFAULT_ORDER, UNIONS, Axis, group_kinds, order_hint, parse_order
+from mpctl.errors import InputError, Issue
+from mpctl.units import plural
 
 Group = Sequence[int]
 
@@ -63,11 +65,19 @@ class Topology:
     ) -> Topology:
         """The topology of these sizes, 1 for axes left out; one node where gpus_per_node is absent.
 
-        Raises ValueError when the order is not one of the axes.
+        Raises InputError for a name that is no axis, a size below 1, and an order that is none.
         """
         full = {axis.name: sizes.get(axis.name, 1) for axis in axes}
-        world = prod(full.values())
-        return cls(full, parse_order(order, full, full), gpus_per_node or world, split_stage)
+        issues = [_unknown("axis", name, full) for name in sizes if name not in full]
+        given = sizes if gpus_per_node is None else {**sizes, "gpus_per_node": gpus_per_node}
+        parsed = _read_order(order, full, [*issues, *_bad_sizes(given)])
+        stages = full.get("pp", 1)
+        if split_stage is not None and not 0 <= split_stage < stages:
+            raise InputError.of(
+                "no-such-stage", "split_stage",
+                f"{split_stage} is none of {plural(stages, 'stage')}", f"use 0 to {stages - 1}",
+            )  # fmt: skip
+        return cls(full, parsed, gpus_per_node or prod(full.values()), split_stage)
 
     def factored(
         self,
@@ -79,8 +89,8 @@ class Topology:
 
         unions: names for several of the new axes together.
 
-        The groups of `axis` stay what they were. Raises ValueError where the sizes of the parts do
-        not multiply to the size of the axis.
+        The groups of `axis` stay what they were. Raises InputError for an unknown axis, and where
+        the sizes of the parts do not multiply to the size of the axis.
 
         >>> grid = Topology.of({"tp": 4, "dp": 2}).factored("tp", {"col": 2, "row": 2})
         >>> [list(group) for group in grid.groups("row")]
@@ -88,9 +98,9 @@ class Topology:
         >>> list(grid.group(6, "tp")), grid.coords(6)["row"], grid.coords(6)["col"]
         ([4, 5, 6, 7], 1, 0)
         """
-        if prod(parts.values()) != self.sizes[axis]:
-            text = " x ".join(f"{name} {size}" for name, size in parts.items())
-            raise ValueError(f"{text} is {prod(parts.values())}, and {axis} is {self.sizes[axis]}")
+        if axis not in self.sizes:
+            raise InputError([_unknown("axis", axis, self.sizes)])
+        _require_product(parts, self.sizes[axis], f"{axis} is {self.sizes[axis]}")
         sizes: dict[str, int] = {}
         for name, size in self.sizes.items():
             sizes |= parts if name == axis else {name: size}
@@ -107,22 +117,29 @@ class Topology:
         return replace(self, sizes=sizes, order=tuple(order), unions=named, parts=became)
 
     def view(self, sizes: Mapping[str, int], *, order: str) -> Topology:
-        """The same ranks along other axes, whose sizes multiply to the world size.
+        """The same ranks along other axes, whose sizes multiply to the world size. Unions of axes
+        that both have with the same groups, such as those of embeddings over pp, stay.
 
-        Raises ValueError where they do not, or where the order does not name these axes.
+        Raises InputError where they do not, or where the order does not name these axes.
 
         >>> dense = Topology.of({"tp": 2, "dp": 8})
         >>> experts = dense.view({"ep": 8, "edp": 2}, order="ep-edp")
         >>> [list(group) for group in experts.groups("edp")][:2]
         [[0, 8], [1, 9]]
         """
-        if prod(sizes.values()) != self.world_size:
-            text = " x ".join(f"{name} {size}" for name, size in sizes.items())
-            raise ValueError(
-                f"{text} is {prod(sizes.values())}, and the world has {self.world_size} ranks"
-            )
-        parsed = parse_order(order, sizes, sizes)
-        return Topology(dict(sizes), parsed, self.gpus_per_node, unions={})
+        world = plural(self.world_size, "rank")
+        _require_product(sizes, self.world_size, f"the world has {world}")
+        parsed = _read_order(order, sizes)
+        seen = Topology(dict(sizes), parsed, self.gpus_per_node, unions={})
+        shared = {axis for axis in sizes if self._extent(axis) == seen._extent(axis)}
+        kept = {name: axes for name, axes in self.unions.items() if shared.issuperset(axes)}
+        return replace(
+            seen, unions=kept, split_stage=self.split_stage if "pp" in shared else None
+        )  # fmt: skip
+
+    def _extent(self, axis: str) -> tuple[int, int] | None:
+        """Size and stride of an axis, from which its groups follow; None where there is none."""
+        return (self.sizes[axis], self.strides[axis]) if axis in self.sizes else None
 
     @cached_property
     def kinds(self) -> dict[str, tuple[str, ...]]:
@@ -166,6 +183,7 @@ class Topology:
 
     def coords(self, rank: int) -> dict[str, int]:
         """Coordinate of a rank along every axis, in the order of `sizes`."""
+        self._require_rank(rank)
         return {axis: rank // self.strides[axis] % size for axis, size in self.sizes.items()}
 
     def whole_coords(self, rank: int) -> dict[str, int]:
@@ -183,15 +201,27 @@ class Topology:
         return found
 
     def rank(self, **coords: int) -> int:
-        """The rank at these coordinates; axes left out are 0."""
+        """The rank at these coordinates; axes left out are 0. Raises InputError for an unknown axis
+        and for a coordinate beyond its size."""
+        for axis, index in coords.items():
+            if axis not in self.sizes:
+                raise InputError([_unknown("axis", axis, self.sizes)])
+            if not 0 <= index < self.sizes[axis]:
+                size = self.sizes[axis]
+                raise InputError.of(
+                    "no-such-coordinate", axis, f"{index} is not below its size of {size}",
+                    f"use 0 to {size - 1}",
+                )  # fmt: skip
         return sum(self.strides[axis] * index for axis, index in coords.items())
 
     def node(self, rank: int) -> int:
         """Number of the node that a rank runs on."""
+        self._require_rank(rank)
         return rank // self.gpus_per_node
 
     def local_rank(self, rank: int) -> int:
         """Number of a rank on its node, from 0."""
+        self._require_rank(rank)
         return rank % self.gpus_per_node
 
     def group_size(self, *axes: str) -> int:
@@ -220,12 +250,12 @@ class Topology:
     def find_group(self, kind: str, rank: int) -> Group | None:
         """The group of a kind (`tp`, `mp`, `embedding`, ...) that `rank` is in, if it is in one:
         a middle stage is in no embedding group."""
-        group = self._narrow(kind, self.group(rank, *self.kinds[kind]))
+        group = self._narrow(kind, self.group(rank, *self._axes_of(kind)))
         return group if rank in group else None
 
     def kind_groups(self, kind: str) -> list[Group]:
         """Every group of a kind, by first rank."""
-        groups = self.groups(*self.kinds[kind])
+        groups = self.groups(*self._axes_of(kind))
         return groups if kind not in self._stages else [self._narrow(kind, g) for g in groups]
 
     def straddling(self, axis: str, network: int | None = None) -> tuple[list[Group], int]:
@@ -257,7 +287,9 @@ class Topology:
 
     @cached_property
     def _stages(self) -> dict[str, tuple[int, ...]]:
-        """Which members of a pp group belong to the embedding kinds."""
+        """Which members of a pp group belong to the embedding kinds, where there is a pipeline."""
+        if "pp" not in self.kinds:
+            return {}
         split = () if self.split_stage is None else (self.split_stage,)
         last = self.group_size("pp") - 1
         return {
@@ -279,8 +311,23 @@ class Topology:
                 break
         else:
             return axes
+        if unknown := [axis for axis in axes if axis not in self.kinds]:
+            raise InputError(_unknown("group", name, self.kinds) for name in unknown)
         members = (self.unions.get(axis, (axis,)) for axis in axes)
         return tuple(dict.fromkeys(name for names in members for name in names))
+
+    def _axes_of(self, kind: str) -> tuple[str, ...]:
+        if kind not in self.kinds:
+            raise InputError([_unknown("group", kind, self.kinds)])
+        return self.kinds[kind]
+
+    def _require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            world = plural(self.world_size, "rank")
+            raise InputError.of(
+                "no-such-rank", "rank", f"{rank} is not a rank of this world of {world}",
+                f"use 0 to {self.world_size - 1}",
+            )  # fmt: skip
 
     def _members(self, base: int, axes: Sequence[str]) -> Group:
         spacing = self._spacing(axes)
@@ -305,3 +352,47 @@ class Topology:
                 steps = range(0, self.strides[axis] * self.sizes[axis], self.strides[axis])
                 offsets = [step + offset for step in steps for offset in offsets]
         return offsets
+
+
+def _unknown(noun: str, name: str, known: Collection[str]) -> Issue:
+    """There is no such axis or group."""
+    from difflib import get_close_matches  # only where something is wrong
+
+    near = get_close_matches(name, known, n=1)
+    guess = f"did you mean {near[0]}? " if near else ""
+    return Issue(
+        f"unknown-{noun}", name, f"no {noun} is called {name!r}", f"{guess}use {', '.join(known)}"
+    )
+
+
+def _bad_sizes(sizes: Mapping[str, int]) -> Iterator[Issue]:
+    """Sizes that no axis can have."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            yield Issue("bad-size", name, f"{size!r} is no number of ranks", "use 1 or more")
+
+
+def _read_order(
+    order: str, sizes: Mapping[str, int], issues: Iterable[Issue] = ()
+) -> tuple[str, ...]:  # fmt: skip
+    """The axes of an order. Raises InputError with these issues and its own."""
+    found = list(issues)
+    try:
+        parsed = parse_order(order, sizes, sizes)
+    except ValueError as error:
+        found.append(Issue("axis-order", "order", str(error), order_hint(sizes)))
+        raise InputError(found) from None
+    if found:
+        raise InputError(found)
+    return parsed
+
+
+def _require_product(sizes: Mapping[str, int], wanted: int, whole: str) -> None:
+    """Raises InputError where sizes are none, or do not multiply to what is wanted."""
+    issues = list(_bad_sizes(sizes))
+    if not issues and prod(sizes.values()) != wanted:
+        text = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        message = f"{text} is {prod(sizes.values())}, and {whole}"
+        issues = [Issue("sizes-fill", "sizes", message, f"use sizes that multiply to {wanted}")]
+    if issues:
+        raise InputError(issues)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mpctl.axes import AXIS_NAMES, DEFAULT_ORDER, GROUP_KINDS
+from mpctl.errors import InputError
 from mpctl.layout.topology import job_topology
+from mpctl.planning.document import group_summary, plan_document, rank_document
+from mpctl.planning.plan import make_plan
+from mpctl.render.html.layout import groups_table
+from mpctl.render.plan_layout import groups_part, ranks_part
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
+from tests.jobs import job_of
 
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "rank_groups.json").read_text("utf-8"))
 
@@ -121,18 +129,24 @@ EXPERTS = json.loads((Path(__file__).parent / "recorded" / "expert_groups.json")
 DENSE, EXPERT = ("tp", "cp", "dp", "pp"), ("etp", "ep", "edp", "pp")
 
 
-@pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
-def test_experts_are_a_view_of_the_same_ranks(case: dict[str, Any]) -> None:
+def both_views(case: dict[str, Any]) -> tuple[Topology, Topology]:
     """Megatron's second order: the dense one without cp, with etp, ep and edp for tp and dp."""
     order = case["order"].split("-")
     dense = Topology.of(
-        {axis: case[axis] for axis in DENSE}, order="-".join(a for a in order if a != "ep")
-    )
+        {axis: case[axis] for axis in DENSE}, order="-".join(a for a in order if a != "ep"),
+        gpus_per_node=case["world_size"] // 2,
+    )  # fmt: skip
     names = {"tp": "etp", "dp": "edp"}
     experts = dense.view(
         {axis: case[axis] for axis in EXPERT},
         order="-".join(names.get(axis, axis) for axis in order if axis != "cp"),
     )
+    return dense, experts
+
+
+@pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
+def test_experts_are_a_view_of_the_same_ranks(case: dict[str, Any]) -> None:
+    dense, experts = both_views(case)
     for kind, groups in case["groups"].items():
         axes = kind.split("-")
         of_experts = bool({"etp", "ep", "edp"} & set(axes))
@@ -141,10 +155,67 @@ def test_experts_are_a_view_of_the_same_ranks(case: dict[str, Any]) -> None:
 
 def test_a_view_holds_every_rank_once() -> None:
     dense = Topology.of({"tp": 2, "dp": 4})
-    with pytest.raises(ValueError, match="ep 3 x edp 2 is 6, and the world has 8 ranks"):
+    with pytest.raises(InputError, match="ep 3 x edp 2 is 6, and the world has 8 ranks"):
         dense.view({"ep": 3, "edp": 2}, order="ep-edp")
-    with pytest.raises(ValueError, match="unknown dp"):
+    with pytest.raises(InputError, match="unknown dp"):
         dense.view({"ep": 4, "edp": 2}, order="ep-dp")
+
+
+@pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
+def test_a_view_answers_for_its_groups_as_any_topology_does(case: dict[str, Any]) -> None:
+    """Its axes, and the unions whose groups are those of the dense view: the embeddings', over pp,
+    which both views number alike."""
+    dense, experts = both_views(case)
+    kinds = (*EXPERT, "embedding", "position_embedding")
+    assert tuple(experts.kinds) == kinds
+    for kind in kinds:
+        listed = [list(group) for group in experts.kind_groups(kind)]
+        assert listed == case["groups"].get(kind, listed)
+        whole = dense if kind not in EXPERT else experts
+        assert listed == [list(group) for group in whole.kind_groups(kind)]
+        for rank in range(case["world_size"]):
+            (holding,) = [g for g in listed if rank in g] or [None]
+            found = experts.find_group(kind, rank)
+            assert (found if found is None else list(found)) == holding
+        summary = group_summary(experts, kind)
+        assert (summary["count"], summary["size"]) == (len(listed), len(listed[0]))
+        assert (summary["first"], summary["last"]) == (listed[0], listed[-1])
+
+
+@pytest.mark.parametrize("case", EXPERTS["cases"], ids=lambda case: case["order"])
+def test_a_view_is_listed_printed_and_drawn(case: dict[str, Any]) -> None:
+    parallel = {axis: case[axis] for axis in DENSE}
+    job = job_of({"parallel": parallel, "cluster.nodes": 2,
+                  "cluster.gpus_per_node": case["world_size"] // 2})  # fmt: skip
+    plan, (_, experts) = make_plan(complete(job)), both_views(case)
+    document = plan_document(plan, experts, kinds=None, ranks=True)
+    for kind in EXPERT:
+        assert document["groups"][kind] == case["groups"][kind]
+        members = rank_document(plan, experts, 5)["groups"][kind]
+        assert [members] == [group for group in case["groups"][kind] if 5 in group]
+    assert document["ranks"][5]["coords"] == experts.coords(5)
+    assert all(kind in str(groups_table(experts)) for kind in EXPERT)
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(*groups_part(plan, experts, None, full=True), ranks_part(plan, experts))
+    (row,) = [line for line in console.export_text().splitlines() if line.startswith("ep ")]
+    assert row.split()[1:3] == [str(case["world_size"] // case["ep"]), str(case["ep"])]
+
+
+def test_a_view_without_a_pipeline_has_no_embedding_groups() -> None:
+    view = Topology.of({"tp": 2, "dp": 4}).view({"ep": 4, "edp": 2}, order="ep-edp")
+    assert tuple(view.kinds) == ("ep", "edp")
+    assert [list(g) for g in view.kind_groups("ep")] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert list(view.find_group("edp", 5) or ()) == [1, 5]
+
+
+def test_a_view_with_other_pipelines_leaves_out_their_unions() -> None:
+    """Megatron refuses such an order; here the dense view alone has embedding groups."""
+    dense = Topology.of({"tp": 2, "dp": 2, "pp": 2}, order="tp-pp-dp", split_stage=1)
+    other = dense.view({"ep": 4, "pp": 2}, order="ep-pp")
+    assert tuple(other.kinds) == ("ep", "pp")
+    same = dense.view({"ep": 2, "pp": 2, "edp": 2}, order="ep-pp-edp")
+    assert [list(g) for g in same.kind_groups("position_embedding")] == [[0, 2], [1, 3], [4, 6],
+                                                                         [5, 7]]  # fmt: skip
 
 
 # The grids of tp ranks by hand: a rank's coordinates count up, the first axis fastest.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations, product
 from math import prod
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpctl.axes import AXIS_NAMES, GROUP_KINDS
+from mpctl.errors import InputError
 from mpctl.planning.document import group_summary
 from mpctl.sharding import divisors
 from mpctl.topology import Topology
@@ -182,5 +184,86 @@ def test_a_factored_axis_keeps_every_group_and_has_groups_inside_it(
 
 
 def test_the_parts_of_an_axis_multiply_to_it() -> None:
-    with pytest.raises(ValueError, match="row 2 x col 2 is 4, and tp is 6"):
+    with pytest.raises(InputError, match="row 2 x col 2 is 4, and tp is 6"):
         Topology.of({"tp": 6}).factored("tp", {"row": 2, "col": 2})
+
+
+WORLD = Topology.of({"tp": 2, "dp": 2, "pp": 4}, gpus_per_node=8)
+REFUSED: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "an unknown axis": (
+        lambda: Topology.of({"tp": 2, "ddp": 8}),
+        ["ddp: no axis is called 'ddp' (did you mean dp? use tp, cp, dp, pp)"],
+    ),
+    "all at once": (
+        lambda: Topology.of({"ep": 2, "tp": 0, "dp": -1}, order="tp-dp-zz", gpus_per_node=0),
+        [
+            "ep: no axis is called 'ep' (use tp, cp, dp, pp)",
+            "tp: 0 is no number of ranks (use 1 or more)",
+            "dp: -1 is no number of ranks (use 1 or more)",
+            "gpus_per_node: 0 is no number of ranks (use 1 or more)",
+            "order: 'tp-dp-zz' has axes that are unknown zz (use each of tp, cp, dp, pp once, "
+            "fastest first, as in tp-cp-dp-pp)",
+        ],
+    ),
+    "a size that is no integer": (
+        lambda: Topology.of({"tp": 2.0}),  # type: ignore[dict-item]
+        ["tp: 2.0 is no number of ranks (use 1 or more)"],
+    ),
+    "a stage beyond the last": (
+        lambda: Topology.of({"pp": 4}, split_stage=4),
+        ["split_stage: 4 is none of 4 stages (use 0 to 3)"],
+    ),
+    "an unknown group": (
+        lambda: WORLD.group(5, "zz"),
+        ["zz: no group is called 'zz' (use tp, cp, dp, pp, mp, embedding, position_embedding)"],
+    ),
+    "an unknown coordinate": (
+        lambda: WORLD.rank(ep=1),
+        ["ep: no axis is called 'ep' (use tp, cp, dp, pp)"],
+    ),
+    "a coordinate beyond its axis": (
+        lambda: WORLD.rank(pp=4), ["pp: 4 is not below its size of 4 (use 0 to 3)"],
+    ),
+    "an unknown axis to factor": (
+        lambda: WORLD.factored("xp", {"a": 1}),
+        ["xp: no axis is called 'xp' (use tp, cp, dp, pp)"],
+    ),
+    "parts without ranks": (
+        lambda: WORLD.factored("tp", {"row": -2, "col": -1}),
+        ["row: -2 is no number of ranks (use 1 or more)",
+         "col: -1 is no number of ranks (use 1 or more)"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_sizes_and_names_are_refused_in_words(case: str) -> None:
+    ask, expected = REFUSED[case]
+    with pytest.raises(InputError) as refused:
+        ask()
+    assert [str(issue) for issue in refused.value.issues] == expected
+
+
+@pytest.mark.parametrize("rank", [-1, 16, 99])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        WORLD.coords, WORLD.whole_coords, WORLD.node, WORLD.local_rank,
+        lambda rank: WORLD.group(rank, "pp"), lambda rank: WORLD.find_group("embedding", rank),
+    ],
+)  # fmt: skip
+def test_a_rank_outside_of_the_world_is_refused(ask: Callable[[int], object], rank: int) -> None:
+    with pytest.raises(InputError) as refused:
+        ask(rank)
+    message = f"rank: {rank} is not a rank of this world of 16 ranks (use 0 to 15)"
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [WORLD.groups, WORLD.group_size, WORLD.straddling, WORLD.kind_groups,
+     lambda kind: WORLD.find_group(kind, 0)],
+)  # fmt: skip
+def test_every_question_about_an_unknown_group_is_refused(ask: Callable[[str], object]) -> None:
+    with pytest.raises(InputError, match="no group is called 'eddp'"):
+        ask("eddp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from mpctl.errors import InputError
 from mpctl.spec.job import JobSpec
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
@@ -20,8 +21,8 @@ def zero_stage(job: JobSpec) -> int:
 
 
 def job_topology(job: JobSpec) -> Topology:
-    """Which rank of a complete job sits where. Raises ValueError where the order names other axes
-    than there are, or where the tensor-parallel ranks are no grid of their mode."""
+    """Which rank of a complete job sits where. Raises InputError where the order names other axes
+    than there are, ValueError where the tensor-parallel ranks are no grid of their mode."""
     cluster, parallel = job.cluster, job.parallel
     whole = Topology.of(job.sizes, order=parallel.order, gpus_per_node=cluster.gpus_per_node)
     if parallel.tensor_mode == "1d":
@@ -53,5 +54,5 @@ def find_topology(job: JobSpec) -> Topology | None:
         return None
     try:
         return job_topology(job)
-    except ValueError:
+    except (InputError, ValueError):
         return None

@@ -128,14 +128,15 @@ def rank_entry(plan: Plan, topology: Topology, rank: int) -> RankEntry:
         "node": topology.node(rank),
         "local_rank": topology.local_rank(rank),
         "coords": coords,
-        **_held_layers(plan.layout, coords["pp"]),
+        **_held_layers(plan, rank),
     }
 
 
-def _held_layers(layout: JobLayout | None, stage: int) -> HeldLayers:
+def _held_layers(plan: Plan, rank: int) -> HeldLayers:
+    layout = plan.layout
     if layout is None:
         return {}
-    spans = layout.stages[stage]
+    spans = layout.stages[layout.topology.coords(rank)["pp"]]
     layers: HeldLayers = {"layers": _as_lists(spans)}
     if stacks := stack_layers(layout, spans):
         layers["stacks"] = stacks

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd
 
-from mpctl.axes import AXIS_NAMES
+from mpctl.axes import AXIS_NAMES, order_hint, parse_order
 from mpctl.errors import Offer, Status
 from mpctl.families import get_family
 from mpctl.layout.link_levels import LinkLevel, topology_levels
@@ -19,7 +19,7 @@ from mpctl.rules.check import Check, listed, refusal
 from mpctl.sharding import divisors
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
-from mpctl.topology import Group, Topology
+from mpctl.topology import Group
 from mpctl.units import plural
 
 LARGEST_WORLD = 2**24  # its groups are still listed in seconds
@@ -79,9 +79,9 @@ def order_rules(job: JobSpec) -> Iterator[Check]:
     """parallel.order names each axis once."""
     p = job.parallel
     try:
-        Topology.of(job.sizes, order=p.order)
+        parse_order(p.order, job.sizes)
     except ValueError as error:
-        hint = f"use each of {', '.join(AXIS_NAMES)} once, fastest first, as in tp-cp-dp-pp"
+        hint = order_hint(AXIS_NAMES)
         yield Check("axis-order", "error", "parallel.order", str(error), hint)
 
 
