@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from functools import partial
+from math import inf, log
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from mpctl.errors import InputError
+from mpctl.errors import InputError, Issue, attempt
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.estimate.network import MissingLink
 from mpctl.estimate.time import StepTime, find_step_time, get_clock
 from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.topology import find_topology
+from mpctl.rules.validate import check_job
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import job_from_raw
 from mpctl.spec.presets import find_preset
@@ -47,6 +49,7 @@ SLACK: dict[Kind, dict[str, float]] = {
 }  # fmt: skip
 PASSES = tuple(f"operators.{name}" for name in ("hidden", "width", "inner", "scores", "logits"))
 WAYS = ("forward", "backward")  # of a single layer whose kernels were timed
+MEASURED = (("step_seconds",), tuple(f"layer_{way}_ms" for way in WAYS))  # a run has either
 LARGEST_PART, UNBOUNDED = 0.95, 1e12
 SCALED = "operators.hidden.forward"  # stands for all of them
 TIED = {"a100-80gb": ("a100-40gb",), "h100-sxm": ("h200",)}  # one chip: what it reaches is shared
@@ -161,15 +164,52 @@ def read_runs(rows: Iterable[Mapping[str, Any]]) -> list[Run]:
     return [_read(row, number) for number, row in enumerate(rows)]
 
 
-def _read(row: Mapping[str, Any], number: int) -> Run:
-    name = str(row.get("id", number))
+def usable_runs(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Run], list[Issue]]:
+    """The runs that can be planned and timed, and the reasons why the others cannot. A rule that a
+    setting switches off refuses no run: it was made.
+
+    Raises InputError with all reasons where no run is left.
+    """
+    runs: list[Run] = []
+    issues: list[Issue] = []
+    for number, row in enumerate(rows):
+        reasons: list[Issue] = []
+        run = attempt(reasons, partial(_read_usable, row, number))
+        runs += [run] if run else []
+        name = _name(row, number)
+        for reason in reasons:
+            where = name if reason.where == name else f"{name}: {reason.where}"
+            issues.append(replace(reason, where=where))
+    if not runs:
+        raise InputError(issues)
+    return runs, issues
+
+
+def _read_usable(row: Mapping[str, Any], number: int) -> Run:
+    run = _read(row, number, is_checked=True)
+    run.residuals({})
+    return run
+
+
+def _name(row: Any, number: int) -> str:
+    return str(row.get("id", number) if isinstance(row, Mapping) else number)
+
+
+def _read(row: Mapping[str, Any], number: int, *, is_checked: bool = False) -> Run:
+    """is_checked: refuse a job that breaks a rule, before anything is computed of it."""
+    name = _name(row, number)
     try:
         cluster, measured = row["job"]["cluster"]["preset"], dict(row["measured"])
     except (KeyError, TypeError, ValueError):
         raise _not_a_run(name) from None
-    if "step_seconds" not in measured and not {f"layer_{way}_ms" for way in WAYS} <= set(measured):
+    if not any(all(map(_is_time, map(measured.get, keys))) for keys in MEASURED):
         raise _not_a_run(name)
     job = job_from_raw(row["job"], {})
+    if is_checked:
+        parallel = job.parallel.model_copy(update={"allow_tp_across_nodes": True})
+        checks = check_job(job.model_copy(update={"parallel": parallel}))
+        if errors := [check.issue for check in checks if check.status == "error"]:
+            raise InputError(errors)
     if job.model is None or find_topology(job) is None:
         raise InputError.of("not-a-run", name, "it has no model, or no layout")
     device, runtime = (find_preset("clusters", cluster) or {}).get("device"), job.training.runtime
@@ -179,12 +219,16 @@ def _read(row: Mapping[str, Any], number: int) -> Run:
     )  # fmt: skip
 
 
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < inf
+
+
 def _not_a_run(name: str) -> InputError:
     return InputError.of(
         "not-a-run",
         name,
         "a run has job.cluster.preset and measured.step_seconds, or measured.layer_forward_ms and "
-        "layer_backward_ms",
+        "layer_backward_ms, above 0",
     )
 
 

@@ -60,15 +60,19 @@ def calibrate(
 
     Constants start from the values in their presets: a few runs move them a little, many runs
     determine them. The fitted presets are copies: with --out presets they are found by name here.
+    A run that cannot be planned is named with the reason, and the others are fitted to.
     """
     from mpctl.calibrate.cross import leave_out, residuals
     from mpctl.calibrate.evaluate import open_evaluator
     from mpctl.calibrate.fit import Fit
-    from mpctl.calibrate.runs import constants_of, read_runs
+    from mpctl.calibrate.runs import constants_of, usable_runs
     from mpctl.calibrate.write import write_presets
+    from mpctl.errors import capped
     from mpctl.render.calibrate import print_fit
+    from mpctl.render.errors import print_warnings
 
-    measured, prior_values = read_runs(_rows(runs, cluster)), _priors(priors)
+    prior_values, (measured, left_out_runs) = _priors(priors), usable_runs(_rows(runs, cluster))
+    print_warnings([f"not fitted to: {issue}" for issue in capped(left_out_runs)])
     constants = constants_of(measured)
     with open_evaluator(measured, constants, processes) as evaluate:
         fit = Fit(measured, constants, evaluate, prior_values)

@@ -15,7 +15,7 @@ from mpctl.spec.load import load_job
 from mpctl.spec.presets import presets_root
 
 STEPS = (9.0, 8.0, 2.0, 2.2, 2.1)
-JOB = {"training.global_batch_size": 8, "cluster.gpus_per_node": 4, "parallel.tp": 2}
+JOB = {"training.global_batch_size": 16, "cluster.gpus_per_node": 4, "parallel.tp": 2}
 
 
 def write_run(folder: Path, steps: tuple[float, ...] = STEPS, **settings: Any) -> Path:

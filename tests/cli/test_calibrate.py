@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
+from mpctl.calibrate.runs import usable_runs
 from mpctl.spec.runtime import RuntimeProfile
 from tests.calibrate.test_run_dirs import write_run
 from tests.cli.calls import Mpctl
@@ -33,6 +35,50 @@ def test_bad_runs_are_refused(mpctl: Mpctl, tmp_path: Path) -> None:
         assert said.code == 2
         assert words in said.out + said.err
     assert mpctl("calibrate", str(tmp_path / "none.json"), "--out", str(tmp_path)).code == 2
+
+
+def test_runs_that_cannot_be_planned_are_named_and_left_out(mpctl: Mpctl, tmp_path: Path) -> None:
+    """Uneven layers, heads that do not divide, an unknown setting, no time, no link, no row."""
+    training = {"runtime": "megatron-core", "micro_batch_size": 1, "global_batch_size": 8}
+
+    def row(name: str, seconds: float = 1.0, **tables: dict[str, Any]) -> dict[str, Any]:
+        job = {"cluster": {"preset": "dgx-h100", "nodes": 1}, "model": {"preset": "llama-3-8b"},
+               "parallel": {"tp": 8}, "training": training}  # fmt: skip
+        return {"id": name, "job": job | tables, "measured": {"step_seconds": seconds}}
+
+    bad = [
+        row("uneven", parallel={"pp": 8, "vpp": 3}),
+        row("heads", model={"preset": "llama-3-8b", "heads": 12}),
+        row("unknown", parallel={"tpp": 8}),
+        row("no-time", seconds=0),
+        row("no-link", cluster={"preset": "b200-node", "nodes": 4}),
+        5,
+    ]
+    runs, out = tmp_path / "runs.json", tmp_path / "out"
+    runs.write_text(json.dumps([row("good"), *bad]))
+    said = mpctl("calibrate", str(runs), "--out", str(out), "--rounds", "1", "--processes", "1")
+    assert said.code == 0 and (out / "runtimes" / "megatron-core.toml").exists()
+    for reason in (
+        "uneven: model.layers: 32 layers cannot be split evenly into 8 stages x 3 chunks",
+        "heads: model.heads: 12 heads do not divide hidden 4096",
+        "unknown: parallel.tpp: there is no such setting",
+        "no-time: a run has job.cluster.preset and measured.step_seconds",
+        "no-link: cluster.inter_node has no bandwidth",
+        "6: a run has job.cluster.preset",
+    ):
+        assert f"! not fitted to: {reason}" in said.err
+    runs.write_text(json.dumps(bad))
+    said = mpctl("calibrate", str(runs), "--out", str(tmp_path / "none"))
+    assert said.code == 2 and "uneven: model.layers" in said.err and "no-link" in said.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_measured_run_with_tp_across_nodes_is_a_run() -> None:
+    """nanotron's sweep has such layouts, whose jobs do not say that they meant it."""
+    job = {"cluster": {"preset": "hf-h100", "nodes": 2}, "model": {"preset": "llama-3-8b"},
+           "parallel": {"tp": 16}, "training": {"runtime": "nanotron"}}  # fmt: skip
+    (run,), reasons = usable_runs([{"job": job, "measured": {"step_seconds": 1.0}}])
+    assert run.layout.job.parallel.tp == 16 and not reasons
 
 
 def test_run_directories_are_taken_as_they_lie(mpctl: Mpctl, tmp_path: Path) -> None:
