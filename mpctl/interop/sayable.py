@@ -103,7 +103,7 @@ class Sayable:
 
 TRAINING = {
     "dtype", "recompute", "partition_activations", "offload_activations", "dropout", "freeze",
-    "gradient_dtype",
+    "gradient_dtype", "lr_wsd_decay_style", "lr_decay_steps",
 }  # fmt: skip
 
 

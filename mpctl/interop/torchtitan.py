@@ -5,6 +5,9 @@ pipeline_parallel.py. Ranks are numbered tp, cp, dp_shard, dp_replicate, pp, tp 
 sharded over dp_shard x cp. FSDP that never gathers again is ZeRO 2, always ZeRO 3; in a pipeline
 gradients are reduced once a step, and parameters stay whole by default, which is ZeRO 1's traffic.
 
+The functions of models/llama3/config_registry.py bring RoPE scaling of factor 8 and an optimizer,
+that of 405B products in fp8 and asynchronous tensor parallelism: the plan's stand in their place.
+
 By hand, 80 layers in 4 stages of 5 chunks: pipeline_parallel_layers_per_stage 80 / 20 = 4, with no
 layers less on the first and last stage.
 """
@@ -19,6 +22,7 @@ from mpctl.interop.llama_shapes import llama_refusals
 from mpctl.interop.notes import plan_notes
 from mpctl.interop.sayable import Sayable, refused
 from mpctl.interop.texts import Value, python_call
+from mpctl.interop.torchtitan_optimizer import leaves_norms, optimizer_lines, rate_refusals
 from mpctl.layout.topology import zero_stage
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
@@ -35,10 +39,10 @@ RECOMPUTE = {
 }  # fmt: skip
 # Models of its llama3 with a config function: layers, hidden, ffn, heads, kv heads.
 FLAVORS = {
-    (32, 4096, 14336, 32, 8): "llama3_8b", (80, 8192, 28672, 64, 8): "llama3_70b",
-    (126, 16384, 53248, 128, 8): "llama3_405b",
+    (32, 4096, 14336, 32, 8): "8B", (80, 8192, 28672, 64, 8): "70B",
+    (126, 16384, 53248, 128, 8): "405B",
 }  # fmt: skip
-FLAVOR_BASE, FLAVOR_VOCAB = 500000.0, 128256
+FLAVOR_VOCAB, FLAVOR_EPSILON = 128256, 1e-5
 
 
 def _refusals(plan: Plan) -> Iterator[Issue]:
@@ -50,6 +54,7 @@ def _refusals(plan: Plan) -> Iterator[Issue]:
     if job.training.reduced_dtype != "fp32":
         message = "torchtitan reduces gradients in fp32"
         yield refused("gradient_dtype", job.training.reduced_dtype, message, "use fp32")
+    yield from rate_refusals(job.training)
     if job.model is not None:
         yield from llama_refusals(job.model, "torchtitan")
 
@@ -61,6 +66,10 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "in a pipeline gradients are reduced once, after all micro batches of a step"
     if job.training.recompute == "selective":
         yield "approximated: SelectiveAC saves products and collectives, not all but attention"
+    if not leaves_norms(plan):
+        yield "approximated: norms decay too, as the first stage has none to name a group of"
+    yield "not here: data, tokenizer, checkpoints, logging; initial weights are torchtitan's"
+    yield "attention ends where a document ends, in the plan where the sequence does"
     yield from _model_notes(job.model)
     yield "main since 2026-08-20 counts batches in tokens: num_tokens_per_microbatch_per_dp_rank"
     yield "in a config_registry.py: python -m torchtitan.train --module M --config mpctl_plan"
@@ -69,22 +78,19 @@ def _notes(plan: Plan) -> Iterator[str]:
 def _model_notes(model: ModelSpec | None) -> Iterator[str]:
     if model is None:
         yield "no model is named: lay_out edits the config of any model"
-        return
-    if _flavor(model) is None:
+    elif _flavor(model) is None:
         yield (
-            f"no config of this shape in torchtitan 0.3: give lay_out one of {model.layers} "
-            f"layers, hidden {model.hidden}, ffn {model.ffn}, {model.heads} heads and "
-            f"{model.kv_heads} kv heads"
-        )
-    elif (model.rotary_base, model.vocab) != (FLAVOR_BASE, FLAVOR_VOCAB):
-        yield (
-            f"rotary base {FLAVOR_BASE:.0f} and vocabulary {FLAVOR_VOCAB} there, "
-            f"{model.rotary_base:.0f} and {model.vocab} in the plan"
+            f"no config of this model in torchtitan 0.3: give lay_out one of {model.layers} "
+            f"layers, hidden {model.hidden}, ffn {model.ffn}, {model.heads} heads, "
+            f"{model.kv_heads} kv heads, vocabulary {model.vocab} and norm epsilon "
+            f"{model.norm_epsilon:g}, without converters to fewer bits"
         )
 
 
 def _flavor(model: ModelSpec | None) -> str | None:
     if model is None or model.tied_embeddings:
+        return None
+    if (model.vocab, model.norm_epsilon) != (FLAVOR_VOCAB, FLAVOR_EPSILON):
         return None
     shape = (model.layers, model.hidden, model.ffn, model.heads, model.kv_heads)
     return FLAVORS.get(shape)
@@ -92,34 +98,72 @@ def _flavor(model: ModelSpec | None) -> str | None:
 
 def _body(plan: Plan) -> str:
     job, flavor = plan.job, _flavor(plan.job.model)
-    lines = [
+    return "\n".join([
+        "from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer",
+        "from torchtitan.components.optimizer import ParamGroupConfig",
         "from torchtitan.config import ParallelismConfig",
         "from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC",
-        *([f"from torchtitan.models.llama3.config_registry import {flavor}"] if flavor else []),
+        *(_flavor_imports(flavor) if flavor else []),
         "", "",
         "def lay_out(config):",
         f"    config.parallelism = {python_call('ParallelismConfig', _parallelism(plan), '    ')}",
         f"    config.activation_checkpoint = {RECOMPUTE[job.training.recompute]}",
-        *(f"    config.training.{key} = {value}" for key, value in _training(job)),
+        "    config.compile.enable_async_tensor_parallel = False",
+        *(f"    config.{key} = {value}" for key, value in _training(job)),
+        *optimizer_lines(plan),
+        *(_rope_lines(job.model) if job.model else []),
         "    return config",
-    ]  # fmt: skip
-    if flavor:
-        lines += ["", "", "def mpctl_plan():", f"    return lay_out({flavor}())"]
-    return "\n".join(lines)
+        *(_plan_lines(flavor) if flavor else []),
+    ])  # fmt: skip
+
+
+def _base(flavor: str) -> str:
+    """The config function to start from: that of 405B converts products to fp8."""
+    return f"llama3_{'70b' if flavor == '405B' else flavor.lower()}"
+
+
+def _flavor_imports(flavor: str) -> Iterator[str]:
+    if flavor == "405B":
+        yield "from torchtitan.models.llama3 import model_registry"
+    yield f"from torchtitan.models.llama3.config_registry import {_base(flavor)}"
+
+
+def _plan_lines(flavor: str) -> Iterator[str]:
+    yield from ("", "", "def mpctl_plan():", f"    config = {_base(flavor)}()")
+    if flavor == "405B":
+        yield '    config.model_spec = model_registry("405B")'
+        yield '    config.hf_assets_path = "./assets/hf/Llama-3.1-405B"'
+    yield "    return lay_out(config)"
 
 
 def _training(job: JobSpec) -> Iterator[tuple[str, str]]:
     """Batches in samples; a pipeline's local batch is all micro batches of a step."""
     t = job.training
     passes = job.num_microbatches if job.parallel.pp > 1 else 1
-    yield "local_batch_size", str(t.micro_batch_size * passes)
-    yield "global_batch_size", str(t.global_batch_size)
+    yield "training.local_batch_size", str(t.micro_batch_size * passes)
+    yield "training.global_batch_size", str(t.global_batch_size)
     if job.model is not None:
-        yield "seq_len", str(job.model.seq_length)
-    yield "steps", str(t.steps)
-    yield "max_norm", str(t.clip_norm)
+        yield "training.seq_len", str(job.model.seq_length)
+    yield "training.steps", str(t.steps)
+    yield "training.max_norm", str(t.clip_norm) if t.clip_norm else 'float("inf")'
+    yield "training.dtype", '"float32"'
     kind = {"fp32": "float32", "bf16": "bfloat16"}[t.dtype]
-    yield "mixed_precision_param", f'"{kind}"'
+    yield "training.mixed_precision_param", f'"{kind}"'
+    yield "debug.seed", str(t.seed)
+
+
+def _rope_lines(model: ModelSpec) -> Iterator[str]:
+    scaling = model.rotary_scaling
+    yield "    for layer in config.model_spec.model.layers:"
+    yield "        rope = layer.attention.rope"
+    yield f"        rope.theta, rope.max_seq_len = {model.rotary_base}, {model.seq_length}"
+    yield f'        rope.scaling = "{"llama" if scaling else "none"}"'
+    if scaling is not None:
+        yield f"        rope.scaling_factor = {scaling.factor}"
+        yield f"        rope.low_freq_factor = {scaling.low_freq_factor}"
+        yield f"        rope.high_freq_factor = {scaling.high_freq_factor}"
+        original = int(scaling.original_max_position)
+        yield f"        rope.original_max_position_embeddings = {original}"
 
 
 def _parallelism(plan: Plan) -> dict[str, Value]:

@@ -67,11 +67,11 @@ def test_the_example_is_a_config_of_its_own() -> None:
     assert sizes["pipeline_parallel_layers_per_stage"] == 4
     assert sizes["pipeline_parallel_schedule"] == "Interleaved1F1B"
     assert training["local_batch_size"] == 64
-    assert "return lay_out(llama3_70b())" in emitted.body
+    assert "config = llama3_70b()\n    return lay_out(config)" in emitted.body
     assert any(note.startswith("approximated: SelectiveAC") for note in emitted.notes)
     other = emit_plan(plan_of({"model.layers": 40}, base=LLAMA), "torchtitan")
     assert "llama3_70b" not in other.body
-    assert any("no config of this shape" in note for note in other.notes)
+    assert any("no config of this model" in note for note in other.notes)
 
 
 @pytest.mark.parametrize(
