@@ -20,6 +20,7 @@ from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.limits import AMAX_BYTES, LAYERS_GATHERED_AHEAD, MAX_REDUCTIONS_IN_FLIGHT
 from mpctl.operators.matmul import ParameterSpec
 from mpctl.spec.runtime_memory import RuntimeMemory
+from mpctl.spec.schedules import SCHEDULES
 from mpctl.tensor_grid import TensorGrid
 from mpctl.units import DTYPE_BYTES
 
@@ -71,19 +72,44 @@ def _sliced_states(layout: JobLayout, count: int, buckets: Sequence[Bucket]) -> 
     parameters = whole + frozen
     if zero == 3:
         parameters = sum(bucket.part(n) for bucket in buckets)
-    passing = 0  # ZeRO 1 reduces its gradients where they are
-    if zero >= 2:
-        largest = max((bucket.padded(n) for bucket in trained), default=0)
-        full = 1 + MAX_REDUCTIONS_IN_FLIGHT
-        passing = full * largest * reduced + largest // n * reduced
-    if zero == 3:
-        layers = 1 + LAYERS_GATHERED_AHEAD
-        passing += layers * max((bucket.padded(n) for bucket in buckets), default=0) * width
+    passing = _passing_bytes(layout, buckets, trained) if zero >= 2 else 0
     stepping = part * 4 if reduced < 4 else 0
     return StateBytes(
         count, parameters * width, (part if zero >= 2 else whole) * reduced,
         part * _optimizer_width(width), passing, stepping,
     )  # fmt: skip
+
+
+def _passing_bytes(layout: JobLayout, buckets: Sequence[Bucket], trained: Sequence[Bucket]) -> int:
+    """Under ZeRO 2 and 3, what exists in full size for a moment of a backward: gradients of buckets
+    until they are reduced, at 3 the parameters of layers too. (ZeRO 1 reduces in place.)
+
+    Where weight gradients are deferred they are computed in actions of their own, which gather no
+    parameters. Those of biases and norms in their buckets are kept by themselves until then
+    (runtime/zero/gradients.py).
+    """
+    job, n = layout.job, layout.replicas
+    width, reduced = job.training.value_bytes, job.training.reduced_bytes
+    gathered = 0
+    if layout.zero_stage == 3:
+        layers = 1 + LAYERS_GATHERED_AHEAD
+        gathered = layers * max((bucket.padded(n) for bucket in buckets), default=0) * width
+    parallel = job.parallel
+    if parallel.pp == 1 or not SCHEDULES[parallel.schedule].splits_backward:
+        return _reduced_at_once(trained, n) * reduced + gathered
+    weights = {f"{name}.weight" for name in layout.table.linear_layers}
+    deferred = [bucket for bucket in trained if not weights.isdisjoint(bucket.names)]
+    others = [bucket for bucket in trained if weights.isdisjoint(bucket.names)]
+    pairs = [pair for b in deferred for pair in zip(b.names, b.sizes, strict=True)]
+    early = sum(size for name, size in pairs if name not in weights)
+    back = _reduced_at_once(others, n) * reduced + gathered
+    return early * reduced + max(_reduced_at_once(deferred, n) * reduced, back)
+
+
+def _reduced_at_once(buckets: Sequence[Bucket], parts: int) -> int:
+    """Elements of the full-size gradients that exist at once, and of a slice that arrives."""
+    sizes = sorted((bucket.padded(parts) for bucket in buckets), reverse=True)
+    return sum(sizes[: 1 + MAX_REDUCTIONS_IN_FLIGHT]) + max(sizes, default=0) // parts
 
 
 def _others_states(

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, example, given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from mpctl.launch.summary import compare_memory
 from mpctl.layout.topology import job_topology
@@ -140,6 +143,46 @@ def test_a_peak_of_states_is_as_planned(zero: int) -> None:
     assert account["failure"] is None, "".join(account["failure"]["traceback"])
     assert memory.state_bytes > 30 * memory.activation_bytes
     assert memory.allocated_bytes == pytest.approx(account["peak_bytes"], rel=0.02)
+
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+
+
+@settings_of_hypothesis(
+    max_examples=12, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate]
+)
+@given(
+    schedule=st.sampled_from(SCHEDULES),
+    zero=st.sampled_from([1, 2, 3]),
+    layers=st.sampled_from([4, 8, 12, 20]),
+    shape=st.sampled_from(["gpt", "llama"]),
+    recompute=st.sampled_from(["none", "full"]),
+    bucket_bytes=st.sampled_from([1, 1 << 22]),
+)
+@example("zero-bubble", 3, 20, "gpt", "none", 1 << 22)
+@example("zero-bubble", 2, 20, "gpt", "none", 1)
+def test_a_deep_stage_whose_states_are_sliced_is_as_planned(
+    schedule: str, zero: int, layers: int, shape: str, recompute: str, bucket_bytes: int
+) -> None:
+    """Weights are most of these ranks' memory: gradients of full size that live longer than planned
+    show, however many layers a stage has."""
+    changes = {"model__hidden": 192, "model__heads": 6, "model__vocab": 389,
+               "model__layers": layers, "model__seq_length": 12, "parallel__pp": 2,
+               "parallel__zero": zero, **DRY,
+               "parallel__schedule": schedule, "parallel__bucket_bytes": bucket_bytes,
+               "parallel__vpp": 2 if schedule == "interleaved" else 1,
+               "training__micro_batch_size": 1, "training__global_batch_size": 12,
+               "training__recompute": recompute}  # fmt: skip
+    changes |= {k: v for k, v in SHAPES[shape].items() if k not in changes}
+    if shape == "llama":
+        changes |= {"model__kv_heads": 3, "model__ffn": 384}
+    job = load_job(None, settings(dp=3, **changes, cluster__gpus_per_node=6))
+    topology = job_topology(job)
+    for stage, memory in enumerate(tiny_plan(job).estimate.memory):
+        account = rehearse(job, topology, topology.rank(pp=stage))
+        assert account["failure"] is None, "".join(account["failure"]["traceback"])
+        assert memory.state_bytes == sum(account["state_bytes"].values())
+        assert 0.85 <= account["peak_bytes"] / memory.allocated_bytes <= 1.06
 
 
 @pytest.mark.timeout(900)

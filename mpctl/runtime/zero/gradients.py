@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from mpctl.kernels.parameters import full_numel
+from mpctl.kernels.parameters import deferred_wgrad_of, full_numel
 from mpctl.runtime.zero.bucket_shard import BucketShard, ParameterSlice
 from mpctl.transport.group import Group, Pending
 
@@ -139,11 +139,17 @@ class Zero1Gradients(BucketGradients):
 
 class ShardedGradients(BucketGradients):
     """This rank's slice, to which each micro batch's reduced gradients are added: ZeRO 2 and 3.
-    The full size exists from the first gradient of a backward to the start of its reduction."""
+    The full size exists from the first gradient of a backward to the start of its reduction.
+
+    Where weight gradients are deferred, those of biases and norms come much earlier. They are kept
+    by themselves until the first deferred one: else all of a stage's buckets would have their full
+    size at once. early: these gradients, by number of the parameter.
+    """
 
     def __init__(self, shard: BucketShard, dtype: torch.dtype, device: torch.device) -> None:
         self.shard, self.dtype, self.device = shard, dtype, device
         self.full, self.views, self.stale = None, list[Tensor](), set[int]()
+        self.early: dict[int, Tensor] = {}
         self.local = self._zeros(shard.local_numel)
         self.slices = list(shard.parameter_slices(self.local))
         for number, parameter in enumerate(shard.parameters):
@@ -151,16 +157,36 @@ class ShardedGradients(BucketGradients):
 
     def _add(self, number: int, gradient: Tensor) -> None:
         if self.full is None:
+            if self._is_early(number):
+                self._keep(number, gradient)
+                return
             self._allocate()
         super()._add(number, gradient)
 
+    def _is_early(self, number: int) -> bool:
+        """Whether the parameter's gradient is computed before others of the bucket, deferred."""
+        parameters = self.shard.parameters
+        if deferred_wgrad_of(parameters[number]):
+            return False
+        return any(deferred_wgrad_of(parameter) for parameter in parameters)
+
+    def _keep(self, number: int, gradient: Tensor) -> None:
+        if number in self.early:
+            self.early[number].add_(gradient)
+        else:
+            is_view = gradient.untyped_storage().nbytes() > gradient.nbytes
+            self.early[number] = gradient.to(self.dtype, copy=is_view)
+
     def _allocate(self) -> Tensor:
-        """The full size without values, but for 0 in its padding."""
+        """The full size with the early gradients, and 0 in its padding; no other values."""
         shard, numel = self.shard, self.shard.bucket.numel
         self.full = full = torch.empty(shard.padded_numel, dtype=self.dtype, device=self.device)
         full[numel:].zero_()
         self.views = list(shard.views(full))
-        self.stale = set(range(len(self.views)))
+        self.stale = set(range(len(self.views))) - self.early.keys()
+        for number, gradient in self.early.items():
+            self.views[number].copy_(gradient)
+        self.early.clear()
         return full
 
     def restart(self) -> list[Tensor]:
