@@ -56,7 +56,8 @@ class ParallelSelfAttention(nn.Module):
             layers.local_heads(config.num_kv_heads)  # columns of one head are shared in 1d alone
         parts = (config.heads * d, *[config.num_kv_heads * d] * 2)
         h, bias = config.hidden, config.bias
-        self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=config.init, parts=parts)
+        init = config.qkv_init
+        self.qkv = layers.column_linear(h, sum(parts), bias=bias, init=init, parts=parts)
         self.query_norm = _head_norm(config, shard_context)
         self.key_norm = _head_norm(config, shard_context)
         of_output = bias if config.output_bias is None else config.output_bias

@@ -14,7 +14,7 @@ config is made; what depends on the number of ranks is checked by the module tha
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from mpctl.kernels.parameters import Init
@@ -42,8 +42,8 @@ class AttentionConfig:
     sees, itself among them; all by default. alibi: whether scores fall with the distance (ALiBi).
     qk_norm: kind of the norms of each head's queries and keys, none by default; eps: theirs. bias:
     whether the projections have biases; output_bias: the output's, as bias by default. init_std:
-    standard deviation of initial weights; output_std: that of the output projection, init_std by
-    default.
+    standard deviation of initial weights; output_std, query_std: those of the output projection and
+    of the queries' one, init_std by default.
 
     Raises ValueError where heads do not divide hidden (and head_dim is not given), kv_heads do not
     divide heads, or a value is out of its range.
@@ -65,6 +65,7 @@ class AttentionConfig:
     output_bias: bool | None = None
     init_std: float = 0.02
     output_std: float | None = None
+    query_std: float | None = None
 
     def __post_init__(self) -> None:
         _check_positive(hidden=self.hidden, heads=self.heads, kv_heads=self.num_kv_heads)
@@ -83,6 +84,18 @@ class AttentionConfig:
     def init(self) -> Init:
         """Initial values of the matrices that read the hidden states."""
         return Init("normal", self.init_std)
+
+    @property
+    def query_init(self) -> Init:
+        """Initial values of the matrix that makes queries."""
+        return Init("normal", self.query_std or self.init_std)
+
+    @property
+    def qkv_init(self) -> Init:
+        """Initial values of queries', keys' and values' matrices, stacked in this order."""
+        if self.query_std is None:
+            return self.init
+        return replace(self.init, first=(self.heads * self.head_size, self.query_std))
 
     @property
     def output_init(self) -> Init:

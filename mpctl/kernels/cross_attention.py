@@ -56,7 +56,7 @@ class ParallelCrossAttention(nn.Module):
         self.core = AttentionCore.of(bidirectional, shard_context, rng_site, recompute=recompute)
         self.local_heads = self.core.heads
         h, bias, init = config.hidden, config.bias, config.init
-        self.query = layers.column_linear(h, width, bias=bias, init=init)
+        self.query = layers.column_linear(h, width, bias=bias, init=config.query_init)
         self.key_value = layers.column_linear(
             context_hidden or h, 2 * width, bias=bias, init=init, parts=(width, width)
         )

@@ -30,10 +30,12 @@ _ATTRIBUTES = "parallel_attributes"  # the one name under which a parameter carr
 
 @dataclass(frozen=True)
 class Init:
-    """The law of the initial value; std counts for `normal` only."""
+    """The law of the initial value; std counts for `normal` only. first: (rows, their std) of the
+    whole parameter's first rows, where those have another one."""
 
     kind: Literal["normal", "zeros", "ones"]
     std: float = 0.0
+    first: tuple[int, float] | None = None
 
 
 ZEROS, ONES = Init("zeros"), Init("ones")
@@ -193,5 +195,11 @@ def fill_normal(local: Tensor, shard: Shard, key: int, init: Init) -> None:
     rows = max(1, _CHUNK // max(1, math.prod(shard.local_shape[1:])))
     for start in range(0, len(local), rows):
         chunk = [coordinates[0][start : start + rows], *coordinates[1:]]
-        drawn = noise.normal(key, chunk, dtype=torch.float64).mul_(init.std)
+        drawn = noise.normal(key, chunk, dtype=torch.float64)
+        if init.first is None:
+            drawn.mul_(init.std)
+        else:
+            number, std = init.first
+            scale = torch.full_like(chunk[0], init.std, dtype=torch.float64)
+            drawn.mul_(scale.masked_fill_(chunk[0] < number, std))
         local[start : start + rows].copy_(drawn)

@@ -26,7 +26,8 @@ def position_rules(job: JobSpec) -> Iterator[Check]:
             "error",
             "model.max_positions",
             f"{model.max_positions} is less than the sequence length, {model.seq_length}",
-            f"use at least {model.seq_length}",
+            f"use at least {model.seq_length}, which makes another model (the new rows are "
+            "untrained), or shorter sequences",
         )
 
 

@@ -16,7 +16,7 @@ from mpctl.spec.base import StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.hf import shape_from_hf
 from mpctl.spec.job import JobSpec
-from mpctl.spec.model import ModelSpec, without_derived
+from mpctl.spec.model import ModelSpec, with_positions, without_derived
 from mpctl.spec.paths import is_config
 from mpctl.spec.preset_check import require_valid
 from mpctl.spec.presets import PRESET_TABLES, PresetFile, get_file
@@ -67,6 +67,8 @@ def lay(
     base, keys = _split(over, where)
     if base is not None:
         under = _expanded(base, notes, where, trail)
+        if where == MODEL and isinstance(under, dict):
+            under = with_positions(under)
     table = dict(under) if isinstance(under, dict) else {}
     if where == MODEL:
         table = without_derived(table)

@@ -249,13 +249,23 @@ def without_derived(raw: dict[str, Any]) -> dict[str, Any]:
     """A raw model table without the values that merely follow from the rest of it, so that they
     are derived anew from keys that are laid over it.
 
-    By hand: with hidden 64, ffn 256 is left out and ffn 170 stays, as somebody chose it. A rotary
-    model's max_positions stays as well: a shorter sequence changes no weight of it.
+    By hand: with hidden 64, ffn 256 is left out and ffn 170 stays, as somebody chose it.
+    max_positions of a model with learned or rotary positions stays as well: the length of the
+    sequences changes no weight of it.
     """
     follows = derived_values(raw)
-    if raw.get("position") == "rotary":
+    if raw.get("position", "learned") in ("learned", "rotary"):
         follows.pop("max_positions", None)
     return {k: v for k, v in raw.items() if k not in follows or v != follows[k]}
+
+
+def with_positions(raw: dict[str, Any]) -> dict[str, Any]:
+    """The raw table of a model that others start from, which says how many positions it has: where
+    it does not, those of its own sequences. Keys that are laid over it change the length of the
+    sequences alone."""
+    length = raw.get("seq_length")
+    is_learned = raw.get("position", "learned") == "learned"
+    return {"max_positions": length, **raw} if length is not None and is_learned else raw
 
 
 def _count(value: Any) -> int | None:

@@ -131,6 +131,24 @@ def test_what_follows_from_the_shape_follows_the_override(source: str, tmp_path:
     assert (model.ffn, model.head_dim, model.kv_heads, model.max_positions) == (4096, 128, 8, 256)
 
 
+@pytest.mark.parametrize("source", ["preset", "job.json"])
+def test_a_shorter_sequence_leaves_the_table_of_positions(source: str, tmp_path: Path) -> None:
+    """It changed GPT-2's parameters, so that its weights were refused at 512 tokens."""
+    path = write(tmp_path / "job.json", load_job(None, {"model": "gpt2"}).model_dump_json())
+    start, changes = {"model": "gpt2"}, {"model.seq_length": 512}
+    job = load_job(None, start | changes) if source == "preset" else load_job(path, changes)
+    assert job.model is not None
+    assert (job.model.seq_length, job.model.max_positions) == (512, 1024)
+
+
+def test_a_longer_one_is_refused_unless_the_table_is_made_longer() -> None:
+    with pytest.raises(InputError, match="1024 is less than the sequence length, 1500"):
+        load_plan(None, {"model": "gpt2", "model.seq_length": 1500})
+    longer = {"model.seq_length": 1500, "model.max_positions": 1500}
+    model = load_plan(None, {"model": "gpt2", **longer}).job.model
+    assert model is not None and model.max_positions == 1500
+
+
 def test_what_was_chosen_stays() -> None:
     model = load_job(None, {"model": "llama-3-8b", "model.hidden": 2048}).model
     assert model is not None

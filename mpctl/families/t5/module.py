@@ -13,6 +13,7 @@ Letters: b batch, s encoder positions, q decoder positions, h hidden, v vocabula
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from mpctl.families.parts import (
     word_losses,
 )
 from mpctl.kernels.cache import DecoderCaches
+from mpctl.kernels.config import LayerConfig
 from mpctl.kernels.context import context_positions
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.decoder_layer import ParallelDecoderLayer
@@ -37,7 +39,29 @@ from mpctl.operators.table import StageSlice
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
 
-UNSCALED, WORD_STD = 1.0, 1.0
+UNSCALED, WORD_STD, USUAL_STD = 1.0, 1.0, 0.02
+
+
+def t5_layer_config(model: ModelSpec, training: TrainingSpec, *, causal: bool) -> LayerConfig:
+    """The layers of a stack, with T5's initial values (its released code, as in transformers):
+    standard deviation 1/sqrt(n) for a matrix that reads n features, and 1/sqrt(h d) for queries of
+    heads of d, whose scores are not scaled. training.init_std scales all of them: times 1 at
+    0.02, which other families start with."""
+    config, factor = layer_config(model, training, causal=causal, scale=UNSCALED), _factor(training)
+    attention, h = config.attention, model.hidden
+    std, d = factor * h**-0.5, attention.head_size
+    attention = replace(
+        attention,
+        init_std=std,
+        query_std=std * d**-0.5,
+        output_std=factor * (attention.heads * d) ** -0.5,
+    )
+    mlp = replace(config.mlp, init_std=std, output_std=factor * config.mlp.ffn**-0.5)
+    return replace(config, attention=attention, mlp=mlp)
+
+
+def _factor(training: TrainingSpec) -> float:
+    return training.init_std / USUAL_STD
 
 
 class _Stack(nn.Module):
@@ -63,7 +87,7 @@ class _Stack(nn.Module):
                 model.heads,
                 shard_context,
                 bidirectional=bidirectional,
-                init_std=training.init_std,
+                init_std=_factor(training) * model.hidden**-0.5,
             )
         has_exit = stage_slice.has_exit
         self.final_norm = model_norm(model, shard_context) if has_exit else nn.Identity()
@@ -207,7 +231,7 @@ def _encoder(
     part = _slice_of(stage_slices, "encoder.layers")
     if part is None:
         return None
-    config = layer_config(model, training, causal=False, scale=UNSCALED)
+    config = t5_layer_config(model, training, causal=False)
     layers = self_attention_layers(
         config, shard_context, part.layers, prefix=part.stack.prefix, model=model
     )
@@ -223,7 +247,7 @@ def _decoder(
     part = _slice_of(stage_slices, "decoder.layers")
     if part is None:
         return None
-    config = layer_config(model, training, causal=True, scale=UNSCALED)
+    config = t5_layer_config(model, training, causal=True)
     layers = nn.ModuleDict(
         {
             str(n): ParallelDecoderLayer(config, shard_context, f"{part.stack.prefix}.{n}")
