@@ -98,6 +98,16 @@ def groups(incomplete: str) -> Iterable[str]:
 
 
 @_quiet
+def runtimes(incomplete: str) -> Iterable[str]:
+    """Completes a list of runtimes, `megatron-core,torchtitan`, or all."""
+    from mpctl.spec.presets import preset_names
+
+    before, comma, _ = incomplete.rpartition(",")
+    words = [f"{before}{comma}{name}" for name in preset_names("runtimes")]
+    return words if comma else [*words, "all"]
+
+
+@_quiet
 def run(incomplete: str) -> Iterable[str]:
     """Completes a run: its name in runs/, or its directory."""
     folder = Path(incomplete[: incomplete.rfind("/") + 1] or ".")

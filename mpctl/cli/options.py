@@ -117,9 +117,27 @@ FLAGS = (
         str,
         "Data type of parameters and activations: auto, fp32, bf16, fp16, ...",
     ),
+    Flag(
+        "--runtime",
+        "training.runtime",
+        str,
+        "Software that trains the job, and whose speed and memory a plan assumes: mpctl, "
+        "megatron-core, torchtitan, ...; `mpctl presets runtimes` lists them.",
+    ),
     Flag("--steps", "training.steps", int, "Number of training steps."),
     Flag("--seed", "training.seed", int, "Seed of weights, data order and dropout."),
 )
+
+RuntimesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="Also answer for each of these runtimes, as a table; all: for mpctl and every "
+        "launcher of --emit whose figures are known.",
+        show_default=False,
+        autocompletion=complete.runtimes,
+    ),
+]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mpctl.cli import complete
-from mpctl.cli.options import JobSource, command_line, with_job
+from mpctl.cli.options import JobSource, RuntimesOption, command_line, with_job
 from mpctl.errors import DOES_NOT_FIT, InputError
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ def plan(
     compare: CompareOption = False,
     explain: ExplainOption = False,
     compare_tensor_modes: ModesOption = False,
+    runtimes: RuntimesOption = None,
     emit: EmitOption = None,
     from_: FromOption = None,
     more: MoreOption = None,
@@ -136,16 +137,19 @@ def plan(
     whether the job fits.
     """
     pictures = {"html": html, "svg": svg, "trace": trace}
+    is_typed = "training.runtime" in job.overrides
     if from_ is not None:
         job = _read_from(job, *from_)
+    if emit is not None and not is_typed:
+        job = _for_launcher(job, emit, is_read=from_ is not None)
     others = {
         "--batch": batch is not None, "--compare": compare, "--explain": explain,
         "--compare-tensor-modes": compare_tensor_modes,
     }  # fmt: skip
     if any(others.values()) or more:
-        if any(pictures.values()) or emit is not None:
-            raise InputError.of("usage", "command line", "--html, --svg, --trace and --emit show "
-                                f"the plan of one job, not {_listed(others)}")  # fmt: skip
+        if any(pictures.values()) or emit is not None or runtimes is not None:
+            message = "--html, --svg, --trace, --emit and --runtimes show the plan of one job, not"
+            raise InputError.of("usage", "command line", f"{message} {_listed(others)}")
         _other(job, batch, more or [], others, as_json=as_json)
         return
     from mpctl.planning.document import rank_document, wanted_kinds
@@ -160,12 +164,8 @@ def plan(
         _print_emitted(made, emit, as_json=as_json)
     elif document is not None:
         _show_rank(document, as_json=as_json)
-    elif as_json:
-        _print_document(made, topology, kinds, ranks=ranks)
     else:
-        from mpctl.render.plan import print_plan
-
-        print_plan(made, topology, kinds=kinds, ranks=ranks, full=full)
+        _print_plan(made, topology, kinds, runtimes, ranks=ranks, full=full, as_json=as_json)
     if rank is None and made.fits is False:
         raise typer.Exit(DOES_NOT_FIT)
 
@@ -174,6 +174,18 @@ def _read_from(job: JobSource, launcher: str, text: str) -> JobSource:
     from mpctl.interop.read import read_flags
 
     return job.read_from(*read_flags(launcher, text, job.overrides))
+
+
+def _for_launcher(job: JobSource, target: str, *, is_read: bool) -> JobSource:
+    """The job under the launcher's own runtime, where none was named; the one that another
+    launcher's flags stand for (is_read) was not."""
+    from mpctl.interop.registry import launcher_runtime
+    from mpctl.spec.load import load_partial
+
+    loaded = load_partial(job.source, job.overrides).job
+    if loaded is None or not (is_read or loaded.training.is_runtime_default):
+        return job
+    return job.with_settings({"training.runtime": launcher_runtime(loaded, target)})
 
 
 def _print_emitted(made: Plan, target: str, *, as_json: bool) -> None:
@@ -217,13 +229,26 @@ def _show_rank(document: RankDocument, *, as_json: bool) -> None:
     print_rank(document)
 
 
-def _print_document(
-    made: Plan, topology: Topology, kinds: tuple[str, ...] | None, *, ranks: bool
-) -> None:
-    from mpctl.planning.document import plan_document
-    from mpctl.render.json import print_json
+def _print_plan(
+    made: Plan, topology: Topology, kinds: tuple[str, ...] | None, runtimes: str | None, *,
+    ranks: bool, full: bool, as_json: bool,
+) -> None:  # fmt: skip
+    from mpctl.planning.runtimes import is_open, named_runtimes, other_runtimes, same_layout
 
-    print_json(plan_document(made, topology, kinds=kinds, ranks=ranks))
+    asked = same_layout(made, named_runtimes(runtimes, made.job)) if runtimes is not None else []
+    if as_json:
+        from mpctl.planning.document import plan_document
+        from mpctl.render.json import print_json
+
+        print_json(plan_document(made, topology, kinds=kinds, ranks=ranks, runtimes=asked))
+        return
+    from mpctl.render.plan import print_plan
+
+    is_told = is_open(made.job) and made.estimate is not None and not asked
+    others = same_layout(made, other_runtimes(made.job)) if is_told else []
+    print_plan(
+        made, topology, kinds=kinds, ranks=ranks, full=full, others=others, runtimes=asked
+    )  # fmt: skip
 
 
 def _listed(options: Iterable[str]) -> str:

@@ -8,6 +8,8 @@ A new one is a module with a row here: what it cannot say (refusals), its commen
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from mpctl.errors import InputError
 from mpctl.interop import (
     accelerate,
@@ -21,7 +23,11 @@ from mpctl.interop import (
 )
 from mpctl.interop.emitted import EmittedPlan
 from mpctl.planning.plan import Plan
+from mpctl.planning.runtimes import runtime_of
+from mpctl.planning.summary import step_text
 from mpctl.rules.check import listed
+from mpctl.spec.job import JobSpec
+from mpctl.spec.runtime import get_profile
 
 _ROWS = (megatron, bridge, torchtitan, deepspeed, accelerate, nanotron, colossalai, torch_mesh)
 TARGETS = {row.TARGET.name: row.TARGET for row in _ROWS}
@@ -36,4 +42,24 @@ def emit_plan(plan: Plan, target: str) -> EmittedPlan:
     row = TARGETS[target]
     if issues := list(row.refusals(plan)):
         raise InputError(issues)
-    return EmittedPlan(target, row.software, row.language, tuple(row.notes(plan)), row.body(plan))
+    notes = (*_runtime_note(plan, target), *row.notes(plan))
+    return EmittedPlan(target, row.software, row.language, notes, row.body(plan))
+
+
+def launcher_runtime(job: JobSpec, target: str) -> str | None:
+    """The runtime that a job is planned under before it is written for a launcher; None where there
+    is none whose figures are the launcher's on the job's devices, by default NVIDIA's."""
+    return runtime_of(target, job.device_kind or "cuda")
+
+
+def _runtime_note(plan: Plan, target: str) -> Iterator[str]:
+    """Whose speed and memory the plan assumes, and the step's time where it is the launcher's."""
+    runtime, estimate = plan.job.training.runtime, plan.estimate
+    if estimate is None:
+        return
+    if target not in get_profile(runtime).runs.emit:
+        software, theirs = TARGETS[target].software, launcher_runtime(plan.job, target)
+        way_out = f": --runtime {theirs}" if theirs else ", of which there are no figures here"
+        yield f"memory and time are estimated for runtime {runtime}, not for {software}{way_out}"
+    elif not isinstance(estimate.time, str):
+        yield f"planned for runtime {runtime}; a step takes {step_text(estimate.time)}"

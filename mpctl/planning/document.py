@@ -6,7 +6,7 @@ beyond, groups are counted, with the first and the last as examples.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError
@@ -22,6 +22,7 @@ from mpctl.units import plural
 
 if TYPE_CHECKING:
     from mpctl.layout.job_layout import JobLayout
+    from mpctl.planning.runtimes import UnderRuntime
     from mpctl.planning.schemas import (
         EstimatePart,
         GroupSummary,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         RankDocument,
         RankEntry,
         RanksPart,
+        RuntimesPart,
         Spans,
         StackSpans,
         StagesPart,
@@ -61,9 +63,11 @@ def wanted_kinds(groups: str | None, known: Collection[str]) -> tuple[str, ...] 
 
 
 def plan_document(
-    plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool
-) -> PlanDocument:
-    """The plan as JSON. kinds: of groups, to be listed whole; ranks: list every rank.
+    plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
+    runtimes: Sequence[UnderRuntime] = (),
+) -> PlanDocument:  # fmt: skip
+    """The plan as JSON. kinds: of groups, to be listed whole; ranks: list every rank; runtimes: the
+    same layout under other runtimes, where that was asked for.
 
     With kinds None, everything of a small world is listed and a summary of a large one.
     """
@@ -90,6 +94,7 @@ def plan_document(
         "checks": [{"status": c.status, **c.issue.as_dict()} for c in plan.checks],
         **_stages_part(plan.layout),
         **nearest_part(plan),
+        **_runtimes_part(runtimes),
         **_estimate_part(plan),
     }
 
@@ -196,6 +201,10 @@ def nearest_part(plan: Plan) -> NearestPart:
     if not plan.nearest:
         return {}
     return {"nearest_that_fit": [near.as_dict() for near in plan.nearest]}
+
+
+def _runtimes_part(runtimes: Sequence[UnderRuntime]) -> RuntimesPart:
+    return {"runtimes": [under.as_dict() for under in runtimes]} if runtimes else {}
 
 
 def _estimate_part(plan: Plan) -> EstimatePart:

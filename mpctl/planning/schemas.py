@@ -25,7 +25,7 @@ class TrainingEntry(TypedDict):
     """How the model is trained; what a search varies is None.
 
     dtype_is_auto: whether the data type followed from the device. micro_batches: of a step on each
-    pipeline.
+    pipeline. runtime_is_default: whether nobody named the runtime.
     """
 
     dtype: str
@@ -36,6 +36,7 @@ class TrainingEntry(TypedDict):
     recompute: str | None
     zero: int | None
     runtime: str
+    runtime_is_default: bool
 
 
 class CheckEntry(IssueEntry):
@@ -205,6 +206,28 @@ class StagesPart(TypedDict, total=False):
     stage_stacks: list[StackSpans]
 
 
+class RuntimeEntry(TypedDict):
+    """The same layout under one runtime: an entry of `runtimes`. emit: launchers of `--emit` that
+    run this software. not_run: in words, what it does not run, and then every figure is None."""
+
+    runtime: str
+    software: str
+    emit: list[str]
+    not_run: list[str]
+    fits: bool | None
+    step_seconds: float | None
+    step_seconds_low: float | None
+    step_seconds_high: float | None
+    mfu: float | None
+    device_bytes: int | None
+
+
+class RuntimesPart(TypedDict, total=False):
+    """The same layout under each of the runtimes of `--runtimes`."""
+
+    runtimes: list[RuntimeEntry]
+
+
 class NearestPart(TypedDict, total=False):
     """Layouts near one that does not fit, which do."""
 
@@ -241,7 +264,9 @@ class LinkEntry(TypedDict):
     latency_seconds: float
 
 
-class PlanDocument(TensorGridPart, RanksPart, StagesPart, NearestPart, EstimatePart):
+class PlanDocument(
+    TensorGridPart, RanksPart, StagesPart, NearestPart, RuntimesPart, EstimatePart
+):  # fmt: skip
     """Schema mpctl.plan/1: what `mpctl plan --json` prints. within: of each kind of groups, the
     name of the innermost level of links that holds all of them; None where none does."""
 

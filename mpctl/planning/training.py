@@ -30,6 +30,7 @@ def training_settings(job: JobSpec, searched: Collection[str] | None = None) -> 
         "recompute": None if "recompute" in free else t.recompute,
         "zero": None if "zero" in free else job.parallel.zero,
         "runtime": t.runtime,
+        "runtime_is_default": t.is_runtime_default,
     }
 
 

@@ -25,6 +25,7 @@ TITLES = {
     "mfu": "MFU",
 }
 DTYPE = ("dtype", "dtype_is_auto")
+UNSHOWN = (*DTYPE, "runtime_is_default")  # DTYPE is one row
 FITS = {True: "yes", False: "no", None: "not known"}
 LEAST_DIFFERENCE = 0.0005  # of a figure: below it, rounding hides the difference
 NOTE = "≠ a setting and +x% a figure that differs from the first job's"
@@ -53,7 +54,7 @@ def _setting_rows(document: CompareDocument) -> Iterator[tuple[str, list[str]]]:
     cells = _setting_cells([settings["dtype"] for settings in training])
     autos = [" (auto)" if settings["dtype_is_auto"] else "" for settings in training]
     yield "dtype", [cell + auto for cell, auto in zip(cells, autos, strict=True)]
-    for key in (key for key in training[0] if key not in DTYPE):
+    for key in (key for key in training[0] if key not in UNSHOWN):
         yield TITLES.get(key, key), _setting_cells([settings[key] for settings in training])
     shown = {"parallel.zero", *(f"training.{key}" for key in training[0])}
     for name, values in document["settings"].items():

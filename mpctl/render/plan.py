@@ -7,7 +7,7 @@ line, and checks that passed are counted. `--full` prints all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from mpctl.planning.links import links_text
 from mpctl.planning.plan import Plan
+from mpctl.planning.runtimes import UnderRuntime, elsewhere_text, is_open, open_text
 from mpctl.planning.summary import (
     main_figures,
     model_name,
@@ -30,6 +31,7 @@ from mpctl.render.fold import members_text, span_text, stage_layers_text
 from mpctl.render.plan_grid import grid_part
 from mpctl.render.plan_layout import groups_part, nodes_part, ranks_part
 from mpctl.render.plan_stages import memory_part, traffic_part
+from mpctl.render.runtimes import runtimes_table
 from mpctl.rules.check import Check
 from mpctl.topology import Topology
 from mpctl.units import plural, seconds_text
@@ -43,23 +45,35 @@ FITS = {True: ("✓ ", "bold green"), False: ("✗ ", "bold red"), None: ("", "b
 
 def print_plan(
     plan: Plan, topology: Topology, *, kinds: tuple[str, ...] | None, ranks: bool,
-    full: bool = False,
+    full: bool = False, others: Sequence[UnderRuntime] = (), runtimes: Sequence[UnderRuntime] = (),
 ) -> None:  # fmt: skip
     """Print the whole plan on stdout.
 
     kinds: list every group of these kinds; None: the first groups of each kind. ranks: list every
-    rank. full: fold nothing.
+    rank. full: fold nothing. others: the layout under other runtimes, to be said in a line;
+    runtimes: under those that were asked for, as a table.
     """
-    get_console().print(*_paragraphs(plan, topology, kinds, ranks, full), sep="\n")
+    get_console().print(
+        *_head(plan, others, runtimes, full=full),
+        *_paragraphs(plan, topology, kinds, ranks, full), sep="\n",
+    )  # fmt: skip
+
+
+def _head(
+    plan: Plan, others: Sequence[UnderRuntime], runtimes: Sequence[UnderRuntime], *, full: bool
+) -> Iterator[RenderableType]:
+    """Whether it fits, its figures and what is to be known of them."""
+    yield _headline(plan)
+    yield NamedRows([*_runtime_rows(plan, others), *_figures(plan, full=full)])
+    yield from _warnings(plan)
+    if runtimes:
+        yield runtimes_table(runtimes)
 
 
 def _paragraphs(
     plan: Plan, topology: Topology, kinds: tuple[str, ...] | None, ranks: bool, full: bool
 ) -> Iterator[RenderableType]:
     estimate = plan.estimate
-    yield _headline(plan)
-    yield NamedRows(_figures(plan, full=full))
-    yield from _warnings(plan)
     yield Text("")
     yield NamedRows(_facts(plan, topology))
     if estimate is not None:
@@ -85,6 +99,15 @@ def _headline(plan: Plan) -> Text:
     if plan.job.model is not None:
         said.append(f"\n{training_line(training_settings(plan.job))}")
     return said
+
+
+def _runtime_rows(plan: Plan, others: Sequence[UnderRuntime]) -> Iterator[tuple[str, str]]:
+    """Which software the plan is of where nobody named one, and the same layout under others."""
+    if not is_open(plan.job) or plan.estimate is None:
+        return
+    yield "planned for", open_text(plan.job)
+    if text := elsewhere_text(others):
+        yield "elsewhere", f"{text} (--runtimes all: a table)"
 
 
 def _figures(plan: Plan, *, full: bool) -> Iterator[tuple[str | Text, str]]:

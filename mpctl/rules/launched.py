@@ -32,7 +32,7 @@ IN_1D = (
     "qk_norm", "parallel_residual", "embedding_norm", "attention_window", "embedding_multiplier"
 )  # fmt: skip
 IN_MEGATRON = ("mtp_layers",)  # of ONLY_PLANNED; also every data type but fp64
-AS_MEGATRON = "to plan it as Megatron-Core runs it: --set training.runtime=megatron-core"
+AS_MEGATRON = "to plan it as Megatron-Core runs it: --runtime megatron-core"
 PLANNED_ONLY = "it is planned only: mpctl plan and search count it"
 
 
@@ -100,7 +100,7 @@ def why_not_launched(job: JobSpec) -> list[Check]:
     if not is_launched(runtime):
         return [Check(JOB_RULE, "warning", "training.runtime",
                       f"{runtime} is planned, not run by `mpctl launch`",
-                      f"use --set training.runtime={OWN_RUNTIME}")]  # fmt: skip
+                      f"use --runtime {OWN_RUNTIME}")]  # fmt: skip
     kind = device_not_launched(job)
     return [*([kind] if kind else []), *settings_not_launched(job), *not_launched(job)]
 

@@ -26,7 +26,7 @@ def runtime_rules(job: JobSpec) -> Iterator[Check]:
     Our own runtime has rules for each of its limits."""
     runtime = job.training.runtime
     profile = get_profile(runtime)
-    missing = [] if profile.runs.launched else list(_not_run(job, profile))
+    missing = [] if profile.runs.launched else list(not_run(job, profile))
     if not missing:
         return
     where, _ = missing[0]
@@ -36,12 +36,14 @@ def runtime_rules(job: JobSpec) -> Iterator[Check]:
     yield Check("runtime-runs", "warning", where, message, hint)
 
 
-def _not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
+def not_run(job: JobSpec, profile: RuntimeProfile) -> Iterator[tuple[str, str]]:
     """Each setting of the job, by key and in words, that the profile's [runs] leaves out."""
     p, training, runs = job.parallel, job.training, profile.runs
     mode, zero = p.tensor_mode, p.zero if replicas(job) > 1 else 0
     settings = (
-        ("parallel.tensor_mode", f"tensor_mode {mode}", p.tp == 1 or mode in runs.tensor_modes),
+        ("parallel.tp", f"tp {p.tp}", p.tp == 1 or runs.tensor),
+        ("parallel.tensor_mode", f"tensor_mode {mode}",
+         p.tp == 1 or not runs.tensor or mode in runs.tensor_modes),
         ("parallel.pp", f"pp {p.pp}", p.pp == 1 or runs.pipeline),
         ("parallel.vpp", f"vpp {p.vpp}", p.vpp == 1 or runs.chunks),
         ("parallel.cp", f"cp {p.cp}", p.cp == 1 or runs.context),

@@ -25,6 +25,14 @@ class RuntimeSupport(StrictModel):
         description="whether `mpctl launch` runs what is planned under this profile; false for "
         "other software, which is only planned",
     )
+    emit: list[str] = Field(
+        [],
+        description="launchers of `mpctl plan --emit` that run this software; what is emitted for "
+        "one of them is planned under this profile",
+    )
+    kinds: list[str] = Field(
+        [], description="kinds of device that it runs on (cuda, rocm, ...); any when empty"
+    )
     schedules: Annotated[list[ScheduleName], Field(min_length=1)] = Field(
         ["1f1b"],
         description="pipeline schedules that a search tries, each with one chunk a stage",
@@ -63,6 +71,16 @@ class RuntimeSupport(StrictModel):
         [], description="orders of ranks that it has (parallel.order); any when empty"
     )
     dtypes: list[DType] = Field([], description="data types that it trains in; all when empty")
+
+    @property
+    def is_used_today(self) -> bool:
+        """Whether mpctl launches what is planned under this profile, or writes it for a launcher;
+        older software can only be planned for."""
+        return self.launched or bool(self.emit)
+
+    def runs_on(self, kind: str | None) -> bool:
+        """Whether it runs on devices of this kind; None: the kind is not known."""
+        return kind is None or not self.kinds or kind in self.kinds
 
     @property
     def tensor(self) -> bool:

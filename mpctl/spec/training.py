@@ -210,6 +210,11 @@ class TrainingSpec(StrictModel):
         """Whether nobody named the data type, so that it followed from device and runtime."""
         return self.dtype == "auto" or "dtype" not in self.model_fields_set
 
+    @property
+    def is_runtime_default(self) -> bool:
+        """Whether nobody named the runtime, so that a plan is of mpctl itself."""
+        return "runtime" not in self.model_fields_set
+
     def with_auto_dtype(self, dtype: DType) -> TrainingSpec:
         """The same with the data type that `auto` stands for, which is told as such."""
         named = self.model_fields_set - {"dtype"}

@@ -117,13 +117,49 @@ def test_a_plan_that_does_not_fit_is_still_emitted_and_exits_3(mpctl: Mpctl) -> 
     assert "# does not fit: " in said.out
 
 
+H100 = ("plan", "--cluster", "dgx-h100", "--nodes", 1, "--model", "llama-3-8b", "--tp", 2,
+        "--sequence-parallel", "--zero", 2, "--global-batch-size", 64)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "runtime"), [("megatron", "megatron-core"), ("torchtitan", "torchtitan")]
+)
+def test_what_is_emitted_is_planned_for_the_launcher_s_runtime(
+    mpctl: Mpctl, target: str, runtime: str
+) -> None:
+    emitted = mpctl(*H100, "--emit", target).out
+    assert emitted == mpctl(*H100, "--emit", target, "--runtime", runtime).out
+    assert f"# planned for runtime {runtime}; a step takes " in emitted
+    assert mpctl(*H100, "--runtime", runtime, "--json").document["verdict"] in emitted
+
+
+def test_another_runtime_that_the_job_names_is_told(mpctl: Mpctl) -> None:
+    notes = mpctl(*H100, "--emit", "megatron", "--runtime", "mpctl", "--json").document["notes"]
+    assert notes[0] == ("memory and time are estimated for runtime mpctl, not for Megatron-LM core "
+                        "0.19: --runtime megatron-core")  # fmt: skip
+    notes = mpctl(*H100, "--no-sequence-parallel", "--emit", "colossalai", "--json").document[
+        "notes"
+    ]
+    assert notes[0].endswith("not for Colossal-AI 0.5, of which there are no figures here")
+
+
+def test_flags_of_megatron_are_planned_for_the_launcher_that_they_go_on_to(mpctl: Mpctl) -> None:
+    read = ("plan", "--from", "megatron", "--tensor-model-parallel-size 2 --bf16 "
+            "--attention-dropout 0 --hidden-dropout 0", "--model", "llama-3-8b", "--cluster",
+            "dgx-h100", "--nodes", 1, "--zero", 2)  # fmt: skip
+    assert "# planned for runtime torchtitan; " in mpctl(*read, "--emit", "torchtitan").out
+    kept = mpctl(*read, "--emit", "torchtitan", "--runtime", "megatron-core").out
+    assert "estimated for runtime megatron-core, not for torchtitan" in " ".join(kept.split())
+
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "other-launchers.md").read_text("utf-8")
 SHOWN = re.findall(r"^```\n\$ mpctl ([^\n]*)\n(.*?)^```$", DOCUMENT, re.M | re.S)
 
 
 def without_figures(text: str) -> str:
-    """On one line, with every figure of memory alike: those change with the estimate."""
-    return re.sub(r"[\d.]+ [KMGT]iB", "some GiB", " ".join(text.replace("#", " ").split()))
+    """On one line, with all figures of memory and time alike: those change with the estimate."""
+    line = " ".join(text.replace("#", " ").split())
+    return re.sub(r"[\d.]+ (ms|s|min)\b", "some s", re.sub(r"[\d.]+ [KMGT]iB", "some GiB", line))
 
 
 @pytest.mark.parametrize(("line", "output"), SHOWN, ids=[line[-30:] for line, _ in SHOWN])

@@ -44,6 +44,8 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
         "fits: 3.6 of 80.0 GiB, 76.4 GiB free (headroom 5 %)",
         "16 ranks on 2 nodes x 8 GPUs of NVIDIA A100",
         "bf16, global batch 64, micro batch 4 x 8, recompute none, ZeRO 0, runtime mpctl",
+        "planned for   mpctl, as no --runtime was given; never measured on NVIDIA A100",
+        "elsewhere     megatron-core ",
         "gpt2-medium: tp 2 x dp 2 x pp 4",
         "node 1 · layers 12-23",
         "[0,4,8,12] [1,5,9,13]",
@@ -55,6 +57,9 @@ def test_the_plan_in_words(mpctl: Mpctl) -> None:
         "stage-balance: stage 3 computes longest",
     ):
         assert words in said.out
+    named = mpctl("plan", "two-nodes-16-gpus", "--runtime", "mpctl").out
+    assert "planned for" not in named and "elsewhere" not in named
+    assert "elsewhere" not in mpctl("plan", "demo").out  # on CPU cores
     full = mpctl("plan", "two-nodes-16-gpus", "--full").out
     assert "✓  tp-within-nvlink-domain" in full and "--full" not in full
 
@@ -271,3 +276,20 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(60) in (0, 1)
+
+
+def test_one_layout_under_several_runtimes(mpctl: Mpctl) -> None:
+    """The table and the entries are the plans that --runtime makes."""
+    job = ("plan", "two-nodes-16-gpus", "--groups", "none")
+    found = document(mpctl(*job, "--runtimes", "torchtitan,megatron-core", "--json"))["runtimes"]
+    assert [entry["runtime"] for entry in found] == ["torchtitan", "megatron-core"]
+    assert found[1]["emit"] == ["megatron", "megatron-bridge"] and not found[1]["not_run"]
+    alone = document(mpctl(*job, "--runtime", "megatron-core", "--json"))
+    assert found[1]["step_seconds"] == alone["summary"]["step_seconds"]
+    assert "runtimes" not in alone
+    table = mpctl(*job, "--runtimes", "all").out
+    for words in ("This layout under other software", seconds_text(found[1]["step_seconds"]),
+                  "--emit torchtitan", "mpctl launch"):  # fmt: skip
+        assert words in table
+    assert_refused(mpctl(*job, "--runtimes", "nobody"), wants_json=False)
+    assert_refused(mpctl("plan", "demo", "--explain", "--runtimes", "all"), wants_json=False)

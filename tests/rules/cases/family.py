@@ -111,7 +111,7 @@ CASES = (
         {"model.mtp_layers": 1},
         "model.mtp_layers",
         ("multi-token prediction", "not run by `mpctl launch`"),
-        r"--set training.runtime=megatron-core$",
+        r"--runtime megatron-core$",
         status="warning",
     ),
     Case(
@@ -120,7 +120,7 @@ CASES = (
         {"training.dtype": "mxfp8"},
         "training.dtype",
         ("mxfp8", "not run by `mpctl launch`"),
-        r"use fp32, bf16, .*--set training.runtime=megatron-core$",
+        r"use fp32, bf16, .*--runtime megatron-core$",
         status="warning",
     ),
     Case(
