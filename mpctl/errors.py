@@ -144,6 +144,6 @@ class DoesNotFit(InputError):
 
 class RunFailed(MpctlError):
     """Work that had started did not finish. is_echo: whether the cause is another process's
-    failure; None where the error does not know."""
+    failure."""
 
-    is_echo: bool | None = None
+    is_echo: bool = False

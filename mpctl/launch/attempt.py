@@ -49,10 +49,12 @@ class NodeState:
     """What one host last reported of an attempt.
 
     node: its index in the plan; torchrun: the state of torchrun's process; ranks: of this host, by
-    rank. code: torchrun's exit code, None while it runs; exit_codes: of the ranks that torchrun
-    names as failed, by rank; port_taken: torchrun found its port in use. failures: records of ranks
-    that an exception ended. memory_kills: processes that the kernel killed since the attempt began
-    because memory ran out. lost: why the host no longer answers, empty while it does.
+    rank. code: torchrun's exit code, None while it runs; killed_by: the signal that killed it, 0
+    where none did or where the launcher sent it. exit_codes: of the ranks that torchrun names as
+    failed, by rank; terminated: those of them that torchrun ended itself, after another one had
+    failed; port_taken: torchrun found its port in use. failures: records of ranks that an exception
+    ended. memory_kills: processes that the kernel killed since the attempt began because memory ran
+    out. lost: why the host no longer answers, empty while it does.
     """
 
     node: int = 0
@@ -60,7 +62,9 @@ class NodeState:
     torchrun: str = ""
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     code: int | None = None
+    killed_by: int = 0
     exit_codes: Mapping[int, int] = field(default_factory=dict)
+    terminated: Sequence[int] = ()
     port_taken: bool = False
     failures: Sequence[FailureRecord] = ()
     memory_kills: int = 0
@@ -93,6 +97,13 @@ class AttemptState:
     def exit_codes(self) -> dict[int, int]:
         """The exit codes of the ranks that torchrun names as failed, by rank."""
         return {rank: code for node in self.nodes for rank, code in node.exit_codes.items()}
+
+    @property
+    def ended_ranks(self) -> dict[int, int]:
+        """The exit codes of those that no torchrun ended: they failed by themselves, or were killed
+        by something else."""
+        terminated = {rank for node in self.nodes for rank in node.terminated}
+        return {rank: code for rank, code in self.exit_codes.items() if rank not in terminated}
 
     @property
     def lost(self) -> list[NodeState]:

@@ -3,9 +3,10 @@
 A rank that fails by an exception leaves a record, which says whether it only echoes a lost peer. A
 rank killed by a signal leaves none; torchrun's log then has its exit code. A rank that exited with
 code 0 too early has neither. A stopped rank (SIGSTOP, a debugger) is recognised by its process
-state. Ranks that torchrun terminated afterwards (SIGTERM), and ranks that NCCL's watchdog aborted
-because they waited too long, are the cause only when there is no other. What a rank without a
-record was doing is in its breadcrumb (mpctl/rundir/breadcrumb.py).
+state. A torchrun that something killed took its ranks with it. Ranks that torchrun terminated
+afterwards, and ranks that NCCL's watchdog aborted because they waited too long, are the cause only
+when there is no other. What a rank without a record was doing is in its breadcrumb
+(mpctl/rundir/breadcrumb.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpctl.launch.attempt import AttemptState
+from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.nccl_log import WATCHDOG, judge_nccl_logs
 from mpctl.launch.other_failures import OtherFailure, other_failures
 from mpctl.launch.verdict import blocked_in, judge_ended
@@ -48,11 +49,6 @@ class AttemptEvidence:
     stopped: tuple[int, ...] = ()
     hang: HangReport | None = None
     state: AttemptState = field(default_factory=AttemptState)
-
-    @property
-    def memory_kills(self) -> int:
-        """Processes that the kernel killed because the control group's memory ran out."""
-        return self.state.memory_kills
 
 
 @dataclass(frozen=True)
@@ -90,8 +86,8 @@ class Failure:
 
 def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
     """The most likely cause, in this order: a recorded error, a host that was lost, a stopped rank,
-    a hang that the supervisor saw, a rank that ended without a record, the first echo of a lost
-    peer."""
+    a hang that the supervisor saw, a torchrun that was killed, a rank that ended without a record,
+    the first echo of a lost peer."""
     failure = _find_failure(run, job, world_size, evidence)
     failure = replace(failure, others=other_failures(evidence.state, failure.rank))
     if failure.rank is None or len(evidence.state.nodes) < 2:
@@ -112,42 +108,41 @@ def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptE
     if evidence.hang is not None:
         rank, error = evidence.hang.rank, evidence.hang.error
         return _of_no_rank(run, error) if rank is None else _unrecorded(run, job, rank, error)
-    codes = evidence.state.exit_codes
-    rank = _likeliest_without_record(run, world_size, codes, records, evidence)
+    if killed := next((node for node in evidence.state.nodes if node.killed_by), None):
+        error = _torchrun_ending(evidence.state, killed)
+        return _of_no_rank(run, error, run.node_log(killed.node))
+    rank = _likeliest_without_record(run, world_size, records, evidence)
     if rank is not None:
-        return _ended(run, job, rank, codes, evidence)
+        return _ended(run, job, rank, evidence)
     if records:
         return _recorded(run, records[0])
-    has_started = any(state.breadcrumb.start for state in evidence.state.ranks.values())
-    return _of_no_rank(run, _torchrun_ending(evidence, has_started=has_started))
+    return _of_no_rank(run, _torchrun_ending(evidence.state))
 
 
 def _likeliest_without_record(
-    run: RunDir,
-    world_size: int,
-    codes: dict[int, int],
-    records: list[FailureRecord],
-    evidence: AttemptEvidence,
+    run: RunDir, world_size: int, records: list[FailureRecord], evidence: AttemptEvidence
 ) -> int | None:
     """The likeliest cause among the ranks that left neither a report nor a record; None when
     nothing shows that a rank ended by itself."""
     known = {report["rank"] for report in run.rank_reports()} | {r["rank"] for r in records}
     unknown = [rank for rank in range(world_size) if rank not in known]
-    ended_alone = records or evidence.code == 0 or set(codes.values()) - {-signal.SIGTERM}
+    ended_alone = records or evidence.code == 0 or evidence.state.ended_ranks
     if not (unknown and ended_alone):
         return None
-    return min(unknown, key=lambda rank: _kind_of_ending(run, rank, codes))
+    return min(unknown, key=lambda rank: _kind_of_ending(run, rank, evidence.state))
 
 
-def _kind_of_ending(run: RunDir, rank: int, codes: dict[int, int]) -> int:
+def _kind_of_ending(run: RunDir, rank: int, state: AttemptState) -> int:
     """How a rank without a record ended, the likeliest cause first: killed or failed, exited with
-    code 0, terminated by torchrun, aborted because it waited too long."""
-    code = codes.get(rank)
-    if code == -signal.SIGABRT and WATCHDOG in _end_of(run.log(rank)):
-        return TIMED_OUT
-    if code is None:
-        return EXITED
-    return TERMINATED if code == -signal.SIGTERM else FAILED
+    code 0, terminated by torchrun or with it, aborted because it waited too long."""
+    if rank in state.exit_codes:
+        code = state.ended_ranks.get(rank)
+        if code == -signal.SIGABRT and WATCHDOG in _end_of(run.log(rank)):
+            return TIMED_OUT
+        return TERMINATED if code is None else FAILED
+    # A torchrun that came to its end names every rank that did not exit with code 0.
+    complete = (node for node in state.nodes if node.exit_codes or node.code == 0)
+    return EXITED if any(rank in node.ranks for node in complete) else TERMINATED
 
 
 def _recorded(run: RunDir, record: FailureRecord) -> Failure:
@@ -162,8 +157,8 @@ def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
     return _failure(run, rank, coords, error, doing)
 
 
-def _of_no_rank(run: RunDir, error: str) -> Failure:
-    log = run.torchrun_log
+def _of_no_rank(run: RunDir, error: str, log: Path | None = None) -> Failure:
+    log = log or run.torchrun_log
     return Failure(None, {}, error, "start", str(log), _last_lines(log))
 
 
@@ -181,53 +176,58 @@ def _stopped(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:
     return _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error)
 
 
-def _ended(
-    run: RunDir, job: JobSpec, rank: int, codes: dict[int, int], evidence: AttemptEvidence
-) -> Failure:
+def _ended(run: RunDir, job: JobSpec, rank: int, evidence: AttemptEvidence) -> Failure:
     """A rank that ended without a record, and the collective that it did not join. Where no rank
     ended by itself, the one that the others waited for."""
     progress, queued = evidence.state.collectives(), job.launch.device == "cuda"
-    if _kind_of_ending(run, rank, codes) in (TERMINATED, TIMED_OUT):
+    if _kind_of_ending(run, rank, evidence.state) in (TERMINATED, TIMED_OUT):
         verdict = judge_ended(progress, queued=queued) or judge_nccl_logs(
             {rank: _end_of(run.log(rank)) for rank in range(job.world_size)}
         )
         if verdict is not None and verdict.rank is not None:
             return _unrecorded(run, job, verdict.rank, verdict.error)
-    error = _ending(run, rank, codes, evidence)
+    error = _ending(run, rank, evidence.state)
     missed = blocked_in(progress, rank, queued=queued)
     failure = _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error)
-    code = codes.get(rank, 0)
-    crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and evidence.memory_kills)
+    code, kills = evidence.state.exit_codes.get(rank, 0), evidence.state.memory_kills
+    crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and kills)
     return replace(failure, would_repeat=bool(crashed))
 
 
-def _ending(run: RunDir, rank: int, codes: dict[int, int], evidence: AttemptEvidence) -> str:
+def _ending(run: RunDir, rank: int, state: AttemptState) -> str:
     """How a rank without a record ended, in words."""
-    code = codes.get(rank)
-    if _kind_of_ending(run, rank, codes) == TIMED_OUT:
+    kind = _kind_of_ending(run, rank, state)
+    if kind == TIMED_OUT:
         return f"timed out waiting for its peers (NCCL: {WATCHDOG})"
-    if code == -signal.SIGTERM or (code is None and not codes and evidence.code != 0):
+    if kind == TERMINATED:
         return "did not answer its peers, which timed out waiting for it"
-    if code is None:
+    if kind == EXITED:
         return "exited with code 0 before the last step"
+    code = state.exit_codes[rank]
     if code >= 0:
         return f"exited with code {code} without a traceback"
-    return f"killed by signal {-code} ({_signal_name(-code)}{_memory_hint(-code, evidence)})"
+    return f"killed by {_signal_text(-code, state.memory_kills)}"
 
 
-def _torchrun_ending(evidence: AttemptEvidence, *, has_started: bool) -> str:
-    """What is known when no rank left anything."""
+def _torchrun_ending(state: AttemptState, killed: NodeState | None = None) -> str:
+    """What is known when no rank left anything. killed: the host whose torchrun was killed."""
+    ranks = state.ranks if killed is None else killed.ranks
+    has_started = any(rank.breadcrumb.start for rank in ranks.values())
     when = "with its ranks" if has_started else "before its ranks had started"
-    if evidence.code is not None and evidence.code < 0:
-        number = -evidence.code
-        why = f"{_signal_name(number)}{_memory_hint(number, evidence)}"
-        return f"torchrun, {when}, was killed by signal {number} ({why})"
-    why = f": {OUT_OF_MEMORY}" if evidence.memory_kills else ""
-    return f"torchrun ended {when}{why}"
+    if killed is None:
+        return f"torchrun ended {when}{f': {OUT_OF_MEMORY}' if state.memory_kills else ''}"
+    where = f" on host {killed.host}" if len(state.nodes) > 1 else ""
+    why = _signal_text(killed.killed_by, killed.memory_kills)
+    return f"torchrun{where}, {when}, was killed by {why}"
 
 
-def _memory_hint(number: int, evidence: AttemptEvidence) -> str:
-    if evidence.memory_kills:
+def _signal_text(number: int, memory_kills: int) -> str:
+    """`signal 9 (SIGKILL, often sent by the kernel when memory runs out)`."""
+    return f"signal {number} ({_signal_name(number)}{_memory_hint(number, memory_kills)})"
+
+
+def _memory_hint(number: int, memory_kills: int) -> str:
+    if memory_kills:
         return f": {OUT_OF_MEMORY}"
     return ", often sent by the kernel when memory runs out" if number == signal.SIGKILL else ""
 

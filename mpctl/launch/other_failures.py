@@ -6,7 +6,6 @@ Only the first failure and those that are no echo tell anything; the rest is a n
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ def other_failures(state: AttemptState, first: int | None) -> tuple[OtherFailure
     causes = {record["rank"]: record["error"] for record in records if not record["is_echo"]}
     echoes = {record["rank"]: record["error"] for record in records if record["is_echo"]}
     known = {record["rank"] for record in state.failures} | {first}
-    killed = {rank: code for rank, code in state.exit_codes.items() if rank not in known}
+    killed = {rank: code for rank, code in state.ended_ranks.items() if rank not in known}
     return (*_alike(causes), *_endings(killed), *_echo(echoes))
 
 
@@ -60,10 +59,10 @@ def _echo(errors: dict[int, str]) -> Iterator[OtherFailure]:
 
 
 def _endings(codes: dict[int, int]) -> Iterator[OtherFailure]:
-    """Ranks without a record that a signal ended; not those that torchrun ended by SIGTERM."""
+    """Ranks without a record that a signal ended."""
     by_code: defaultdict[int, list[int]] = defaultdict(list)
     for rank, code in sorted(codes.items()):
-        if code < 0 and code != -signal.SIGTERM:
+        if code < 0:
             by_code[code].append(rank)
     for code, ranks in by_code.items():
         yield OtherFailure(tuple(ranks), f"killed by signal {-code}", is_echo=False)

@@ -35,9 +35,9 @@ TORCHRUN = "MPCTL_TORCHRUN"
 ECHOES = ("connection closed by peer", "connection reset", "broken pipe", "socket closed",
           "connection refused", "remote process exit", "application timeout",
           "unexpected exit of a remote peer", "connection closure by a peer",
-          "closed by remote peer", "connection was likely closed", "remote process exiting",
-          "nccl communicator was aborted", "wait timeout", "timed out",
-          "gave up saving with its peers")  # fmt: skip
+          "closed by remote peer", "connection was likely closed",
+          "nccl communicator was aborted", "wait timeout", "timed out")  # fmt: skip
+"""What torch's process groups and stores, gloo and NCCL say of a peer that is gone or late."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -106,7 +106,7 @@ def record_failure(
         "coords": coords,
         "doing": doing,
         "error": next(iter(words.splitlines()), type(error).__name__)[:500],
-        "is_echo": is_echo(error, words),
+        "is_echo": is_echo(error),
         "time": time.time(),
         "traceback": traceback.format_exception(error)[-20:],
     }
@@ -117,8 +117,18 @@ def record_failure(
     write_json(path, record)
 
 
-def is_echo(error: BaseException, words: str) -> bool:
-    """Whether an error only says that another rank failed."""
-    if isinstance(error, RunFailed) and error.is_echo is not None:
-        return error.is_echo
-    return any(echo in words.lower() for echo in ECHOES)
+def is_echo(error: BaseException) -> bool:
+    """Whether an error only says that another rank failed: one of mpctl that says so, or one of
+    torch's messages with words for it. The same words from a disk or a GPU are a cause."""
+    if getattr(error, "is_echo", False):
+        return True
+    words = str(error).lower()
+    return _is_of_messages(error, words) and any(echo in words for echo in ECHOES)
+
+
+def _is_of_messages(error: BaseException, words: str) -> bool:
+    """Whether torch.distributed raised an error (a DistError; gloo's are plain RuntimeErrors), and
+    not CUDA through it. By the name of its module: torch may not be imported yet."""
+    modules = {kind.__module__ for kind in type(error).__mro__}
+    is_plain = type(error) is RuntimeError and ("gloo" in words or "nccl" in words)
+    return ("torch.distributed" in modules or is_plain) and "cuda error" not in words

@@ -36,6 +36,7 @@ def main() -> None:
         die_with_parent(int(launcher))
     os.environ[TORCHRUN] = str(os.getpid())
     with garbage_collection_paused():
+        from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
         from torch.distributed.run import main as torchrun
 
@@ -45,7 +46,11 @@ def main() -> None:
     arguments = sys.argv[1:]
     if arguments[:1] == ["--waiting"]:
         arguments = _read_order()
-    torchrun(arguments)
+    try:
+        torchrun(arguments)
+    except SignalException as error:  # it has ended its ranks; its own end says by what
+        signal.signal(error.sigval, signal.SIG_DFL)
+        os.kill(os.getpid(), error.sigval)
 
 
 def _read_order() -> list[str]:

@@ -44,6 +44,12 @@ YIELD, SLEEP, LOOK = 20e-6, 200e-6, 10e-3
 SLEEP_SHARE, LONGEST_SLEEP = 1 / 16, 2e-3
 
 
+class PeerLost(ConnectionError):
+    """A peer has ended or does not come to a collective."""
+
+    is_echo = True
+
+
 @dataclass(frozen=True)
 class Operation:
     """A collective under way: it is over when `chunks` chunks of the exchange are finished."""
@@ -128,8 +134,8 @@ class Exchange:
     def finish(self, chunks: int) -> None:
         """Wait until so many chunks since the beginning have been combined.
 
-        Raises ConnectionError where a peer's process has ended, TimeoutError after `timeout`
-        seconds without progress, and RuntimeError where a peer started another collective.
+        Raises PeerLost where a peer's process has ended and after `timeout` seconds without
+        progress, and RuntimeError where a peer started another collective.
         """
         began = 0.0
         while self._finished < chunks:
@@ -224,11 +230,11 @@ class Exchange:
         }
         where = self._queue[0]
         if ended & missing:
-            raise ConnectionError(
+            raise PeerLost(
                 f"{where}: connection closed by peer: {self._named(ended & missing)} ended"
             )
         if missing and waited > self.timeout:
-            raise TimeoutError(
+            raise PeerLost(
                 f"{where}: timed out after {self.timeout:g} s of waiting for "
                 f"{self._named(missing)} (launch.timeout_seconds sets the limit)"
             )

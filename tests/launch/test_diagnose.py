@@ -10,13 +10,14 @@ import pytest
 
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
-from mpctl.launch.node.torchrun import exit_codes
+from mpctl.launch.node.torchrun import exit_codes, terminated_ranks
 from mpctl.launch.watch import HangReport
 from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure
 from mpctl.runtime.step_guard import StepRefused
 from mpctl.spec.load import load_job
+from mpctl.transport.shared import PeerLost
 
 WATCHDOG = "[rank0]:[E321 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "
 
@@ -33,13 +34,19 @@ class Attempt:
         record_failure(self.run.path / f"failures/rank-{rank}.json", error, rank=rank,
                        coords={"dp": rank % 2, "pp": rank // 2}, doing="step 3")  # fmt: skip
 
-    def summary(self, codes: dict[int, int]) -> None:
-        """As torchrun writes it for the ranks that did not end with code 0."""
+    def summary(self, codes: dict[int, int], *, terminated: bool = True) -> None:
+        """As torchrun writes it for the ranks that did not end with code 0. terminated: it sent
+        those of code -15 the signal."""
+        said = "".join(
+            f"W1122 Sending process {100 + rank} closing signal SIGTERM\n"
+            for rank, code in codes.items()
+            if terminated and code == -15
+        )
         entries = "".join(
-            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 1)\n"
+            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: {100 + rank})\n"
             for rank, code in codes.items()
         )
-        self.run.torchrun_log.write_text(f"\n$ torchrun\nworker FAILED\n{entries}")
+        self.run.torchrun_log.write_text(f"\n$ torchrun\n{said}worker FAILED\n{entries}")
 
     def waits(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         """The rank has started a collective of the group and waits for its end."""
@@ -51,17 +58,23 @@ class Attempt:
     def log(self, rank: int, text: str) -> None:
         self.run.log(rank).write_text(text)
 
+    def node(self, ranks: range = range(4), **seen: Any) -> NodeState:
+        output = self.run.torchrun_output()
+        said = {
+            "ranks": {rank: RankState("", 0.0, self.run.breadcrumb(rank)) for rank in ranks},
+            "exit_codes": exit_codes(output),
+            "terminated": terminated_ranks(output),
+            "failures": self.run.failure_records(ranks),
+        }
+        return NodeState(**{"host": "n1", "code": 1, **said, **seen})
+
     def failure(self, *, memory_kills: int = 0, **seen: Any) -> Failure:
-        ranks = {rank: RankState("", 0.0, self.run.breadcrumb(rank)) for rank in range(4)}
-        node = NodeState(
-            host="n1",
-            ranks=ranks,
-            code=seen.get("code", 1),
-            exit_codes=exit_codes(self.run.torchrun_output()),
-            failures=self.run.failure_records(),
-            memory_kills=memory_kills,
-        )
-        evidence = AttemptEvidence(**{"code": 1, "state": AttemptState([node]), **seen})
+        code = seen.get("code", 1)
+        node = self.node(code=code, killed_by=max(0, -(code or 0)), memory_kills=memory_kills)
+        return self.failure_of(node, **seen)
+
+    def failure_of(self, *nodes: NodeState, **seen: Any) -> Failure:
+        evidence = AttemptEvidence(**{"code": 1, "state": AttemptState(nodes), **seen})
         return find_failure(self.run, self.job, 4, evidence)
 
 
@@ -70,7 +83,7 @@ def attempt(tmp_path: Path) -> Attempt:
     return Attempt(tmp_path)
 
 
-LOST = ConnectionError("Connection closed by peer [127.0.0.1]:4711")
+LOST = PeerLost("Connection closed by peer [127.0.0.1]:4711")
 
 
 def test_a_rank_of_a_grid_is_named_by_its_place_in_it(attempt: Attempt) -> None:
@@ -123,7 +136,7 @@ def test_who_timed_out_waits_for_one_that_waits_itself(attempt: Attempt) -> None
     attempt.waits(0, "dp", (0, 1))
     attempt.waits(1, "pp", (1, 3))
     attempt.waits(2, "dp", (2, 3))
-    attempt.raised(0, TimeoutError("timed out after 20 s of waiting for rank 1"))
+    attempt.raised(0, PeerLost("timed out after 20 s of waiting for rank 1"))
     attempt.summary({0: 1, 1: -15, 2: -15, 3: -15})
     failure = attempt.failure()
     assert (failure.rank, failure.would_repeat) == (3, False)
@@ -208,6 +221,44 @@ def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
     failure = attempt.failure(memory_kills=1)
     assert failure.rank == 1 and "memory ran out" in failure.error
     assert "torchrun" not in failure.error
+
+
+def test_a_rank_that_something_else_terminated_is_named_by_the_signal(attempt: Attempt) -> None:
+    """Schedulers send SIGTERM. torchrun says which ranks it terminated itself."""
+    attempt.raised(0, LOST)
+    attempt.summary({0: 1, 2: -15}, terminated=False)
+    failure = attempt.failure()
+    assert (failure.rank, failure.would_repeat) == (2, False)
+    assert failure.error == "killed by signal 15 (SIGTERM)"
+
+
+def test_a_torchrun_that_was_killed_on_another_host_is_named(attempt: Attempt) -> None:
+    """Its ranks die with it and leave nothing; those of the other host lose them."""
+    attempt.raised(0, LOST)
+    attempt.raised(1, LOST)
+    Breadcrumb(attempt.run.breadcrumb_file(2))
+    attempt.summary({0: 1, 1: 1})
+    first = attempt.node(range(2))
+    second = attempt.node(
+        range(2, 4), node=1, host="n2", code=-9, killed_by=9, exit_codes={}, terminated=()
+    )
+    failure = attempt.failure_of(first, second)
+    assert failure.rank is None and not failure.would_repeat
+    assert failure.error == (
+        "torchrun on host n2, with its ranks, was killed by signal 9 (SIGKILL, often sent by the "
+        "kernel when memory runs out)"
+    )
+    assert failure.others[0].ranks == (0, 1)
+
+
+def test_ranks_that_the_launcher_ended_did_not_exit_by_themselves(attempt: Attempt) -> None:
+    """Rank 0 timed out; the second host's ranks waited on, until the launcher killed torchrun."""
+    attempt.raised(0, LOST)
+    attempt.summary({0: 1, 1: -15})
+    first = attempt.node(range(2))
+    second = attempt.node(range(2, 4), node=1, host="n2", code=-9, exit_codes={}, terminated=())
+    failure = attempt.failure_of(first, second, code=None)
+    assert failure.error == "did not answer its peers, which timed out waiting for it"
 
 
 def test_a_failure_is_json_and_words(attempt: Attempt) -> None:

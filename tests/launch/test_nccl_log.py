@@ -76,11 +76,10 @@ def test_logs_that_name_nobody() -> None:
         "device error. It can be also caused by unexpected exit of a remote peer, you can check "
         "NCCL warnings for failure reason and see if there is connection closure by a peer.",
         "NCCL WARN socketProgress: Connection closed by remote peer n2<47388>",
-        "failed to recv, got 0 bytes. Connection was likely closed.",
     ],
 )
 def test_words_about_a_lost_peer_are_echoes(words: str) -> None:
-    assert is_echo(RuntimeError(words), words)
+    assert is_echo(RuntimeError(words))
 
 
 def test_a_link_of_two_stages_is_a_group_of_its_own() -> None:

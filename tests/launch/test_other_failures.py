@@ -18,7 +18,9 @@ def failed(rank: int, error: str, *, is_echo: bool = False) -> FailureRecord:
 
 def state(records: list[FailureRecord], **codes: int) -> AttemptState:
     exit_codes = {int(rank.removeprefix("rank_")): code for rank, code in codes.items()}
-    return AttemptState([NodeState(failures=records, exit_codes=exit_codes)])
+    terminated = [rank for rank, code in exit_codes.items() if code == -15]
+    node = NodeState(failures=records, exit_codes=exit_codes, terminated=terminated)
+    return AttemptState([node])
 
 
 LOST = "RuntimeError: Connection closed by peer [10.0.0.{}]:29500"

@@ -182,6 +182,25 @@ def test_a_killed_worker_is_named(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("victim", ["rank", "torchrun"])
+def test_the_signal_that_ended_a_process_is_named(
+    data: Path, tmp_path: Path, victim: str, number: signal.Signals
+) -> None:
+    """Schedulers send SIGTERM, and torchrun ends the other ranks by it."""
+    run = endless(data, tmp_path / "run", "--dp", "2").at_step(2)
+    process = run.worker(1)
+    process = process.parent() or process if victim == "torchrun" else process
+    process.send_signal(number)
+    run.ended()
+    failure = run.summary["failure"]
+    assert f"killed by signal {number.value} ({number.name}" in failure["error"]
+    assert failure["rank"] == (1 if victim == "rank" else None)
+    assert failure["error"].startswith("torchrun") == (victim == "torchrun")
+    assert not run.left_behind(3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["starting", "training"])
 def test_no_worker_outlives_a_killed_launcher(data: Path, tmp_path: Path, when: str) -> None:
     run = endless(data, tmp_path / "run", "--tp", "2")

@@ -54,7 +54,7 @@ def _train_rank(
     try:
         next(records)
     except NotFinite as error:
-        return {"words": str(error), "is_echo": is_echo(error, str(error))}
+        return {"words": str(error), "is_echo": is_echo(error)}
     raise AssertionError("nothing was found")
 
 

@@ -31,6 +31,7 @@ class RankProcess:
     def __init__(self, run: RunDir, start: NodeStart, *, local_rank: int) -> None:
         """Start the worker. Raises OSError when it cannot start."""
         self.run, self.rank, self.kills = run, start.node, memory_kills()
+        self.is_ended = False  # by `end`
         log = run.log(self.rank)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = rank_variables(start, local_rank, os.environ)
@@ -62,13 +63,14 @@ class RankProcess:
             host=socket.gethostname(),
             ranks={self.rank: self._state()},
             code=code,
-            exit_codes={self.rank: code} if code else {},
+            exit_codes={self.rank: code} if code and not self.is_ended else {},
             failures=self.run.failure_records([self.rank]),
             memory_kills=memory_kills() - self.kills,
         )
 
     def end(self) -> NodeState:
         """Kill the worker if it still runs; the last state."""
+        self.is_ended = self.poll() is None
         kill_tree(self.worker)
         return self.look()
 

@@ -122,12 +122,24 @@ def task_environments(job: JobSpec) -> Iterator[dict[str, str]]:
         yield {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
-ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)", re.S)
+ENTRY = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+) \(pid: (\d+)\)", re.S)
+CLOSING = re.compile(r"Sending process (\d+) closing signal")
 
 
 def exit_codes(output: str) -> dict[int, int]:
     """The exit code of each rank that failed, from the last summary in torchrun's output."""
-    return {int(rank): int(code) for rank, code in ENTRY.findall(output.rpartition("FAILED")[2])}
+    return {int(rank): int(code) for rank, code, _ in _entries(output)}
+
+
+def terminated_ranks(output: str) -> tuple[int, ...]:
+    """The ranks in that summary which torchrun says that it ended itself."""
+    closed = set(CLOSING.findall(output))
+    return tuple(int(rank) for rank, _, pid in _entries(output) if pid in closed)
+
+
+def _entries(output: str) -> list[tuple[str, str, str]]:
+    """Rank, exit code and process id of each rank in the last summary."""
+    return ENTRY.findall(output.rpartition("FAILED")[2])
 
 
 class NodeTorchrun:
@@ -139,6 +151,7 @@ class NodeTorchrun:
         """Start torchrun, its output appended to its log; waiting: one that only needs to be told
         what to run. Raises OSError when it cannot start."""
         self.run, self.start, self.kills = run, start, memory_kills()
+        self.is_ended = False  # by `end`
         self.log = run.node_log(start.node)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = torchrun_command(run.path, start)
@@ -183,7 +196,9 @@ class NodeTorchrun:
             torchrun=self.processes.state(None) if code is None else "",
             ranks={rank: self._state(rank) for rank in self.start.ranks},
             code=code,
+            killed_by=max(0, -(code or 0)) if not self.is_ended else 0,
             exit_codes=exit_codes(output),
+            terminated=terminated_ranks(output),
             port_taken="EADDRINUSE" in output,
             failures=self.run.failure_records(self.start.ranks),
             memory_kills=memory_kills() - self.kills,
@@ -199,5 +214,6 @@ class NodeTorchrun:
 
     def end(self) -> NodeState:
         """Kill torchrun and all ranks that still run; the last state."""
+        self.is_ended = self.poll() is None
         kill_tree(self.torchrun)
         return self.look()

@@ -30,6 +30,12 @@ class SaveFailed(RunFailed):
     """A checkpoint could not be written."""
 
 
+class PeersFailed(SaveFailed):
+    """A checkpoint could not be written because of another rank."""
+
+    is_echo = True
+
+
 @dataclass
 class StoreBarrier:
     """A barrier as one rank uses it; every rank calls `begin` once a save.
@@ -67,20 +73,20 @@ class StoreBarrier:
     def wait(self, name: str, *, whom: str) -> None:
         """Return once `name` was announced. whom: what is waited for, for the message of an error.
 
-        Raises SaveFailed when a rank announced that it failed, or when patience ran out.
+        Raises PeersFailed when a rank announced that it failed, or when patience ran out.
         """
         progress, pause = -1, SHORTEST
         deadline = self.clock() + self.patience
         while not self.store.check([self._key(name)]):
             if self.store.check([self._key(FAILED)]):
                 why = self.store.get(self._key(FAILED)).decode(errors="replace")
-                raise SaveFailed(f"gave up saving with its peers: {why}")
+                raise PeersFailed(f"gave up saving with its peers: {why}")
             now = self.store.add(self._key(PROGRESS), 0)
             if now != progress:
                 progress, deadline = now, self.clock() + self.patience
             elif self.clock() > deadline:
-                raise SaveFailed(f"saving timed out: no rank wrote anything for {self.patience:g} "
-                                 f"s while waiting for {whom}")  # fmt: skip
+                raise PeersFailed(f"saving timed out: no rank wrote anything for {self.patience:g} "
+                                  f"s while waiting for {whom}")  # fmt: skip
             self.sleep(pause)
             pause = min(GROWTH * pause, LONGEST)  # at most a fifth longer than was waited so far
 
