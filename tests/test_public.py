@@ -62,3 +62,30 @@ def test_a_search_in_one_call_finds_what_the_command_finds() -> None:
     assert found.best[0].time.total <= found.best[1].time.total
     with pytest.raises(mpctl.InputError, match="model"):
         mpctl.search_layouts(None, {"cluster": "dgx-h100"})
+
+
+PROGRAM = """\
+from mpctl import Topology, load_plan, search_layouts
+
+plan = load_plan("demo", {"tp": 1})
+reveal_type(plan.estimate)
+reveal_type(Topology.of({"tp": 2}).group(0, "tp"))
+reveal_type(search_layouts("demo").best)
+plan.no_such_field
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_sees_the_types_of_the_library(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(PROGRAM)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "use.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = [line.split(": ", 1)[1] for line in checked.stdout.splitlines() if line[:6] == "use.py"]
+    assert told == [
+        'note: Revealed type is "mpctl.estimate.job.Estimate | None"',
+        'note: Revealed type is "typing.Sequence[int]"',
+        'note: Revealed type is "list[mpctl.search.report.LayoutReport]"',
+        'error: "Plan" has no attribute "no_such_field"  [attr-defined]',
+    ]

@@ -12,6 +12,7 @@ from mpctl.search.keys import AxesKey, LayoutFamily
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec, complete
 from mpctl.spec.load import load_partial, parse_settings, require_job
+from mpctl.spec.names import full_names
 
 FIELDS = LayoutSettings._fields
 SETTINGS = {setting_name(name): name for name in FIELDS}
@@ -45,7 +46,7 @@ def read_request(
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, as is a tensor mode other than 1d that the job itself has; any other
     setting is the job's. Raises InputError."""
-    typed = {**overrides, **parse_settings(fix)}
+    typed = {**full_names(overrides), **parse_settings(fix)}
     loaded = load_partial(source, typed)
     job = require_job(loaded)
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}

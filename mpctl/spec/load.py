@@ -22,10 +22,10 @@ from pydantic import ValidationError
 from mpctl.errors import InputError, Issue
 from mpctl.spec.issues import SchemaError
 from mpctl.spec.job import JobSpec, complete, open_settings_of
-from mpctl.spec.merge import Notes, Raw, lay, without
-from mpctl.spec.names import full_name
+from mpctl.spec.merge import Notes, Raw, lay, read_job_preset, without
+from mpctl.spec.names import full_name, full_names, with_full_names
 from mpctl.spec.paths import anchored, is_path
-from mpctl.spec.presets import Kind, find_file, find_preset, nearest_presets, places_text
+from mpctl.spec.presets import Kind, find_file, nearest_presets, places_text
 from mpctl.spec.renamed import with_all_new_names
 
 RUN_JOB = "job.json"
@@ -51,7 +51,7 @@ class LoadedJob:
 def load_job(source: str | None, overrides: Mapping[str, Any] | None = None) -> JobSpec:
     """Resolve a job. source: a path, a preset's name, or None for an empty job.
 
-    overrides: dotted settings to values, `{"parallel.tp": 2, "model": "gpt2"}`.
+    overrides: settings by full or short name, `{"parallel.tp": 2, "model": "gpt2"}`.
     Raises InputError carrying all issues.
     """
     return require_job(load_partial(source, overrides))
@@ -70,8 +70,8 @@ def job_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> JobSpec:
 
 def partial_from_raw(raw: Raw, overrides: Mapping[str, Any]) -> LoadedJob:
     """As job_from_raw, but issues are returned beside what could be read in spite of them."""
-    notes = Notes([], [])
-    raw = lay({}, raw, notes)
+    notes, overrides = Notes([], []), full_names(overrides)
+    raw = lay({}, with_full_names(raw), notes)
     for where, value in overrides.items():
         if isinstance(value, dict):  # a table given whole replaces the one below
             raw = without(raw, where.split("."))
@@ -141,16 +141,16 @@ def read_source(source: str) -> Raw:
     """The raw tables of a job file (TOML, or the job.json of a run) or of a job preset."""
     path = Path(source)
     if path.suffix in (".toml", ".json") or _is_file(path):
-        return anchored(_read_file(path), path.parent)
-    table = find_preset("jobs", source)
-    if table is None:
+        return anchored(with_full_names(_read_file(path)), path.parent)
+    file = find_file("jobs", source)
+    if file is None:
         raise InputError.of(
             "no-such-job",
             "JOB",
             f"{source!r} is neither a file nor a job preset",
             _job_hint(source),
         )
-    return table
+    return read_job_preset(file)
 
 
 def _job_hint(source: str) -> str:

@@ -17,7 +17,8 @@ from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.hf import shape_from_hf
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, with_positions, without_derived
-from mpctl.spec.paths import is_config
+from mpctl.spec.names import DEEPEST, with_full_names
+from mpctl.spec.paths import anchored, is_config
 from mpctl.spec.preset_check import require_valid
 from mpctl.spec.presets import PRESET_TABLES, PresetFile, get_file
 from mpctl.spec.renamed import with_new_names
@@ -26,7 +27,6 @@ Raw = dict[str, Any]
 Where = tuple[str, ...]
 MODEL = ("model",)
 LONGEST_TRAIL = 16  # presets that start from each other
-DEEPEST = 3  # tables of a job within each other: cluster.device.kernels
 MODELS: dict[Where, type[StrictModel]] = {
     (): JobSpec,
     ("cluster",): ClusterSpec,
@@ -125,4 +125,10 @@ def _base(where: Where, key: str, name: Any) -> Base:
     if key == "hf_config" or (where == MODEL and is_config(name)):
         return Base(shape_from_hf(name))
     file = get_file(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
-    return Base({"name": file.name, **file.read()} if where else file.read(), file)
+    return Base({"name": file.name, **file.read()} if where else read_job_preset(file), file)
+
+
+def read_job_preset(file: PresetFile) -> Raw:
+    """A job preset's tables, settings under their full names. Raises InputError."""
+    table = with_full_names(file.table())
+    return table if file.is_bundled else anchored(table, file.path.parent)

@@ -1,7 +1,8 @@
 """How a setting may be named, and which one is probably meant by a name that does not exist.
 
 A setting's full name is its table and key, `parallel.tp`. Where a key stands in one table alone,
-the key is enough on a command line and in a line of a batch: `tp`, `dtype`, `micro-batch-size`.
+the key is enough: `tp`, `dtype`, `micro-batch-size`. Both names serve everywhere: with `--set`, in
+a job file outside of its tables, in a line of a batch, and as the settings of a function.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mpctl.spec.renamed import old_keys
 from mpctl.spec.synonyms import LLAMA, LLAMAS, MEANT, VALUES
 
 Raw = dict[str, Any]
+DEEPEST = 3  # tables of a job within each other: cluster.device.kernels
 TABLES = ("cluster", "model", "parallel", "training", "checkpoint", "data", "launch")
 
 
@@ -36,21 +38,55 @@ def tables_with(key: str) -> list[str]:
     return today or [name for name in TABLES if key in old_keys((name,))]
 
 
-def with_full_names(raw: Mapping[str, Any]) -> Raw:
-    """`{"tp": 2, "model": "gpt2", "layers": 4}` -> its keys in their tables.
+def full_names(settings: Mapping[str, Any]) -> Raw:
+    """`{"tp": 2, "model": "gpt2"}` -> `{"parallel.tp": 2, "model": "gpt2"}`.
 
-    Raises InputError where a setting is given both ways.
+    Raises InputError where a setting is given under both names.
     """
-    tables, short = dict(raw), {key: name for key in raw if (name := full_name(key)) != key}
-    for key, name in short.items():
-        table_name, inner = name.split(".")
-        table = tables.get(table_name) or {}
-        table = {"preset": table} if isinstance(table, str) else table
-        if not isinstance(table, dict) or inner in table:
-            message = f"is given beside {name if isinstance(table, dict) else table_name}"
-            raise InputError.of("given-twice", key, message, "leave one of them out")
-        tables[table_name] = {**table, inner: tables.pop(key)}
+    named: Raw = {}
+    for key, value in settings.items():
+        if (name := full_name(key)) in named:
+            raise _given_twice(key if name != key else _short(settings, name), name)
+        named[name] = value
+    return named
+
+
+def _short(settings: Mapping[str, Any], name: str) -> str:
+    return next(key for key in settings if key != name and full_name(key) == name)
+
+
+def with_full_names(raw: Mapping[str, Any]) -> Raw:
+    """A job's tables, with each key that stands outside of them in its own:
+    `{"tp": 2, "model": "gpt2", "model.layers": 4}` has the tables parallel and model.
+
+    Raises InputError where a setting is given twice.
+    """
+    named = {name: key for key in raw if "." in (name := full_name(key))}
+    outside = full_names({key: raw[key] for key in raw if "." in full_name(key)})
+    tables = {key: value for key, value in raw.items() if "." not in full_name(key)}
+    for name, value in outside.items():
+        tables = _put(tables, name.split(".", DEEPEST), value, named[name])
     return tables
+
+
+def _put(table: Raw, path: list[str], value: Any, key: str, above: str = "") -> Raw:
+    """The table with a value at `path`. key: its name as it was given; above: the table's."""
+    first, *rest = path
+    name = f"{above}{first}"
+    if not rest:
+        if first in table:
+            raise _given_twice(key, name)
+        return {**table, first: value}
+    inner = table.get(first) or {}
+    inner = {"preset": inner} if isinstance(inner, str) else inner
+    if not isinstance(inner, dict):
+        raise _given_twice(key, name)
+    return {**table, first: _put(inner, rest, value, key, f"{name}.")}
+
+
+def _given_twice(key: str, name: str) -> InputError:
+    where, message = (key, f"is given beside {name}") if key != name else (name, "is given twice")
+    return InputError.of("given-twice", where, message, "leave one of them out")
 
 
 def keys_at(path: list[str]) -> list[str]:

@@ -42,11 +42,15 @@ class PresetFile:
     def read(self) -> dict[str, Any]:
         """The file's table, relative paths in it joined to its folder; InputError names the file
         where it cannot be read."""
+        return _anchored(self.table(), self)
+
+    def table(self) -> dict[str, Any]:
+        """The file's table as it stands there; InputError names the file where it cannot be
+        read."""
         try:
-            table = tomllib.loads(self.content().decode("utf-8"))
+            return tomllib.loads(self.content().decode("utf-8"))
         except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 alike
             raise self._refused(f"is not TOML: {error}") from None
-        return _anchored(table, self)
 
     def content(self) -> bytes:
         """The file's own bytes; InputError names the file where it cannot be read."""

@@ -19,10 +19,12 @@ Contents: [settings of a job](#settings-of-a-job), [commands](#commands),
 
 ## Settings of a job
 
-A job file is TOML, with these tables. On a command line every setting is reached by its full name,
-`--set training.learning_rate=1e-3`; those of the most used ones that have a flag name it in
-brackets. `absent` means that the key may be left out. What has a unit is a plain number in the unit
-that its meaning names, or text with a unit ([presets.md](presets.md#units))."""
+A job file is TOML, with these tables. Elsewhere a setting goes by its full name,
+`--set training.learning_rate=1e-3`, or by its key where no other table has it, `--set tp=2`: on a
+command line, in a file outside of its tables, in a line of a batch and in the library. The most
+used ones have a flag, named in brackets. `absent` means that the key may be left out. What has a
+unit is a plain number in the unit that its meaning names, or text with a unit
+([presets.md](presets.md#units))."""
 
 
 def reference_text() -> str:

@@ -22,7 +22,7 @@ from tests.spec.jobs_on_disk import SHAPE, issues_of, write
         ("cluster.intra_node.bandwith", "cluster.intra_node.bandwidth"),
         ("cluster.device.memory_byte", "cluster.device.memory_bytes"),
         ("paralel", "parallel"),
-        ("tp", "parallel.tp"),  # right name, wrong table
+        ("tpp", "parallel.tp"),
         ("launch.micro_batch_size", "training.micro_batch_size"),
     ],
 )

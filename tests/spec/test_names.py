@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
+from mpctl.batch.rows import load_row
 from mpctl.errors import InputError
+from mpctl.planning.plan import load_plan
 from mpctl.search.request import FIELDS, read_request
 from mpctl.spec.families import builtin_families, family_synonyms
-from mpctl.spec.load import load_job, parse_settings
+from mpctl.spec.load import job_from_raw, load_job, parse_settings
 from mpctl.spec.names import TABLES, full_name, keys_at, nearest, with_full_names
 from mpctl.spec.presets import preset_names
 from mpctl.spec.synonyms import BY_SETTING, MEANT, VALUES
@@ -71,6 +76,83 @@ def test_a_line_of_a_batch_may_use_short_names() -> None:
     with pytest.raises(InputError) as caught:
         with_full_names({"tp": 2, "parallel": {"tp": 4}})
     assert [(i.rule, i.where) for i in caught.value.issues] == [("given-twice", "tp")]
+
+
+GIVEN: dict[str, Any] = {
+    "preset": "demo", "tp": 1, "micro-batch-size": 4, "training.steps": 5, "runtime": "fsdp",
+    "cluster.device.memory_bytes": 10**9, "model": {"layers": 2}, "seq_length": 64,
+}  # fmt: skip
+NESTED = {
+    "preset": "demo", "parallel": {"tp": 1},
+    "training": {"micro_batch_size": 4, "steps": 5, "runtime": "fsdp"},
+    "cluster": {"device": {"memory_bytes": 10**9}}, "model": {"layers": 2, "seq_length": 64},
+}  # fmt: skip
+
+
+def test_every_door_takes_the_same_names(tmp_path: Path) -> None:
+    """--set, a file of TOML and one of JSON, a line of a batch, a function and raw tables."""
+    meant = job_from_raw(NESTED, {})
+    assert with_full_names(GIVEN) == NESTED
+    assert job_from_raw(GIVEN, {}) == meant
+    assert load_row(GIVEN).job == meant
+    settings = {key: value for key, value in GIVEN.items() if key not in ("preset", "model")}
+    settings["layers"] = 2
+    assert load_job("demo", settings) == meant
+    assert load_plan("demo", {**settings, "runtime": "mpctl", "tp": 2}).job.parallel.tp == 2
+    asked = read_request("demo", {"tp": 1, "steps": 5}, [], {})
+    assert (asked.fixed, asked.typed) == ({"tp": 1}, {"parallel.tp": 1, "training.steps": 5})
+    (tmp_path / "job.json").write_text(json.dumps(GIVEN))
+    lines = [f'"{key}" = {toml(value)}' for key, value in GIVEN.items()]
+    (tmp_path / "job.toml").write_text("\n".join(lines))
+    for name in ("job.json", "job.toml"):
+        assert load_job(str(tmp_path / name)) == meant
+    words = [f"{key}={toml(value)}" for key, value in settings.items()]
+    assert load_job("demo", parse_settings(words)) == meant
+
+
+def toml(value: Any) -> str:
+    return "{layers = 2}" if isinstance(value, dict) else json.dumps(value)
+
+
+def test_paths_under_short_names_are_relative_to_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "presets" / "jobs").mkdir(parents=True)
+    text = 'preset = "demo"\ncorpus = ["texts"]\n'
+    (tmp_path / "presets" / "jobs" / "mine.toml").write_text(text)
+    (tmp_path / "other.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert load_job("mine").data.corpus == ["presets/jobs/texts"]
+    assert load_job(None, {"preset": "mine"}).data.corpus == ["presets/jobs/texts"]
+    assert load_job(str(tmp_path / "other.toml")).data.corpus == [str(tmp_path / "texts")]
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"tp": 2, "parallel.tp": 4}, "tp"),
+        ({"parallel.tp": 4, "tp": 2}, "tp"),
+        ({"micro-batch-size": 2, "micro_batch_size": 2}, "micro_batch_size"),
+    ],
+)
+def test_a_setting_under_two_names_is_refused_by_every_door(
+    given: dict[str, Any], where: str
+) -> None:
+    doors: list[Callable[[], object]] = [
+        lambda: load_job("demo", given), lambda: load_plan("demo", given),
+        lambda: read_request("demo", given, [], {}), lambda: job_from_raw(given, {}),
+        lambda: load_row(given),
+    ]  # fmt: skip
+    for door in doors:
+        with pytest.raises(InputError) as caught:
+            door()
+        assert [(i.rule, i.where) for i in caught.value.issues] == [("given-twice", where)]
+
+
+def test_a_name_of_many_dots_is_no_setting() -> None:
+    with pytest.raises(InputError) as caught:
+        job_from_raw({"a." * 100_000 + "b": 1}, {})
+    assert [issue.rule for issue in caught.value.issues] == ["unknown-key"]
 
 
 @pytest.mark.parametrize(
