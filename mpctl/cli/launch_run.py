@@ -56,7 +56,10 @@ class Launch:
             ran = outcome.launch or prepared
             plan = make_plan(ran.job) if outcome.launch else self.plan
             summary = summarise(plan, ran, outcome, command=typed_command())
-            write_summary(self.run.summary, summary)
+            try:
+                write_summary(self.run.summary, summary)
+            except OSError as error:
+                print_warnings([f"{self.run.summary} could not be written: {error.strerror}"])
         self._report(outcome, summary)
         raise typer.Exit(outcome.exit_code)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.full_disk import full_disk_text, is_of_full_disk
 from mpctl.launch.nccl_log import WATCHDOG, judge_nccl_logs
 from mpctl.launch.other_failures import OtherFailure, other_failures
 from mpctl.launch.verdict import blocked_in, judge_ended
@@ -85,10 +86,16 @@ class Failure:
 
 
 def find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptEvidence) -> Failure:
-    """The most likely cause, in this order: a recorded error, a host that was lost, a stopped rank,
-    a hang that the supervisor saw, a torchrun that was killed, a rank that ended without a record,
-    the first echo of a lost peer."""
+    """The most likely cause, in this order: a recorded error, that of a full disk before others, a
+    host that was lost, a stopped rank, a hang that the supervisor saw, a torchrun that was killed,
+    a rank that ended without a record, the first echo of a lost peer. Where the disk of the run is
+    full, that comes before all, and only a recorded error is named beside it."""
     failure = _find_failure(run, job, world_size, evidence)
+    if full := full_disk_text(run.path):
+        is_known = any(not record["is_echo"] for record in evidence.state.failures)
+        failure = failure if is_known else Failure.without_ranks("", run)
+        error = f"{full}; {failure.error}" if is_known else full
+        failure = replace(failure, error=error, would_repeat=True)
     failure = replace(failure, others=other_failures(evidence.state, failure.rank))
     if failure.rank is None or len(evidence.state.nodes) < 2:
         return failure
@@ -100,7 +107,7 @@ def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptE
     records = evidence.state.failures
     causes = [record for record in records if not record["is_echo"]]
     if causes:
-        return _recorded(run, causes[0])
+        return _recorded(run, min(causes, key=lambda r: not is_of_full_disk(r["error"])))
     if lost := evidence.state.lost:
         return _of_no_rank(run, f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}")
     if evidence.stopped:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 from mpctl.errors import InputError, RunFailed
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
+from mpctl.launch.full_disk import full_disk_text
 from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.record_reader import OnAnswer, OnRecord, RecordReader, parse_answer
 from mpctl.launch.resize import next_launch, resized_text
@@ -196,9 +197,12 @@ class Supervisor:
         run, job = self.plan.run, self.plan.job
         try:
             evidence = self._attempt()
-        except RunFailed as error:  # the ranks could not be started
-            run.end_attempt()
-            return RunOutcome("failed", attempt, failure=Failure.without_ranks(str(error), run))
+        except (RunFailed, OSError) as error:  # the ranks could not be started
+            with suppress(OSError):
+                run.end_attempt()
+            words = full_disk_text(run.path) if isinstance(error, OSError) else ""
+            error_text = f"{words}; {error}" if words else str(error)
+            return RunOutcome("failed", attempt, failure=Failure.without_ranks(error_text, run))
         code = evidence.state.code
         if code == 0 and self._is_done():
             return RunOutcome("finished", attempt)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import resource
 import shutil
+import subprocess
 from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +18,18 @@ import pytest
 
 from mpctl.cli.app import run as mpctl
 from mpctl.estimate.checkpoint import most_at_once
+from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.diagnose import AttemptEvidence, find_failure
+from mpctl.launch.full_disk import full_disk_text
 from mpctl.launch.save_monitor import SaveMonitor
 from mpctl.rundir.checkpoints import prunable
+from mpctl.rundir.directory import RunDir
+from mpctl.runtime.process import record_failure
 from mpctl.spec.checkpoint import CheckpointSpec
+from mpctl.spec.load import load_job
 from mpctl.units import bytes_text
 from tests.launch.attempts import Saying
-from tests.launch.command import arguments, launch
+from tests.launch.command import arguments, end_all, endless, launch
 from tests.runtime.tiny import make_trainer, tiny_job, tiny_plan, train
 
 Usage = namedtuple("Usage", "total used free")
@@ -170,3 +181,56 @@ def test_a_save_that_gets_on_is_told_and_waited_for(tmp_path: Path) -> None:
     assert [moved[s] for s in (9, 10, 20, 29, 34, 39)] == [float("-inf"), 10, 20, 29, 29, 29]
     assert [at for at, _ in told] == [12.0, 27.0]
     assert told[0][1] == "saving step 4: 2 GiB of 20 GiB written"
+
+
+# ---------------------------------------------------------------- a disk that is full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A run directory on a disk of its own, of 8 MiB."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        yield folder
+    finally:
+        end_all()
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(disk: Path) -> None:
+    handle = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+    with suppress(OSError):
+        while os.write(handle, bytes(4096)):
+            pass
+    os.close(handle)
+
+
+def test_a_full_disk_is_what_a_failure_names(data: Path, small_disk: Path) -> None:
+    """The ranks can write no record, and torchrun no log."""
+    run = endless(data, small_disk, "--dp", "2", "--set", "launch.max_restarts=3").at_step(3)
+    fill(small_disk)
+    run.ended()
+    said = run.stderr.replace("\n", " ")
+    assert run.process.returncode == 1 and "Traceback" not in said, said
+    failures = [line for line in run.stderr.splitlines() if line.startswith(("!", "✗"))]
+    full = f"the disk of {small_disk} is full: No space left on device"
+    assert failures and all(line[2:].startswith(full) for line in failures), run.stderr
+    assert not run.left_behind(3)
+
+
+def test_a_recorded_error_of_a_full_disk_comes_before_others(tmp_path: Path) -> None:
+    """A cache on a disk of a host's own may be full, while there is room for the run."""
+    run, number = RunDir(tmp_path), errno.ENOSPC
+    errors = ValueError("half a file"), OSError(number, os.strerror(number), "/tmp/cache")
+    for rank, error in enumerate(errors):
+        path = run.failure(rank)
+        record_failure(path, error, rank=rank, coords={"dp": rank}, doing="step 3")
+    node = NodeState(code=1, failures=run.failure_records())
+    evidence = AttemptEvidence(1, state=AttemptState([node]))
+    failure = find_failure(run, load_job(None, {"parallel.dp": 2}), 2, evidence)
+    assert failure.rank == 1 and "No space left on device" in failure.error
+    assert full_disk_text(tmp_path) == "" and list(tmp_path.glob(".*")) == []
