@@ -11,7 +11,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 PUBLIC = {
-    "mpctl.errors": ("InputError", "Issue"),
+    "mpctl.errors": ("DoesNotFit", "InputError", "Issue"),
     "mpctl.topology": ("Topology",),
     "mpctl.spec.job": ("JobSpec",),
     "mpctl.spec.cluster": ("ClusterSpec", "DeviceSpec", "LinkSpec"),

@@ -1,5 +1,6 @@
 """What type checkers see of `mpctl`: the names of __init__.py; tests/test_public.py compares."""
 
+from mpctl.errors import DoesNotFit as DoesNotFit
 from mpctl.errors import InputError as InputError
 from mpctl.errors import Issue as Issue
 from mpctl.kernels.config import AttentionConfig as AttentionConfig

@@ -57,7 +57,7 @@ def test_another_name_is_refused_with_a_way_out() -> None:
 def test_a_search_in_one_call_finds_what_the_command_finds() -> None:
     job = {"cluster": "dgx-h100", "model": "gpt2", "training.dtype": "bf16",
            "training.global_batch_size": 8}  # fmt: skip
-    found = mpctl.search_layouts(None, job, keep=["tp=2"], top=2)
+    found = mpctl.search_layouts(None, job, fix=["tp=2"], top=2)
     assert [choice.layout.tp for choice in found.best] == [2, 2]
     assert found.best[0].time.total <= found.best[1].time.total
     with pytest.raises(mpctl.InputError, match="model"):

@@ -99,21 +99,19 @@ def search(
     """
     from mpctl.render.tasks import PATIENCE, TaskBar
     from mpctl.search.document import search_document
-    from mpctl.search.request import parse_gpus, read_request
+    from mpctl.search.request import gpu_counts, read_request
     from mpctl.search.result import answer_search
 
     limits = {"tp": max_tp, "pp": max_pp, "cp": max_cp}
     most = {axis: limit for axis, limit in limits.items() if limit is not None}
-    request = read_request(job.source, job.overrides, fix or [], most)
-    counts = [request.job.world_size]
-    if gpus is not None or objective == "cost":
-        counts = parse_gpus(gpus or "all", request.job)
+    request = read_request(job.source, job.overrides, fix or [], most, price)
+    counts = gpu_counts(gpus, objective, request.job)
     with TaskBar(after=PATIENCE) as bar:
         result = answer_search(
             request, counts, top=top, objective=objective, exhaustive=exhaustive,
             on_progress=bar.update,
         )  # fmt: skip
-    document = search_document(result, price, lambda choice: _line(job, request, choice))
+    document = search_document(result, lambda choice: _line(job, request, choice))
     if csv is not None:
         _write_csv(csv, document)
     if html is not None and result.best:

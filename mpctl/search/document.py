@@ -113,13 +113,11 @@ class SearchDocument(TypedDict):
     by_gpus: list[LayoutEntry | NoLayoutEntry]
 
 
-def search_document(
-    result: SearchResult, price: float | None, command: CommandLine
-) -> SearchDocument:
-    """The result as JSON. price: of a GPU-hour; command: the line to type for a layout."""
+def search_document(result: SearchResult, command: CommandLine) -> SearchDocument:
+    """The result as JSON. command: the line to type for a layout."""
 
     def entries(choices: list[LayoutReport]) -> list[LayoutEntry]:
-        return [_layout_entry(choice, price, command) for choice in choices]
+        return [_layout_entry(choice, command) for choice in choices]
 
     job, best, given = result.request.job, result.best, result.given
     device = job.cluster.device
@@ -144,11 +142,11 @@ def search_document(
         "too_large": result.too_large,
         "best": entries(best),
         "reasons": list(reasons(best[0], best[1:])) if best else [],
-        "own": _layout_entry(given, price, command) if given else None,
+        "own": _layout_entry(given, command) if given else None,
         "own_reason": given_reason(best[0], given) if given and best else None,
         "front": entries(result.front),
         "by_gpus": [
-            _layout_entry(choice, price, command)
+            _layout_entry(choice, command)
             if choice
             else {"gpus": gpus, "settings": None, "reason": result.why_none[gpus]}
             for gpus, choice in result.by_gpus.items()
@@ -168,9 +166,9 @@ def _warnings(result: SearchResult) -> list[Issue]:
     return [*request.warnings, *(check.issue for check in checks)]
 
 
-def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLine) -> LayoutEntry:
-    time, hours = choice.time, choice.gpu_hours_per_billion
-    cost: PriceEntry = {} if price is None else {"price_per_billion_tokens": price * hours}
+def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
+    time, price = choice.time, choice.price_per_billion
+    cost: PriceEntry = {} if price is None else {"price_per_billion_tokens": price}
     return {
         "fits": choice.fits,
         "verdict": choice.verdict,
@@ -183,7 +181,7 @@ def _layout_entry(choice: LayoutReport, price: float | None, command: CommandLin
         "tokens_per_second": choice.tokens_per_second,
         "mfu": time.mfu,
         "peak_bytes": choice.bytes,
-        "gpu_hours_per_billion_tokens": hours,
+        "gpu_hours_per_billion_tokens": choice.gpu_hours_per_billion,
         **cost,
         "breakdown": time.parts(),
         "layout": layout_text(choice.layout),

@@ -33,13 +33,15 @@ BILLION = 1e9
 class LayoutReport:
     """A layout with its figures.
 
-    job: the job under this layout; time: of its step; bytes: on the device of the fullest rank.
+    job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
+    price: of a GPU-hour, where it is known.
     """
 
     job: JobSpec
     layout: LayoutSettings
     time: StepTime
     bytes: int
+    price: float | None = None
 
     @property
     def device_memory(self) -> int:
@@ -69,9 +71,14 @@ class LayoutReport:
         """GPU-hours that a billion tokens take."""
         return self.job.world_size * BILLION / self.tokens_per_second / 3600
 
+    @property
+    def price_per_billion(self) -> float | None:
+        """What a billion tokens cost, where the price of a GPU-hour is known."""
+        return None if self.price is None else self.price * self.gpu_hours_per_billion
+
 
 def layout_reports(
-    evaluator: LayoutEvaluator, found: Iterable[EvaluatedLayout]
+    evaluator: LayoutEvaluator, found: Iterable[EvaluatedLayout], price: float | None = None
 ) -> list[LayoutReport]:
     """The layouts that a search found, each with its job and the parts of its step."""
     reports = []
@@ -79,17 +86,17 @@ def layout_reports(
         time = evaluator.step_time(point.layout)
         assert time is not None, "it was timed before"
         job = evaluator.space.job_of(point.layout)
-        reports.append(LayoutReport(job, point.layout, time, point.bytes))
+        reports.append(LayoutReport(job, point.layout, time, point.bytes, price))
     return reports
 
 
-def given_report(evaluator: LayoutEvaluator) -> LayoutReport | None:
+def given_report(evaluator: LayoutEvaluator, price: float | None = None) -> LayoutReport | None:
     """The layout of the job as given; None where its step cannot be estimated."""
     plan = make_plan(evaluator.space.job)
     if plan.estimate is None or isinstance(plan.estimate.time, str):
         return None
     size = plan.estimate.fullest_stage.device_bytes
-    return LayoutReport(plan.job, layout_of(plan.job), plan.estimate.time, size)
+    return LayoutReport(plan.job, layout_of(plan.job), plan.estimate.time, size, price)
 
 
 def reasons(best: LayoutReport, others: Iterable[LayoutReport]) -> Iterator[str]:

@@ -25,7 +25,7 @@ class SearchRequest:
 
     job: complete. typed: every setting that was typed over it. fixed: the fields of a layout among
     those, which the search leaves alone. largest: fields with the largest value that is tried.
-    warnings: keys of the job under a former name.
+    warnings: keys of the job under a former name. price: of a GPU-hour, where it is known.
     """
 
     job: JobSpec
@@ -33,6 +33,7 @@ class SearchRequest:
     fixed: dict[str, Any]
     largest: dict[str, int]
     warnings: tuple[Issue, ...] = ()
+    price: float | None = None
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's own number of GPUs or on another."""
@@ -41,8 +42,9 @@ class SearchRequest:
 
 
 def read_request(
-    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str], largest: Mapping[str, int]
-) -> SearchRequest:
+    source: str | None, overrides: Mapping[str, Any], fix: Sequence[str],
+    largest: Mapping[str, int], price: float | None = None,
+) -> SearchRequest:  # fmt: skip
     """The request of a command line: settings of `overrides` and `fix` (`["tp=2"]`) that are fields
     of a layout are fixed, as is a tensor mode other than 1d that the job itself has; any other
     setting is the job's. Raises InputError."""
@@ -52,7 +54,7 @@ def read_request(
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     fixed = {**_own_mode(job, fixed), **fixed}
     _require_searchable(job)
-    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings)
+    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price)
 
 
 def _own_mode(job: JobSpec, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,16 +118,20 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
     return complete(job.model_copy(update={"cluster": cluster, "parallel": free}))
 
 
-def parse_gpus(text: str, job: JobSpec) -> list[int]:
-    """The numbers of GPUs that `--gpus` names: `8,16,32`, or `all`: powers of two up to the
-    cluster, and the cluster. Raises InputError."""
-    if text == "all":
+def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -> list[int]:
+    """The numbers of GPUs to search, rising: those given, as numbers or as text (`8,16,32`); for
+    `all` powers of two up to the cluster, and the cluster. Where none are given, all for the
+    objective cost, else the cluster. Raises InputError."""
+    if gpus is None and objective != "cost":
+        return [job.world_size]
+    if gpus in (None, "all"):
         return sorted({*(1 << k for k in range(job.world_size.bit_length())), job.world_size})
     try:
-        counts = sorted({int(word) for word in text.split(",")})
+        given = [int(word) for word in gpus.split(",")] if isinstance(gpus, str) else gpus
     except ValueError:
-        counts = [0]
-    if counts[0] < 1:
-        raise InputError.of("bad-gpus", "--gpus", f"{text!r} is not a list of counts",
+        given = []
+    counts = sorted({count for count in given or () if isinstance(count, int)})
+    if not counts or counts[0] < 1 or len(counts) < len(set(given or ())):
+        raise InputError.of("bad-gpus", "--gpus", f"{gpus!r} is not a list of counts",
                             "for example --gpus 8,16,32, or --gpus all")  # fmt: skip
     return counts

@@ -87,7 +87,7 @@ def answer_search(
 
 def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
     """The best layout on one number of GPUs, or why there is none."""
-    gpus, best = evaluator.space.world, layout_reports(evaluator, found.best)
+    gpus, best = evaluator.space.world, layout_reports(evaluator, found.best, result.request.price)
     result.by_gpus[gpus] = best[0] if best else None
     if not best:
         level = missing_link(evaluator) if result.is_complete else None
@@ -96,12 +96,13 @@ def _add_count(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLay
 
 def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayouts) -> None:
     """The layouts on the number of GPUs that the objective prefers."""
+    price = result.request.price
     result.searched = varied(evaluator.space)
-    result.best = layout_reports(evaluator, found.best)
-    result.front = layout_reports(evaluator, found.front)
+    result.best = layout_reports(evaluator, found.best, price)
+    result.front = layout_reports(evaluator, found.front, price)
     result.seen = found.evaluated
     if evaluator.space.world == result.request.job.world_size:
-        result.given = given_report(evaluator)
+        result.given = given_report(evaluator, price)
 
 
 def _aim(objective: str) -> Objective:
