@@ -61,13 +61,14 @@ class Topology:
         order: str = DEFAULT_ORDER,
         gpus_per_node: int | None = None,
         split_stage: int | None = None,
-        axes: Iterable[Axis] = AXES,
+        axes: Iterable[Axis] | None = None,
     ) -> Topology:
         """The topology of these sizes, 1 for axes left out; one node where gpus_per_node is absent.
+        axes: those that there are, by default tp, cp, dp and pp.
 
         Raises InputError for a name that is no axis, a size below 1, and an order that is none.
         """
-        full = {axis.name: sizes.get(axis.name, 1) for axis in axes}
+        full = {axis.name: sizes.get(axis.name, 1) for axis in axes or AXES}
         issues = [_unknown("axis", name, full) for name in sizes if name not in full]
         given = sizes if gpus_per_node is None else {**sizes, "gpus_per_node": gpus_per_node}
         parsed = _read_order(order, full, [*issues, *_bad_sizes(given)])

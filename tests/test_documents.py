@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from doctest import DocTestParser, DocTestRunner
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,6 +51,19 @@ def test_paths_exist(name: str) -> None:
 
 def test_there_are_paths_to_check() -> None:
     assert len(PATH.findall("".join(TEXTS[name] for name in DESIGN))) > 50
+
+
+LIBRARY = re.findall(r"```python\n(.*?)```", TEXTS["docs/library.md"], flags=re.S)
+
+
+def test_the_examples_of_the_library_s_page_print_what_it_shows() -> None:
+    """One after the other, as a reader types them."""
+    parser, runner, names = DocTestParser(), DocTestRunner(), dict[str, object]()
+    for number, block in enumerate(LIBRARY, 1):
+        test = parser.get_doctest(block, names, f"example {number}", "docs/library.md", 0)
+        runner.run(test, clear_globs=False)
+        names = test.globs
+    assert runner.tries > 30 and runner.failures == 0
 
 
 @pytest.mark.parametrize("name", TEXTS)

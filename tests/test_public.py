@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import mpctl
+from mpctl.batch.answers import figures
+from mpctl.planning.summary import plan_summary, verdict
 
 STUB = Path(mpctl.__file__).with_suffix(".pyi")
 HEAVY = ("torch", "numpy", "pydantic", "rich", "typer")
@@ -46,6 +49,64 @@ def test_importing_mpctl_imports_nothing_heavy() -> None:
 def test_planning_by_the_public_names_imports_no_torch() -> None:
     code = "from mpctl import Topology, load_plan; load_plan('two-nodes-16-gpus')"
     assert heavy_after(code) == ["pydantic"]
+
+
+def defaults() -> dict[str, object]:
+    """Default values of the public functions and classes, by name."""
+    values = {name: getattr(mpctl, name) for name in mpctl.__all__ if name != "__version__"}
+    values |= {
+        f"{name}.{key}": method
+        for name, value in values.items() if inspect.isclass(value)
+        for key in vars(value) if key[0] != "_" and callable(method := getattr(value, key))
+    }  # fmt: skip
+    return {
+        f"{name}({key})": parameter.default
+        for name, value in values.items()
+        for key, parameter in inspect.signature(value).parameters.items()
+        if parameter.default is not inspect.Parameter.empty
+    }
+
+
+def test_help_shows_defaults_that_can_be_read() -> None:
+    shown = {name: repr(value) for name, value in defaults().items()}
+    assert len(shown) > 100
+    assert {n: text for n, text in shown.items() if " at 0x" in text or len(text) > 200} == {}
+
+
+@pytest.mark.parametrize("job", ["demo", "gpt3-175b-1024"])
+def test_results_are_shown_in_a_line_or_two(job: str) -> None:
+    plan = mpctl.load_plan(job)
+    results = [plan, plan.estimate, plan.layout, plan.topology, plan.job, plan.job.model]
+    assert all(len(repr(result)) < 450 for result in results)
+    assert plan.job.label in repr(plan) and plan.estimate.verdict in repr(plan)
+
+
+def test_a_search_and_its_layouts_are_shown_in_a_line() -> None:
+    found = mpctl.search_layouts("demo", top=2)
+    assert len(repr(found)) < 250 and repr(found.best[0]) in repr(found)
+    assert found.best[0].verdict in repr(found.best[0])
+
+
+@pytest.mark.parametrize("job", ["demo", "gpt3-175b-1024", "tp8-dp192"])
+def test_the_figures_of_an_estimate_are_those_of_every_other_output(job: str) -> None:
+    plan = mpctl.load_plan(job)
+    estimate, summary = plan.estimate, plan_summary(plan)
+    for name in ("step_seconds", "tokens_per_second", "mfu", "hfu", "device_bytes", "fits"):
+        assert getattr(estimate, name) == getattr(summary, name)
+    assert (estimate.verdict, estimate.fits) == (verdict(plan), plan.fits)
+    answer = figures(plan)
+    assert (estimate.mfu, estimate.tokens_per_second) == (
+        answer["mfu"], answer["tokens_per_second"],
+    )  # fmt: skip
+
+
+def test_without_a_device_an_estimate_has_no_time_and_no_answer_whether_it_fits() -> None:
+    estimate = mpctl.load_plan(None, {"model": "gpt2"}).estimate
+    assert (estimate.step_seconds, estimate.mfu, estimate.hfu, estimate.tokens_per_second) == (
+        None, None, None, None,
+    )  # fmt: skip
+    assert estimate.fits is None and "no device is named" in estimate.verdict
+    assert repr(estimate).startswith("Estimate(no step time, legal; not known whether it fits")
 
 
 def test_another_name_is_refused_with_a_way_out() -> None:

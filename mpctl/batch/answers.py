@@ -243,7 +243,7 @@ def _time_figures(estimate: Estimate) -> Figures:
         "model_tflops_per_gpu": time.model_flops / time.total / 1e12,
         "mfu": time.mfu,
         "hfu": time.hfu,
-        "tokens_per_second": estimate.layout.tokens_per_step / time.total,
+        "tokens_per_second": estimate.tokens_per_second,
         "breakdown": breakdown,
     }
 

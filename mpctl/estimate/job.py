@@ -16,14 +16,22 @@ from mpctl.estimate.message import MessageCount
 from mpctl.estimate.messages import step_messages
 from mpctl.estimate.time import StepTime, find_step_time
 from mpctl.estimate.validation import validation_messages
+from mpctl.estimate.verdict import fit_text
 from mpctl.layout.job_layout import JobLayout
+from mpctl.units import seconds_text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Estimate:
     """What a step of the job costs under its layout."""
 
     layout: JobLayout
+
+    def __repr__(self) -> str:
+        seconds = self.step_seconds
+        step = "no step time" if seconds is None else f"{seconds_text(seconds)} a step"
+        rate = "" if self.mfu is None else f", MFU {self.mfu:.0%}"
+        return f"Estimate({step}{rate}, {self.verdict})"
 
     @cached_property
     def blocks(self) -> tuple[BlockTraffic, ...]:
@@ -77,6 +85,42 @@ class Estimate:
     def step_seconds(self) -> float | None:
         """Seconds of a step; None where no time can be stated."""
         return self.time.total if isinstance(self.time, StepTime) else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens that all ranks together train on in a second; None where no time can be stated."""
+        seconds = self.step_seconds
+        return None if seconds is None else self.layout.tokens_per_step / seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """The part of the devices' peak that the model's FLOP are; None where no time can be
+        stated."""
+        return self.time.mfu if isinstance(self.time, StepTime) else None
+
+    @property
+    def hfu(self) -> float | None:
+        """As mfu, with what is recomputed."""
+        return self.time.hfu if isinstance(self.time, StepTime) else None
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes that the fullest rank needs on its device."""
+        return self.fullest_stage.device_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the fullest rank fits its device and leaves the headroom free; None without a
+        device."""
+        usable = self.layout.job.cluster.usable_bytes
+        return None if usable is None else self.device_bytes <= usable
+
+    @property
+    def verdict(self) -> str:
+        """The same in words, with what is left or lacking."""
+        job = self.layout.job
+        who = "a rank" if job.parallel.pp == 1 else f"stage {self.fullest_stage.stage}"
+        return fit_text(job.cluster, self.device_bytes, who)
 
     @property
     def contention(self) -> float:

@@ -37,6 +37,9 @@ from mpctl.kernels.torch_attention import torch_attention
 class KernelBackend:
     """torch's own kernels; subclass it to replace one of them."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def attention(
         self, query: Tensor, key: Tensor, value: Tensor, variant: AttentionVariant
     ) -> Tensor:

@@ -31,11 +31,12 @@ from mpctl.spec.model import ModelSpec
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 from mpctl.tensor_grid import TensorGrid
 from mpctl.topology import Topology
+from mpctl.units import plural
 
 Stages = tuple[tuple[Span, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class JobLayout:
     """A complete job, its model, and what follows from both.
 
@@ -47,6 +48,10 @@ class JobLayout:
     model: ModelSpec
     table: OperatorTable
     stages: Stages
+
+    def __repr__(self) -> str:
+        layers = f"{plural(self.table.layers, 'layer')} in {plural(len(self.stages), 'stage')}"
+        return f"JobLayout({self.job.label}, {layers})"
 
     @classmethod
     def of(cls, job: JobSpec) -> JobLayout:

@@ -20,6 +20,7 @@ from mpctl.rules.validate import RULES, Rule, check_job, with_tried_hints
 from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_partial
 from mpctl.topology import Topology
+from mpctl.units import plural
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Overrides = Mapping[str, object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A complete job and what is known of it before it runs.
 
@@ -44,6 +45,10 @@ class Plan:
     topology: Topology | None
     estimate: Estimate | None
     nearest: tuple[NearbyLayout, ...] = ()
+
+    def __repr__(self) -> str:
+        found = plural(len(self.errors), "error") if self.errors else repr(self.estimate)
+        return f"Plan({self.job.label}, {found})"
 
     @property
     def layout(self) -> JobLayout | None:
@@ -81,14 +86,15 @@ class Plan:
 def load_plan(
     source: str | None,
     overrides: Overrides | None = None,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[Rule] | None = None,
 ) -> Plan:
     """The legal plan of a job file or job preset.
 
-    overrides: settings by full or short name. rules: what the job is checked against. Raises
-    InputError with every issue at once: those of the schema, and those of the rules that can still
-    be checked beside them.
+    overrides: settings by full or short name. rules: what the job is checked against, in place of
+    all rules. Raises InputError with every issue at once: those of the schema, and those of the
+    rules that can still be checked beside them.
     """
+    rules = RULES if rules is None else rules
     loaded = load_partial(source, overrides)
     job = loaded.job
     checks = check_job(job, loaded.tables_with_errors, rules) if job else []

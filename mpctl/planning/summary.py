@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
-from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
-from mpctl.units import bytes_text, count_text, part_text, plural, rate_text, seconds_text
+from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
@@ -80,7 +79,7 @@ def _speeds(estimate: Estimate) -> dict[str, float]:
         "step_seconds": time.total,
         "step_seconds_low": time.low,
         "step_seconds_high": time.high,
-        "tokens_per_second": estimate.layout.tokens_per_step / time.total,
+        "tokens_per_second": estimate.tokens_per_second or 0.0,
         "mfu": time.mfu,
         "hfu": time.hfu,
         "model_flops_per_second": time.model_flops / time.total,
@@ -114,30 +113,10 @@ def model_text(estimate: Estimate) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Whether the plan fits its devices, in one line, and what is left or lacking:
-    `fits: 61.2 of 79.6 GiB, 18.4 GiB free (headroom 5 %)` or
-    `does not fit: 9.3 GiB too much on stage 0 (84.9 of 79.6 GiB, headroom 5 %)`."""
+    """Whether the plan fits its devices, in one line, and what is left or lacking."""
     if plan.estimate is None:
         return "legal; memory and time are not estimated: no model is named (--model NAME)"
-    fullest, cluster = plan.estimate.fullest_stage, plan.job.cluster
-    who = "a rank" if plan.job.parallel.pp == 1 else f"stage {fullest.stage}"
-    if cluster.device is None:
-        need = bytes_text(fullest.device_bytes)
-        unknown = f"legal; not known whether it fits: {who} needs {need}"
-        return f"{unknown}, and no device is named (--cluster NAME)"
-    return fit_text(cluster, fullest.device_bytes, who)
-
-
-def fit_text(cluster: ClusterSpec, need: int, who: str) -> str:
-    """Whether so many bytes on a device of the cluster leave its headroom free, and what is left or
-    lacking. who: the rank or stage that needs them."""
-    assert cluster.device is not None, "without a device it is not known whether a job fits"
-    have, headroom = cluster.device.memory_bytes, f"headroom {cluster.headroom:g} %"
-    over = need - (cluster.usable_bytes or 0)
-    if over <= 0:
-        return f"fits: {part_text(need, have)}, {bytes_text(have - need)} free ({headroom})"
-    lacking = f"does not fit: {bytes_text(over)} too much on {who}"
-    return f"{lacking} ({part_text(need, have)}, {headroom})"
+    return plan.estimate.verdict
 
 
 def headline_figures(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from mpctl.estimate.time import StepTime
+from mpctl.estimate.verdict import fit_text
 from mpctl.planning.layout_settings import (
     LayoutSettings,
     changed_settings,
     layout_of,
+    layout_text,
     setting_text,
 )
 from mpctl.planning.plan import make_plan
-from mpctl.planning.summary import fit_text
 from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.find import EvaluatedLayout
 from mpctl.spec.job import JobSpec
@@ -29,7 +30,7 @@ SHOWN_SHARE = 0.002  # of a step: a part that differs by less is not named
 BILLION = 1e9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LayoutReport:
     """A layout with its figures.
 
@@ -42,6 +43,10 @@ class LayoutReport:
     time: StepTime
     bytes: int
     price: float | None = None
+
+    def __repr__(self) -> str:
+        seconds = seconds_text(self.time.total)
+        return f"LayoutReport({layout_text(self.layout)}: {seconds} a step, {self.verdict})"
 
     @property
     def device_memory(self) -> int:

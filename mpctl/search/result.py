@@ -22,7 +22,7 @@ from mpctl.search.request import SearchRequest, varied
 from mpctl.units import plural
 
 
-@dataclass
+@dataclass(repr=False)
 class SearchResult:
     """What a search found.
 
@@ -45,6 +45,10 @@ class SearchResult:
     too_large: int = 0
     is_complete: bool = True
     searched: list[str] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        best = f"best {self.best[0]!r} of " if self.best else ""
+        return f"SearchResult({best}{plural(self.estimated, 'layout')} estimated)"
 
 
 def answer_search(

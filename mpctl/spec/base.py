@@ -6,6 +6,8 @@ finite: no accepted figure makes an estimate overflow, divide by zero or fill th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from textwrap import shorten
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -50,6 +52,14 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False
     )
+
+    def __repr_args__(self) -> Iterator[tuple[str, object]]:
+        """What is not the default; tables that have a name by it, and long texts cut."""
+        for key, field in type(self).model_fields.items():
+            value = getattr(self, key)
+            if field.is_required() or value != field.get_default(call_default_factory=True):
+                name = getattr(value, "name", None) if isinstance(value, StrictModel) else None
+                yield key, shorten(value, 60) if isinstance(value, str) else name or value
 
 
 def fields_at(model: type[BaseModel], path: list[str]) -> list[str]:

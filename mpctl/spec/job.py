@@ -20,6 +20,7 @@ from mpctl.spec.launch import LAUNCHED_AS, LaunchedKind, LaunchSpec
 from mpctl.spec.model import ModelSpec, without_derived
 from mpctl.spec.parallel import ParallelSpec
 from mpctl.spec.training import TrainingSpec
+from mpctl.units import plural
 
 
 class DataSpec(StrictModel):
@@ -88,6 +89,13 @@ class JobSpec(StrictModel):
         if not p.dp:
             sizes["dp"] = max(1, self.world_size // prod(sizes.values()))
         return sizes
+
+    @property
+    def label(self) -> str:
+        """Name, or model, and the axes of more than one rank: `gpt2: tp 2 x dp 4, 8 ranks`."""
+        name = self.name or (self.model and self.model.name) or "a job"
+        used = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items() if size > 1)
+        return f"{name}: {used + ', ' if used else ''}{plural(self.world_size, 'rank')}"
 
     @property
     def device_kind(self) -> str | None:
