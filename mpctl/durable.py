@@ -1,4 +1,5 @@
-"""Files that a crash leaves whole: written under another name, on the disk, then renamed.
+"""Files that a crash leaves whole: written under another name, on the disk, then renamed; and files
+of other hosts, waited for.
 
 A rename is atomic, but a machine that loses power may keep the new name and lose the bytes behind
 it, unless file and directory were synchronised first (man 2 fsync).
@@ -8,8 +9,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
+
+POLL_SECONDS = 0.5
+T = TypeVar("T")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -26,6 +33,23 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def wait_for_file(find: Callable[[], T | None], folder: Path, seconds: float) -> T | None:
+    """What `find` returns once it finds something in a folder; None when it does not within so many
+    seconds. A client of a network file system may show files and listings of up to a minute ago;
+    listing the folder makes it ask the server."""
+    deadline = time.monotonic() + seconds
+    while (found := find()) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        refresh(folder)
+    return found
+
+
+def refresh(folder: Path) -> None:
+    """List a folder, so that a client of a network file system asks the server about it."""
+    with suppress(OSError):
+        os.listdir(folder)  # noqa: PTH208
 
 
 def remove(path: Path) -> None:

@@ -7,27 +7,24 @@ the checkpoint and the SHA-256 of job.json in the environment of the ranks; a ra
 these, and waits up to SHOW_SECONDS for its file system to show them. Before a weight is read, all
 ranks compare what they are about to use with rank 0.
 
-A worker that was started by hand is told nothing: then rank 0's listing decides for all.
+For a worker that was started by hand nobody names them: then all use what rank 0 lists.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from mpctl.durable import wait_for_file
 from mpctl.errors import RunFailed
 from mpctl.rundir.checkpoints import list_checkpoints
 
 STEP, JOB = ORIGIN = ("MPCTL_RESUME_STEP", "MPCTL_JOB_SHA256")
 """Environment variables of ranks."""
-SHOW_SECONDS, POLL_SECONDS = 90.0, 0.5
-T = TypeVar("T")
+SHOW_SECONDS = 90.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Origin:
                 return text if hashlib.sha256(text).hexdigest() == self.job else None
             return None
 
-        text = self._wait_for(read, path.parent)
+        text = wait_for_file(read, path.parent, self.patience)
         if text is None:
             waited = f"after {self.patience:g} s"
             raise RunFailed(f"{path} is not the job that the launcher wrote, {waited}")
@@ -78,17 +75,12 @@ class Origin:
     def find_checkpoint(self, root: Path, step: int) -> Path:
         """The folder of the checkpoint of a step, once it is shown. Raises RunFailed when it is not
         in time."""
-        folder = self._wait_for(lambda: dict(list_checkpoints(root)).get(step), root)
+
+        def find() -> Path | None:
+            return dict(list_checkpoints(root)).get(step)
+
+        folder = wait_for_file(find, root, self.patience)
         if folder is None:
             waited = f"after {self.patience:g} s"
             raise RunFailed(f"{root} does not show step-{step} to this host, {waited}")
         return folder
-
-    def _wait_for(self, find: Callable[[], T | None], folder: Path) -> T | None:
-        """What `find` returns once it finds something; None when it does not in time."""
-        deadline = time.monotonic() + self.patience
-        while (found := find()) is None and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-            with suppress(OSError):
-                os.listdir(folder)  # noqa: PTH208  a network file system asks the server again
-        return found

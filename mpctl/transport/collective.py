@@ -16,7 +16,7 @@ from mpctl.collectives import Kind
 class Collective:
     """One collective of a run.
 
-    kind: as in mpctl/collectives.py, or receive, of which a timer is told as well. axis: name of
+    kind: as in mpctl/collectives.py, or receive, which timers see too. axis: name of
     the group. bytes: of the whole message, over all ranks; what one rank has for all others in an
     all_to_all. dtype: of the elements, in torch's words.
     """

@@ -42,7 +42,7 @@ from mpctl.rundir.directory import RunDir
 from mpctl.spec.job import JobSpec
 
 END_SECONDS, KILL_SECONDS = 10.0, 5.0
-LAST_BYTES, MOST_SAID = 4096, 1 << 22
+LAST_BYTES, MOST_SAID, LOOK_SECONDS = 4096, 1 << 22, 1.0
 
 
 class SlurmBackend:
@@ -115,7 +115,8 @@ class SlurmStep:
 
     names: of the nodes; agent: the command of an agent; environment: of the launcher; log: for the
     output of srun and of the agents; steps: the srun that started the agent of each node last;
-    begin: the size of the log before this launch.
+    begins: the size of the log before it; blind: nodes that cannot read the run directory, as the
+    log says; next_look: when it is read again, by time.monotonic(): its file system is shared.
     """
 
     allocation: Allocation
@@ -124,15 +125,15 @@ class SlurmStep:
     environment: Mapping[str, str]
     log: Path
     steps: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-    begin: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begin = self.log.stat().st_size if self.log.exists() else 0
+    begins: dict[int, int] = field(default_factory=dict)
+    next_look: float = 0.0
+    blind: dict[int, Issue] = field(default_factory=dict)
 
     def start(self, nodes: Sequence[int]) -> None:
         """Start one srun step for these nodes."""
         chosen = [self.names[node] for node in nodes]
         with self.log.open("ab") as log:
+            before = log.tell()
             srun = subprocess.Popen(
                 agents_step(self.allocation, chosen, self.agent),
                 env=step_environment(self.environment),
@@ -142,24 +143,33 @@ class SlurmStep:
                 start_new_session=True,  # Ctrl-C is for the launcher, which ends the agents
             )
         self.steps |= dict.fromkeys(nodes, srun)
+        self.begins |= dict.fromkeys(nodes, before)
+        self.blind = {node: issue for node, issue in self.blind.items() if node not in nodes}
 
     def failures(self) -> dict[int, Issue]:
         """The nodes whose agent cannot read the run directory, and those whose srun has ended, with
         the end of its output."""
-        said = self._said().splitlines()
-        blind = {
-            node: issue
-            for node in self.steps
-            if (issue := unshared_issue(self.names[node], _of_host(said, self.names[node])))
-        }
-        return self._ended() | blind
+        if time.monotonic() >= self.next_look:
+            self.next_look = time.monotonic() + LOOK_SECONDS
+            self.blind = dict(self._find_blind())
+        return self._ended() | self.blind
 
-    def _said(self) -> str:
-        """What srun and the agents of this launch have written."""
+    def _find_blind(self) -> Iterator[tuple[int, Issue]]:
+        """Nodes whose agent, as it was started last, said that it cannot read the key."""
+        nodes = {self.names[node]: node for node in self.steps}
+        first = min(self.begins.values(), default=0)
+        at, said = first, b""
         with suppress(OSError), self.log.open("rb") as stream:
-            stream.seek(self.begin)
-            return stream.read(MOST_SAID).decode("utf-8", errors="replace")
-        return ""
+            stream.seek(first)
+            said = stream.read(MOST_SAID)
+        for line in said.splitlines(keepends=True):
+            text = line.decode("utf-8", errors="replace")
+            node = nodes.get(text.partition(" ")[0])
+            begin, at = at, at + len(line)
+            if node is None or begin < self.begins[node]:
+                continue  # no agent's line, or of an agent before
+            if issue := unshared_issue(self.names[node], text):
+                yield node, issue
 
     def _ended(self) -> dict[int, Issue]:
         return {
@@ -200,11 +210,6 @@ def _listed(addresses: Sequence[str]) -> str:
     """Where the nodes try to reach the launcher: all addresses of this host where it is not known
     which lead here."""
     return ",".join(addresses or own_addresses())
-
-
-def _of_host(lines: Sequence[str], name: str) -> str:
-    """The lines that begin with the name of a host."""
-    return "\n".join(line for line in lines if line.startswith(f"{name} "))
 
 
 def _gpus(plan: Plan) -> int:

@@ -183,7 +183,7 @@ class SshBackend:
         addresses = self._addresses(chosen.hosts)
 
         def starter(order: AgentOrder) -> SshStarter:
-            return SshStarter(self._agents(chosen.hosts, order), run.nodes)
+            return SshStarter(self._agents(chosen.hosts, order, addresses), run.nodes)
 
         names, patience = [host.name for host in chosen.hosts], plan.job.launch.start_seconds
         with agent_cluster(
@@ -195,15 +195,18 @@ class SshBackend:
         """The ssh command of each host, with a port and a key that only a launch chooses."""
         hosts = choose_hosts(plan.job).hosts
         order = AgentOrder(plan.run.path.resolve(), plan.run.nodes.resolve() / "key-ID", 0)
-        agents = self._agents(hosts, order)
+        agents = self._agents(hosts, order, self._addresses(hosts))
         return [
             HostCommand(node, host.name, tuple(agents.command(node)))
             for node, host in enumerate(hosts)
         ]
 
-    def _agents(self, hosts: Sequence[SshHost], order: AgentOrder) -> SshAgents:
-        addresses = self._addresses(hosts) or own_addresses()
-        return SshAgents(self.ssh, hosts, order, self.environment, addresses)
+    def _agents(
+        self, hosts: Sequence[SshHost], order: AgentOrder, addresses: Sequence[str]
+    ) -> SshAgents:
+        """addresses: those of `_addresses`; where it knows none, hosts try all of this host."""
+        tried = addresses or own_addresses()
+        return SshAgents(self.ssh, hosts, order, self.environment, tried)
 
     def _addresses(self, hosts: Sequence[SshHost]) -> list[str]:
         """The addresses of this host at which the hosts reach it; empty where that is not known, as

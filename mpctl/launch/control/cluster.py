@@ -273,7 +273,8 @@ class AgentCluster:
         if time.monotonic() >= self.next_try:
             self.next_try = time.monotonic() + RETURN_SECONDS
             ended = self.starter.failures()
-            self._start_again([link for link in missing if link.node in ended])
+            again = [link for link in missing if link.node in ended and self._may_return(link.node)]
+            self._start_again(again)
         return False
 
     def _start_again(self, links: Sequence[HostLink]) -> None:

@@ -9,11 +9,9 @@ does not know the key (control/handshake.py), and the reader goes on looking.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mpctl.durable import write_whole
+from mpctl.durable import refresh, write_whole
 from mpctl.launch.node.interface import addresses_towards, own_addresses
 
 MEETING_SCHEMA: Literal["mpctl.meeting/1"] = "mpctl.meeting/1"
@@ -88,8 +86,7 @@ def write_meeting(path: Path, meeting: Meeting) -> None:
 
 def read_meeting(path: Path) -> Meeting | None:
     """The meeting that a file names; None where there is none, or the file is not whole."""
-    with suppress(OSError):
-        os.listdir(path.parent)  # noqa: PTH208  a network file system looks at the server again
+    refresh(path.parent)
     try:
         document = MeetingDocument.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

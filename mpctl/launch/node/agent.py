@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any, Protocol
 
+from mpctl.durable import wait_for_file
 from mpctl.launch.attempt import NodeState
 from mpctl.launch.control.handshake import Unproved, read_key
 from mpctl.launch.control.messages import (
@@ -224,16 +225,13 @@ def _address(name: str) -> str:
 def wait_for_key(path: Path, seconds: float = KEY_SECONDS) -> bytes:
     """The key of the launch, once the file system shows its file. Raises OSError when it does not
     within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while True:
+
+    def find() -> bytes | None:
         with suppress(OSError):
-            os.listdir(path.parent)  # noqa: PTH208  a network file system asks the server again
-        try:
             return read_key(path)
-        except OSError:
-            if time.monotonic() >= deadline:
-                raise
-        time.sleep(RETRY_SECONDS)
+        return None
+
+    return wait_for_file(find, path.parent, seconds) or read_key(path)
 
 
 def say_hello(connection: Connection, node: int | None) -> None:

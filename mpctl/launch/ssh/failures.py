@@ -12,7 +12,7 @@ import signal
 from dataclasses import dataclass
 
 from mpctl.errors import Issue
-from mpctl.launch.node.facts import NO_RUN_DIR
+from mpctl.launch.control.host_checks import unshared_issue
 from mpctl.launch.ssh.command import ALIVE_COUNT, ALIVE_SECONDS
 from mpctl.launch.ssh.host_line import SshHost
 
@@ -144,13 +144,6 @@ NO_MODULE = _kind(
     "its Python ({python}) has no module {1}",
     "install mpctl there as it is here, or name the right interpreter in launch.ssh.python",
 )
-NO_RUN = _kind(
-    "run-dir-not-shared",
-    NO_RUN_DIR,
-    "{line}",
-    "use a --run-dir on a file system that all hosts mount at the same path, and that this user "
-    "may read there",
-)
 OLD_PYTHON = _kind(
     "remote-old-python",
     r"SyntaxError|cannot import name '\w+' from '(?:typing|enum|dataclasses)'",
@@ -184,7 +177,9 @@ class SshEnding:
             message = f"Python could not be started there: {self._last_line()}"
             hint = "install Python and mpctl there as they are here, or name the interpreter in "
             return self._issue("remote-no-python", message, f"{hint}launch.ssh.python")
-        return self._first_of((NO_LOGIN, NO_MODULE, NO_RUN, OLD_PYTHON)) or self._remote_failure()
+        unshared = unshared_issue(self.host.name, _printable_lines(self.output))
+        known = self._first_of((NO_LOGIN, NO_MODULE, OLD_PYTHON))
+        return unshared or known or self._remote_failure()
 
     def _first_of(self, kinds: tuple[FailureKind, ...]) -> Issue | None:
         for kind in kinds:
@@ -233,6 +228,10 @@ def _printable(text: str) -> str:
     """Without control characters, which a remote side could send to the terminal."""
     shown = "".join(character for character in text.strip() if character.isprintable())
     return shown if len(shown) <= LONGEST_LINE else f"{shown[:LONGEST_LINE]}..."
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(_printable, text.splitlines()))
 
 
 def _signal(number: int) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ import pytest
 from mpctl.errors import Issue
 from mpctl.launch.control import cluster as cluster_module
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder, agent_cluster
+from mpctl.launch.control.handshake import read_key
 from mpctl.launch.control.messages import Connection, Hello
 from mpctl.launch.control.returning import ReturnPolicy
 from mpctl.launch.node.facts import HostFacts, host_facts
@@ -44,8 +43,6 @@ class Peers:
         self.starts, self.failed = 0, set[int]()
 
     def start(self, nodes: Sequence[int]) -> None:
-        from mpctl.launch.control.handshake import read_key
-
         self.starts += 1
         self.failed = (self.failed - set(nodes)) | (set(nodes) & self.down)
         for node in set(nodes) - self.down:
@@ -181,15 +178,9 @@ def test_a_host_without_the_run_directory_is_not_used(tmp_path: Path) -> None:
         is_mounted = True
 
         def start(self, nodes: Sequence[int]) -> None:
-            order, node = self.order, max(nodes)
             if not self.is_mounted:
-                order = replace(order, key=order.key.with_name("absent"))
-            for node in nodes:
-                command = [sys.executable, *order.arguments("127.0.0.1", node)]
-                with self.log(node).open("wb") as log:
-                    self.processes[node] = subprocess.Popen(
-                        command, start_new_session=True, stderr=log
-                    )
+                self.order = replace(self.order, key=self.order.key.with_name("absent"))
+            super().start(nodes)
 
     starters: list[Unmounted] = []
 
