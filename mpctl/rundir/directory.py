@@ -161,8 +161,9 @@ class RunDir(RunPaths):
         """Make the directory when it is missing and lock it; one that is still empty at the end is
         removed. False where its file system has no locks. Raises InputError when another launch has
         the lock, or when the directory cannot be made."""
-        is_new, is_locked = not self.path.exists(), True
+        is_locked = True
         try:
+            is_new = not self.path.exists()
             self.make()
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:

@@ -162,8 +162,8 @@ def _leaves(rank: int, size: int, number: int, kind: str) -> None:
 @pytest.mark.parametrize(
     ("number", "words"),
     [
-        (signal.SIGKILL, r"ConnectionError: {}: connection closed by peer: rank 1 ended"),
-        (signal.SIGSTOP, r"TimeoutError: {}: timed out after 1 s of waiting for rank 1 "),
+        (signal.SIGKILL, r"PeerLost: {}: connection closed by peer: rank 1 ended"),
+        (signal.SIGSTOP, r"PeerLost: {}: timed out after 1 s of waiting for rank 1 "),
     ],
 )
 def test_a_rank_that_waits_in_vain_says_for_whom(number: int, words: str, kind: str) -> None:
