@@ -84,7 +84,7 @@ class Contenders:
 
     def worker(self) -> Measured:
         """Of the directory that the last launch left, its records removed."""
-        for name in ("metrics.jsonl", "ranks", "doing"):
+        for name in ("metrics.jsonl", "ranks"):
             path = self.run / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         command = [*self.torchrun(), "-m", "mpctl.runtime.worker", str(self.run)]

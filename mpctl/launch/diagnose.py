@@ -15,7 +15,7 @@ import signal
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpctl.launch.attempt import AttemptState, NodeState
+from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.full_disk import full_disk_text, is_of_full_disk
 from mpctl.launch.nccl_log import WATCHDOG, judge_nccl_logs
 from mpctl.launch.other_failures import OtherFailure, other_failures
@@ -114,7 +114,9 @@ def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptE
         return _stopped(run, job, evidence)
     if evidence.hang is not None:
         rank, error = evidence.hang.rank, evidence.hang.error
-        return _of_no_rank(run, error) if rank is None else _unrecorded(run, job, rank, error)
+        if rank is None:
+            return _of_no_rank(run, error)
+        return _unrecorded(run, job, rank, error, evidence.state)
     if killed := next((node for node in evidence.state.nodes if node.killed_by), None):
         error = _torchrun_ending(evidence.state, killed)
         return _of_no_rank(run, error, run.node_log(killed.node))
@@ -158,9 +160,10 @@ def _recorded(run: RunDir, record: FailureRecord) -> Failure:
     return replace(failure, would_repeat=is_cause, rollback=record.get("rollback"))
 
 
-def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str) -> Failure:
+def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str, state: AttemptState) -> Failure:
     coords = job_topology(job).whole_coords(rank)
-    doing = run.doing(rank) or f"step {run.last_step() + 1}"
+    seen = state.ranks.get(rank, RankState()).breadcrumb
+    doing = seen.doing or f"step {run.last_step() + 1}"
     return _failure(run, rank, coords, error, doing)
 
 
@@ -180,7 +183,7 @@ def _stopped(run: RunDir, job: JobSpec, evidence: AttemptEvidence) -> Failure:
     """The first stopped rank, and the collective in which others wait for it."""
     rank, error = evidence.stopped[0], stopped_text(list(evidence.stopped))
     missed = blocked_in(evidence.state.collectives(), rank, queued=job.launch.device == "cuda")
-    return _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error)
+    return _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error, evidence.state)
 
 
 def _ended(run: RunDir, job: JobSpec, rank: int, evidence: AttemptEvidence) -> Failure:
@@ -192,10 +195,11 @@ def _ended(run: RunDir, job: JobSpec, rank: int, evidence: AttemptEvidence) -> F
             {rank: _end_of(run.log(rank)) for rank in range(job.world_size)}
         )
         if verdict is not None and verdict.rank is not None:
-            return _unrecorded(run, job, verdict.rank, verdict.error)
+            return _unrecorded(run, job, verdict.rank, verdict.error, evidence.state)
     error = _ending(run, rank, evidence.state)
     missed = blocked_in(progress, rank, queued=queued)
-    failure = _unrecorded(run, job, rank, f"{error}; it {missed}" if missed else error)
+    error = f"{error}; it {missed}" if missed else error
+    failure = _unrecorded(run, job, rank, error, evidence.state)
     code, kills = evidence.state.exit_codes.get(rank, 0), evidence.state.memory_kills
     crashed = code > 0 or -code in CRASHES or (code == -signal.SIGKILL and kills)
     return replace(failure, would_repeat=bool(crashed))

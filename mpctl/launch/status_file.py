@@ -1,9 +1,9 @@
 """RUN/nodes/status.json: what the launcher knows of all hosts and ranks, for `mpctl status`.
 
-A host sees the processes and breadcrumbs of its own ranks at once; through a network file system
-they may be a minute old, and processes of another host are not to be seen at all. The launcher
-knows all of it from the node agents and writes it here every STATUS_SECONDS. The file is replaced
-as a whole, and not synchronised: after a crash it means nothing.
+Processes and breadcrumbs of ranks are seen by their own host alone. The launcher knows all of it
+from the node agents and writes it here every STATUS_SECONDS, and once more when the attempt is
+over. The file is replaced as a whole, and not synchronised: after a crash of the host it means
+nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass as checked
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.cluster import Attempt
 
-STATUS_SECONDS = 3.0
+STATUS_SECONDS = 2.0
 STATUS_BYTES = 1 << 28
 
 
@@ -45,22 +45,19 @@ class StatusFile:
     next_write: float = float("-inf")
 
     def update(self, attempt: Attempt) -> None:
-        """Write the state when STATUS_SECONDS have passed; a file that cannot be written is left
-        as it is."""
-        if time.monotonic() < self.next_write:
-            return
-        self.next_write = time.monotonic() + STATUS_SECONDS
-        content = REPORT.dump_json(AttemptReport(time.time(), attempt.look()))
+        """Write the state when STATUS_SECONDS have passed."""
+        if time.monotonic() >= self.next_write:
+            self.next_write = time.monotonic() + STATUS_SECONDS
+            self.write(attempt.look())
+
+    def write(self, state: AttemptState) -> None:
+        """Write this state; a file that cannot be written is left as it is."""
+        content = REPORT.dump_json(AttemptReport(time.time(), state))
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(content)
             temporary.replace(self.path)
-
-    def end(self) -> None:
-        """Remove the file: the attempt is over."""
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
 
 
 def read_status(path: Path) -> AttemptReport | None:

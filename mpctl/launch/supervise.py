@@ -256,7 +256,7 @@ class Supervisor:
         finally:
             code = attempt.poll()  # None: the ranks did not end by themselves
             state = attempt.end()
-            status.end()
+            status.write(state)
             run.end_attempt()
         reader.deliver(self.on_record)
         return AttemptEvidence(code, grace.stopped_ranks, watch.hang, state)

@@ -15,13 +15,12 @@
 | stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |
 | stop | launcher | its presence asks the ranks to finish their step, save and exit |
-| nodes/status.json | launcher, while ranks run | launch/status_file.py: all hosts and ranks |
+| nodes/status.json | launcher | launch/status_file.py: what all ranks do, or did at the end |
 | logs/launcher.log | launcher | what it told while the run went on, with times |
 | logs/torchrun.log | torchrun | its command line and output, one section an attempt |
 | logs/slurm-J.out | batch script | what the launcher printed in Slurm's job J |
 | logs/rank-N.log | rank N | everything the rank prints |
 | logs/nccl_trace_rank_N | rank N | its last collectives, where one timed out on NCCL |
-| doing/rank-N | rank N | breadcrumb.py: what the rank is doing now, and its heartbeat |
 | bench.json | launcher, of a bench | what the ranks measure instead of training |
 | answers.jsonl | rank 0, of a bench | what they measured, one JSON object a line |
 | metrics.jsonl | rank 0 | metrics.py: one record a step (rank_files.py: StepRecord) |

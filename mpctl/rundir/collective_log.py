@@ -1,10 +1,10 @@
 """The collective log of a rank: which collective of which group it has started and finished.
 
-It lies in the breadcrumb file that the rank keeps mapped (breadcrumb.py). Logging a collective is a
-few stores to memory, no system call, and the kernel keeps them when the process is killed or
-stopped. So the launcher can say which rank did not join which collective, whatever carries the
-messages: gloo, NCCL or shared memory. Unlike the flight recorders of torch and NCCL it needs no
-answer from the process.
+It lies in the memory that the rank shares with the agent of its host (breadcrumb.py). Logging a
+collective is a few stores to memory, no system call, and the kernel keeps them when the process is
+killed or stopped. So the launcher can say which rank did not join which collective, whatever
+carries the messages: gloo, NCCL or shared memory. Unlike the flight recorders of torch and NCCL it
+needs no answer from the process.
 
 Collectives of a group are numbered from 1, in the order in which the rank starts them; all ranks of
 a group start the same ones in the same order. Messages between two ranks are a group of these two,
@@ -42,7 +42,7 @@ Ranks = tuple[int, ...] | range
 
 class CollectiveLog:
     """The log of one rank, written by that rank. memory: LOG_BYTES of zeros at a multiple of 8
-    bytes, mapped from the breadcrumb file."""
+    bytes, in the rank's breadcrumb."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -51,7 +51,7 @@ class CollectiveLog:
 
     def group(self, name: str, ranks: Sequence[int]) -> GroupLog | None:
         """The log of a group, by its name and the global ranks of its members; the same one for
-        the same arguments. None where the file has no room for it."""
+        the same arguments. None where there is no room for it."""
         text = f"{name} {rank_ranges(ranks)}"
         encoded = text.encode()
         if text not in self.groups:
@@ -141,7 +141,7 @@ class CollectiveProgress:
 
 
 def read_collectives(content: bytes) -> CollectiveProgress:
-    """The progress from LOG_BYTES of a breadcrumb file; empty where they are cut or damaged."""
+    """The progress from LOG_BYTES of a breadcrumb; empty where they are cut or damaged."""
     if len(content) < LOG_BYTES:
         return CollectiveProgress()
     groups = tuple(_read_groups(content))

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
-from mpctl.rundir.breadcrumb import BreadcrumbState, read_breadcrumb
 from mpctl.rundir.checkpoints import list_checkpoints, recover, set_aside
 from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
@@ -44,7 +43,7 @@ FILES = (
     "torchrun.pid",
     "kubernetes.yaml",
 )
-FOLDERS = ("logs", "checkpoints", "ranks", "failures", "doing", "data", "tensorboard", PROFILE)
+FOLDERS = ("logs", "checkpoints", "ranks", "failures", "data", "tensorboard", PROFILE)
 NODES = "nodes"
 UNLOCKED = (
     "the file system of the run directory has no locks (flock): a second launch into it would not "
@@ -82,14 +81,6 @@ class RunDir(RunPaths):
     def has_failures(self) -> bool:
         """Whether a rank of this attempt recorded a failure."""
         return next((self.path / "failures").glob("rank-*.json"), None) is not None
-
-    def breadcrumb(self, rank: int) -> BreadcrumbState:
-        """What a rank wrote about itself in this attempt: what it is doing, its heartbeat."""
-        return read_breadcrumb(self.breadcrumb_file(rank))
-
-    def doing(self, rank: int) -> str:
-        """What a rank was doing when it ended or was stopped; empty for one that has finished."""
-        return self.breadcrumb(rank).doing
 
     def last_step(self) -> int:
         """The last step in metrics.jsonl or in a rank's report, 0 without any."""
@@ -222,10 +213,10 @@ class RunDir(RunPaths):
         newest whose files have their recorded sizes. Returns a message for each newer checkpoint
         that was renamed because it is damaged."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
-        for path in (self.stop, self.torchrun_pid, self.summary, self.answers):
+        for path in (self.stop, self.torchrun_pid, self.status, self.summary, self.answers):
             path.unlink(missing_ok=True)
         messages = self._set_damaged_aside()
-        for name in ("failures", "ranks", "doing"):
+        for name in ("failures", "ranks"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         step = self.last_checkpoint()
         records = [record for record in self.records() if record["step"] <= step]

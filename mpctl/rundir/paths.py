@@ -117,10 +117,6 @@ class RunPaths:
         """The output of one rank, of all attempts."""
         return self.path / "logs" / f"rank-{rank}.log"
 
-    def breadcrumb_file(self, rank: int) -> Path:
-        """What a rank is doing (breadcrumb.py)."""
-        return self.path / "doing" / f"rank-{rank}"
-
     def report(self, rank: int) -> Path:
         """What a rank measured, written when it has finished."""
         return self.path / "ranks" / f"rank-{rank}.json"

@@ -2,8 +2,8 @@
 
 On the host of the launcher its process answers: the one of that id and that start time. A lock on
 the directory answers too, unless the file system has no locks, and for runs of versions that wrote
-no launcher.json. Seen from another host, where neither may answer, a run goes on while its ranks
-give signs of life: a heartbeat or a step within SIGN_SECONDS by the clocks of both hosts.
+no launcher.json. Seen from another host, where neither may answer, a run goes on while it gives
+signs of life: a step or a report of the launcher within SIGN_SECONDS by the clocks of both hosts.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from mpctl.rundir.breadcrumb import read_breadcrumb
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import is_same_process
 from mpctl.runs.documents import SavedLauncher, read_launcher
 
 SIGN_SECONDS = 90.0
 """A network file system may show what another host writes a minute later."""
-MOST_SIGNS = 64
-"""Breadcrumbs that are looked at for a sign of life."""
 
 
 def is_running(path: Path) -> bool:
@@ -60,13 +57,9 @@ def launcher_is_alive(launcher: SavedLauncher) -> bool | None:
 
 
 def last_sign(path: Path) -> float:
-    """When a rank of the run last gave a sign of life, in seconds since 1970; 0 when none did."""
+    """When the run last gave a sign of life, in seconds since 1970; 0 when it never did."""
     files = ("metrics.jsonl", "launcher.json", "nodes/status.json")
-    times = [_written(path / name) for name in files]
-    with suppress(OSError):
-        for entry, _ in zip(os.scandir(path / "doing"), range(MOST_SIGNS), strict=False):
-            times.append(read_breadcrumb(Path(entry)).beat_time)
-    return max(times)
+    return max(_written(path / name) for name in files)
 
 
 def _has_ended(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Every rank of a run at this moment: its host, its coordinates, what it says that it is doing."""
+"""Every rank of a run, as its launcher last reported it: its host, and what it is doing."""
 
 from __future__ import annotations
 
@@ -34,27 +34,15 @@ def ranks_now(run: SavedRun, launcher: SavedLauncher | None) -> list[RankNow]:
     topology = job_topology(run.job)
     hosts = [] if launcher is None else launcher.hosts or [launcher.host]
     ranks_of_host = max(1, run.job.world_size // max(1, len(hosts)))
-    directory, states = RunDir(run.path), _reported(run)
+    report = read_status(RunDir(run.path).status)
+    states = {} if report is None else report.state.ranks
     return [
         RankNow(
             rank=rank,
             host=hosts[min(rank // ranks_of_host, len(hosts) - 1)] if hosts else None,
             coords=topology.whole_coords(rank),
-            breadcrumb=_newer(directory.breadcrumb(rank), states.get(rank)),
-            process=states[rank].process if rank in states else "",
+            breadcrumb=states.get(rank, RankState()).breadcrumb,
+            process=states.get(rank, RankState()).process,
         )
         for rank in range(run.job.world_size)
     ]
-
-
-def _reported(run: SavedRun) -> dict[int, RankState]:
-    """What the launcher reported of the ranks of a run that goes on, by rank."""
-    report = read_status(RunDir(run.path).status) if run.status == "running" else None
-    return {} if report is None else report.state.ranks
-
-
-def _newer(seen: BreadcrumbState, reported: RankState | None) -> BreadcrumbState:
-    """A breadcrumb as its file has it here, or as the launcher reported it when that is newer."""
-    if reported is None or reported.breadcrumb.beat_time <= seen.beat_time:
-        return seen
-    return reported.breadcrumb

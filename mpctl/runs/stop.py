@@ -15,6 +15,7 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from mpctl.launch.backends.scheduled import ScheduledJob
+from mpctl.launch.status_file import read_status
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.stop_request import requested_signals, write_stop_request
 from mpctl.runs.liveness import is_running
@@ -26,7 +27,6 @@ ENDED = ("finished", "stopped", "failed")
 """What a run is once its launcher has said how it ended."""
 OnWait = Callable[[str], None]
 SAVING = "saving"
-MOST_BREADCRUMBS = 64
 
 
 class StoppedDocument(TypedDict):
@@ -129,7 +129,8 @@ def stopping_text(path: Path) -> str:
     run = RunDir(path)
     if not run.stop.exists():
         return "waiting for the launcher"
-    texts = [run.doing(rank) for rank in range(MOST_BREADCRUMBS)]
+    report = read_status(run.status)
+    texts = [] if report is None else [text for _, text in report.state.doing()]
     saving = [text for text in texts if text.startswith(SAVING)]
     if saving:
         return max(saving, key=len)

@@ -83,11 +83,13 @@ class RuntimeEnvironment:
         run_dir: Path,
         *,
         local_rank: int,
+        rank: int = 0,
         log: CollectiveLog | None = None,
         origin: Origin | None = None,
     ) -> RuntimeEnvironment:
         """The environment of process `local_rank` of this host. The supervisor requests a stop by
-        creating RUN/stop; data lies in `data.path`, by default RUN/data."""
+        creating RUN/stop on the host of rank 0, which alone looks for it; data lies in
+        `data.path`, by default RUN/data."""
         device = select_device(job.launch.device, local_rank)
         require_fp8(job, device)
         memory = DeviceMemory(device)
@@ -96,7 +98,7 @@ class RuntimeEnvironment:
             open_batches=partial(Batches.open, data=Path(job.data.path or run_dir / "data")),
             peak_memory=memory.peak,
             reserved_memory=memory.peak_reserved,
-            stop_requested=(run_dir / "stop").exists,
+            stop_requested=(run_dir / "stop").exists if rank == 0 else lambda: False,
             kernels=machine_kernels(device),
             communication=StreamSecondsByAxis() if device.type == "cuda" else SecondsByAxis(),
             log=log,

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpctl.errors import RunFailed
-from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
+from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb, rank_memory
 from mpctl.rundir.origin import Origin
 from mpctl.rundir.profile_files import profile_path
 from mpctl.rundir.rank_files import RankReport, loss_text
@@ -74,7 +74,7 @@ def main(run_dir: Path) -> None:
     rank_env = RankEnv.from_environment()
     redirect_output(run_dir / "logs" / f"rank-{rank_env.rank}.log")
     write_stacks_on_signal()
-    breadcrumb = Breadcrumb(run_dir / "doing" / f"rank-{rank_env.rank}")
+    breadcrumb = Breadcrumb(rank_memory(rank_env.rank, os.environ))
     breadcrumb.keep_beating()
     from mpctl.layout.topology import job_topology
     from mpctl.spec.load import parse
@@ -173,6 +173,7 @@ class Worker:
         rank = self.rank_env.rank
         path = self.run_dir / "failures" / f"rank-{rank}.json"
         record_failure(path, error, rank=rank, coords=self.coords, doing=self.activity)
+        self.breadcrumb.fail()
 
     def _build(self) -> Trainer:
         from mpctl.runtime.build import build_trainer
@@ -202,8 +203,8 @@ class Worker:
         )
         self._reach(JOINED, then)
         return RuntimeEnvironment.of_machine(
-            self.job, self.run_dir, local_rank=local_rank, log=self.breadcrumb.collectives,
-            origin=self.rank_env.origin,
+            self.job, self.run_dir, rank=rank, local_rank=local_rank,
+            log=self.breadcrumb.collectives, origin=self.rank_env.origin,
         )  # fmt: skip
 
     def _mesh(self, environment: RuntimeEnvironment) -> Mesh:

@@ -1,9 +1,28 @@
-"""Attempts whose states a test sets."""
+"""Attempts whose states a test sets, and breadcrumbs in memory of the test."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
-from mpctl.rundir.breadcrumb import BreadcrumbState
+from mpctl.launch.status_file import StatusFile
+from mpctl.rundir.breadcrumb import RANK_BYTES, Breadcrumb, BreadcrumbState, read_breadcrumb
+
+
+def new_breadcrumb() -> Breadcrumb:
+    """The breadcrumb of a rank that has just started."""
+    return Breadcrumb(memoryview(bytearray(RANK_BYTES)))
+
+
+def state_of(crumb: Breadcrumb) -> BreadcrumbState:
+    """What the agent of the rank's host reads."""
+    return read_breadcrumb(bytes(crumb.memory))
+
+
+def report(run: Path, *states: BreadcrumbState) -> None:
+    """Write RUN/nodes/status.json as the launcher does whose ranks 0, 1, ... wrote this."""
+    ranks = {rank: RankState("running", 0.0, state) for rank, state in enumerate(states)}
+    StatusFile(run / "nodes" / "status.json").write(AttemptState([NodeState(ranks=ranks)]))
 
 
 class Saying:

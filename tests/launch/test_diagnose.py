@@ -12,12 +12,13 @@ from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.node.torchrun import exit_codes, terminated_ranks
 from mpctl.launch.watch import HangReport
-from mpctl.rundir.breadcrumb import Breadcrumb
+from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.directory import RunDir
 from mpctl.runtime.process import record_failure
 from mpctl.runtime.step_guard import StepRefused
 from mpctl.spec.load import load_job
 from mpctl.transport.shared import PeerLost
+from tests.launch.attempts import new_breadcrumb, state_of
 
 WATCHDOG = "[rank0]:[E321 ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: "
 
@@ -28,6 +29,7 @@ class Attempt:
     def __init__(self, folder: Path) -> None:
         self.run = RunDir(folder)
         self.run.torchrun_log.parent.mkdir(parents=True)
+        self.crumbs: dict[int, BreadcrumbState] = {}
         self.job = load_job(None, {"parallel.pp": 2, "parallel.dp": 2, "cluster.gpus_per_node": 4})
 
     def raised(self, rank: int, error: BaseException) -> None:
@@ -50,10 +52,15 @@ class Attempt:
 
     def waits(self, rank: int, group: str, members: tuple[int, ...]) -> None:
         """The rank has started a collective of the group and waits for its end."""
-        crumb = Breadcrumb(self.run.breadcrumb_file(rank))
+        crumb = new_breadcrumb()
         log = crumb.collectives.group(group, members)
         assert log is not None
         log.wait(log.start(1, 4096))
+        self.crumbs[rank] = state_of(crumb)
+
+    def started(self, rank: int) -> None:
+        """The rank has written its first words."""
+        self.crumbs[rank] = state_of(new_breadcrumb())
 
     def log(self, rank: int, text: str) -> None:
         self.run.log(rank).write_text(text)
@@ -61,7 +68,9 @@ class Attempt:
     def node(self, ranks: range = range(4), **seen: Any) -> NodeState:
         output = self.run.torchrun_output()
         said = {
-            "ranks": {rank: RankState("", 0.0, self.run.breadcrumb(rank)) for rank in ranks},
+            "ranks": {
+                rank: RankState("", 0.0, self.crumbs.get(rank, BreadcrumbState())) for rank in ranks
+            },
             "exit_codes": exit_codes(output),
             "terminated": terminated_ranks(output),
             "failures": self.run.failure_records(ranks),
@@ -214,7 +223,7 @@ def test_memory_that_ran_out_is_said(attempt: Attempt) -> None:
     assert killed.startswith("torchrun, before its ranks had started, was killed by signal 9 (")
     assert "(SIGKILL: memory ran out" in killed
     assert "often sent by the kernel" in attempt.failure(code=-9).error
-    Breadcrumb(attempt.run.path / "doing" / "rank-2")
+    attempt.started(2)
     assert attempt.failure(code=-15).error == (
         "torchrun, with its ranks, was killed by signal 15 (SIGTERM)")  # fmt: skip
     attempt.summary({1: -9, 0: -15, 2: -15, 3: -15})
@@ -236,7 +245,7 @@ def test_a_torchrun_that_was_killed_on_another_host_is_named(attempt: Attempt) -
     """Its ranks die with it and leave nothing; those of the other host lose them."""
     attempt.raised(0, LOST)
     attempt.raised(1, LOST)
-    Breadcrumb(attempt.run.breadcrumb_file(2))
+    attempt.started(2)
     attempt.summary({0: 1, 1: 1})
     first = attempt.node(range(2))
     second = attempt.node(

@@ -36,7 +36,7 @@ def test_it_finishes_with_the_curve_of_one_process(
 def test_its_files_and_its_account(finished: Launched) -> None:
     run = finished.run_dir
     assert sorted(path.name for path in run.iterdir()) == [
-        ".mpctl-run", "checkpoints", "doing", "job.json", "launcher.json", "logs",
+        ".mpctl-run", "checkpoints", "job.json", "launcher.json", "logs",
         "metrics.jsonl", "nodes", "plan.json", "ranks", "summary.json",
     ]  # fmt: skip
     summary = finished.summary

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mpctl.rundir.directory import RunDir
+from mpctl.rundir.breadcrumb import rank_memory, read_breadcrumb
 from tests.launch.command import Launched, endless, launch, poison
 
 INSIDE = re.compile(r"step \d+, stage (\d), (forward|backward)[ a-z]* of micro batch \d+")
@@ -25,12 +25,17 @@ def begin(data: Path, run_dir: Path, *flags: str, ranks: int = 2) -> Launched:
     return endless(data, run_dir, *flags, *(part for one in sets for part in ("--set", one)))
 
 
+def breadcrumb_of(worker: psutil.Process, rank: int) -> str:
+    """What a rank says that it is doing, as its launcher reads it."""
+    return read_breadcrumb(bytes(rank_memory(rank, worker.environ()))).doing
+
+
 def suspend_inside(run: Launched, rank: int) -> tuple[psutil.Process, str]:
     """Stop a rank that is inside its schedule; what it is at."""
     worker, deadline = run.at_step(1).worker(rank), time.monotonic() + 20
     while time.monotonic() < deadline:
         worker.suspend()
-        doing = RunDir(run.run_dir).doing(rank)
+        doing = breadcrumb_of(worker, rank)
         if INSIDE.match(doing):
             return worker, doing
         worker.resume()

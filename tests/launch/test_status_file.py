@@ -31,7 +31,7 @@ def test_the_state_is_read_back_as_it_was(tmp_path: Path) -> None:
     assert (read.beat_time, read.text_time, read.collectives) == (100.5, 100.25, progress)
 
 
-def test_it_is_written_now_and_then_and_removed_at_the_end(tmp_path: Path) -> None:
+def test_it_is_written_now_and_then_and_at_the_end(tmp_path: Path) -> None:
     status = StatusFile(tmp_path / "status.json")
     status.update(Saying("one"))
     status.update(Saying("two"))
@@ -41,9 +41,10 @@ def test_it_is_written_now_and_then_and_removed_at_the_end(tmp_path: Path) -> No
     status.update(Saying("two"))
     report = read_status(status.path)
     assert report is not None and report.state.ranks[0].breadcrumb.doing == "two"
-    status.end()
-    assert list(tmp_path.iterdir()) == []
-    status.end()
+    status.write(Saying("three").state)
+    report = read_status(status.path)
+    assert report is not None and report.state.ranks[0].breadcrumb.doing == "three"
+    assert list(tmp_path.iterdir()) == [status.path]
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ import pytest
 from mpctl.launch import watch
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.watch import STOPPED_LOOKS, HangReport, RunWatch
-from mpctl.rundir.breadcrumb import FILE_BYTES, JOINED, JOINING, Breadcrumb, read_breadcrumb
-from mpctl.rundir.directory import RunDir
+from mpctl.rundir.breadcrumb import JOINED, JOINING, Breadcrumb
 from mpctl.spec.launch import LaunchSpec
+from tests.launch.attempts import new_breadcrumb, state_of
 from tests.launch.command import endless, wait_for
 
 LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)
@@ -23,11 +23,11 @@ LAUNCH = LaunchSpec(start_seconds=3, timeout_seconds=4)
 class Ranks:
     """Processes of one host whose states and processor times a test sets."""
 
-    def __init__(self, run: RunDir, world_size: int) -> None:
-        self.run, self.world_size = run, world_size
+    def __init__(self, breadcrumbs: list[Breadcrumb]) -> None:
+        self.breadcrumbs, self.world_size = breadcrumbs, len(breadcrumbs)
         self.states: dict[int | None, str] = {}
         self.seconds: dict[int, float] = {}
-        self.started = range(world_size)
+        self.started = range(self.world_size)
         self.address, self.has_failed = "127.0.0.1:29500", False
 
     def poll(self) -> int | None:
@@ -45,7 +45,7 @@ class Ranks:
             rank: RankState(
                 self.states.get(rank, running) if rank in self.started else "",
                 self.seconds.get(rank, 0.0),
-                self.run.breadcrumb(rank),
+                state_of(self.breadcrumbs[rank]),
             )
             for rank in range(self.world_size)
         }
@@ -56,12 +56,11 @@ class Ranks:
 class Scene:
     """Two ranks that have joined, their breadcrumbs, and a watch over them."""
 
-    def __init__(self, folder: Path, *, start: int = JOINED) -> None:
-        run = RunDir(folder)
-        self.breadcrumbs = [Breadcrumb(folder / "doing" / f"rank-{rank}") for rank in range(2)]
+    def __init__(self, *, start: int = JOINED) -> None:
+        self.breadcrumbs = [new_breadcrumb() for _ in range(2)]
         for crumb in self.breadcrumbs:
             crumb.reach(start, "training")
-        self.processes = Ranks(run, 2)
+        self.processes = Ranks(self.breadcrumbs)
         self.watch = RunWatch(LAUNCH, 2, address="127.0.0.1:29500")
 
     def looks(self, count: int, between: Callable[[], None] = lambda: None) -> str:
@@ -78,21 +77,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
-    return Scene(tmp_path)
-
-
-def test_a_breadcrumb_has_what_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "doing" / "rank-0"
-    assert read_breadcrumb(path).start == 0
-    crumb = Breadcrumb(path)
-    crumb.reach(JOINING, "joining ö" + "x" * 500)
-    crumb.beat()
-    found = read_breadcrumb(path)
-    assert (found.start, found.beats) == (JOINING, 1)
-    assert found.doing.startswith("joining öx") and path.stat().st_size == FILE_BYTES
-    path.write_bytes(b"half a fi")
-    assert read_breadcrumb(path).doing == "half a fi" and read_breadcrumb(path).start == 0
+def scene() -> Scene:
+    return Scene()
 
 
 def test_healthy_ranks_are_left_alone(scene: Scene) -> None:
@@ -227,8 +213,8 @@ def test_a_stopped_rank_and_who_waits_for_it(scene: Scene, monkeypatch: pytest.M
         ((JOINING, JOINING), "ranks 0-1 cannot reach the others at 127.0.0.1:29500"),
     ],
 )
-def test_a_start_without_progress(tmp_path: Path, starts: tuple[int, int], words: str) -> None:
-    scene = Scene(tmp_path)
+def test_a_start_without_progress(starts: tuple[int, int], words: str) -> None:
+    scene = Scene()
     for crumb, start in zip(scene.breadcrumbs, starts, strict=True):
         crumb.reach(start, "starting")
     assert scene.looks(3, scene.beat) == ""
@@ -237,8 +223,8 @@ def test_a_start_without_progress(tmp_path: Path, starts: tuple[int, int], words
     assert words in found
 
 
-def test_progress_starts_the_patience_anew_and_building_has_none(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, start=1)
+def test_progress_starts_the_patience_anew_and_building_has_none() -> None:
+    scene = Scene(start=1)
     assert scene.looks(3, scene.beat) == ""
     scene.breadcrumbs[0].reach(JOINING, "joining")
     assert scene.looks(3, scene.beat) == ""

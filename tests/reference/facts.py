@@ -36,6 +36,7 @@ READ = {
     "TORCHELASTIC_USE_AGENT_STORE": "by workers: set by torchrun, which hosts their store",
     "SUDO_UID": "set by sudo: whose run directories root may act on",
     "MPCTL_PARENT": "by processes of `doctor`: set by what starts them, with which they end",
+    "MPCTL_BREADCRUMBS": "by workers: set by what starts the ranks of a host",
     "MPCTL_LAUNCHER": "by torchrun: set by the launcher, the process that it ends with",
     "GLOO_SOCKET_IFNAME": "by `doctor`: the interface that gloo would use",
     "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",
@@ -52,6 +53,8 @@ READ = {
 SET = {
     "CUDA_VISIBLE_DEVICES": "for workers on CPU: empty",
     "GLOO_SOCKET_IFNAME": "for workers on CPU: the loopback interface",
+    "MPCTL_BREADCRUMBS": "for workers: the first rank of the host, and the file in memory in which "
+    "its ranks say what they do",
     "MPCTL_JOB_SHA256": "for workers: the job.json that the launcher wrote",
     "MPCTL_RESUME_STEP": "for workers: the step of the checkpoint to resume, 0 for none",
     "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
@@ -67,8 +70,8 @@ SET = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "for workers, unless set: 1, it writes them",
 }
 SCHEMAS = {
-    "mpctl.attempt/1": "nodes/status.json of a run that goes on: all hosts and ranks, as the "
-    "launcher knows them",
+    "mpctl.attempt/1": "nodes/status.json of a run: all hosts and ranks, as the "
+    "launcher last knew them",
     "mpctl.bench/1": "`mpctl bench ... --json` and OUT/report.json: rows and findings of any bench",
     "mpctl.bench-compare/1": "`mpctl bench compare --json`: two reports, row by row",
     "mpctl.checkpoint-inspect/1": "`mpctl checkpoint inspect --json`: shards and parameters of one",

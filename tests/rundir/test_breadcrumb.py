@@ -1,29 +1,34 @@
-"""A rank's breadcrumb outlives the rank; a reader takes whatever there is."""
+"""A rank's breadcrumb outlives the rank and is read by whoever started it; it needs no file."""
 
 from __future__ import annotations
 
-import struct
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from mpctl.rundir import breadcrumb
 from mpctl.rundir.breadcrumb import (
-    FILE_BYTES,
+    BREADCRUMBS,
     JOINED,
+    RANK_BYTES,
     STARTED,
     TEXT_BYTES,
     Breadcrumb,
     BreadcrumbState,
-    read_breadcrumb,
+    HostBreadcrumbs,
+    rank_memory,
 )
 from mpctl.rundir.collective_log import GroupProgress
+from tests.launch.attempts import new_breadcrumb, state_of
 
 KILLED = """
-import os, signal, sys
-from pathlib import Path
-from mpctl.rundir.breadcrumb import JOINED, Breadcrumb
-crumb = Breadcrumb(Path(sys.argv[1]))
+import os, signal
+from mpctl.rundir.breadcrumb import JOINED, Breadcrumb, rank_memory
+crumb = Breadcrumb(rank_memory(6, os.environ))
 crumb.reach(JOINED, "joined")
 crumb.write("step 7, forward of micro batch 2")
 crumb.beat()
@@ -33,54 +38,64 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_rank_wrote_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "doing" / "rank-3"
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)])
-    assert ended.returncode == -9
-    state = read_breadcrumb(path)
+@pytest.mark.parametrize("is_in_memory", [True, False])
+def test_what_a_killed_rank_wrote_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_memory: bool
+) -> None:
+    """Through memory without a name; through a file of the folder where a system has none."""
+    if not is_in_memory:
+        monkeypatch.delattr(breadcrumb.os, "memfd_create")
+    host = HostBreadcrumbs(range(4, 8), tmp_path)
+    assert len(list(tmp_path.iterdir())) == (0 if is_in_memory else 1)
+    ended = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, **host.environment})
+    host.close()
+    assert ended.returncode == -9 and list(tmp_path.iterdir()) == []
+    state = host.state(6)
     assert (state.doing, state.start, state.beats) == (
         "step 7, forward of micro batch 2",
         JOINED,
         1,
     )
     assert state.collectives.waits_in == GroupProgress("tp", "2-3", 1, 0, "all_reduce", 4096)
+    assert [host.state(rank) for rank in (4, 5, 7)] == [BreadcrumbState()] * 3
 
 
-def test_a_long_text_is_cut_and_a_short_one_replaces_it(tmp_path: Path) -> None:
-    crumb = Breadcrumb(tmp_path / "rank-0")
+def test_a_rank_that_recorded_its_failure_says_so(tmp_path: Path) -> None:
+    host = HostBreadcrumbs(range(2), tmp_path)
+    crumbs = [Breadcrumb(rank_memory(rank, host.environment)) for rank in range(2)]
+    assert not host.has_failed
+    crumbs[1].fail()
+    assert host.has_failed and host.state(1) == BreadcrumbState("starting", STARTED)
+
+
+def test_without_anybody_who_reads_it_a_rank_writes_for_itself() -> None:
+    crumb = Breadcrumb(rank_memory(3, {}))
+    crumb.write("step 1")
+    assert state_of(crumb).doing == "step 1" and BREADCRUMBS not in os.environ
+
+
+def test_a_long_text_is_cut_and_a_short_one_replaces_it() -> None:
+    crumb = new_breadcrumb()
     crumb.write("é" * TEXT_BYTES)
-    assert read_breadcrumb(crumb.path).doing == "é" * (TEXT_BYTES // 2)
+    assert state_of(crumb).doing == "é" * (TEXT_BYTES // 2)
+    crumb.write("x" + "é" * TEXT_BYTES)
+    assert state_of(crumb).doing.endswith("é\N{REPLACEMENT CHARACTER}")
     crumb.write("saving")
-    assert read_breadcrumb(crumb.path) == BreadcrumbState("saving", STARTED, 0)
-    assert crumb.path.stat().st_size == FILE_BYTES
+    assert state_of(crumb) == BreadcrumbState("saving", STARTED, 0)
+    assert len(crumb.memory) == RANK_BYTES
 
 
-def test_no_file_and_half_a_file_are_states_too(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0"
-    assert read_breadcrumb(path) == BreadcrumbState()
-    path.write_bytes(b"starting\xff")
-    assert read_breadcrumb(path) == BreadcrumbState("starting\N{REPLACEMENT CHARACTER}")
-
-
-def test_beat_and_text_have_their_times(tmp_path: Path) -> None:
+def test_beat_and_text_have_their_times() -> None:
     began = time.time()
-    crumb = Breadcrumb(tmp_path / "rank-0")
-    assert read_breadcrumb(crumb.path).beat_time == 0
+    crumb = new_breadcrumb()
+    assert state_of(crumb).beat_time == 0
     crumb.beat()
-    state = read_breadcrumb(crumb.path)
+    state = state_of(crumb)
     assert began <= state.text_time <= state.beat_time <= time.time()
 
 
-def test_a_file_of_an_older_version_has_no_times(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0"
-    path.write_bytes(b"step 3".ljust(TEXT_BYTES, b"\0") + struct.pack("<qq", JOINED, 7))
-    state = read_breadcrumb(path)
-    assert state == BreadcrumbState("step 3", JOINED, 7)
-    assert (state.beat_time, state.text_time) == (0, 0)
-
-
-def test_a_rank_that_ends_removes_it(tmp_path: Path) -> None:
-    crumb = Breadcrumb(tmp_path / "rank-0")
+def test_a_rank_that_ends_leaves_nothing_of_it() -> None:
+    crumb = new_breadcrumb()
+    crumb.beat()
     crumb.end()
-    crumb.end()
-    assert list(tmp_path.iterdir()) == []
+    assert not any(crumb.memory) and crumb.has_ended

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mpctl.rundir.breadcrumb import Breadcrumb
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.liveness import SIGN_SECONDS, is_running, last_sign
 from mpctl.runs.saved import read_run
+from tests.launch.attempts import report
 from tests.runs.made import make_run, summary
 
 
@@ -65,8 +65,7 @@ def test_a_launcher_on_another_host_is_known_by_signs_of_life(tmp_path: Path) ->
     for name in ("launcher.json", "metrics.jsonl"):
         age(run / name, SIGN_SECONDS + 10)
     assert not is_running(run)
-    crumb = Breadcrumb(run / "doing" / "rank-0")
-    crumb.beat()
+    report(run)
     assert is_running(run) and time.time() - last_sign(run) < 10
 
 

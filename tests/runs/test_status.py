@@ -11,13 +11,13 @@ import pytest
 
 from mpctl.launch.attempt import AttemptState, NodeState, RankState
 from mpctl.launch.status_file import StatusFile
-from mpctl.rundir.breadcrumb import JOINED, TEXT_TIME_AT, Breadcrumb, BreadcrumbState
+from mpctl.rundir.breadcrumb import JOINED, BreadcrumbState
 from mpctl.rundir.collective_log import KINDS
 from mpctl.rundir.launcher import START_TOLERANCE, this_launcher
 from mpctl.runs.liveness import is_running
 from mpctl.runs.status import status_document, status_of
 from tests.cli.calls import Mpctl, caller
-from tests.launch.attempts import Saying
+from tests.launch.attempts import new_breadcrumb, report, state_of
 from tests.runs.made import FAILURE, make_run, record, summary
 
 
@@ -35,10 +35,9 @@ def going_on(run: Path, **launcher: Any) -> Path:
     make_run(run, steps=5, checkpoints=(4,))
     last = {**record(5), "time": time.time() - 1}
     (run / "metrics.jsonl").write_text(json.dumps(record(4)) + "\n" + json.dumps(last) + "\n")
-    for rank in range(2):
-        crumb = Breadcrumb(run / "doing" / f"rank-{rank}")
-        crumb.beat()
-        crumb.write(f"step 6, forward of micro batch {rank}")
+    now = time.time()
+    words = (f"step 6, forward of micro batch {rank}" for rank in range(2))
+    report(run, *(BreadcrumbState(text, JOINED, 1, now, now) for text in words))
     write_launcher(run, hosts=["n1", "n2"], **launcher)
     return run
 
@@ -78,10 +77,7 @@ def test_the_same_in_words(tmp_path: Path, call: Mpctl, monkeypatch: pytest.Monk
 
 def test_a_rank_without_a_heartbeat_is_named(tmp_path: Path, call: Mpctl) -> None:
     run = going_on(tmp_path / "demo")
-    path = run / "doing" / "rank-1"
-    with path.open("r+b") as stream:  # its last heartbeat was long ago
-        stream.seek(TEXT_TIME_AT - 8)
-        stream.write(bytes(8))
+    report(run, BreadcrumbState("step 6", JOINED, 1, time.time()), BreadcrumbState("step 6"))
     assert status_document(status_of(run, "demo"))["ranks"][1]["heartbeat_seconds"] is None
     later = status_document(status_of(run, "demo", time.time() + 30))
     assert 30 <= (later["ranks"][0]["heartbeat_seconds"] or 0) < 35
@@ -89,8 +85,7 @@ def test_a_rank_without_a_heartbeat_is_named(tmp_path: Path, call: Mpctl) -> Non
 
 def test_ranks_that_do_the_same_are_one_row(tmp_path: Path, call: Mpctl) -> None:
     run = going_on(tmp_path / "demo")
-    for rank in range(2):
-        Breadcrumb(run / "doing" / f"rank-{rank}").write("step 6, backward")
+    report(run, *[BreadcrumbState("step 6, backward")] * 2)
     assert "  ranks 0-1    step 6, backward" in call("status", run).out
 
 
@@ -98,23 +93,24 @@ def test_whom_ranks_wait_for_when_no_step_is_done(tmp_path: Path, call: Mpctl) -
     """Rank 1 has not joined the all-reduce in which rank 0 waits."""
     run = going_on(tmp_path / "demo")
     (run / "metrics.jsonl").write_text(json.dumps({**record(5), "time": time.time() - 60}) + "\n")
-    crumbs = [Breadcrumb(run / "doing" / f"rank-{rank}") for rank in range(2)]
+    crumbs = [new_breadcrumb() for _ in range(2)]
     groups = [crumb.collectives.group("tp", range(2)) for crumb in crumbs]
     assert groups[0] is not None
     groups[0].wait(groups[0].start(KINDS.index("all_reduce"), 1024))
+    report(run, *map(state_of, crumbs))
     said = call("status", run)
     assert "! rank 1 did not join" in said.out and "tp" in said.out
 
 
-def test_what_the_launcher_reports_is_newer_than_a_network_file_system(tmp_path: Path) -> None:
-    """And it knows the state of processes on other hosts."""
-    run, attempt = going_on(tmp_path / "demo"), Saying()
-    crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time() + 1, time.time())
-    ranks = {1: RankState("stopped", 0.0, crumb)}
-    attempt.state = AttemptState([NodeState(host="n2", ranks=ranks)])
-    StatusFile(run / "nodes" / "status.json").update(attempt)
+def test_the_state_of_a_process_is_told_and_a_rank_of_a_host_that_said_nothing(
+    tmp_path: Path,
+) -> None:
+    run = going_on(tmp_path / "demo")
+    crumb = BreadcrumbState("step 6, backward", JOINED, 9, time.time(), time.time())
+    state = AttemptState([NodeState(host="n2", ranks={1: RankState("stopped", 0.0, crumb)})])
+    StatusFile(run / "nodes" / "status.json").write(state)
     first, second = status_document(status_of(run, "demo"))["ranks"]
-    assert (first["doing"], first["process"]) == ("step 6, forward of micro batch 0", None)
+    assert (first["doing"], first["process"]) == ("", None)
     assert (second["doing"], second["process"]) == ("step 6, backward", "stopped")
 
 
@@ -143,7 +139,9 @@ def test_a_failed_run_names_the_rank_and_its_host(tmp_path: Path, call: Mpctl) -
     assert "rank 1 (n2; tp 1, dp 0) failed at step 5, forward: RuntimeError: out of memory" in text
 
 
-@pytest.mark.parametrize("name", ["job.json", "metrics.jsonl", "launcher.json", "doing/rank-0"])
+@pytest.mark.parametrize(
+    "name", ["job.json", "metrics.jsonl", "launcher.json", "nodes/status.json"]
+)
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"{}", b"[1, 2]", b'{"pid": "x"}'])
 def test_damaged_files_are_no_reason_to_fail(
     tmp_path: Path, call: Mpctl, name: str, content: bytes
@@ -162,10 +160,8 @@ def test_no_run_is_refused(tmp_path: Path, call: Mpctl) -> None:
 def test_a_thousand_ranks_in_a_few_lines(tmp_path: Path, call: Mpctl) -> None:
     run = make_run(tmp_path / "big", steps=3, **{"cluster.nodes": 500, "parallel.dp": 500})
     write_launcher(run, hosts=[f"n{node}" for node in range(500)])
-    whole = bytes(Breadcrumb(run / "doing" / "rank-0").memory)
-    for rank in range(1000):
-        text = f"step 4, forward of micro batch {rank % 2}".encode()
-        (run / "doing" / f"rank-{rank}").write_bytes(text.ljust(256, b"\0") + whole[256:])
+    words = (f"step 4, forward of micro batch {rank % 2}" for rank in range(1000))
+    report(run, *map(BreadcrumbState, words))
     began = time.process_time()
     said = call("status", run)
     assert time.process_time() - began < 10

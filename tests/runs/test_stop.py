@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mpctl.rundir.breadcrumb import Breadcrumb
+from mpctl.rundir.breadcrumb import BreadcrumbState
 from mpctl.rundir.stop_request import requested_signals
 from mpctl.runs.stop import stop_run, stopping_text
 from tests.cli.calls import Mpctl, caller
+from tests.launch.attempts import report
 from tests.runs.made import make_run, summary
 from tests.runs.test_status import going_on
 
@@ -56,7 +57,7 @@ def test_the_end_is_waited_for_and_what_the_run_does_is_shown(tmp_path: Path) ->
         time.sleep(0.5)
         (run / "stop-request").unlink()  # by a launcher that took it for an old one
         (run / "stop").touch()
-        Breadcrumb(run / "doing" / "rank-0").write("saving step 6: 1 GiB of 2 GiB")
+        report(run, BreadcrumbState("saving step 6: 1 GiB of 2 GiB"))
         time.sleep(0.5)
         (run / "summary.json").write_text(json.dumps(summary("stopped")))
 
@@ -73,6 +74,5 @@ def test_between_the_request_and_the_end(tmp_path: Path) -> None:
     run = going_on(tmp_path / "demo")
     (run / "stop").touch()
     assert stopping_text(run) == "finishing the step"
-    for rank in range(2):
-        (run / "doing" / f"rank-{rank}").unlink()
+    report(run, BreadcrumbState(), BreadcrumbState())
     assert stopping_text(run) == "ranks have ended"

@@ -96,6 +96,14 @@ def test_the_machine_is_asked_to_stop_by_a_file(data: Path, tmp_path: Path) -> N
     assert environment.peak_memory() > 2**20
 
 
+def test_only_rank_0_looks_for_the_stop(data: Path, tmp_path: Path) -> None:
+    """Every rank once a step would be many requests to a network file system."""
+    (tmp_path / "stop").touch()
+    job = few_steps(data)
+    environment = RuntimeEnvironment.of_machine(job, tmp_path, local_rank=0, rank=8)
+    assert not environment.stop_requested()
+
+
 def test_batches_come_from_the_environment(data: Path, tmp_path: Path) -> None:
     opened: list[Batches] = []
 

@@ -22,6 +22,7 @@ from mpctl.launch.node.cgroup import memory_kills
 from mpctl.launch.node.processes import UNREADABLE, kill_tree, process_state
 from mpctl.launch.node.stacks import rank_stacks
 from mpctl.launch.node.torchrun import NodeStart
+from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 
 
@@ -32,9 +33,10 @@ class RankProcess:
         """Start the worker. Raises OSError when it cannot start."""
         self.run, self.rank, self.kills = run, start.node, memory_kills()
         self.is_ended = False  # by `end`
+        self.breadcrumbs = HostBreadcrumbs((self.rank,), run.path)
         log = run.log(self.rank)
         log.parent.mkdir(parents=True, exist_ok=True)
-        environment = rank_variables(start, local_rank, os.environ)
+        environment = rank_variables(start, local_rank, os.environ) | self.breadcrumbs.environment
         before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the worker inherits that
         try:
             with log.open("ab") as output:
@@ -53,7 +55,7 @@ class RankProcess:
     @property
     def has_failed(self) -> bool:
         """Whether the worker has ended with an error or recorded a failure."""
-        return bool(self.poll()) or self.run.failure(self.rank).exists()
+        return bool(self.poll()) or self.breadcrumbs.has_failed
 
     def look(self) -> NodeState:
         """The state of the rank."""
@@ -64,7 +66,7 @@ class RankProcess:
             ranks={self.rank: self._state()},
             code=code,
             exit_codes={self.rank: code} if code and not self.is_ended else {},
-            failures=self.run.failure_records([self.rank]),
+            failures=self.run.failure_records([self.rank]) if self.has_failed else (),
             memory_kills=memory_kills() - self.kills,
         )
 
@@ -72,15 +74,17 @@ class RankProcess:
         """Kill the worker if it still runs; the last state."""
         self.is_ended = self.poll() is None
         kill_tree(self.worker)
+        self.breadcrumbs.close()
         return self.look()
 
     def stacks(self) -> dict[int, str]:
         """Where the main thread of the rank is, if it answers."""
         process = self._process()
-        return {} if process is None else rank_stacks(self.run, {self.rank: process})
+        ranks = {} if process is None else {self.rank: process}
+        return rank_stacks(self.run, ranks, self.breadcrumbs)
 
     def _state(self) -> RankState:
-        return process_state(self._process(), self.run.breadcrumb(self.rank))
+        return process_state(self._process(), self.breadcrumbs.state(self.rank))
 
     def _process(self) -> psutil.Process | None:
         try:

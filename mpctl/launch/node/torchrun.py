@@ -26,6 +26,7 @@ from mpctl.launch.node.gpu_variables import ALLOCATOR, RECORDER, allocator_varia
 from mpctl.launch.node.processes import ProcessTree, kill_tree
 from mpctl.launch.node.stacks import rank_stacks
 from mpctl.launch.node.waiting_torchrun import LAUNCHER, WaitingTorchrun
+from mpctl.rundir.breadcrumb import HostBreadcrumbs
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.marker import COMMAND
 from mpctl.rundir.origin import ORIGIN
@@ -152,22 +153,24 @@ class NodeTorchrun:
         what to run. Raises OSError when it cannot start."""
         self.run, self.start, self.kills = run, start, memory_kills()
         self.is_ended = False  # by `end`
+        self.breadcrumbs = HostBreadcrumbs(start.ranks, run.path)
         self.log = run.node_log(start.node)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         command = torchrun_command(run.path, start)
         with self.log.open("ab") as log:
             log.write(os.fsencode(f"{COMMAND}{shlex.join(command)}\n"))
-        if waiting is not None and waiting.order(command[3:], start.env, self.log.resolve()):
+        env = {**start.env, **self.breadcrumbs.environment}
+        if waiting is not None and waiting.order(command[3:], env, self.log.resolve()):
             self.torchrun = waiting.process
         else:
-            self.torchrun = self._start(command)
+            self.torchrun = self._start(command, env)
         self.processes = ProcessTree(self.torchrun.pid, len(start.ranks))
 
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
                 command,
-                env={**os.environ, **self.start.env, LAUNCHER: str(os.getpid())},
+                env={**os.environ, **env, LAUNCHER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -181,9 +184,7 @@ class NodeTorchrun:
     @property
     def has_failed(self) -> bool:
         """Whether torchrun has failed or a rank of this host has recorded a failure."""
-        return bool(self.poll()) or any(
-            self.run.failure(rank).exists() for rank in self.start.ranks
-        )
+        return bool(self.poll()) or self.breadcrumbs.has_failed
 
     def look(self) -> NodeState:
         """The state of torchrun and of every rank of this host."""
@@ -200,20 +201,21 @@ class NodeTorchrun:
             exit_codes=exit_codes(output),
             terminated=terminated_ranks(output),
             port_taken="EADDRINUSE" in output,
-            failures=self.run.failure_records(self.start.ranks),
+            failures=self.run.failure_records(self.start.ranks) if self.has_failed else (),
             memory_kills=memory_kills() - self.kills,
         )
 
     def _state(self, rank: int) -> RankState:
-        return self.processes.rank_state(rank, self.run.breadcrumb(rank))
+        return self.processes.rank_state(rank, self.breadcrumbs.state(rank))
 
     def stacks(self) -> dict[int, str]:
         """Where the main thread of each rank of this host is that answers."""
         self.processes.find()
-        return rank_stacks(self.run, self.processes.ranks)
+        return rank_stacks(self.run, self.processes.ranks, self.breadcrumbs)
 
     def end(self) -> NodeState:
         """Kill torchrun and all ranks that still run; the last state."""
         self.is_ended = self.poll() is None
         kill_tree(self.torchrun)
+        self.breadcrumbs.close()
         return self.look()
