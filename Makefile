@@ -6,8 +6,11 @@ READY := $(VENV)/.ready
 # A file to a worker: what a file's tests share is made once. Three on two cores, as tests of launches
 # wait for processes.
 WORKERS := -n 3 --dist loadfile
+QUICK := -m "not slow and not cluster"
+# Kept, also where the environment forbids it: every process of the tests imports the same modules.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-clusters lint types bench gpu soak reference constraints clean
+.PHONY: demo test collected test-all test-clusters lint types bench gpu soak reference constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -24,8 +27,13 @@ demo: $(READY)
 # Threads of one test wait for each other where the other's have the cores.
 test test-all: export OMP_NUM_THREADS := 1
 
-test: $(READY) lint types
-	$(BIN)/python -m pytest $(WORKERS) -m "not slow and not cluster"
+test: $(READY)
+	$(MAKE) --no-print-directory -j2 lint types collected
+	$(BIN)/python -m pytest $(WORKERS) $(QUICK)
+
+# Compiles the tests once, beside mypy, which needs one core: the workers would each do it, half a minute long.
+collected: $(READY)
+	@$(BIN)/python -m pytest $(QUICK) --collect-only -qq > /dev/null || true
 
 # With the coverage of branches, in ranks and commands that tests start too (pyproject.toml).
 test-all: $(READY) lint types

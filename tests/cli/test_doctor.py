@@ -15,6 +15,7 @@ from tests.cli.calls import Mpctl
 from tests.launch.command import wait_for
 
 
+@pytest.mark.slow
 def test_this_machine_is_ready_for_the_demo(mpctl: Mpctl, tmp_path: Path) -> None:
     said = mpctl("doctor", "demo", "--run-dir", tmp_path / "runs", "--json")
     assert said.code == 0, said.out

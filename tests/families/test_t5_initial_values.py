@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+import transformers  # loads its models when they are asked for
 
 from mpctl.families.t5.module import t5_layer_config
 from mpctl.kernels.parameters import Init, fill_normal
@@ -25,9 +25,9 @@ def test_matrices_start_as_transformers_start() -> None:
     assert job.model is not None
     config = t5_layer_config(job.model, job.training, causal=False)
     torch.manual_seed(1)
-    theirs = T5ForConditionalGeneration(
-        T5Config(vocab_size=500, d_model=64, d_kv=16, d_ff=256, num_layers=8, num_heads=4)
-    )
+    sizes = {"vocab_size": 500, "d_model": 64, "d_kv": 16, "d_ff": 256, "num_heads": 4}
+    shape = transformers.T5Config(num_layers=8, **sizes)
+    theirs = transformers.T5ForConditionalGeneration(shape)
     block = theirs.encoder.block
     attention = [layer.layer[0].SelfAttention for layer in block]
     mlp = [layer.layer[1].DenseReluDense for layer in block]

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/gpu.md"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would measure for ten minutes")
 def test_without_a_device_nothing_is_measured_and_the_page_stays() -> None:
     before = PAGE.read_bytes()

@@ -99,9 +99,13 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     **{f"zero {stage}": {"dp": 2, "parallel__zero": stage} for stage in range(4)},
     "pp": {"parallel__pp": 2, "cluster__gpus_per_node": 2},
 }
+QUICK = ("tp", "zero 3")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in LAYOUTS],
+)
 def test_two_ranks_on_one_device(
     layout: str, device: torch.device, data: Path, tmp_path: Path
 ) -> None:

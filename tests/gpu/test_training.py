@@ -21,6 +21,8 @@ FIRST = {"fp64": 2e-5, "fp32": 2e-5, "tf32": 5e-3, "bf16": 4e-2, "fp16": 5e-3}
 """How far the first loss, some 5.7, may lie from that of float32 on a CPU: rounding of parameters
 and activations to 53, 24, 11, 8 and 11 bits."""
 
+QUICK = ("gpt", "t5")
+
 
 @pytest.fixture(scope="module")
 def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
@@ -36,7 +38,9 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in SHAPES]
+)
 def test_every_family_in_bf16(
     shape: str, device: torch.device, data: Path, tmp_path: Path, expected: Any
 ) -> None:

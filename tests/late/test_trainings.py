@@ -24,11 +24,11 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "tp, sp": {"tp": 2, **SEQUENCE},
     "vpp": {**layout(2, 2, "interleaved"), **FOUR},
-    "zero 3": zero(3, **OFFLOAD),
 }
 SLOW: dict[str, dict[str, Any]] = {
+    "tp, sp": {"tp": 2, **SEQUENCE},
+    "zero 3": zero(3, **OFFLOAD),
     "tp": {"tp": 2},
     "1f1b": {**layout(2), **FOUR},
     "zero-bubble": {**layout(2, schedule=ZERO), **FOUR},
@@ -87,6 +87,7 @@ def _files(run_dir: Path, step: int) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["zero 3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vpp", "zero 2, pp"))],

@@ -209,6 +209,7 @@ def fill(disk: Path) -> None:
     os.close(handle)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_what_a_failure_names(data: Path, small_disk: Path) -> None:
     """The ranks can write no record, and torchrun no log."""
     run = endless(data, small_disk, "--dp", "2", "--set", "launch.max_restarts=3").at_step(3)

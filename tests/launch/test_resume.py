@@ -200,6 +200,7 @@ def test_a_copy_stands_in_for_a_damaged_document(
     assert f"checkpoints/step-10/{name} is used" in said
 
 
+@pytest.mark.slow
 def test_the_launcher_reads_no_tensor(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def losses(path: Path) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_the_older_version_would_have(folder: Path) -> None:
     argv = ["launch", str(folder / "job.toml"), "--resume", "--run-dir", str(folder / "run")]
     assert mpctl(argv) == 0

@@ -46,11 +46,10 @@ MODES: dict[str, tuple[int, int, int, dict[str, Any]]] = {  # tp, cp, dp, settin
 }
 STEPS = 4
 # The rest: make test-all.
-QUICK_GPT = {"cp2", "tp2-sp", "tp2-sp-cp2-full", "tp2-full-parts", "tp2-selective"}
-QUICK_MODES = {"gpt": QUICK_GPT, "bert-pre": set()}
-QUICK = {shape: QUICK_MODES.get(shape, {"tp2-sp-cp2-full"}) for shape in SHAPES}
+QUICK = {("gpt", "cp2"), ("gpt", "tp2-full-parts"), ("gpt", "tp2-selective"),
+         ("llama", "tp2-sp-cp2-full"), ("t5", "tp2-sp-cp2-full")}  # fmt: skip
 CASES = [
-    pytest.param(shape, mode, marks=[pytest.mark.slow] * (mode not in QUICK[shape]))
+    pytest.param(shape, mode, marks=[pytest.mark.slow] * ((shape, mode) not in QUICK))
     for shape in SHAPES
     for mode in MODES
 ]

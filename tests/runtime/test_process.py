@@ -41,6 +41,7 @@ def test_the_collector_is_on_again_and_walks_less() -> None:
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_training_imports_no_compiler(data: Path, tmp_path: Path) -> None:
     """Importing torch._dynamo takes a rank more than a second of processor time."""
     command = [sys.executable, "-c", TWO_STEPS, str(data), str(tmp_path)]

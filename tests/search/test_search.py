@@ -164,19 +164,24 @@ def answers(job: JobSpec, fixed: dict[str, Any], **asked: Any) -> tuple[FoundLay
 
 
 CASES = [
-    ("gpt", "tokens", {"cp": 1, "zero": 1, "sequence_parallel": False}, {}),
     ("gpt", "memory", {"cp": 1, "zero": 1, "stage_balance": "even"}, {"training.dtype": "fp16"}),
-    ("llama", "tokens", {"cp": 1, "recompute": "none"}, {"cluster.nodes": 1}),
-    ("t5", "tokens", {"cp": 1, "recompute": "full", "stage_balance": "even"}, {}),
     ("frozen", "tokens", {"cp": 1, "zero": 3, "recompute": "full", "micro_batch_size": 1}, {}),
-    ("gpt", "tokens", {}, {"training.runtime": "torchtitan", "cluster.nodes": 1}),
     # hides messages beside products and gradients of chunks beside several backwards
     ("gpt", "tokens", {"cp": 1, "recompute": "none"},
      {"training.runtime": "megatron-core", "cluster": "dgx-h100", "training.dtype": "fp8"}),
 ]  # fmt: skip
+SLOW_CASES = [
+    ("gpt", "tokens", {"cp": 1, "zero": 1, "sequence_parallel": False}, {}),
+    ("llama", "tokens", {"cp": 1, "recompute": "none"}, {"cluster.nodes": 1}),
+    ("t5", "tokens", {"cp": 1, "recompute": "full", "stage_balance": "even"}, {}),
+    ("gpt", "tokens", {}, {"training.runtime": "torchtitan", "cluster.nodes": 1}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "objective", "fixed", "more"), CASES)
+@pytest.mark.parametrize(
+    ("name", "objective", "fixed", "more"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)],
+)
 def test_the_pruned_search_finds_what_the_exhaustive_one_does(
     name: str, objective: Any, fixed: dict[str, Any], more: dict[str, Any]
 ) -> None:
@@ -316,6 +321,7 @@ def test_every_setting_of_a_layout_is_one_of_a_job() -> None:
     assert set(SETTINGS) == set(LayoutSettings._fields) - {"dp"}
 
 
+@pytest.mark.slow
 def test_a_searched_setting_is_one_row() -> None:
     """The members of a family take the values of each row of the space's settings."""
     turned = MemberSetting("order", lambda space, family: ["tp-pp-cp-dp", "tp-dp-cp-pp"])

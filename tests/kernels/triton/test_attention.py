@@ -32,6 +32,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bias a sample": {"bias": True, "each": True},
     "all": {"mask": True, "bias": True, "slopes": True, "window": 33, "p": 0.4, "scale": 1.0},
 }
+QUICK = ("causal", "dropout both ways", "window", "mask a head", "all")
 
 
 def numbers(*shape: int, dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
@@ -88,7 +89,10 @@ class Fused(KernelBackend):
         return fused_attention(query, key, value, variant)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in VARIANTS],
+)
 def test_results_and_gradients_are_those_of_torch(name: str, device: torch.device) -> None:
     dtype, bound = (torch.float64, 1e-12) if device.type == "cpu" else (torch.float32, 1e-4)
     of = variant(dtype, device, **VARIANTS[name])

@@ -171,6 +171,7 @@ def test_an_unfit_host_ends_a_run_that_needs_it_with_the_reason(world: World) ->
     assert issue.rule == "host-torch"
 
 
+@pytest.mark.slow
 def test_a_host_without_the_run_directory_is_not_used(tmp_path: Path) -> None:
     """A reboot without the mount: its agent cannot prove itself, and the run goes on without it."""
 

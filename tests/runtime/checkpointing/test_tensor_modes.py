@@ -34,8 +34,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "2.5d-dp": grid("2.5d", 4, dp=2, parallel__zero=1),
     "3d": grid("3d", 8),
 }
-FAST = [("gpt", "2d", "1d"), ("gpt", "1d", "2d")]
+FAST = [("gpt", "1d", "2d")]
 SLOW = [
+    ("gpt", "2d", "1d"),
     ("gpt", "2d", "3d"),
     ("gpt", "3d", "2d"),
     ("gpt", "2.5d", "alone"),

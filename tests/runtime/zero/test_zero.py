@@ -149,6 +149,7 @@ def test_a_rehearsal_holds_and_sends_what_is_planned(
     }
 
 
+@pytest.mark.slow
 def test_zero_3_never_holds_all_parameters() -> None:
     """Of 8 layers the ends and two: the one that is computed and the next."""
     many = {"model__layers": 8, "training__global_batch_size": 4, "parallel__dp": 2}
@@ -163,6 +164,7 @@ def test_zero_3_never_holds_all_parameters() -> None:
     assert held[0] - held[1] >= (8 * layer + ends) / 2 - 2 * layer - ends
 
 
+@pytest.mark.slow
 def test_a_stage_is_never_built_whole() -> None:
     """Over 4 replicas at ZeRO 3: a bucket at a time, whole as drawn and as laid flat."""
     layers = {"model__layers": 8, "training__global_batch_size": 4}
