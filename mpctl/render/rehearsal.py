@@ -1,7 +1,7 @@
 """A rehearsal as people read it: each rank's memory at its fullest, what each sends, the verdict.
 
 States, messages and parameters are held against the plan to the byte (=, ≠); of activations and of
-the peak the columns say by how much a step takes more or less.
+the peak the columns say by how much a step takes more or less; the verdict says it of the peaks.
 """
 
 from __future__ import annotations
@@ -106,7 +106,12 @@ def _more(pair: PlannedMeasured) -> str:
     planned, measured = _both(pair)
     if planned == measured:
         return "="
-    return f"{measured / planned - 1:+.1%}" if planned else "≠"
+    return f"{_excess(pair):+.1%}" if planned else "≠"
+
+
+def _excess(pair: PlannedMeasured) -> float:
+    """The share of a planned figure by which the measured one exceeds it."""
+    return pair["measured"] / pair["planned"] - 1
 
 
 def _messages(ranks: list[RankRehearsal]) -> Table:
@@ -162,6 +167,7 @@ def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:
     words = f"{f'the fullest, {name},' if len(ranks) > 1 else name} {_peak(fullest, document)}"
     if document["agrees"]:
         words += "; parameters, states and messages are as planned, byte by byte"
+    words += f"; {_beside_plan(ranks)}"
     status = {True: "fits", False: "does not fit", None: "not known whether it fits"}[
         document["fits"]
     ]
@@ -171,6 +177,19 @@ def _verdict(document: RehearsalDocument, ranks: list[RankRehearsal]) -> Text:
 
 def _most(rank: RankRehearsal) -> int:
     return int(max(rank["peak_bytes"]["measured"], rank["building_bytes"]))
+
+
+def _beside_plan(ranks: list[RankRehearsal]) -> str:
+    """How far the peaks of a step are off the planned ones, with the bytes of the rank furthest
+    above."""
+    peaks = sorted((_excess(rank["peak_bytes"]), rank["rank"]) for rank in ranks)
+    (least, _), (most, number) = peaks[0], peaks[-1]
+    pair = next(rank["peak_bytes"] for rank in ranks if rank["rank"] == number)
+    planned, measured = map(bytes_text, _both(pair))
+    if len(ranks) == 1:
+        return f"a step peaks at {measured}, {most:+.1%} off the planned {planned}"
+    span = f"{least:+.1%} to {most:+.1%}"
+    return f"steps peak {span} off the plan, rank {number} at {measured}, planned {planned}"
 
 
 def _peak(rank: RankRehearsal, document: RehearsalDocument) -> str:

@@ -125,6 +125,23 @@ def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFix
     assert ", 128.0 MiB free (headroom 5 %)" in told({**document, "fits": True}, capsys)
 
 
+def test_the_last_line_says_how_far_peaks_are_off(
+    mpctl: Mpctl, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Megabytes of a zero-bubble job whose plan forgot gradients: 34 planned, 47.2 measured."""
+    document = mpctl(*tiny(), "--json").document
+    (rank,) = document["ranks"]
+    mib = 1 << 20
+    off = rank | {"peak_bytes": {"planned": 34 * mib, "measured": int(47.2 * mib)}}
+    last = told({**document, "ranks": [off]}, capsys).splitlines()[-1]
+    assert last.endswith("; a step peaks at 47.2 MiB, +38.8% off the planned 34.0 MiB")
+    below = rank | {"rank": 1, "peak_bytes": {"planned": 50 * mib, "measured": 49 * mib}}
+    last = told({**document, "ranks": [off, below]}, capsys).splitlines()[-1]
+    assert last.endswith(
+        "; steps peak -2.0% to +38.8% off the plan, rank 0 at 47.2 MiB, planned 34.0 MiB"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
