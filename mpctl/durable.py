@@ -8,6 +8,7 @@ it, unless file and directory were synchronised first (man 2 fsync).
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ T = TypeVar("T")
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` by `text` in UTF-8: readers find the old file or the new one, also after a
     crash. The directory must exist. Raises OSError, and then the old file is as it was."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = temporary_beside(path)
     try:
         with temporary.open("w", encoding="utf-8") as stream:
             stream.write(text)
@@ -33,6 +34,13 @@ def write_whole(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def temporary_beside(path: Path) -> Path:
+    """A hidden name in the same directory that no other process takes, on any host: each pod has a
+    process 1. Host and process tell who left it there."""
+    who = f"{platform.node()}-{os.getpid()}-{os.urandom(4).hex()}"
+    return path.with_name(f".{path.name}.{who}")
 
 
 def wait_for_file(find: Callable[[], T | None], folder: Path, seconds: float) -> T | None:

@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
+from mpctl.durable import temporary_beside
 from mpctl.launch.attempt import AttemptState
 from mpctl.launch.cluster import Attempt
 
@@ -53,7 +53,7 @@ class StatusFile:
     def write(self, state: AttemptState) -> None:
         """Write this state; a file that cannot be written is left as it is."""
         content = REPORT.dump_json(AttemptReport(time.time(), state))
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary = temporary_beside(self.path)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(content)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpctl.durable import temporary_beside
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import COLUMNS, ScalarPoint, ordered, points
 
@@ -31,7 +31,7 @@ class CsvFile:
         names = (name for point in rows for name in point.values)
         self.columns = tuple(ordered([*COLUMNS, *self.columns, *names]))
         text = _line(("step", *self.columns)) + "".join(map(self._row, rows))
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary = temporary_beside(self.path)
         temporary.write_text(text, "utf-8")
         temporary.replace(self.path)
 

@@ -19,6 +19,7 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from mpctl.durable import temporary_beside
 from mpctl.errors import InputError
 from mpctl.rundir.checksums import BLOCK_BYTES, BlockChecksums
 from mpctl.weights.headers import FLOATS
@@ -139,7 +140,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
         raise InputError.of("out-occupied", str(out), "already holds something, nothing was "
                             "written", "name a directory that is not there yet")  # fmt: skip
     out = out.absolute()
-    work = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    work = temporary_beside(out)
     try:
         work.mkdir(parents=True)
         yield work
