@@ -54,7 +54,8 @@ class NodeState:
     failed, by rank; terminated: those of them that torchrun ended itself, after another one had
     failed; port_taken: torchrun found its port in use. failures: records of ranks that an exception
     ended. memory_kills: processes that the kernel killed since the attempt began because memory ran
-    out. lost: why the host no longer answers, empty while it does.
+    out. lost: why the host no longer answers, empty while it does. unkilled: ids of processes that
+    ran on after SIGKILL when the attempt was ended.
     """
 
     node: int = 0
@@ -69,6 +70,7 @@ class NodeState:
     failures: Sequence[FailureRecord] = ()
     memory_kills: int = 0
     lost: str = ""
+    unkilled: Sequence[int] = ()
 
     @property
     def has_failed(self) -> bool:
@@ -89,7 +91,7 @@ class AttemptState:
 
     @property
     def failures(self) -> list[FailureRecord]:
-        """The failures that ranks recorded, the first one first."""
+        """The failures that ranks recorded, the first one first, by the launcher's clock."""
         records = chain.from_iterable(node.failures for node in self.nodes)
         return sorted(records, key=lambda record: record["time"])
 

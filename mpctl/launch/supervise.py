@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError, RunFailed
+from mpctl.launch.attempt import AttemptState
 from mpctl.launch.cluster import Attempt, Cluster
 from mpctl.launch.diagnose import AttemptEvidence, Failure, find_failure
 from mpctl.launch.full_disk import full_disk_text
@@ -256,10 +257,23 @@ class Supervisor:
         finally:
             code = attempt.poll()  # None: the ranks did not end by themselves
             state = attempt.end()
+            for message in _unkilled(state):
+                self.on_event(message)
             status.write(state)
             run.end_attempt()
         reader.deliver(self.on_record)
         return AttemptEvidence(code, grace.stopped_ranks, watch.hang, state)
+
+
+def _unkilled(state: AttemptState) -> Iterator[str]:
+    """A sentence for each host on which processes ran on after SIGKILL."""
+    for node in state.nodes:
+        if pids := node.unkilled:
+            who = f"{'process' if len(pids) == 1 else 'processes'} {', '.join(map(str, pids))}"
+            yield (
+                f"host {node.host}: {who} cannot be killed, in a system call that does not return "
+                "(state D, often a file system that does not answer); going on without"
+            )
 
 
 def _reader_of(plan: LaunchPlan) -> RecordReader:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -17,6 +17,7 @@ from mpctl.cli.app import run as mpctl
 from mpctl.cli.signals import ended_by_signals
 from mpctl.errors import Issue, RunFailed
 from mpctl.launch import supervise
+from mpctl.launch.attempt import AttemptState, NodeState
 from mpctl.launch.backends import local
 from mpctl.launch.backends.local import LocalAttempt, LocalCluster
 from mpctl.launch.launch_plan import LaunchPlan, plan_launch
@@ -107,6 +108,28 @@ def test_a_stop_while_a_lost_host_is_waited_for_is_no_failure(data: Path, tmp_pa
     cluster = Lost(plan.run, LocalCluster.of(plan.run).hosts)
     outcome = supervise.run_launch(plan, cluster, lambda _: None, print)
     assert (outcome.status, outcome.exit_code) == ("stopped", 128 + signal.SIGUSR1)
+
+
+class Unkillable(LocalCluster):
+    """A host on which torchrun waits for a file system that does not answer."""
+
+    def start(self, plan: LaunchPlan) -> Any:
+        attempt = Saying("step 3")
+        attempt.state = AttemptState([NodeState(host="n0", failures=[], unkilled=[4711])])
+        attempt.poll = lambda: 1
+        return attempt
+
+
+def test_a_process_that_cannot_be_killed_is_told_and_left(data: Path, tmp_path: Path) -> None:
+    plan = plan_launch(
+        tiny_plan(tiny_job(data, 1, 1)), RunDir(tmp_path / "run"), Machine(2, 0, 1 << 34)
+    )
+    write_run(plan, overwrite=False, resume=False, on_progress=lambda *_: None)
+    events: list[str] = []
+    cluster = Unkillable(plan.run, LocalCluster.of(plan.run).hosts)
+    outcome = supervise.run_launch(plan, cluster, lambda _: None, events.append)
+    assert outcome.status == "failed"
+    assert [event for event in events if "host n0: process 4711 cannot be killed" in event]
 
 
 @pytest.mark.parametrize(

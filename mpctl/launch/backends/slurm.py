@@ -185,7 +185,8 @@ class SlurmStep:
 
     def end(self) -> None:
         """Wait until each srun has ended, as it does once its agents have. One that has not after
-        END_SECONDS is terminated, which ends its step, and killed if need be."""
+        END_SECONDS is terminated, which ends its step, and killed if need be; one that cannot be
+        killed is left."""
         deadline = time.monotonic() + END_SECONDS
         for srun in set(self.steps.values()):
             for end in (srun.terminate, srun.kill):
@@ -194,7 +195,8 @@ class SlurmStep:
                     break
                 end()
                 deadline = time.monotonic() + KILL_SECONDS
-            srun.wait()
+            with suppress(subprocess.TimeoutExpired):
+                srun.wait(KILL_SECONDS)
 
 
 def launcher_addresses(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -241,4 +241,5 @@ def _end(clients: Sequence[subprocess.Popen[bytes]], seconds: float) -> None:
             if client.poll() is None:
                 end(client)
     for client in clients:
-        client.wait()
+        with suppress(subprocess.TimeoutExpired):  # in a system call that does not return
+            client.wait(KILL_SECONDS)

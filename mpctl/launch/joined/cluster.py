@@ -31,6 +31,7 @@ from mpctl.launch.launch_plan import LaunchPlan
 from mpctl.launch.node.device import Device
 from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.host import cluster_host_issues
+from mpctl.launch.node.processes import kill_tree
 from mpctl.planning.plan import Plan
 
 ANSWER_SECONDS = 20.0
@@ -74,8 +75,7 @@ class JoinedAgents:
         try:
             self.own.wait(ANSWER_SECONDS)
         except subprocess.TimeoutExpired:
-            self.own.kill()
-            self.own.wait()
+            kill_tree(self.own)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 import psutil
 
@@ -73,9 +74,9 @@ class RankProcess:
     def end(self) -> NodeState:
         """Kill the worker if it still runs; the last state."""
         self.is_ended = self.poll() is None
-        kill_tree(self.worker)
+        unkilled = kill_tree(self.worker)
         self.breadcrumbs.close()
-        return self.look()
+        return replace(self.look(), unkilled=unkilled)
 
     def stacks(self) -> dict[int, str]:
         """Where the main thread of the rank is, if it answers."""

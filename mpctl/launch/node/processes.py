@@ -7,6 +7,8 @@ rank with it (runtime/process.py).
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from mpctl.launch.attempt import RankState
 from mpctl.rundir.breadcrumb import BreadcrumbState
 
 UNREADABLE = (psutil.Error, OSError)
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+POLL_SECONDS, KILL_SECONDS = 0.02, 10.0
 
 
 class ProcessTree:
@@ -86,8 +90,11 @@ def swapped_bytes(pid: int) -> int:
     return 0
 
 
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything it started; processes that have ended are left alone."""
+def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -> tuple[int, ...]:
+    """Kill a process and everything it started; processes that have ended are left alone. The ids
+    of those that run on so many seconds later: nothing ends a process in a system call that cannot
+    be interrupted (state D: a file system that does not answer) until that call returns, and it
+    does nothing else before."""
     try:
         tree = psutil.Process(process.pid).children(recursive=True)
     except UNREADABLE:
@@ -97,6 +104,21 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     for child in tree:
         with suppress(psutil.NoSuchProcess):
             child.kill()
-    with suppress(*UNREADABLE):
-        psutil.wait_procs(tree, timeout=10)
-    process.wait()
+    deadline = time.monotonic() + seconds
+    while (left := _running(process, tree)) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def _running(process: subprocess.Popen[bytes], tree: Sequence[psutil.Process]) -> tuple[int, ...]:
+    """The ids of those that have not ended; one that nobody has waited for yet has."""
+    own = (process.pid,) if process.poll() is None else ()
+    return (*own, *(child.pid for child in tree if _status(child) not in ENDED))
+
+
+def _status(process: psutil.Process) -> str:
+    """psutil's name of the state of a process, that of a dead one when it cannot be read."""
+    try:
+        return str(process.status())
+    except UNREADABLE:
+        return str(psutil.STATUS_DEAD)

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mpctl.launch.attempt import NodeState, RankState
@@ -216,6 +216,6 @@ class NodeTorchrun:
     def end(self) -> NodeState:
         """Kill torchrun and all ranks that still run; the last state."""
         self.is_ended = self.poll() is None
-        kill_tree(self.torchrun)
+        unkilled = kill_tree(self.torchrun)
         self.breadcrumbs.close()
-        return self.look()
+        return replace(self.look(), unkilled=unkilled)
