@@ -61,8 +61,11 @@ class AgentAttempt:
         return stacks
 
     def _state(self, node: int, link: HostLink) -> NodeState:
+        """What a host last reported; its failures at times of the launcher's clock."""
         state = link.reports.get(self.number, NodeState(node=node))
-        return replace(state, host=link.name, lost=self._lost(link, state))
+        shift = link.clock_shift
+        failures = [failure | {"time": failure["time"] + shift} for failure in state.failures]
+        return replace(state, host=link.name, lost=self._lost(link, state), failures=failures)
 
     def _lost(self, link: HostLink, state: NodeState) -> str:
         """A host whose ranks have ended is not lost to the attempt."""

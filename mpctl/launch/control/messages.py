@@ -46,10 +46,12 @@ class Hello:
 
 @checked(frozen=True)
 class Report:
-    """What an agent knows of its share of attempt number `attempt`."""
+    """What an agent knows of its share of attempt number `attempt`. clock: the time on its host
+    when it was made, seconds since 1970."""
 
     attempt: int
     state: NodeState
+    clock: float = field(default_factory=time.time)
     type: Literal["report"] = "report"
 
 

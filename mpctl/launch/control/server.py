@@ -16,6 +16,7 @@ import asyncio
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -49,6 +50,7 @@ from mpctl.launch.control.messages import (
 
 HELLO_SECONDS, SPARE, BUFFER_BYTES = 5.0, 8, 1 << 16
 PORT_TRIES = 20
+CLOCK_SAMPLES = 8
 GONE = "its node agent ended"
 SILENT = f"it has not answered for {SILENCE_SECONDS:g} s"
 
@@ -57,8 +59,9 @@ SILENT = f"it has not answered for {SILENCE_SECONDS:g} s"
 class HostLink:
     """What the server knows of one host. hello: None until its agent has connected; lost: why the
     agent can no longer be reached, empty while it can; connected, heard: when it connected and when
-    it was last heard, by time.monotonic(); reports: the last state by attempt; writer, sealing: of
-    the connection."""
+    it was last heard, by time.monotonic(); reports: the last state by attempt; delays: of the last
+    reports, from the host's clock when they were made to this host's when they came; writer,
+    sealing: of the connection."""
 
     node: int
     name: str
@@ -67,6 +70,7 @@ class HostLink:
     connected: float = 0.0
     heard: float = 0.0
     reports: dict[int, NodeState] = field(default_factory=dict)
+    delays: deque[float] = field(default_factory=lambda: deque(maxlen=CLOCK_SAMPLES))
     results: dict[int, Future[Any]] = field(default_factory=dict)
     writer: asyncio.StreamWriter | None = None
     sealing: MessageKey | None = None
@@ -75,6 +79,13 @@ class HostLink:
     def is_ready(self) -> bool:
         """Whether an agent is connected."""
         return self.hello is not None and not self.lost
+
+    @property
+    def clock_shift(self) -> float:
+        """Seconds to be added to a time by the host's clock to have it by this one's: the least
+        delay of the last reports, which waited least on the way (as the filter of NTP, RFC 5905,
+        section 10)."""
+        return min(self.delays, default=0.0)
 
 
 class ControlServer:
@@ -219,6 +230,7 @@ class ControlServer:
         link.heard = time.monotonic()
         if isinstance(message, Report):
             link.reports[message.attempt] = message.state
+            link.delays.append(time.time() - message.clock)
         elif isinstance(message, Result):
             result = link.results.pop(message.number, None)
             if result is None:

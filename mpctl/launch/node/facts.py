@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 import socket
 import sys
-import time
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,9 +24,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 @dataclass(frozen=True)
 class HostFacts:
     """A host as it can be compared with others. python, mpctl, torch: versions; executable: the
-    interpreter that runs ranks; clock: its time, seconds since 1970; boot: the kernel's name for
-    this start of the machine, with the host name; two hosts with the same one are one machine;
-    processor: its name."""
+    interpreter that runs ranks; boot: the kernel's name for this start of the machine, with the
+    host name; two hosts with the same one are one machine; processor: its name."""
 
     name: str
     machine: Machine
@@ -35,7 +33,6 @@ class HostFacts:
     mpctl: str
     torch: str
     executable: str
-    clock: float = 0.0
     boot: str = ""
     processor: str = ""
 
@@ -49,7 +46,6 @@ def host_facts() -> HostFacts:
         mpctl=__version__,
         torch=_version_of("torch"),
         executable=sys.executable,
-        clock=time.time(),
         boot=_boot(),
         processor=processor_name(),
     )
