@@ -11,7 +11,7 @@ break a launch.
     examine.py        all of it, in order
     needs.py          what a job needs of each host
     judge.py, judge_*.py   reports and needs -> findings; pure functions
-    document.py       the whole result, schema mpctl.doctor/1
+    diagnosis.py      the whole result, schema mpctl.doctor/1
     redact.py         the same without host names, addresses and user names
 
 A probe is a small function that runs on one host and returns one of the models of documents.py. It

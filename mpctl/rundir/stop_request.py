@@ -1,9 +1,9 @@
 """RUN/stop-request: asks the launcher of a run to stop it, from any host that shares the directory.
 
-`mpctl stop RUN` writes the file. The launcher looks for it every second and treats it as a SIGTERM,
-an urgent one as two of them: the first makes the ranks finish their step and save, the second ends
-them at once. A file of any other content, an empty one for instance, is a request that is not
-urgent. A launcher that starts removes what an earlier one left.
+`mpctl stop RUN` writes the file. The launcher looks for it twice a second and treats it as a
+SIGTERM, an urgent one as two of them: the first makes the ranks finish their step and save, the
+second ends them at once. A file of any other content, an empty one for instance, is a request that
+is not urgent. A launcher that starts removes what an earlier one left.
 """
 
 from __future__ import annotations
