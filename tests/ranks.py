@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_CONTEXT = mp.get_context("forkserver")
+CONTEXT = mp.get_context("forkserver")
 # What nearly every rank imports, torch._dynamo alone 1.2 s: ranks are forks of one that has.
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.runtime.build", "tests.ranks", "pytest"])
+CONTEXT.set_forkserver_preload(["torch._dynamo", "mpctl.runtime.build", "tests.ranks", "pytest"])
 
 
 Join = Callable[[dist.Store, int, int, timedelta], None]
@@ -48,7 +48,7 @@ def run_ranks(
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         where = Path(folder)
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(function, rank, n, args, folder, timeout, join))
+            CONTEXT.Process(target=_rank, args=(function, rank, n, args, folder, timeout, join))
             for rank in range(n)
         ]
         for process in ranks:

@@ -3,10 +3,15 @@
 Ranks start seconds apart (imports, a loaded machine), while a collective of a running job may only
 wait `launch.timeout_seconds`, and RANK_MARGIN_SECONDS more (spec/launch.py). So all ranks meet at
 the key-value store first, with a timeout of its own.
+
+They leave by the store as well. Where no torchrun hosts it, rank 0 does (store.py), and a rank that
+saves asks there up to half a second after rank 0 has published the checkpoint
+(checkpointing/store_barrier.py): were rank 0 gone by then, a training that is finished would fail.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -16,6 +21,11 @@ from mpctl.runtime.store import environment_store
 from mpctl.spec.job import JobSpec
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+LEAVE_SECONDS = 300.0
+"""How long rank 0 waits for the other ranks before it leaves without them: as long as they wait for
+a save that makes no progress."""
 
 
 def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: int) -> None:
@@ -37,3 +47,17 @@ def init_process_group(job: JobSpec, *, rank: int, local_rank: int, world_size: 
         timeout=timedelta(seconds=job.launch.rank_timeout_seconds),
         device_id=device if device.type == "cuda" else None,
     )
+
+
+def leave_process_group(rank: int, world_size: int, seconds: float = LEAVE_SECONDS) -> None:
+    """End torch's default process group; rank 0 returns when all ranks have, or after so many
+    seconds. No rank may use the group or its store any more."""
+    if world_size == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    with suppress(dist.DistError):  # a rank that has died does not come: the launcher knows it
+        store.set(f"gone/{rank}", "")
+        if rank == 0:
+            peers = [f"gone/{peer}" for peer in range(world_size)]
+            store.wait(peers, timedelta(seconds=seconds))

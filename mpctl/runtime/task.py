@@ -58,10 +58,9 @@ def _work(folder: Path, rank_env: RankEnv) -> None:
         for answer in _answers(request, job, mesh):
             if rank_env.rank == 0:
                 stream.write(json.dumps(answer) + "\n")
-    if rank_env.world_size > 1:
-        import torch.distributed as dist
+    from mpctl.runtime.process_group import leave_process_group
 
-        dist.destroy_process_group()
+    leave_process_group(rank_env.rank, rank_env.world_size)
 
 
 def _answers(request: EvalRequest | SampleRequest, job: JobSpec, mesh: Mesh) -> Answers:

@@ -243,10 +243,9 @@ class Worker:
         """Write RUN/ranks/rank-N.json and leave the other ranks."""
         write_json(self.run_dir / "ranks" / f"rank-{self.rank_env.rank}.json", report)
         self.breadcrumb.end()
-        if self.rank_env.world_size > 1:
-            import torch.distributed as dist
+        from mpctl.runtime.process_group import leave_process_group
 
-            dist.destroy_process_group()
+        leave_process_group(self.rank_env.rank, self.rank_env.world_size)
 
     def _report(self, trainer: Trainer) -> RankReport:
         return {

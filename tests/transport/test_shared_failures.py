@@ -25,7 +25,7 @@ def ended(function: Callable[..., Any], n: int, *args: Any) -> list[tuple[int | 
     each; what still runs 10 s later is killed."""
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         started = [
-            ranks._CONTEXT.Process(
+            ranks.CONTEXT.Process(
                 target=ranks._rank, args=(function, rank, n, args, folder, 30, ranks.join_gloo)
             )
             for rank in range(n)
