@@ -42,7 +42,7 @@ class Bucket:
     whether backward computes any gradient in that module. is_trained: False for frozen parameters.
     partial: the tensor-parallel group over which each rank holds only a part of the gradient's sum
     (TensorGrid.partial_kind), empty where it is whole. is_shared: whether other stages hold them
-    too.
+    too. undecayed: the names of those that weight decay leaves alone.
     """
 
     names: tuple[str, ...]
@@ -54,6 +54,7 @@ class Bucket:
     is_trained: bool
     partial: str
     is_shared: bool
+    undecayed: frozenset[str] = frozenset()
 
     @property
     def numel(self) -> int:
@@ -115,6 +116,7 @@ class _BucketItem(NamedTuple):
     goes_back: bool
     is_trained: bool
     partial: str
+    decays: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +159,22 @@ def _chunk_items(
     rules: BucketRules, chunk: int, slices: Sequence[StageSlice]
 ) -> Iterator[_BucketItem]:
     """Parameters of a chunk, each once, in forward order."""
-    seen, sizes = set[str](), dict[int, list[tuple[str, int, str]]]()
+    seen, sizes = set[str](), dict[int, list[tuple[str, int, str, bool]]]()
     units = [unit for part in slices for unit in _units(part)]  # kept alive: their ids are keys
     for number, (layer, prefix, weights, goes_back) in enumerate(units):
         if id(weights) not in sizes:  # all layers of a stack have the same
             sizes[id(weights)] = [
-                (w.name, w.local_numel(rules.grid), rules.grid.partial_kind(w.dims))
+                (w.name, w.local_numel(rules.grid), rules.grid.partial_kind(w.dims), w.decays)
                 for w in weights
             ]
-        for own, size, partial in sizes[id(weights)]:
+        for own, size, partial, decays in sizes[id(weights)]:
             name = prefix + own
             if name not in seen:
                 seen.add(name)
                 is_trained = not rules.is_frozen(name)
-                yield _BucketItem(name, size, chunk, number, layer, goes_back, is_trained, partial)
+                yield _BucketItem(
+                    name, size, chunk, number, layer, goes_back, is_trained, partial, decays
+                )
 
 
 def _units(part: StageSlice) -> Iterator[tuple[str, str, tuple[ParameterSpec, ...], bool]]:
@@ -244,4 +248,5 @@ def _bucket(items: Sequence[_BucketItem], shared: Collection[str]) -> Bucket:
         is_trained=first.is_trained,
         partial=first.partial,
         is_shared=first.name in shared,
+        undecayed=frozenset(item.name for item in items if not item.decays),
     )

@@ -62,8 +62,8 @@ def norm_weights(
     """Scale [h] and, for layernorm, bias [h]; none of a norm without weights. size: name and size
     of the dimension, where it is another than hidden."""
     dim, width = size or ("hidden", model.hidden)
-    weight = ParameterSpec(f"{name}.weight", (width,), (dim,))
-    bias = ParameterSpec(f"{name}.bias", (width,), (dim,))
+    weight = ParameterSpec(f"{name}.weight", (width,), (dim,), decays=False)
+    bias = ParameterSpec(f"{name}.bias", (width,), (dim,), decays=False)
     return {"layernorm": (weight, bias), "rmsnorm": (weight,)}.get(model.norm, ())
 
 
@@ -72,9 +72,9 @@ def linear_weights(
 ) -> tuple[ParameterSpec, ...]:
     """Weight [out, in] and, with bias, [out]; outputs, inputs: (name, size) of each dimension."""
     weight = ParameterSpec(f"{name}.weight", (outputs[1], inputs[1]), (outputs[0], inputs[0]))
-    return (
-        (weight, ParameterSpec(f"{name}.bias", (outputs[1],), (outputs[0],))) if bias else (weight,)
-    )
+    if not bias:
+        return (weight,)
+    return weight, ParameterSpec(f"{name}.bias", (outputs[1],), (outputs[0],), decays=False)
 
 
 def attention_weights(model: ModelSpec) -> tuple[ParameterSpec, ...]:

@@ -38,11 +38,13 @@ _SCATTER: tuple[Kind, ...] = ("reduce_scatter",)
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter: its name inside the model, full shape and the name of each dimension."""
+    """A parameter: its name inside the model, full shape and the name of each dimension. decays:
+    whether weight decay applies to it, as to all but norms and biases."""
 
     name: str
     shape: tuple[int, ...]
     dims: Dims
+    decays: bool = True
 
     @cached_property
     def numel(self) -> int:

@@ -8,7 +8,7 @@ which gradients each layer and end still computes (grad_flow.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mpctl.operators.grad_flow import GradFlow, StackGradFlow, find_flows
@@ -176,6 +176,6 @@ def _named(stage_slice: StageSlice) -> Iterator[ParameterSpec]:
         yield from stack.shared
     for layer in stage_slice.layers:
         for weight in stack.block.weights:
-            yield ParameterSpec(f"{stack.prefix}.{layer}.{weight.name}", weight.shape, weight.dims)
+            yield replace(weight, name=f"{stack.prefix}.{layer}.{weight.name}")
     if stage_slice.has_exit:
         yield from stack.exit.weights

@@ -3,7 +3,8 @@
 Parameters in 16 bit have a float32 master copy that the optimizer steps (mixed precision,
 arXiv 1710.03740). A rank steps full parameters, or under ZeRO its slice of every bucket: AdamW
 treats each element alone, so the update is the same. AdamW: arXiv 1711.05101; norms and biases are
-not decayed. Frozen parameters (training.freeze) have no gradient, no moments and no master.
+not decayed, as their declarations say (ParameterSpec.decays). Frozen parameters (training.freeze)
+have no gradient, no moments and no master.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class Optimizer:
         self.trained = {p for store in stores for p in store.shard.parameters}
         self.updates = 0  # since this start
         self.earlier_updates: dict[Tensor, int] = {}  # of each parameter, before it
-        is_decayed = [p is not None and p.dim() > 1 for p in self.parameters]
-        pairs = list(zip(self.values, is_decayed, strict=True))
+        decayed = {parameter for store in stores for parameter in store.shard.decayed}
+        pairs = [(v, p in decayed) for v, p in zip(self.values, self.parameters, strict=True)]
         self.adam = AdamW(
             [
                 ParameterGroup([v for v, decays in pairs if decays], training.weight_decay),

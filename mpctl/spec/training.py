@@ -128,7 +128,9 @@ class TrainingSpec(StrictModel):
     lr_wsd_decay_style: Literal["linear", "cosine", "exponential", "minus_sqrt"] = Field(
         "exponential", description="lr_schedule wsd: shape of its decay"
     )
-    weight_decay: Hyper = Field(0.1, description="AdamW's decoupled weight decay")
+    weight_decay: Hyper = Field(
+        0.1, description="AdamW's decoupled weight decay, of all parameters but norms and biases"
+    )
     beta1: Probability = Field(0.9, description="AdamW's decay of the gradient's mean")
     beta2: Probability = Field(0.95, description="AdamW's decay of the squared gradient's mean")
     epsilon: PositiveHyper = Field(1e-8, description="AdamW's epsilon")

@@ -95,6 +95,20 @@ def test_every_parameter_is_in_one(zero: int, how: dict[str, Any], freeze: tuple
         assert units == sorted(units, reverse=True)  # the order in which backward ends them
 
 
+@pytest.mark.parametrize("how", [*LAYOUTS, {"zero": 3}], ids=str)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: str(model.get("model.family", "gpt")))
+def test_the_vectors_of_these_families_are_what_does_not_decay(
+    how: dict[str, Any], model: dict[str, Any]
+) -> None:
+    parallel = {f"parallel.{k}": v for k, v in {"dp": 2, **how}.items()}
+    layout = JobLayout.of(load_job(None, {**GPT, **model, **parallel}))
+    for stage in range(len(layout.stages)):
+        undecayed = {name for held in layout.buckets(stage) for name in held.undecayed}
+        shapes = {w.name: w.shape for w in layout.stage_parameters(stage)}
+        assert undecayed == {name for name, shape in shapes.items() if len(shape) == 1}
+        assert undecayed
+
+
 @pytest.mark.parametrize("zero", range(4))
 @pytest.mark.parametrize("how", LAYOUTS, ids=str)
 @pytest.mark.parametrize("freeze", [(), ("layers.[01].*norm*", "embedding.position.*")])

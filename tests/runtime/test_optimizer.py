@@ -34,11 +34,14 @@ def _parameter(values: Tensor, dtype: torch.dtype = torch.float32) -> nn.Paramet
 
 
 def _buffer(
-    parameters: list[nn.Parameter], dtype: torch.dtype, tp: Group | None = None
+    parameters: list[nn.Parameter],
+    dtype: torch.dtype,
+    tp: Group | None = None,
+    undecayed: frozenset[str] = frozenset(),
 ) -> GradientBuffer:
-    """Of one bucket, on one replica."""
+    """Of one bucket, on one replica. undecayed: numbers of parameters."""
     names, sizes = tuple(map(str, range(len(parameters)))), tuple(p.numel() for p in parameters)
-    bucket = Bucket(names, sizes, (0,), 0, "", True, True, "", False)
+    bucket = Bucket(names, sizes, (0,), 0, "", True, True, "", False, undecayed)
     groups = ReductionGroups(tp=tp or Group())
     return GradientBuffer([BucketShard(bucket, tuple(parameters), Group())], dtype, CPU, groups)
 
@@ -90,13 +93,15 @@ def test_clipping(bound: float, left: float) -> None:
     assert parameter.grad[0] / parameter.grad[1] == pytest.approx(0.75)
 
 
-def test_only_matrices_decay() -> None:
-    matrix, vector = _parameter(torch.ones(2, 2)), _parameter(torch.ones(2))
+def test_what_is_declared_so_does_not_decay() -> None:
+    """Whatever its dimensions: the biases of two experts are a [2, 2], too."""
+    matrix, norm, biases = (_parameter(torch.ones(*size)) for size in ((2, 2), (2,), (2, 2)))
     training = PLAIN.model_copy(update={"weight_decay": 0.5})
-    optimizer = _optimizer(_buffer([matrix, vector], torch.float32), training)
-    optimizer.step(0)
+    buffer = _buffer([matrix, norm, biases], torch.float32, undecayed=frozenset({"1", "2"}))
+    _optimizer(buffer, training).step(0)
     assert torch.allclose(matrix, torch.full((2, 2), 1 - 0.1 * 0.5))  # no gradient: decay alone
-    assert torch.equal(vector, torch.ones(2))
+    assert torch.equal(norm, torch.ones(2))
+    assert torch.equal(biases, torch.ones(2, 2))
 
 
 def test_an_update_by_hand() -> None:

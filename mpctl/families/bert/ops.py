@@ -100,7 +100,7 @@ def _heads(model: ModelSpec, word: ParameterSpec) -> tuple[ParameterSpec, ...]:
         *linear_weights("transform", features, hidden, bias=True),
         *norm_weights("transform_norm", model),
         output,
-        ParameterSpec("head.bias", word.shape[:1], ("vocab",)),
+        ParameterSpec("head.bias", word.shape[:1], ("vocab",), decays=False),
         *linear_weights("pooler", features, hidden, bias=True),
         *linear_weights("next", ("classes", CLASSES), features, bias=True),
     )

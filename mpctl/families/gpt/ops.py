@@ -79,7 +79,9 @@ def _entry_norm(model: ModelSpec) -> tuple[ParameterSpec, ...]:
 def _exit(model: ModelSpec, word: ParameterSpec, *, tp: int) -> OperatorGroup:
     """The final norm and the head, then the layers of multi-token prediction."""
     output = word if model.tied_embeddings else word_table(model, tp=tp, name="head")
-    bias = (ParameterSpec("head.bias", (output.shape[0],), ("vocab",)),) * model.head_bias
+    bias = (
+        ParameterSpec("head.bias", (output.shape[0],), ("vocab",), decays=False),
+    ) * model.head_bias
     own = OperatorGroup(
         (head(HIDDEN, tied=model.tied_embeddings),),
         (*norm_weights("final_norm", model), output, *bias),

@@ -44,6 +44,12 @@ class BucketShard:
     stages: Group | None = None
 
     @property
+    def decayed(self) -> set[nn.Parameter]:
+        """The parameters that weight decay applies to (ParameterSpec.decays)."""
+        named = zip(self.bucket.names, self.parameters, strict=True)
+        return {parameter for name, parameter in named if name not in self.bucket.undecayed}
+
+    @property
     def local_numel(self) -> int:
         """Elements of this rank's slice, padding included."""
         return self.bucket.part(self.dp_cp.size)
