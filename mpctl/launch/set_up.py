@@ -64,7 +64,7 @@ def name_origin(plan: LaunchPlan) -> LaunchPlan:
     """The plan of an attempt that names what its ranks start from: the job, which is written once
     more if it was lost, and the newest checkpoint. Raises OSError."""
     write_documents(plan)
-    origin = Origin.of_attempt(plan.run.last_checkpoint(), plan.files["job.json"])
+    origin = Origin.of_attempt(plan.run.checkpoints, plan.files["job.json"])
     return replace(plan, env={**plan.env, **origin.variables})
 
 

@@ -2,7 +2,7 @@
 
 A checkpoint is a directory step-N with
 
-    manifest.json            schema mpctl.checkpoint/2: step, number of shards, tp
+    manifest.json            schema mpctl.checkpoint/2: step, number of shards, tp, save
     shard-K.safetensors      the tensors of one (pp, tp) rank; K = pp rank * tp + tp rank
     shard-K.json             size and sha256 of that file; which part of which parameter it holds
     job.json, plan.json      copies of the run's

@@ -3,9 +3,10 @@
 Ranks of several hosts see the run directory through clients of a network file system, which may
 show a listing or a file as it was up to a minute ago. If each took the newest checkpoint that it
 sees, ranks would train on from different steps, without an error. So the launcher names the step of
-the checkpoint and the SHA-256 of job.json in the environment of the ranks; a rank opens exactly
-these, and waits up to SHOW_SECONDS for its file system to show them. Before a weight is read, all
-ranks compare what they are about to use with rank 0.
+the checkpoint, the save that wrote it (a step that is trained again is saved again) and the SHA-256
+of job.json in the environment of the ranks; a rank opens exactly these, and waits up to
+SHOW_SECONDS for its file system to show them. Before a weight is read, all ranks compare what they
+are about to use with rank 0.
 
 For a worker that was started by hand nobody names them: then all use what rank 0 lists.
 """
@@ -21,8 +22,9 @@ from pathlib import Path
 from mpctl.durable import wait_for_file
 from mpctl.errors import RunFailed
 from mpctl.rundir.checkpoints import list_checkpoints
+from mpctl.rundir.shards import save_of
 
-STEP, JOB = ORIGIN = ("MPCTL_RESUME_STEP", "MPCTL_JOB_SHA256")
+STEP, SAVE, JOB = ORIGIN = ("MPCTL_RESUME_STEP", "MPCTL_RESUME_SAVE", "MPCTL_JOB_SHA256")
 """Environment variables of ranks."""
 SHOW_SECONDS = 90.0
 
@@ -30,29 +32,37 @@ SHOW_SECONDS = 90.0
 @dataclass(frozen=True)
 class Origin:
     """What a launcher named. step: of the checkpoint, 0 for none; job: SHA-256 of job.json in hex;
-    None where nobody named it. patience: seconds that a file system may take to show it."""
+    None where nobody named it. save: which save of that step (Manifest.save), empty for any.
+    patience: seconds that a file system may take to show it."""
 
     step: int | None = None
     job: str | None = None
+    save: str = ""
     patience: float = SHOW_SECONDS
 
     @classmethod
-    def of_attempt(cls, step: int, job: str) -> Origin:
-        """What an attempt starts from. step: of the checkpoint, 0 for none; job: the text of
-        job.json."""
-        return cls(step, hashlib.sha256(job.encode()).hexdigest())
+    def of_attempt(cls, root: Path, job: str) -> Origin:
+        """What an attempt starts from: the newest checkpoint in `root`, RUN/checkpoints, if any.
+        job: the text of job.json."""
+        sha256 = hashlib.sha256(job.encode()).hexdigest()
+        saved = list_checkpoints(root)
+        if not saved:
+            return cls(0, sha256)
+        step, folder = saved[-1]
+        return cls(step, sha256, save_of(folder))
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment of ranks that are to start from it."""
-        named = {STEP: self.step, JOB: self.job}
+        named = {STEP: self.step, SAVE: self.save or None, JOB: self.job}
         return {name: str(value) for name, value in named.items() if value is not None}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Origin:
         """What the environment of a rank says."""
         step = environment.get(STEP)
-        return cls(None if step is None else int(step), environment.get(JOB))
+        number = None if step is None else int(step)
+        return cls(number, environment.get(JOB), environment.get(SAVE, ""))
 
     def read_job(self, path: Path) -> bytes:
         """The content of job.json, once it is the named one. Raises RunFailed when it is not in
@@ -73,14 +83,17 @@ class Origin:
         return text
 
     def find_checkpoint(self, root: Path, step: int) -> Path:
-        """The folder of the checkpoint of a step, once it is shown. Raises RunFailed when it is not
-        in time."""
+        """The folder of the checkpoint of a step, once it is shown, by the named save. Raises
+        RunFailed when it is not in time."""
 
         def find() -> Path | None:
-            return dict(list_checkpoints(root)).get(step)
+            folder = dict(list_checkpoints(root)).get(step)
+            is_named = folder is not None and self.save in ("", save_of(folder))
+            return folder if is_named else None
 
         folder = wait_for_file(find, root, self.patience)
         if folder is None:
+            what = f"step-{step}{f' of save {self.save}' if self.save else ''}"
             waited = f"after {self.patience:g} s"
-            raise RunFailed(f"{root} does not show step-{step} to this host, {waited}")
+            raise RunFailed(f"{root} does not show {what} to this host, {waited}")
         return folder

@@ -45,13 +45,16 @@ class Manifest:
     """manifest.json. step: updates done; shards: number of shards in all, of which pipeline stage S
     has the shards S * tp to (S + 1) * tp - 1; loss_scale: state of the fp16 loss scale
     (runtime/loss_scale.py), empty for other dtypes; fp8: by linear layer the largest elements of X,
-    W and dY in the last steps (kernels/fp8_scales.py), empty without delayed scaling."""
+    W and dY in the last steps (kernels/fp8_scales.py), empty without delayed scaling; save: a
+    random name of the save that wrote it, by which two of one step are told apart, empty where
+    there was none (older versions, resharded and imported checkpoints)."""
 
     step: int
     shards: int
     tp: int
     loss_scale: dict[str, float] = field(default_factory=dict)
     fp8: Fp8Histories = field(default_factory=dict)
+    save: str = ""
 
     @property
     def updates(self) -> int:
@@ -152,7 +155,8 @@ def read_manifest(folder: Path) -> Manifest:
         # Without tp there is a single stage: checkpoints of several stages always have it.
         scale = {str(k): float(v) for k, v in document.get("loss_scale", {}).items()}
         tp, histories = int(document.get("tp", shards)), _fp8_histories(document.get("fp8", {}))
-        manifest = Manifest(int(document["step"]), shards, tp, scale, histories)
+        save = str(document.get("save", ""))
+        manifest = Manifest(int(document["step"]), shards, tp, scale, histories, save)
         if manifest.tp < 1 or shards < 1 or shards % manifest.tp:
             raise ValueError(f"{shards} shards is not a multiple of tp {manifest.tp}")
         if manifest.step < 0 or not 0 <= manifest.updates <= manifest.step:
@@ -160,6 +164,14 @@ def read_manifest(folder: Path) -> Manifest:
         return manifest
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise damage_error(path, f"{type(error).__name__}: {error}") from None
+
+
+def save_of(folder: Path) -> str:
+    """The name of the save that wrote a checkpoint; empty where it has none or cannot be read."""
+    try:
+        return read_manifest(folder).save
+    except InputError:
+        return ""
 
 
 def _fp8_histories(document: Mapping[str, Any]) -> Fp8Histories:

@@ -56,6 +56,7 @@ SET = {
     "MPCTL_BREADCRUMBS": "for workers: the first rank of the host, and the file in memory in which "
     "its ranks say what they do",
     "MPCTL_JOB_SHA256": "for workers: the job.json that the launcher wrote",
+    "MPCTL_RESUME_SAVE": "for workers: which save of that step, where it has a name",
     "MPCTL_RESUME_STEP": "for workers: the step of the checkpoint to resume, 0 for none",
     "OMP_NUM_THREADS": "for workers: launch.threads_per_rank",
     "PYTORCH_ALLOC_CONF": "for workers on GPUs, unless set under any name that torch reads: "

@@ -12,6 +12,7 @@ can be resumed from them. What the files of a shard mean: loader.py.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -136,6 +137,7 @@ class CheckpointWriter:
             "step": snapshot.step,
             "shards": tp * stages,
             "tp": tp,
+            "save": os.urandom(8).hex(),
         }
         if snapshot.loss_scale is not None:
             manifest["loss_scale"] = snapshot.loss_scale
