@@ -105,7 +105,9 @@ class Launch:
         from mpctl.render.launch import print_submission
 
         submitter, machine = find_submitter(self.plan.job, os.environ), this_machine()
-        self._require(machine, no_host_check, submitter.check(self.plan, self.run))
+        is_elsewhere = dry_run and submitter.shown_anywhere
+        issues = submitter.check(self.plan, self.run, is_elsewhere=is_elsewhere)
+        self._require(machine, no_host_check, issues, is_elsewhere=is_elsewhere)
         if dry_run:
             say(submitter.document(self.plan, self.run))
             return
@@ -148,7 +150,12 @@ class Launch:
             yield cluster, replace(prepared, launcher=launcher)
 
     def _require(
-        self, machine: Machine, host_check: HostCheck | None, more: list[Issue] | None = None
+        self,
+        machine: Machine,
+        host_check: HostCheck | None,
+        more: list[Issue] | None = None,
+        *,
+        is_elsewhere: bool = False,
     ) -> None:
         """Raises InputError with every reason not to start."""
         from mpctl.errors import InputError
@@ -162,6 +169,7 @@ class Launch:
             resumption=resumption,
             replaced=self.overwrite,
             host_check=host_check,
+            is_elsewhere=is_elsewhere,
         )
         issues += check_replaced(plan.job, run) if self.overwrite else []
         try:

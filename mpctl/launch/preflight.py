@@ -55,12 +55,14 @@ def check_launch(
     resumption: Resumption | None = None,
     replaced: bool = False,
     host_check: HostCheck | None = None,
+    is_elsewhere: bool = False,
 ) -> list[Issue]:
     """Every reason not to start; empty when the job can run here.
 
     run: the directory that will be written; resumption: the checkpoint from which a run is
     continued; replaced: whether the run that is in the directory will be removed; host_check: what
-    hosts lack to run the plan, by default what this machine alone lacks.
+    hosts lack to run the plan, by default what this machine alone lacks; is_elsewhere: data,
+    initial weights and the disk of the run are not on this machine, and are not looked at.
     """
     job, device = plan.job, chosen_device(plan.job, machine)
     surroundings = list(environment_issues(job))
@@ -75,11 +77,11 @@ def check_launch(
         _decoder_length(job.model),
         elastic_issues(job),
         host_check(plan, device) if host_check else host_issues(plan, machine, device),
-        data_issues(job, job.model, resumed),
-        initial_weight_issues(job, job.model, resumed),
+        data_issues(job, job.model, resumed, is_elsewhere=is_elsewhere),
+        () if is_elsewhere else initial_weight_issues(job, job.model, resumed),
         missing_tensorboard("launch.tensorboard") if job.launch.tensorboard else (),
         _profile_issues(job),
-        () if run is None else _disk(plan, run, resumption, replaced=replaced),
+        () if run is None or is_elsewhere else _disk(plan, run, resumption, replaced=replaced),
         () if resumption is None else _resumption_issues(job, resumption),
     )
     return list(chain.from_iterable(checks))

@@ -36,12 +36,16 @@ class Backend(Protocol):
 
 
 class Submitter(Protocol):
-    """A way to hand a run over to a scheduler, which runs `mpctl launch` later."""
+    """A way to hand a run over to a scheduler, which runs `mpctl launch` later. shown_anywhere:
+    whether its document can be rendered on a machine that sees neither the run directory's file
+    system nor the data."""
 
     name: str
+    shown_anywhere: bool
 
-    def check(self, plan: Plan, run: RunDir) -> list[Issue]:
-        """Why the scheduler could not run the plan; empty when it can."""
+    def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
+        """Why the scheduler could not run the plan; empty when it can. is_elsewhere: the document
+        is only shown, on a machine that need not see the files of the run."""
 
     def rehearse(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Why the scheduler would refuse the submission, as it says itself; `--dry-run` does not

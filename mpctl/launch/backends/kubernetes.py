@@ -1,7 +1,8 @@
 """`--on kubernetes --submit`: a run whose directory is complete is handed to Kubeflow by kubectl.
 
 Each pod of the job joins the run as a node (backends/torchrun.py). What the object looks like is in
-launch/kubernetes/manifest.py; `--dry-run` prints it and needs neither kubectl nor a cluster.
+launch/kubernetes/manifest.py; `--dry-run` prints it on any machine, without kubectl, a cluster, the
+volume or the data.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class KubernetesSubmitter:
     """Runs as jobs of Kubeflow in the cluster that kubectl is configured for."""
 
     name = "kubernetes"
+    shown_anywhere = True
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
         """kubectl has its own environment; the object's name ends with the time of this moment."""
@@ -32,9 +34,9 @@ class KubernetesSubmitter:
         self.kubectl = Kubectl(settings.namespace, settings.context)
         self.when = time.time()
 
-    def check(self, plan: Plan, run: RunDir) -> list[Issue]:
+    def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
         """What is missing or wrong in the settings, found without a cluster."""
-        return submission_issues(plan.job, run.path)
+        return submission_issues(plan.job, run.path, is_mounted=not is_elsewhere)
 
     def rehearse(self, plan: Plan, run: RunDir) -> list[Issue]:
         """Why the cluster would refuse the object: it is asked to check it without creating it."""

@@ -25,6 +25,7 @@ class SlurmSubmitter:
     """Runs as batch jobs of the Slurm that this host belongs to."""
 
     name = "slurm"
+    shown_anywhere = False
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str]) -> None:
         self.job = job
@@ -34,7 +35,7 @@ class SlurmSubmitter:
         """What sinfo says. Raises InputError on a host without Slurm."""
         return find_partitions()
 
-    def check(self, plan: Plan, run: RunDir) -> list[Issue]:
+    def check(self, plan: Plan, run: RunDir, *, is_elsewhere: bool) -> list[Issue]:
         """Why Slurm would refuse the job, or let it wait for ever."""
         return list(Submission(plan, self.partitions).issues(run.path))
 

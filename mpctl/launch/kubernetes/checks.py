@@ -27,8 +27,9 @@ from mpctl.spec.kubernetes import KubernetesSpec
 TABLE = "launch.kubernetes"
 
 
-def submission_issues(job: JobSpec, run_path: Path) -> list[Issue]:
-    """Every reason why the job's settings cannot be submitted; empty when they can."""
+def submission_issues(job: JobSpec, run_path: Path, *, is_mounted: bool = True) -> list[Issue]:
+    """Every reason why the job's settings cannot be submitted; empty when they can. is_mounted:
+    whether this machine must see the volume."""
     settings = job.launch.kubernetes
     checks = (
         _required(settings),
@@ -36,7 +37,7 @@ def submission_issues(job: JobSpec, run_path: Path) -> list[Issue]:
         _names(settings),
         _labels(settings),
         env_issues(settings.env),
-        _paths(job, run_path),
+        _paths(job, run_path, is_mounted=is_mounted),
     )
     return list(chain.from_iterable(checks))
 
@@ -104,7 +105,7 @@ def _labels(settings: KubernetesSpec) -> Iterator[Issue]:
                         "use at most 63 letters, digits, '-', '_' and '.'")  # fmt: skip
 
 
-def _paths(job: JobSpec, run_path: Path) -> Iterator[Issue]:
+def _paths(job: JobSpec, run_path: Path, *, is_mounted: bool) -> Iterator[Issue]:
     """The run and all that its ranks read must lie on the claim, at the path that the pods see."""
     mount = job.launch.kubernetes.mount_path
     if mount is None:
@@ -114,7 +115,7 @@ def _paths(job: JobSpec, run_path: Path) -> Iterator[Issue]:
         yield Issue("bad-path", where, f"{mount!r} is not an absolute path without colons",
                     "use a path such as /mnt/runs")  # fmt: skip
         return
-    if not Path(mount).is_dir():
+    if is_mounted and not Path(mount).is_dir():
         yield Issue(
             "not-mounted",
             where,

@@ -75,6 +75,22 @@ def test_dry_run_prints_the_object_and_needs_no_cluster(
     assert not (mount / "Run 1").exists()
 
 
+def test_the_object_is_rendered_on_a_machine_without_volume_data_or_disk(
+    mount: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A submission from there is refused, and a path that the pods do not see in any case."""
+    there = Path("/no/such/volume")
+    huge = ("--set", "model.hidden=65536", "--set", "model.layers=64")  # 60 TB of checkpoints
+    argv = [*command(there, there / "data"), *huge, "--submit", "--json"]
+    assert mpctl(argv) == 2
+    assert {"not-mounted", "disk-holds-checkpoints"} <= set(issues(capsys))
+    assert mpctl([*argv, "--dry-run"]) == 0
+    assert train_job_issues(yaml.safe_load(capsys.readouterr().out)) == []
+    assert not there.parent.exists()
+    assert mpctl([*argv, "--dry-run", "--set", "data.path=/home/me/data"]) == 2
+    assert issues(capsys) == ["not-on-claim"]
+
+
 def test_submit_writes_the_run_and_creates_the_object(
     kubernetes: Cluster,
     mount: Path,
