@@ -109,23 +109,24 @@ def _find_failure(run: RunDir, job: JobSpec, world_size: int, evidence: AttemptE
     if causes:
         return _recorded(run, min(causes, key=lambda r: not is_of_full_disk(r["error"])))
     if lost := evidence.state.lost:
-        return _of_no_rank(run, f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}")
+        error = f"host {lost[0].host} (node {lost[0].node}): {lost[0].lost}"
+        return _of_no_rank(run, error, evidence.state)
     if evidence.stopped:
         return _stopped(run, job, evidence)
     if evidence.hang is not None:
         rank, error = evidence.hang.rank, evidence.hang.error
         if rank is None:
-            return _of_no_rank(run, error)
+            return _of_no_rank(run, error, evidence.state)
         return _unrecorded(run, job, rank, error, evidence.state)
     if killed := next((node for node in evidence.state.nodes if node.killed_by), None):
         error = _torchrun_ending(evidence.state, killed)
-        return _of_no_rank(run, error, run.node_log(killed.node))
+        return _of_no_rank(run, error, evidence.state, run.node_log(killed.node))
     rank = _likeliest_without_record(run, world_size, records, evidence)
     if rank is not None:
         return _ended(run, job, rank, evidence)
     if records:
         return _recorded(run, records[0])
-    return _of_no_rank(run, _torchrun_ending(evidence.state))
+    return _of_no_rank(run, _torchrun_ending(evidence.state), evidence.state)
 
 
 def _likeliest_without_record(
@@ -167,9 +168,13 @@ def _unrecorded(run: RunDir, job: JobSpec, rank: int, error: str, state: Attempt
     return _failure(run, rank, coords, error, doing)
 
 
-def _of_no_rank(run: RunDir, error: str, log: Path | None = None) -> Failure:
+def _of_no_rank(run: RunDir, error: str, state: AttemptState, log: Path | None = None) -> Failure:
+    """A failure of all ranks, or of what they run on; doing: what the first of them did whose words
+    are known."""
     log = log or run.torchrun_log
-    return Failure(None, {}, error, "start", str(log), _last_lines(log))
+    said = (state.ranks[rank].breadcrumb.doing for rank in sorted(state.ranks))
+    doing = next(filter(None, said), "start")
+    return Failure(None, {}, error, doing, str(log), _last_lines(log))
 
 
 def _failure(run: RunDir, rank: int, coords: dict[str, int], error: str, doing: str) -> Failure:

@@ -54,7 +54,7 @@ class Resumption:
             what = f"{issues[0].where}: {issues[0].message}"
             yield (
                 f"{path} is damaged ({what}): resuming from step {self.step}; the damaged "
-                "checkpoint is renamed and kept"
+                "checkpoint is renamed"
             )
         if self.folder is None and (steps := self.run.last_step()):
             yield (

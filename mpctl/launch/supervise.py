@@ -235,7 +235,7 @@ class Supervisor:
     def _run_ranks(self) -> AttemptEvidence:
         """Start all ranks and watch them until they have ended or must be killed."""
         run, launch = self.plan.run, self.plan.job.launch
-        for message in run.begin_attempt():
+        for message in run.begin_attempt(self.plan.job.checkpoint.keep_last):
             self.on_event(message)
         reader = _reader_of(self.plan)
         saves = SaveMonitor(self.on_event)

@@ -10,7 +10,7 @@
 | slurm.sh | launcher, launch.slurm | launch/slurm/script.py: the batch script that was submitted |
 | kubernetes.yaml | launcher, `--on kubernetes --submit` | the object that was created |
 | nodes/meeting.json | launcher, in a world that others started | launch/joined/meeting.py |
-| nodes/hosts.json | launcher, at each attempt | the host of every rank, schema mpctl.hosts/1 |
+| nodes/hosts.json | launcher, at each attempt | hosts.py: the host of every rank |
 | nodes/ssh-N.log | ssh of node N | what ssh and the node agent said (launch/backends/ssh.py) |
 | stop-request | `mpctl stop` | stop_request.py: asks the launcher to stop the run |
 | torchrun.pid | launcher | process id of torchrun while it runs |

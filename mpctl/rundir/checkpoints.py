@@ -25,6 +25,7 @@ from mpctl.durable import remove
 DOCUMENTS = ("job.json", "plan.json")
 """Documents of a run that are copied into each of its checkpoints."""
 STEP = re.compile(r"step-(\d+)")
+DAMAGED = re.compile(r"damaged-step-\d+(-\d+)?")
 PARTIAL, REPLACED, PRUNED = "partial", "replaced", "pruned"
 
 
@@ -86,3 +87,15 @@ def set_aside(folder: Path) -> Path:
     base = f"damaged-{folder.name.strip('.')}"
     candidates = (base if n == 1 else f"{base}-{n}" for n in count(1))
     return folder.rename(folder.with_name(next(c for c in candidates if c not in names)))
+
+
+def prune_damaged(root: Path, *, last: int) -> list[Path]:
+    """Remove the damaged checkpoints that were set aside, but for the one that was renamed last;
+    returns them. last: the run's checkpoint.keep_last; 0, which keeps all, keeps these as well."""
+    if last == 0:
+        return []
+    found = [path for path in root.glob("damaged-step-*") if DAMAGED.fullmatch(path.name)]
+    older = sorted(found, key=lambda path: path.stat().st_ctime_ns)[:-1]  # renaming sets ctime
+    for path in older:
+        remove(path)
+    return older

@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from mpctl.durable import write_whole
 from mpctl.errors import InputError
-from mpctl.rundir.checkpoints import list_checkpoints, recover, set_aside
+from mpctl.rundir.checkpoints import list_checkpoints, prune_damaged, recover, set_aside
 from mpctl.rundir.marker import COMMAND, MARKER, is_launched, is_resumable, write_marker
 from mpctl.rundir.metrics import read_lines
 from mpctl.rundir.paths import RunPaths
@@ -208,14 +208,19 @@ class RunDir(RunPaths):
         with suppress(OSError):
             self.path.rmdir()
 
-    def begin_attempt(self) -> list[str]:
+    def begin_attempt(self, keep_last: int = 0) -> list[str]:
         """Remove what an earlier attempt wrote after the checkpoint that this one starts from: the
         newest whose files have their recorded sizes. Returns a message for each newer checkpoint
-        that was renamed because it is damaged."""
+        that was renamed because it is damaged, and for those of former attempts that were removed
+        (prune_damaged; keep_last: of the run)."""
         self.torchrun_log.parent.mkdir(parents=True, exist_ok=True)
         for path in (self.stop, self.torchrun_pid, self.status, self.summary, self.answers):
             path.unlink(missing_ok=True)
         messages = self._set_damaged_aside()
+        if removed := prune_damaged(self.checkpoints, last=keep_last):
+            names = ", ".join(path.name for path in removed)
+            rule = f"of damaged checkpoints the last one stays (checkpoint.keep_last {keep_last})"
+            messages.append(f"{self.checkpoints}: {names} removed; {rule}")
         for name in ("failures", "ranks"):
             shutil.rmtree(self.path / name, ignore_errors=True)
         step = self.last_checkpoint()

@@ -72,6 +72,10 @@ class RunPaths:
         """The batch script of a run that was submitted to Slurm."""
         return self.path / "slurm.sh"
 
+    def batch_log(self, job_id: str) -> Path:
+        """What a batch job of Slurm printed that was submitted for this run."""
+        return self.path / "logs" / f"slurm-{job_id}.out"
+
     @property
     def torchrun_pid(self) -> Path:
         """The process id of torchrun, while it runs."""
@@ -92,6 +96,11 @@ class RunPaths:
         """The hosts that did not answer at the end of the last launch, a line each; absent when all
         did."""
         return self.nodes / "lost"
+
+    @property
+    def hosts(self) -> Path:
+        """The host of every rank, where node agents run them (hosts.py)."""
+        return self.nodes / "hosts.json"
 
     def node_log(self, node: int) -> Path:
         """The output of every torchrun of a node: torchrun.log, torchrun-1.log, ..."""

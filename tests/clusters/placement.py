@@ -12,5 +12,5 @@ def recorded_hosts(run: Path) -> dict[int, str]:
     return {
         rank: entry["host"]
         for entry in document["hosts"]
-        for rank in range(entry["ranks"][0], sum(entry["ranks"]))
+        for rank in range(entry["ranks"]["first"], sum(entry["ranks"].values()))
     }

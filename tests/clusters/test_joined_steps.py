@@ -54,7 +54,7 @@ def test_the_tasks_of_a_step_train_one_run(
     losses = [json.loads(line)["loss"] for line in records]
     assert losses == pytest.approx(one_process, rel=1e-5)
     hosts = json.loads((tmp_path / "run/nodes/hosts.json").read_text())["hosts"]
-    assert [entry["ranks"] for entry in hosts] == [[0, 2], [2, 2]]
+    assert [entry["ranks"] for entry in hosts] == [{"first": n, "count": 2} for n in (0, 2)]
     assert done.stdout.count("finished after 20 steps") == 1
 
 

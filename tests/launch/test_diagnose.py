@@ -260,6 +260,14 @@ def test_a_torchrun_that_was_killed_on_another_host_is_named(attempt: Attempt) -
     assert failure.others[0].ranks == (0, 1)
 
 
+def test_a_lost_host_ends_a_run_where_its_ranks_were(attempt: Attempt) -> None:
+    lost = NodeState(node=1, host="n2", lost="it has not answered for 20 s")
+    assert attempt.failure_of(attempt.node(range(2)), lost).doing == "start"
+    attempt.crumbs[1] = BreadcrumbState("step 15, forward of micro batch 2")
+    failure = attempt.failure_of(attempt.node(range(2)), lost)
+    assert (failure.rank, failure.doing) == (None, "step 15, forward of micro batch 2")
+
+
 def test_ranks_that_the_launcher_ended_did_not_exit_by_themselves(attempt: Attempt) -> None:
     """Rank 0 timed out; the second host's ranks waited on, until the launcher killed torchrun."""
     attempt.raised(0, LOST)

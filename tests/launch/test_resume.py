@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from mpctl.launch.resume import NEUTRAL, Resumption, changed_settings, find_resu
 from mpctl.launch.supervise import RecordReader
 from mpctl.planning.plan import make_plan
 from mpctl.rundir import shards
+from mpctl.rundir.checkpoints import set_aside
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.metrics import parse_record
 from mpctl.spec.job import DataSpec, JobSpec
@@ -133,7 +135,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     harm(run_dir / "checkpoints/step-20")
     said = _dry(run_dir, capsys, "--json")
     assert f"{run_dir}/checkpoints/step-20 is damaged (" in said and words in said
-    assert "resuming from step 10; the damaged checkpoint is renamed and kept" in said
+    assert "resuming from step 10; the damaged checkpoint is renamed" in said
 
 
 def test_none_that_is_whole_is_bad_input(
@@ -353,6 +355,25 @@ def test_an_attempt_begins_with_the_records_of_its_checkpoint(
     assert names == {"step-10", "damaged-step-20"}
     lines = run.metrics.read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == list(range(1, 11))
+
+
+def test_of_damaged_checkpoints_the_last_one_stays_where_old_checkpoints_go(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    folders = [run.checkpoints / f"damaged-step-{step}" for step in ("20-2", "20", "5", "of-mine")]
+    for folder in folders:
+        (folder / "shards").mkdir(parents=True)
+    assert run.begin_attempt(keep_last=0) == []
+    for name in ("30", "5"):  # the highest step, and what is set aside last
+        (run.checkpoints / f"step-{name}").mkdir()
+    assert set_aside(run.checkpoints / "step-30").name == "damaged-step-30"
+    time.sleep(0.05)  # more than a tick of the file system's clock
+    assert set_aside(run.checkpoints / "step-5").name == "damaged-step-5-2"
+    (words,) = run.begin_attempt(keep_last=3)
+    assert all(f"{path.name}, " in words for path in folders[:3])
+    assert "damaged-step-30 removed; of damaged checkpoints the last one stays" in words
+    names = {path.name for path in run.checkpoints.iterdir()}
+    assert names == {"damaged-step-5-2", "damaged-step-of-mine"}
+    assert run.begin_attempt(keep_last=3) == []
 
 
 def test_metrics_that_are_gone_are_no_traceback(finished: Launched, tmp_path: Path) -> None:

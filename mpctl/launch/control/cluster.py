@@ -7,7 +7,6 @@ attempts, getting a lost host back.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +16,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
-from mpctl.durable import write_whole
 from mpctl.errors import InputError, Issue, RunFailed
 from mpctl.launch.control.agent_attempt import AgentAttempt
 from mpctl.launch.control.handshake import write_key
@@ -32,6 +30,7 @@ from mpctl.launch.node.host import cluster_host_issues
 from mpctl.launch.node.torchrun import NodeStart
 from mpctl.planning.plan import Plan
 from mpctl.rundir.directory import RunDir
+from mpctl.rundir.hosts import write_hosts
 
 OnEvent = Callable[[str], None]
 IsStopped = Callable[[], bool]
@@ -289,7 +288,7 @@ class AgentCluster:
         ranks = self.ranks = self.ranks or plan.world_size // len(self.links)
         links = self.links[: plan.world_size // ranks]
         address, port = self.master_address(), self._free_port()
-        self._write_hosts(links)
+        write_hosts(self.run.hosts, [link.name for link in links], ranks)
         for node, link in enumerate(links):
             start = NodeStart(node, len(links), ranks, address, port, plan.env)
             self.server.send(link.node, Start(self.attempts, start))
@@ -309,15 +308,6 @@ class AgentCluster:
             return int(self.server.request(self.links[0].node, "free_port").result(PORT_SECONDS))
         except (RuntimeError, TimeoutError) as error:
             raise RunFailed(f"host {self.links[0].name}: {error or 'no answer'}") from None
-
-    def _write_hosts(self, links: Sequence[HostLink]) -> None:
-        """RUN/nodes/hosts.json: the host of every rank."""
-        hosts = [
-            {"node": node, "host": link.name, "ranks": [node * self.ranks, self.ranks]}
-            for node, link in enumerate(links)
-        ]
-        document = {"schema": "mpctl.hosts/1", "hosts": hosts}
-        write_whole(self.run.nodes / "hosts.json", json.dumps(document, indent=1) + "\n")
 
     def request_stop(self) -> None:
         """Make RUN/stop on the host of rank 0, which looks for it: another host's file may take a

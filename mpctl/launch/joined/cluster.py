@@ -9,7 +9,6 @@ although another program started the processes.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
-from mpctl.durable import write_whole
 from mpctl.errors import Issue, RunFailed
 from mpctl.launch.cluster import Attempt
 from mpctl.launch.control.cluster import AgentCluster, AgentOrder
@@ -33,6 +31,7 @@ from mpctl.launch.node.facts import HostFacts
 from mpctl.launch.node.host import cluster_host_issues
 from mpctl.launch.node.processes import kill_tree
 from mpctl.planning.plan import Plan
+from mpctl.rundir.hosts import write_hosts
 
 ANSWER_SECONDS = 20.0
 AGENT_MODULES = {"node": "mpctl.launch.node.agent", "rank": "mpctl.launch.joined.agent"}
@@ -153,21 +152,11 @@ class JoinedCluster:
     def start(self, plan: LaunchPlan) -> Attempt:
         """Start the ranks anew, everywhere."""
         attempt = self.cluster.start(plan)
-        self._write_hosts(plan.world_size)
+        with suppress(OSError):  # by host, also where each process of the world is a rank
+            names = [host.name for host in self.hosts]
+            write_hosts(self.cluster.run.hosts, names, plan.world_size // len(names))
         return attempt
 
     def request_stop(self) -> None:
         """Have RUN/stop made on the host of rank 0."""
         self.cluster.request_stop()
-
-    def _write_hosts(self, world_size: int) -> None:
-        """RUN/nodes/hosts.json: the host of every rank, by node also where a process is a rank."""
-        ranks = world_size // len(self.by_node)
-        hosts = [
-            {"node": node, "host": host.name, "ranks": [node * ranks, ranks]}
-            for node, host in enumerate(self.hosts)
-        ]
-        document = {"schema": "mpctl.hosts/1", "hosts": hosts}
-        path = self.cluster.run.nodes / "hosts.json"
-        with suppress(OSError):
-            write_whole(path, json.dumps(document, indent=1) + "\n")

@@ -77,8 +77,8 @@ def test_two_hosts_train_as_one(data: Path, finished: Launched, hosts: Hosts) ->
     assert losses == pytest.approx(finished.losses, rel=1e-6)
     document = json.loads((hosts.run.nodes / "hosts.json").read_text())
     assert document["hosts"] == [
-        {"node": 0, "host": "n0", "ranks": [0, 1]},
-        {"node": 1, "host": "n1", "ranks": [1, 1]},
+        {"node": 0, "host": "n0", "ranks": {"first": 0, "count": 1}},
+        {"node": 1, "host": "n1", "ranks": {"first": 1, "count": 1}},
     ]
     assert not hosts.pids() and not list(hosts.run.nodes.glob("key*"))
 
