@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -149,24 +150,26 @@ def launch(
     from mpctl.cli.launch_run import Launch
     from mpctl.cli.launch_source import require_same_model, resolve, say_finished
     from mpctl.launch.resume import find_resumption
+    from mpctl.runs.unstarted import refusal_recorded
 
-    settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
-                "launch.on": on}  # fmt: skip
-    job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
-    plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
-    resumption = find_resumption(run) if resume else None
-    if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
-        require_same_model(plan, resumption)
-        say_finished(resumption, as_json=as_json)
-        dismiss_followers(plan, run)
-        return
-    launch = Launch(plan, run, resumption, overwrite=overwrite, as_json=as_json)
-    if submit:
-        launch.submit(dry_run=dry_run)
-    elif dry_run:
-        launch.print_commands()
-    else:
-        launch.train()
+    with refusal_recorded(run_dir if resume else None, os.environ):
+        settings = {"launch.tensorboard": tensorboard, "launch.csv": csv, "launch.profile": profile,
+                    "launch.on": on}  # fmt: skip
+        job = job.with_settings({**settings, **ssh_settings(on, hostfile, include, exclude)})
+        plan, run = resolve(job, run_dir, device, resume=resume, overwrite=overwrite)
+        resumption = find_resumption(run) if resume else None
+        if resumption and resumption.folder and resumption.step >= plan.job.training.steps:
+            require_same_model(plan, resumption)
+            say_finished(resumption, as_json=as_json)
+            dismiss_followers(plan, run)
+            return
+        launch = Launch(plan, run, resumption, overwrite=overwrite, as_json=as_json)
+        if submit:
+            launch.submit(dry_run=dry_run)
+        elif dry_run:
+            launch.print_commands()
+        else:
+            launch.train()
 
 
 def ssh_settings(

@@ -28,7 +28,8 @@ Rows = tuple[RunRow, ...]
 
 
 def print_runs(listing: Listing) -> None:
-    """Print the runs of a folder on stdout; what is wrong with a run stands below the table."""
+    """Print the runs of a folder on stdout; what is wrong with a run, and why one failed before its
+    first step, stand below the table."""
     console = get_console()
     if listing.rows:
         width = console.width if console.is_terminal else None
@@ -39,6 +40,7 @@ def print_runs(listing: Listing) -> None:
     else:
         console.print(Text(f"no runs in {listing.folder}"))
     problems = [(r["name"], text) for r in listing.rows for text in r["problems"]]
+    problems += [(r["name"], r["failure"]) for r in listing.rows if r["failure"] and not r["step"]]
     for name, text in problems:
         console.print(Text.assemble(("! ", "bold yellow"), f"{name}: {text}"), soft_wrap=True)
     if listing.others:

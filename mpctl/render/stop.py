@@ -10,6 +10,7 @@ from rich.text import Text
 
 from mpctl.render.console import get_console
 from mpctl.render.runs import STYLES
+from mpctl.render.show import failure_text
 from mpctl.runs.stop import Stopped
 from mpctl.units import bytes_text
 
@@ -59,6 +60,8 @@ def print_stopped(stopped: Stopped, *, now: bool) -> None:
     before = "" if stopped.was_running else "was not running: "
     status = Text(run.status, STYLES[run.status])
     console.print(Text.assemble(f"{run.name}  {before}", status, f" after step {steps}"))
+    if run.status == "failed" and run.failure is not None:
+        console.print(Text(failure_text(run.failure.model_dump())), soft_wrap=True)
     if run.status == "running":
         console.print(Text("the request stays; the run ends when its step is done and saved"))
         return

@@ -163,6 +163,14 @@ class FinishedSummary(TypedDict):
     checkpoint: int
 
 
+class UnstartedSummary(FinishedSummary):
+    """What a run has in place of a summary when its submitted job ended before a rank was started.
+    attempts: 0; failure: why the launcher refused, None where the job was taken back."""
+
+    attempts: int
+    failure: FailureSummary | None
+
+
 def training_progress(records: Sequence[StepRecord]) -> TrainingProgress:
     """How far these records go; all of a run, oldest first."""
     alike = _last_alike(records)
@@ -224,6 +232,6 @@ def save_summary(times: Sequence[SaveTimes]) -> SaveSummary | None:
     }
 
 
-def write_summary(path: Path, summary: RunSummary) -> None:
+def write_summary(path: Path, summary: RunSummary | UnstartedSummary) -> None:
     """Write summary.json, whole or not at all. Raises OSError."""
     write_whole(path, json.dumps(summary, indent=1) + "\n")

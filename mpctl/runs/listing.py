@@ -32,8 +32,8 @@ OnProgress = Callable[[int, int], None]
 
 class RunRow(TypedDict):
     """One run. step: steps trained; steps: steps that its job asks for; loss, tokens_per_second: of
-    the last step; started, ended: ISO 8601 in UTC; problems: sentences on what is damaged. None
-    stands for what is not known."""
+    the last step; started, ended: ISO 8601 in UTC; failure: why it failed; problems: sentences on
+    what is damaged. None stands for what is not known."""
 
     name: str
     path: str
@@ -49,6 +49,7 @@ class RunRow(TypedDict):
     ended: str | None
     checkpoints: int
     checkpoint_bytes: int
+    failure: str | None
     problems: list[str]
 
 
@@ -152,6 +153,7 @@ def run_row(run: SavedRun) -> RunRow:
     """The row of one run."""
     last, validated = run.key_records.last, run.key_records.validated
     validation_loss = validated.get("validation_loss") if validated else None
+    failure = run.failure if run.status == "failed" else None
     return {
         "name": run.name,
         "path": str(run.path),
@@ -167,6 +169,7 @@ def run_row(run: SavedRun) -> RunRow:
         "ended": iso(run.ended),
         "checkpoints": len(run.checkpoints),
         "checkpoint_bytes": run.checkpoint_bytes,
+        "failure": None if failure is None else failure.error,
         "problems": list(run.problems),
     }
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from pydantic import ValidationError
+
 from mpctl.errors import InputError, Issue
 from mpctl.planning.summary import sizes_text
 from mpctl.rundir.checkpoints import list_checkpoints
@@ -20,7 +22,7 @@ from mpctl.rundir.owner import require_own
 from mpctl.rundir.rank_files import StepRecord
 from mpctl.rundir.scalars import is_number
 from mpctl.rundir.shards import read_manifest
-from mpctl.runs.documents import SavedSummary, read_job, read_summary
+from mpctl.runs.documents import SavedFailure, SavedSummary, read_job, read_json, read_summary
 from mpctl.runs.liveness import is_running, is_submitted
 from mpctl.spec.job import JobSpec
 
@@ -122,6 +124,19 @@ class SavedRun:
         if last and is_number(last.get("time")):
             return float(last["time"])
         return _written(self.path / "summary.json") or _written(self.path / "metrics.jsonl")
+
+    @property
+    def failure(self) -> SavedFailure | None:
+        """The failure in the summary; without a summary the first that a rank recorded, real errors
+        before those that a lost peer caused."""
+        if self.summary is not None:
+            return self.summary.failure
+        files = sorted((self.path / "failures").glob("rank-*.json"))
+        records = [record for file in files if isinstance(record := read_json(file), dict)]
+        for record in sorted(records, key=lambda record: bool(record.get("is_echo"))):
+            with suppress(ValidationError):
+                return SavedFailure.model_validate(record)
+        return None
 
 
 def looks_like_run(path: Path) -> bool:

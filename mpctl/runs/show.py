@@ -8,13 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
-from pydantic import ValidationError
-
 from mpctl.errors import InputError, Issue
 from mpctl.planning.layout_settings import layout_of, layout_text
 from mpctl.rundir.metrics import read_records
 from mpctl.rundir.summary import PlanAndRun, RankComparison, training_progress
-from mpctl.runs.documents import SavedFailure, read_json
 from mpctl.runs.listing import iso
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, find_run, read_run, short_name
 
@@ -81,7 +78,7 @@ def show_document(runs: list[SavedRun]) -> ShowDocument:
 
 def show_run(run: SavedRun) -> ShownRun:
     """One run as JSON; bytes and seconds. The run must have been read by `open_runs`."""
-    job, summary, failure = run.job, run.summary, find_failure(run)
+    job, summary, failure = run.job, run.summary, run.failure
     compared = [rank.model_dump() for rank in summary.plan_beside_run] if summary else []
     return {
         "name": run.name,
@@ -110,18 +107,3 @@ def _layout(run: SavedRun) -> str | None:
     if run.job is None or run.job.model is None:
         return run.layout
     return layout_text(layout_of(run.job))
-
-
-def find_failure(run: SavedRun) -> SavedFailure | None:
-    """The failure in the summary; without a summary the first that a rank recorded, real errors
-    before those that a lost peer caused."""
-    if run.summary is not None:
-        return run.summary.failure
-    files = sorted((run.path / "failures").glob("rank-*.json"))
-    records = [record for file in files if isinstance(record := read_json(file), dict)]
-    for record in sorted(records, key=lambda record: bool(record.get("is_echo"))):
-        try:
-            return SavedFailure.model_validate(record)
-        except ValidationError:
-            continue
-    return None

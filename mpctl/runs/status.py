@@ -28,8 +28,8 @@ from mpctl.runs.liveness import launcher_is_alive
 from mpctl.runs.logs import read_tail
 from mpctl.runs.ranks_now import RankNow, ranks_now
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
-from mpctl.runs.show import find_failure
-from mpctl.runs.submitted import known_launcher, scheduled_job
+from mpctl.runs.submitted import known_launcher
+from mpctl.runs.unstarted import judged_by_scheduler
 
 RECENT_STEPS, RECENT_BYTES = 20, 64 * 1024
 WAITING_SECONDS, WAITING_STEPS = 10.0, 5
@@ -140,7 +140,9 @@ class RunStatusNow:
 def status_of(path: Path, name: str, now: float | None = None) -> RunStatusNow:
     """The run in a directory at this moment; never raises for its content."""
     now = time.time() if now is None else now
-    run = read_run(path, name)
+    run, job = read_run(path, name), None
+    if run.status != "running":
+        run, job = judged_by_scheduler(run)
     known = known_launcher(run)
     recent = _recent(path)
     ranks = ranks_now(run, known)
@@ -151,7 +153,7 @@ def status_of(path: Path, name: str, now: float | None = None) -> RunStatusNow:
         is_stopping=run.status == "running" and _is_stopping(path),
         recent=recent,
         ranks=ranks,
-        job_state=None if run.status == "running" else _job_state(run),
+        job_state=job.state if isinstance(job, ScheduledJob) else job,
         waiting=_waiting(run, recent, ranks, now),
     )
 
@@ -160,7 +162,7 @@ def status_document(state: RunStatusNow) -> StatusDocument:
     """The status as JSON."""
     run, last = state.run, state.run.key_records.last
     newest = run.checkpoints[-1] if run.checkpoints else None
-    validated, failure = run.key_records.validated, find_failure(run)
+    validated, failure = run.key_records.validated, run.failure
     return {
         "schema": "mpctl.status/1",
         "name": run.name,
@@ -214,11 +216,6 @@ def _launcher_row(launcher: SavedLauncher) -> LauncherRow:
         "started": iso(launcher.started),
         "is_alive": launcher_is_alive(launcher),
     }
-
-
-def _job_state(run: SavedRun) -> str | None:
-    job = scheduled_job(run)
-    return job.state if isinstance(job, ScheduledJob) else job
 
 
 def _is_stopping(path: Path) -> bool:

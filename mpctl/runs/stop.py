@@ -21,6 +21,7 @@ from mpctl.rundir.stop_request import requested_signals, write_stop_request
 from mpctl.runs.liveness import is_running
 from mpctl.runs.saved import CheckpointRow, SavedRun, Status, read_run
 from mpctl.runs.submitted import cancel_job, scheduled_job
+from mpctl.runs.unstarted import judged_by_scheduler, write_unstarted
 
 POLL_SECONDS, SCHEDULER_SECONDS = 0.2, 2.0
 ENDED = ("finished", "stopped", "failed")
@@ -90,12 +91,14 @@ def stop_run(
     """
     run = read_run(path, name)
     if run.status != "running":
-        job = scheduled_job(run)
+        run, job = judged_by_scheduler(run)
         if not isinstance(job, ScheduledJob) or not job.is_active:
             return Stopped(run, was_running=False)
         if not job.has_begun:
             cancel_job(run)
-            return Stopped(run, was_running=False, cancelled=job.state)
+            if run.status == "submitted":
+                write_unstarted(path, "stopped")
+            return Stopped(read_run(path, name), was_running=False, cancelled=job.state)
     _request(path, now=now)
     deadline = None if timeout is None else time.monotonic() + timeout
     while _goes_on(path) and (deadline is None or time.monotonic() < deadline):

@@ -11,6 +11,8 @@ from mpctl.launch.backends.scheduled import ScheduledJob, Scheduler
 from mpctl.runs.documents import SavedLauncher, read_launcher
 from mpctl.runs.saved import SavedRun
 
+UNKNOWN = "the scheduler does not know it any more"
+
 
 def scheduled_job(run: SavedRun) -> ScheduledJob | str | None:
     """The job of a run; None for a run without one, a sentence when the scheduler cannot tell."""
@@ -21,7 +23,7 @@ def scheduled_job(run: SavedRun) -> ScheduledJob | str | None:
         job = scheduler.find(launcher.job_id)
     except MpctlError as error:
         return str(error)
-    return job or "the scheduler does not know it any more"
+    return job or ScheduledJob(UNKNOWN, is_active=False, has_begun=False)
 
 
 def cancel_job(run: SavedRun) -> None:

@@ -4,6 +4,7 @@ behind, and a run that goes on after preemption and lost nodes."""
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,22 @@ def test_a_run_that_waits_in_the_queue_is_shown_and_taken_back(
     assert "PENDING (JobHeldUser)" in slurm.mpctl("status", str(path)).stdout
     slurm.mpctl("stop", str(path))
     slurm.wait_for(run.job, {"CANCELLED"}, 10)
+
+
+def test_a_job_that_is_refused_before_training_has_failed_and_says_why(
+    slurm: SlurmCluster, data: Path, tmp_path: Path
+) -> None:
+    """Its data are removed while it waits."""
+    own, path = tmp_path / "data", tmp_path / "run"
+    shutil.copytree(data, own)
+    command = launch_arguments(own, path, *TP_DP, launch__slurm__extra=["--hold"])
+    run = submitted(slurm, command, path)
+    shutil.rmtree(own)
+    assert slurm.run(["scontrol", "release", run.job]).returncode == 0
+    slurm.wait_for(run.job, {"FAILED"}, 60)
+    for words in ("status", "runs", "stop"):
+        said = slurm.mpctl(words, str(path)).stdout
+        assert "failed" in said and "refused before training" in said and str(own) in said
 
 
 # ---------------------------------------------------------------- faults

@@ -73,6 +73,43 @@ def test_a_job_that_waits_is_cancelled(tmp_path: Path, call: Mpctl, slurm: Path)
     assert said.code == 0 and "cancelled before it began: PENDING (Resources)" in said.out
     assert (slurm / "cancelled").read_text() == "77\n"
     assert not (run / "stop-request").exists()
+    assert [call("runs", run, "--json").document["runs"][0]["status"]] == ["stopped"]
+
+
+def test_a_launcher_that_is_refused_in_its_job(
+    tmp_path: Path, call: Mpctl, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, as there is no allocation around it. In another job a refusal changes nothing."""
+    run = submitted(tmp_path / "demo")
+    (run / ".mpctl-run").write_text('{"schema": "mpctl.run-dir/1"}')
+    answer(slurm, "RUNNING")
+    for job in ("78", "77"):
+        assert read_run(run).status == "submitted"
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        refused = call("launch", "--resume", "--run-dir", run, "--on", "slurm")
+        assert refused.code == 2 and "[no-allocation]" in refused.err
+    answer(slurm, "FAILED")
+    for command in ("status", "stop", "runs", "show"):
+        said = " ".join(call(command, run).out.split())
+        assert "failed" in said and "not inside of a Slurm allocation" in said, command
+    assert "demo was not running: failed after step 0" in " ".join(call("stop", run).out.split())
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", ""])
+def test_a_job_that_ended_without_a_word_has_failed(
+    tmp_path: Path, call: Mpctl, slurm: Path, state: str
+) -> None:
+    """As the scheduler says, which may have forgotten it."""
+    run = submitted(tmp_path / "demo")
+    (run / "logs" / "slurm-77.out").write_text("begin\npython3: No module named mpctl\n\n")
+    answer(slurm, state) if state else (slurm / "answer").write_text("")
+    document = call("status", run, "--json").document
+    assert document["status"] == "failed"
+    assert "its last words: python3: No module named mpctl" in document["failure"]["error"]
+    assert (state or "does not know it any more") in document["failure"]["error"]
+    assert document["failure"]["log"] == str(run / "logs" / "slurm-77.out")
+    said = call("stop", run)
+    assert said.code == 1 and "No module named mpctl" in said.out
 
 
 def test_a_job_that_has_begun_is_asked_through_the_directory(

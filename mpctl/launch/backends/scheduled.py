@@ -12,6 +12,9 @@ from typing import Protocol
 
 from mpctl.errors import InputError
 
+JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "kubernetes": "MPCTL_JOB"}
+"""The environment variable by which a process of a job knows its id, by backend."""
+
 
 def require_form(text: str, pattern: re.Pattern[str], what: str, where: str) -> str:
     """A name that a run directory gives a scheduler, once it has the form of such names: it becomes

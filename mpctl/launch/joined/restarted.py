@@ -3,7 +3,8 @@
 The pods of a TrainJob are restarted as its runtime says, by default six times, and nothing in the
 TrainJob can change that. A pod that ended with its run must not start the run again:
 
-    failed                 `launch.max_restarts` says how often a run is tried, and it was
+    failed                 `launch.max_restarts` says how often a run is tried, and it was;
+                           not where no rank was started: another try may find the other pods
     stopped by a request   `mpctl stop` was asked for
     stopped by a signal    the pod was moved or made room for others: the run goes on
 
@@ -28,8 +29,9 @@ def ended_launch(run: RunDir, environment: Mapping[str, str]) -> str | None:
     job = environment.get(JOB_VARIABLE)
     if job is None or _read(run.launcher).get("job_id") != job:
         return None
-    status = _read(run.summary).get("status")
-    if status == "failed":
+    summary = _read(run.summary)
+    status = summary.get("status")
+    if status == "failed" and summary.get("attempts") != 0:
         return f"{job} has failed, see {run.summary}, and Kubernetes started its pod again; {AGAIN}"
     is_requested = run.stop_request.exists() and not _read(run.stop_request).get("relayed")
     if status == "stopped" and is_requested:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import yaml
 
+from mpctl.launch.backends.scheduled import JOB_VARIABLES
 from mpctl.launch.node.device import Device, named_device
 from mpctl.rundir.owner import OPTION
 from mpctl.spec.job import JobSpec
@@ -36,7 +37,7 @@ Manifest = dict[str, object]
 API_VERSIONS = {"TrainJob": "trainer.kubeflow.org/v1alpha1", "PyTorchJob": "kubeflow.org/v1"}
 CONTAINERS = {"TrainJob": "node", "PyTorchJob": "pytorch"}
 MANAGER = "mpctl"
-JOB_VARIABLE = "MPCTL_JOB"
+JOB_VARIABLE = JOB_VARIABLES["kubernetes"]
 """Environment variable of a pod: the name of the object that started it."""
 
 AFTER_STOP_SECONDS = 30

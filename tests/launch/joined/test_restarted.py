@@ -11,6 +11,7 @@ from mpctl.launch.joined.restarted import ended_launch
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.launcher import this_launcher, write_launcher
 from mpctl.rundir.stop_request import write_stop_request
+from mpctl.runs.unstarted import write_unstarted
 
 POD = {"MPCTL_JOB": "llama-1"}
 
@@ -26,6 +27,12 @@ def ended(folder: Path, status: str | None, job: str = "llama-1") -> RunDir:
 def test_a_failed_launch_is_over(tmp_path: Path) -> None:
     words = ended_launch(ended(tmp_path, "failed"), POD)
     assert words is not None and "llama-1 has failed" in words and "--submit" in words
+
+
+def test_a_launch_that_was_refused_before_training_is_tried_again(tmp_path: Path) -> None:
+    write_unstarted((run := ended(tmp_path, None)).path, "failed")
+    assert json.loads(run.summary.read_text())["status"] == "failed"
+    assert ended_launch(run, POD) is None
 
 
 @pytest.mark.parametrize("status", ["stopped", "finished", None])
