@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -63,15 +66,70 @@ def test_node_i_is_the_i_th_host_of_the_list(
     run.require_nothing_left(5)
 
 
-@pytest.mark.parametrize("kind", ["agent", "torchrun", "rank"])
+@pytest.mark.parametrize(
+    ("kind", "number", "words"),
+    [
+        ("agent", signal.SIGKILL, "host n2 (node 1): its node agent ended"),
+        ("torchrun", signal.SIGKILL, "torchrun on host n2, with its ranks, was killed by signal 9"),
+        ("rank", signal.SIGKILL, "rank 3 on host n2"),
+        ("rank", signal.SIGTERM, "killed by signal 15 (SIGTERM)"),
+    ],
+)
 def test_a_killed_process_of_a_host_is_named_with_the_host(
-    ssh_hosts: SshHosts, data: Path, tmp_path: Path, kind: str
+    ssh_hosts: SshHosts,
+    data: Path,
+    tmp_path: Path,
+    kind: str,
+    number: signal.Signals,
+    words: str,
 ) -> None:
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
-    kill(run.rank(3) if kind == "rank" else run.on_host(kind, "n2"))
+    kill(run.rank(3) if kind == "rank" else run.on_host(kind, "n2"), number)
     assert run.ended().code == 1
-    assert "n2" in run.launched.stderr.rpartition("✗")[2]
+    said = run.launched.stderr.rpartition("✗")[2]
+    assert words in " ".join(said.split()) and "n2" in said
     run.require_nothing_left(5)
+
+
+def test_a_stopped_agent_ends_once_it_is_continued(
+    ssh_hosts: SshHosts, data: Path, tmp_path: Path
+) -> None:
+    """It is all that stays: its ranks end when they have lost their peers."""
+    run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *ENDLESS).at_step(2)
+    agent = run.on_host("agent", "n2")
+    kill(agent, signal.SIGSTOP)
+    assert run.ended().code == 1
+    assert "n2 (node 1): it has not answered for 20 s" in run.launched.stderr.rpartition("✗")[2]
+    wait_for(lambda: not {"torchrun", "rank", "ssh"} & run.processes().keys(), 10)
+    assert run.processes()["agent"] == [agent]
+    kill(agent, signal.SIGCONT)
+    run.require_nothing_left(5)
+
+
+def test_a_full_disk_is_named_before_the_ranks_that_it_ended(
+    ssh_hosts: SshHosts, data: Path, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        settings = ("training.steps=100000", "checkpoint.interval=5", "checkpoint.keep_last=1")
+        more = [part for setting in settings for part in ("--set", setting)]
+        run = ssh_launch(ssh_hosts, data, disk / "run", *TP_DP, *more).at_step(6)
+        with (disk / "filler").open("wb") as filler, suppress(OSError):
+            while filler.write(bytes(1 << 16)):
+                filler.flush()
+        assert run.ended().code == 1
+        said = " ".join(run.launched.stderr.rpartition("✗")[2].split())
+        assert f"the disk of {disk / 'run'} is full: No space left on device" in said
+        run.require_nothing_left(5)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "mpctl-test", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_killed_launcher_takes_everything_with_it(
@@ -135,11 +193,12 @@ def test_a_host_whose_agent_was_killed_is_connected_again(
 
 
 def test_a_host_that_is_gone_ends_the_run(ssh_hosts: SshHosts, data: Path, tmp_path: Path) -> None:
-    more = ("--set", "launch.max_restarts=1", *ENDLESS)
+    """Once it has been tried again for launch.start_seconds."""
+    more = ("--set", "launch.max_restarts=1", "--set", "launch.start_seconds=10", *ENDLESS)
     run = ssh_launch(ssh_hosts, data, tmp_path / "run", *TP_DP, *more).at_step(2)
     ssh_hosts.stop("n2")  # with every process of its logins
     assert run.ended().code == 1
-    assert "n2" in run.launched.stderr.rpartition("✗")[2]
+    assert "not started again: n2: nothing listens" in run.launched.stderr.rpartition("✗")[2]
     run.require_nothing_left(5)
 
 
