@@ -63,11 +63,13 @@ bench: $(READY)
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu
 
-# Random faults over one run, whose losses must stay those of the undisturbed run.
+# Random faults over one run, whose losses must stay those of the undisturbed run; writes what it
+# shows into docs/reliability.md. HOSTS=2: over two hosts that ssh reaches (network namespaces, root).
 FAULTS ?= 100
 SEED ?= 1
+HOSTS ?= 1
 soak: $(READY)
-	$(BIN)/python -m benchmarks.soak --faults $(FAULTS) --seed $(SEED)
+	$(BIN)/python -m benchmarks.soak --hosts $(HOSTS) --faults $(FAULTS) --seed $(SEED) --write
 
 # docs/reference.md, from the models and commands; tests/cli/test_reference.py wants it up to date.
 reference: $(READY)

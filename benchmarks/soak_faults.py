@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
@@ -49,15 +49,17 @@ class Fault:
 
 @dataclass(frozen=True)
 class Kind:
-    """inject: does it to a running run. text: for the table. while_down: damage done after the
-    launcher has ended, before the run is resumed. mend: what is undone once the failure has been
-    reported. needs: `root` where only root can inject it."""
+    """inject: does it to a running run (Victim). text: for the table. while_down: damage done after
+    the launcher has ended, before the run is resumed. mend: what is undone once the failure has
+    been reported. needs: `root` where only root can inject it. is_harmless: it must cost no
+    attempt; mend is then called at once."""
 
     text: str
-    inject: Callable[[Victim, Fault], object]
-    while_down: Callable[[Victim], object] = lambda run: None
-    mend: Callable[[Victim], object] = lambda run: None
+    inject: Callable[[Any, Fault], object]
+    while_down: Callable[[Any], object] = lambda run: None
+    mend: Callable[[Any], object] = lambda run: None
     needs: str = ""
+    is_harmless: bool = False
 
 
 def draw_faults(count: int, seed: int, *, gap: int, ranks: int, kinds: list[str]) -> list[Fault]:
@@ -84,7 +86,7 @@ def _stop_all(run: Victim, fault: Fault) -> None:
         process.suspend()
 
 
-def _while_saving(act: Callable[[Victim, Fault], object]) -> Callable[[Victim, Fault], object]:
+def while_saving(act: Callable[[Victim, Fault], object]) -> Callable[[Victim, Fault], object]:
     """Act once a checkpoint is being written."""
 
     def inject(run: Victim, fault: Fault) -> None:
@@ -123,7 +125,7 @@ def _flip_newest(run: Victim) -> None:
         stream.write(bytes([byte ^ 1]))
 
 
-def _truncate_and_kill_rank(run: Victim, fault: Fault) -> None:
+def _truncate_andkill_rank(run: Victim, fault: Fault) -> None:
     _truncate_newest(run)
     _kill_rank(run, fault)
 
@@ -172,12 +174,12 @@ KINDS: dict[str, Kind] = {
     "rank-stopped": Kind("a rank, SIGSTOP", lambda run, fault: run.rank(fault.rank).suspend()),
     "torchrun-stopped": Kind("torchrun, SIGSTOP", lambda run, fault: run.torchrun.suspend()),
     "all-stopped": Kind("all ranks, SIGSTOP", _stop_all),
-    "rank-killed-saving": Kind("a rank while saving, kill -9", _while_saving(_kill_rank)),
+    "rank-killed-saving": Kind("a rank while saving, kill -9", while_saving(_kill_rank)),
     "launcher-killed-saving": Kind(
-        "the launcher while saving, kill -9", _while_saving(_kill_launcher)
+        "the launcher while saving, kill -9", while_saving(_kill_launcher)
     ),
     "checkpoint-cut-live": Kind(
-        "newest checkpoint cut, then a rank killed", _truncate_and_kill_rank
+        "newest checkpoint cut, then a rank killed", _truncate_andkill_rank
     ),
     "checkpoint-cut": Kind(
         "launcher killed, newest checkpoint cut", _kill_launcher, while_down=_truncate_newest

@@ -22,8 +22,9 @@ import torch
 
 from benchmarks.gpu.cases import CASES, Case, Outcome
 from benchmarks.gpu.ours import launch, prepare_data
-from benchmarks.gpu.report import goals, training_table, write_part
+from benchmarks.gpu.report import PAGE, goals, training_table
 from benchmarks.gpu.shapes import SHAPES, Shape, tiny
+from benchmarks.measured import write_part
 
 STEPS, WARM, SIDE = 30, 10, 8192
 TINY_STEPS, TINY_WARM, TINY_SIDE = 6, 3, 256
@@ -182,7 +183,7 @@ def main() -> None:
         if given.tiny or given.only:
             print(f"{text}\n")
         else:
-            write_part(part, text)
+            write_part(part, text, PAGE)
 
 
 if __name__ == "__main__":

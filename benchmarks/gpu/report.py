@@ -1,9 +1,7 @@
-"""Tables of docs/gpu.md, between two lines that mark each: `<!-- measured: NAME -->` and
-`<!-- end -->`."""
+"""Tables of docs/gpu.md, each between two marks (measured.py)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,14 +71,3 @@ def goals(outcomes: Sequence[Outcome], shapes: dict[str, Shape], peak: float) ->
         lines.append(f"| a thread's save stalls at most 15 % of one between steps | "
                      f"{thread / between:.1%} |")  # fmt: skip
     return "\n".join(lines)
-
-
-def write_part(name: str, text: str, page: Path = PAGE) -> None:
-    """Replace what stands between the marks of a name. Raises ValueError without them."""
-    before = page.read_text("utf-8")
-    begin, end = re.escape(f"<!-- measured: {name} -->"), re.escape("<!-- end -->")
-    pattern = re.compile(rf"({begin}\n).*?(\n{end})", re.S)
-    after, count = pattern.subn(lambda match: f"{match[1]}\n{text}\n{match[2]}", before)
-    if count != 1:
-        raise ValueError(f"{page} has {count} parts <!-- measured: {name} -->")
-    page.write_text(after, "utf-8")

@@ -63,15 +63,8 @@ class SshRun:
         return int(self.launched.process.returncode)
 
     def processes(self) -> dict[str, list[psutil.Process]]:
-        """The processes of the run that still run, by kind: `launcher`, `ssh`, `agent`,
-        `torchrun`, `rank`, and `other` for what a shell between them is."""
-        kinds: dict[str, list[psutil.Process]] = {}
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                line = process.cmdline()
-                if any(str(self.run_dir) in word for word in line):
-                    kinds.setdefault(_kind(line), []).append(process)
-        return kinds
+        """The processes of the run that still run, by kind."""
+        return processes_of(self.run_dir)
 
     def on_host(self, kind: str, host: str) -> psutil.Process:
         """The first process of a kind that runs on a host, as its environment says."""
@@ -93,6 +86,18 @@ class SshRun:
     def recorded_hosts(self) -> dict[int, str]:
         """The host of each rank in RUN/nodes/hosts.json."""
         return recorded_hosts(self.run_dir)
+
+
+def processes_of(run_dir: Path) -> dict[str, list[psutil.Process]]:
+    """The processes that have a run directory in their command line, by kind: `launcher`, `ssh`,
+    `agent`, `torchrun`, `rank`, and `other` for what a shell between them is."""
+    kinds: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            line = process.cmdline()
+            if any(str(run_dir) in word for word in line):
+                kinds.setdefault(_kind(line), []).append(process)
+    return kinds
 
 
 def _kind(line: list[str]) -> str:
