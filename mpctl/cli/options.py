@@ -182,8 +182,12 @@ class JobSource:
                 read_source(self.source)
             except InputError as error:
                 if error.issues[0].rule == "no-such-job":
-                    return replace(self, source=None), [self.source, *words]
+                    return self.without_source(words)
         return self, words
+
+    def without_source(self, words: list[str]) -> tuple[JobSource, list[str]]:
+        """The same without JOB, which becomes the first word, as where --from names the job."""
+        return replace(self, source=None), [*([self.source] if self.source else []), *words]
 
     def with_default(self, setting: str, value: Any) -> JobSource:
         """The same with a setting set to `value`, unless the command line sets it."""

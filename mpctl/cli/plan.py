@@ -139,6 +139,8 @@ def plan(
     pictures = {"html": html, "svg": svg, "trace": trace}
     is_typed = "training.runtime" in job.overrides
     if from_ is not None:
+        if explain or compare_tensor_modes:
+            job, more = job.without_source(more or [])
         job = _read_from(job, *from_)
     if emit is not None and not is_typed:
         job = _for_launcher(job, emit, is_read=from_ is not None)

@@ -73,6 +73,22 @@ def test_a_vocabulary_that_only_a_tokenizer_knows_is_asked_for(mpctl: Mpctl) -> 
     assert mpctl(*read, "--set", "model.vocab=1000").document["parameters"] > 0
 
 
+def test_figures_of_a_job_that_is_read_are_explained(mpctl: Mpctl) -> None:
+    read = ("plan", "--from", "megatron", f"{SHAPE} --vocab-size 1000", "--gpus-per-node", 2)
+    figures = ("communication.stage-0", "memory.stage-0")
+    said = mpctl(*read, "--explain", *figures, "--json").document["figures"]
+    assert {figure["name"].rpartition(".")[0] for figure in said} >= {"memory.stage-0"}
+    assert len(mpctl(*read, "--explain", "--json").document["figures"]) > len(said)
+    assert "unknown-figure" in mpctl(*read, "--explain", "two-nodes-16-gpus", "--json").issues
+
+
+def test_tensor_modes_of_a_job_that_is_read_are_compared(mpctl: Mpctl) -> None:
+    flags = f"{SHAPE} --vocab-size 1000 --micro-batch-size 4"
+    read = ("plan", "--from", "megatron", flags, "--gpus-per-node", 8, "--json")
+    said = mpctl(*read, "--compare-tensor-modes", 4, 1)
+    assert said.document["schema"] == "mpctl.tensor-modes/1"
+
+
 def test_ranks_that_nobody_names_are_a_warning(mpctl: Mpctl) -> None:
     flags = "--tensor-model-parallel-size 2 --micro-batch-size 1"
     document = mpctl("plan", "--from", "megatron", flags, "--json").document
