@@ -93,7 +93,7 @@ def _reduced(job: JobSpec) -> str:
 
 
 def _stage_lines(plan: Plan) -> Iterator[str]:
-    """The schedule and the layers of each stage, a half-open span for each of its chunks."""
+    """The schedule and the layers of each stage, a range for each of its chunks."""
     p = plan.job.parallel
     if p.pp == 1:
         return
@@ -103,7 +103,8 @@ def _stage_lines(plan: Plan) -> Iterator[str]:
         return
     yield "layers_of_stage = ["
     for stage, chunks in enumerate(plan.stages):
-        yield f"    {[list(span) for span in chunks]},  # stage {stage}"
+        ranges = ", ".join(f"range({start}, {stop})" for start, stop in chunks)
+        yield f"    [{ranges}],  # stage {stage}"
     yield "]"
 
 

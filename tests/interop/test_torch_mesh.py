@@ -33,8 +33,10 @@ def assigned(text: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            if isinstance(node.value, ast.Constant | ast.List):
+            if isinstance(node.value, ast.Constant):
                 values[node.targets[0].id] = ast.literal_eval(node.value)
+            elif isinstance(node.value, ast.List):
+                values[node.targets[0].id] = [ranges(row) for row in node.value.elts]
             elif isinstance(node.value, ast.Call) and node.targets[0].id == "mesh":
                 values["shape"] = ast.literal_eval(node.value.args[1])
                 values["names"] = ast.literal_eval(node.value.keywords[0].value)
@@ -42,6 +44,12 @@ def assigned(text: str) -> dict[str, Any]:
                 part = node.value.func.value.slice  # type: ignore[attr-defined]
                 values["dp_cp"] = ast.literal_eval(part)
     return values
+
+
+def ranges(row: ast.expr) -> list[range]:
+    """A list of calls of range, as torch_mesh writes the layers of a stage."""
+    assert isinstance(row, ast.List)
+    return [range(*map(ast.literal_eval, call.args)) for call in row.elts]  # type: ignore[attr-defined]
 
 
 def fake_ranks(world: int) -> Iterator[int]:
@@ -80,15 +88,15 @@ def test_the_snippet_says_batch_and_stages(name: str) -> None:
         schedule = pipelining.schedules.get_schedule_class(values["schedule"])
         is_single = issubclass(schedule, pipelining.schedules.PipelineScheduleSingle)
         assert is_single == (job.parallel.vpp == 1)
-        spans = [[tuple(span) for span in chunks] for chunks in values["layers_of_stage"]]
-        assert spans == [list(chunks) for chunks in plan.stages or ()]
+        stages = [[range(*span) for span in chunks] for chunks in plan.stages or ()]
+        assert values["layers_of_stage"] == stages
 
 
 def test_the_example_has_the_groups_of_rank_0() -> None:
     values = assigned(emit_plan(plan_of({}, base=EXAMPLE), "torch").text)
     assert (values["shape"], values["names"]) == ((4, 2, 2, 4), ("pp", "dp", "cp", "tp"))
     assert values["schedule"] == "Interleaved1F1B"
-    assert values["layers_of_stage"][0] == [[0, 4], [16, 20], [32, 36], [48, 52], [64, 68]]
+    assert values["layers_of_stage"][0] == [range(n, n + 4) for n in (0, 16, 32, 48, 64)]
 
 
 def test_a_grid_of_tensor_parallel_ranks_is_refused() -> None:
