@@ -25,6 +25,7 @@ AXIS_OF_DIM = {
     "kv_heads": "tp",
     "ffn": "tp",
     "vocab": "tp",
+    "projected": "tp",
     "layers": "pp",
 }
 

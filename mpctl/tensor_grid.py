@@ -47,7 +47,7 @@ from math import isqrt, prod
 Axes = tuple[str, ...]
 WeightAxes = tuple[Axes, ...]
 
-FEATURES = frozenset({"heads", "kv_heads", "ffn", "vocab"})
+FEATURES = frozenset({"heads", "kv_heads", "ffn", "vocab", "projected"})
 MODES = ("1d", "2d", "2.5d", "3d")
 
 
@@ -214,7 +214,7 @@ class TensorGrid:
         cuts, last = self._cuts, dims[-1]
         if len(dims) == 2 and dims[0] == "vocab":
             return cuts.table
-        if len(dims) == 2 and dims[0] in FEATURES and last == "hidden":
+        if len(dims) == 2 and dims[0] in FEATURES and last in ("hidden", "joined"):
             return cuts.up[::-1]
         if len(dims) == 2 and dims[0] == "hidden" and last in FEATURES:
             return cuts.down[::-1]

@@ -90,6 +90,7 @@ class MatMul:
     rows in a table, which counts as the product of one-hot rows with it and computes nothing.
     table: the module whose weight it multiplies by, where that is another's (a tied head). is_head:
     whether it belongs to an output head, which low-precision training leaves in its wider dtype.
+    is_gathered: whether every rank needs the whole of Y, of which a column product writes a part.
     """
 
     name: str
@@ -101,6 +102,7 @@ class MatMul:
     is_lookup: bool = False
     table: str = ""
     is_head: bool = False
+    is_gathered: bool = False
 
     @property
     def parameter(self) -> str:

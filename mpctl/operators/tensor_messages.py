@@ -86,6 +86,10 @@ def _one_dimension(
         yield TensorMessage("tp", kind, elements)
     for kind in phases.backward:
         yield TensorMessage("tp", kind, elements, phase="backward")
+    if product.is_gathered:  # backward each rank takes its part of dY, which the sequence may split
+        yield TensorMessage("tp", "all_gather", size.rows * size.outputs)
+        if grid.sequence_parallel and (needs.x or needs.w):
+            yield TensorMessage("tp", "all_gather", size.rows * size.outputs, phase="backward")
 
 
 def _lookup(grid: TensorGrid, size: ProductSize, needs: GradNeeds) -> Iterator[TensorMessage]:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from mpctl.families.batch import Batch
+from mpctl.families.gpt.ops import operator_table
 from mpctl.families.modules import build_module
 from mpctl.kernels.counter_rng import CounterRNG
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.spec.model import ModelSpec
 from mpctl.spec.training import TrainingSpec
+from mpctl.tensor_grid import TensorGrid
 from tests.kernels.oracle import axes, close, context_split, fill, gradients, sum_gradients, whole
 from tests.ranks import run_ranks
 
@@ -95,3 +97,14 @@ def test_a_window_hides_what_lies_before_it() -> None:
     with torch.no_grad():
         whole_text = module(Batch(torch.arange(1), {"tokens": tokens}))[0, -1]
     assert [bool((last(at) == whole_text).all()) for at in range(S)] == [True] * 3 + [False] * 5
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_each_rank_has_its_part_of_the_projection_of_multi_token_prediction(tp: int) -> None:
+    """eh_proj of Megatron-Core 0.19: 2 h -> h by columns, without a bias."""
+    model = ModelSpec(**{**COMMON, "mtp_layers": 1, "position": "rotary"})
+    table = operator_table(model, tp=tp)
+    grid = TensorGrid.of("1d", tp)
+    found = [w for w in table.stacks[0].exit.weights if ".projection." in w.name]
+    assert [w.name for w in found] == ["mtp.0.projection.weight"]
+    assert found[0].local_numel(grid) == 2 * 16 * 16 // tp

@@ -92,6 +92,21 @@ def test_a_layer_in_1d_is_four_all_reduces() -> None:
     assert sum(m.elements for m in split) == 10 * BSH
 
 
+def test_a_column_product_whose_result_is_gathered_sends_it_too() -> None:
+    product = MatMul("up", "mlp", HIDDEN, ("hidden", "ffn"), (*HIDDEN[:2], "ffn"), is_gathered=True)
+    size, needs = ProductSize(8, 4, 6), GradNeeds()
+    plain = product_messages(TensorGrid.of("1d", 2), product, size, needs)
+    assert fields(plain) == [
+        ("tp", "all_reduce", 32, 1, "backward"), ("tp", "all_gather", 48, 1, "forward")
+    ]  # fmt: skip
+    grid = TensorGrid.of("1d", 2, sequence_parallel=True)
+    sent = fields(product_messages(grid, product, size, needs))
+    assert sent.count(("tp", "all_gather", 48, 1, "forward")) == 1
+    assert sent.count(("tp", "all_gather", 48, 1, "backward")) == 1
+    frozen = product_messages(grid, product, size, GradNeeds(False, False, False))
+    assert {message.phase for message in frozen} == {"forward"}
+
+
 @pytest.mark.parametrize(
     ("mode", "axes"),
     [("1d", ["tp"]), ("2d", ["col", "row"]), ("2.5d", ["col", "row", "depth"]),

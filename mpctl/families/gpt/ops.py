@@ -5,8 +5,10 @@ Parameters of a GPT-2 shape: v h + s h + L (12 h^2 + 13 h) + 2 h, v padded (Nara
 
 A layer of multi-token prediction stands behind the last layer (DeepSeek-V3, arXiv 2412.19437,
 section 2.2): the norms of the hidden states and of the next tokens' embeddings, joined to 2 h and
-projected to h, a layer of the model's shape, a norm, and the output head once more. By hand, h 8:
-the projection has 2 x 8 x 8 = 128 parameters; the word table and the head are the model's own.
+projected to h, a layer of the model's shape, a norm, and the output head once more. The
+projection writes its part of h on each rank of tp, and the parts are gathered (eh_proj of
+Megatron-Core 0.19, multi_token_prediction.py). By hand, h 8 over tp 2: the projection has 2 x 8 x 8
+= 128 parameters, 64 on each rank; the word table and the head are the model's own.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from mpctl.spec.model import ModelSpec
 
 HIDDEN: Dims = ("batch", "seq", "hidden")
 JOINED: Dims = ("batch", "seq", "joined")
+PROJECTED: Dims = ("batch", "seq", "projected")
+PROJECTION: Dims = ("projected", "joined")
 BLOCK = (*self_attention(HIDDEN), *mlp(HIDDEN))
 
 
@@ -102,7 +106,9 @@ def _predicted(model: ModelSpec, number: int) -> OperatorGroup:
     name, hidden = f"mtp.{number}", model.hidden
     ends = (lookup(HIDDEN), head(HIDDEN, tied=model.tied_embeddings))
     tables = [replace(end, name=f"{name}.{end.name}", table=end.table or end.name) for end in ends]
-    projection = MatMul(f"{name}.projection", "mtp", JOINED, ("joined", "hidden"), HIDDEN)
+    projection = MatMul(
+        f"{name}.projection", "mtp", JOINED, ("joined", "projected"), PROJECTED, is_gathered=True
+    )
     block = [replace(product, name=f"{name}.{product.name}") for product in BLOCK]
     weights = (*attention_weights(model), *mlp_weights(model))
     qkv = f"{name}.{BLOCK[0].name}"
@@ -111,7 +117,7 @@ def _predicted(model: ModelSpec, number: int) -> OperatorGroup:
         (
             *norm_weights(f"{name}.embedding_norm", model),
             *norm_weights(f"{name}.hidden_norm", model),
-            ParameterSpec(f"{projection.name}.weight", (hidden, 2 * hidden), ("hidden", "joined")),
+            ParameterSpec(f"{projection.name}.weight", (hidden, 2 * hidden), PROJECTION),
             *(replace(weight, name=f"{name}.{weight.name}") for weight in weights),
             *norm_weights(f"{name}.final_norm", model),
         ),
