@@ -106,7 +106,7 @@ class ActivationShapes(NamedTuple):
         """Whether the score matrix lies in memory instead of being formed block by block."""
         if self.kernels == "mpctl":
             return self.attention_dropout and not self.fuses_variants
-        return self.attention_dropout or not self.is_flash
+        return not self.is_flash
 
     def bytes_of(self, tensors: Iterable[SavedTensor]) -> float:
         """Bytes of saved tensors together on this rank."""

@@ -2,8 +2,13 @@
 
 Of our own runtime: on CUDA any variant is one kernel without scores (operators/fused_attention.py),
 plain attention torch's. On a CPU dropout is computed step by step, and a bias, a window or slopes
-make torch's fused kernel keep a mask of all pairs; that is what selective recomputation spares. Of
-other runtimes selective recomputation repeats every attention.
+make torch's fused kernel keep a mask of all pairs; that is what selective recomputation spares.
+
+Of other runtimes flash attention draws dropout inside the kernel and keeps the generator's state in
+place of a mask: FlashAttention 2 and cuDNN's fused attention both do, and Transformer Engine takes
+one of them (dot_product_attention/utils.py turns FlashAttention 3 alone off for dropout;
+fused_attn_f16_arbitrary_seqlen.cu gives cuDNN a seed and an offset). Selective recomputation
+repeats every attention there.
 
 By hand, causal bf16 without dropout: nothing is repeated; with dropout, on a CPU alone.
 """
@@ -32,7 +37,7 @@ def is_plain(core: AttentionOp) -> bool:
 
 def keeps_no_scores(layout: JobLayout) -> bool:
     """Whether the attentions of the job form their scores block by block."""
-    if layout.job.training.attention_dropout:
+    if layout.profile.memory.kernels == OWN and layout.job.training.attention_dropout:
         return fuses_variants(layout)
     return layout.model.attention == "flash"
 

@@ -7,7 +7,9 @@ window or slopes as a mask of values, and every pair is formed.
 Our kernel on CUDA has two parts backward, which both form scores and gradients of shares: 7
 products of FlashAttention's 5. A dropout mask costs HASH_OPERATIONS a pair in each of the three
 kernels: xor, three shifts with xor, two products, comparison and choice, as counted in the hash of
-kernels/counter_rng.py. Neither was measured on a device.
+kernels/counter_rng.py. Neither was measured on a device. Other software's kernels, one forward and
+one backward, draw theirs by Philox (FlashAttention 2, cuDNN) at a cost of the same order, which is
+priced as ours; nor was that measured.
 
 By hand, 8 queries and keys, causal, a window of 2: 14 of 64 pairs, and 32 without the window.
 """
@@ -57,9 +59,10 @@ class AttentionTimer:
             work.forward += self._mask_seconds(pairs * heads)
             if gradients:
                 seconds = flash_seconds(self.speed, pairs, columns, backward=True)
-                repeated = OWN_BACKWARD if self._is_own(core) else 1
+                is_own = self._is_own(core)
+                repeated = OWN_BACKWARD if is_own else 1
                 work.dgrad += seconds * repeated / own.flash_backward
-                work.dgrad += 2 * self._mask_seconds(pairs * heads)
+                work.dgrad += (1 + is_own) * self._mask_seconds(pairs * heads)
         else:
             self._held_scores(work, int(batch * heads), queries, keys, gradients, flow)
 

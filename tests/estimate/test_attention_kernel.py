@@ -15,6 +15,7 @@ DROPPED = {"training.attention_dropout": 0.1}
 SELECTIVE = {"training.recompute": "selective"}
 WINDOW, SLOPES = {"model.attention_window": 64}, {"model.position": "alibi"}
 MEGATRON = {"training.runtime": "megatron-core"}
+UNFUSED = {"model.attention": "unfused"}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,8 @@ MEGATRON = {"training.runtime": "megatron-core"}
         ({**CPU, **DROPPED}, False, False),
         (CPU, False, True),
         ({**GPU, **MEGATRON}, False, True),
-        ({**GPU, **MEGATRON, **DROPPED}, False, False),
+        ({**GPU, **MEGATRON, **DROPPED}, False, True),
+        ({**GPU, **MEGATRON, **DROPPED, **UNFUSED}, False, False),
     ],
 )
 def test_scores_are_held_where_no_kernel_drops(

@@ -255,3 +255,30 @@ def test_flags_that_change_no_layout_are_named_once() -> None:
     _, warnings = read_megatron(f"{SHAPE} --log-interval 10 --save ckpt --tp-comm-overlap")
     assert len(warnings) == 1
     assert re.match(r"--log-interval, --save, --tp-comm-overlap: ", warnings[0].message)
+
+
+def test_attention_dropout_is_drawn_in_transformer_engine_s_kernels() -> None:
+    """Megatron's default is 0.1: under flash attention no scores are kept, under unfused all."""
+    flags = "--tensor-model-parallel-size 2 --bf16 --seq-length 4096 --max-position-embeddings 4096"
+    device = {"cluster": "dgx-a100", "cluster.nodes": 1}
+    dropped, plain = (
+        read_plan(flags, **device),
+        read_plan(f"{flags} --attention-dropout 0", **device),
+    )
+    assert dropped.job.training.attention_dropout == 0.1
+    assert activations(dropped) == activations(plain)
+    written_out = read_plan(f"{flags} --attention-backend unfused", **device)
+    scores = 24 * 2 * 8 * 4096**2  # layers, micro batch, heads of a rank, pairs
+    assert activations(written_out) - activations(plain) > 4 * scores
+    assert step_seconds(plain) < step_seconds(dropped) < step_seconds(written_out)
+
+
+def activations(plan: Plan) -> float:
+    """Bytes that a rank keeps for backward."""
+    assert plan.estimate is not None
+    return plan.estimate.memory[0].activation_bytes
+
+
+def step_seconds(plan: Plan) -> float:
+    assert plan.estimate is not None and plan.estimate.step_seconds is not None
+    return plan.estimate.step_seconds
