@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from mpctl.errors import InputError
 
 Flags = dict[str, tuple[str, ...]]
+EXPAND = (
+    "in a copy of the script write echo before torchrun, run it with bash, and give what it prints"
+)
+"""The way out where a shell's variables and arrays stand for words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
 
     counts: how many values a known flag takes, -1 for any number; an unknown flag takes all words
     up to the next flag. What stands before a word that ends in `.py` is the launcher's. Raises
-    InputError for a quote that is not closed, a word that belongs to no flag, and a flag without
-    its values.
+    InputError for a quote that is not closed, a word that belongs to no flag, a flag without its
+    values, and a variable or an array of a shell where flags may stand in it.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
@@ -43,10 +47,17 @@ def split_command(text: str, counts: Mapping[str, int]) -> CommandLine:
     return CommandLine(_flags(words[program + 1 :], counts), _launcher(words[:program]))
 
 
+def is_unexpanded(word: str) -> bool:
+    """Whether a shell would put something else in place of the word."""
+    return "$" in word or "`" in word
+
+
 def _launcher(words: Sequence[str]) -> Flags:
-    """The flags before the program; assignments and names of programs are passed over."""
+    """The flags before the program; assignments and names of programs are passed over, and what a
+    shell would expand too, as ranks may be told beside the text."""
     starts = [n for n, word in enumerate(words) if word.startswith("--")]
-    return _flags(words[starts[0] :], {}) if starts else {}
+    rest = words[starts[0] :] if starts else []
+    return _flags([word for word in rest if not is_unexpanded(word)], {})
 
 
 def _flags(words: Sequence[str], counts: Mapping[str, int]) -> Flags:
@@ -55,15 +66,29 @@ def _flags(words: Sequence[str], counts: Mapping[str, int]) -> Flags:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            hint = "give the flags of the training program alone, or its whole command line"
-            raise InputError.of("bad-syntax", "--from", f"{word!r} belongs to no flag", hint)
+            raise _stray(word)
         name, equals, value = word.partition("=")
         values = [value] if equals else []
         count = counts.get(name, -1)
         while rest and not rest[0].startswith("--") and (count < 0 or len(values) < count):
+            if _is_array(rest[0]) or (count < 0 and values and is_unexpanded(rest[0])):
+                raise _stray(rest[0])  # it may hold flags
             values.append(rest.pop(0))
         if count >= 0 and len(values) != count:
             message = f"takes {count or 'no'} value{'s' * (count != 1)}, and has {len(values)}"
             raise InputError.of("megatron-flag", name, message)
         flags[name] = tuple(values)
     return flags
+
+
+def _is_array(word: str) -> bool:
+    """Whether it is all words of a shell's array: `${ARGS[@]}`, `$@`."""
+    return "[@]" in word or "[*]" in word or word in ("$@", "$*")
+
+
+def _stray(word: str) -> InputError:
+    if is_unexpanded(word):
+        message = f"{word!r} is for a shell to expand, and none runs here"
+        return InputError.of("bad-syntax", "--from", message, EXPAND)
+    hint = "give the flags of the training program alone, or its whole command line"
+    return InputError.of("bad-syntax", "--from", f"{word!r} belongs to no flag", hint)

@@ -3,8 +3,10 @@
 What the flags leave open has Megatron's defaults (dropout 0.1, weight decay 0.01, ...), so that the
 plan is of what would run. dp follows from the ranks: torchrun's --nnodes and --nproc-per-node,
 where the text has them, else --nodes and --gpus-per-node. Flags that change the layout or the
-model's shape and that no setting says are errors; others that are unknown (data, logging, ...) are
-named in one warning. Names are those of megatron-core 0.19.2.
+model's shape and that no setting says are errors. Others are named in warnings: those of data, logs
+and the like in one, those that change training, memory or speed with their values in another, and
+each that is planned as the nearest that a job can say in one of its own. Names are those of
+megatron-core 0.19.2.
 
 By hand, `--tensor-model-parallel-size 2 --bf16` is {"parallel.tp": 2, "training.dtype": "bf16"} and
 the defaults beside them.
@@ -17,20 +19,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mpctl.errors import InputError, Issue
-from mpctl.interop.command_line import Flags, split_command
+from mpctl.interop.command_line import EXPAND, Flags, is_unexpanded, split_command
 from mpctl.interop.megatron_flags import (
     BATCH_FLAGS,
     FP16_FLAGS,
     FSDP_STRATEGIES,
     LAYOUT_FLAGS,
     MODEL_FLAGS,
+    NARROW_FLAGS,
     PLAIN_FLAGS,
     ROPE_SCALING,
     TRAINING_FLAGS,
     MegatronFlag,
 )
 from mpctl.interop.megatron_layout import pipeline_settings
-from mpctl.interop.megatron_others import neutral, refusal_of
+from mpctl.interop.megatron_others import SOFTWARE, is_apart, is_neutral, parser_flags, refusal_of
 from mpctl.interop.megatron_variants import SWITCHES as SWITCHES_OF_VARIANTS
 from mpctl.interop.megatron_variants import VALUES as OF_VARIANTS
 from mpctl.interop.megatron_variants import read_variants
@@ -49,6 +52,7 @@ SWITCHES = (
     "--use-rotary-position-embeddings", "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split", "--no-gradient-accumulation-fusion",
     "--use-mcore-models", "--use-flash-attn", "--no-async-tensor-model-parallel-allreduce",
+    "--no-position-embedding",
 )  # fmt: skip
 VALUES = (
     "--data-parallel-sharding-strategy", "--ckpt-format", "--fp8-format", "--fp8-recipe",
@@ -57,7 +61,8 @@ VALUES = (
     "--recompute-method", "--recompute-num-layers", "--num-query-groups", "--rotary-base",
     "--rope-scaling-factor", "--num-virtual-stages-per-pipeline-rank",
     "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout",
-    "--transformer-impl",
+    "--transformer-impl", "--padded-vocab-size", "--step-batch-size-schedule",
+    "--lr-warmup-fraction",
 )  # fmt: skip
 COUNTS = {
     **{flag.flag: 1 for flag in PLAIN_FLAGS}, **dict.fromkeys((*VALUES, *OF_VARIANTS), 1),
@@ -67,11 +72,13 @@ COUNTS = {
 
 @dataclass
 class _Reader:
-    """The flags that are being read, the settings found so far, and what is wrong with them."""
+    """The flags that are being read, the settings found so far, what is wrong with them, and what
+    is planned as something near."""
 
     flags: Flags
     settings: Settings = field(default_factory=dict)
     issues: list[Issue] = field(default_factory=list)
+    warnings: list[Check] = field(default_factory=list)
 
     def has(self, flag: str) -> bool:
         return flag in self.flags
@@ -81,6 +88,10 @@ class _Reader:
 
     def wrong(self, flag: str, message: str, hint: str = "") -> None:
         self.issues.append(Issue("megatron-flag", flag, message, hint))
+
+    def nearest(self, flag: str, message: str, hint: str = "") -> None:
+        """Say that a flag is planned as the nearest that a job has."""
+        self.warnings.append(Check("megatron-nearest", "warning", flag, message, hint))
 
     def number(self, flag: str, kind: type[int] | type[float], default: int | float) -> int | float:
         """The flag's value as a number; the default where it is absent or is none, an issue."""
@@ -108,7 +119,8 @@ def read_megatron(text: str) -> ReadJob:
     with every flag that is wrong or none of Megatron-LM's, or that changes the layout and is not
     understood.
     """
-    line = split_command(text, COUNTS)
+    line = split_command(text, {name: f.values for name, f in parser_flags().items()} | COUNTS)
+    _check_is_expanded(line.flags)
     reader = _Reader(line.flags)
     unknown = [flag for flag in line.flags if flag not in COUNTS]
     reader.issues += [issue for flag in unknown if (issue := refusal_of(flag, line.flags[flag]))]
@@ -118,21 +130,43 @@ def read_megatron(text: str) -> ReadJob:
     _read_recompute(reader)
     _read_model(reader)
     _read_plain(reader, TRAINING_FLAGS)
+    if reader.has("--lr-warmup-fraction"):
+        _read_warmup(reader)
     pipeline, wrong = pipeline_settings(line.flags, reader.settings)
     reader.settings |= pipeline
     reader.issues += wrong
     if reader.issues:
         raise InputError(reader.issues)
-    ignored = [flag for flag in unknown if not neutral(flag, line.flags[flag])]
+    ignored = {flag: line.flags[flag] for flag in unknown}
     settings = {**reader.settings, "training.runtime": "megatron-core"}
-    return ReadJob(settings, tuple(_warnings(ignored)))
+    return ReadJob(settings, (*_warnings(ignored), *reader.warnings))
 
 
-def _warnings(ignored: list[str]) -> Iterator[Check]:
-    if ignored:
-        message = f"{', '.join(ignored)}: not read, as no setting of a job says the same"
-        hint = "none of them is known to change the layout or the model"
+def _check_is_expanded(flags: Flags) -> None:
+    """Raises InputError for the flags that are read whose values are a shell's variables."""
+    message = "is for a shell to expand, and none runs here"
+    issues = [
+        Issue("bad-syntax", flag, f"{' '.join(values)!r} {message}", EXPAND)
+        for flag, values in flags.items()
+        if flag in COUNTS and any(map(is_unexpanded, values))
+    ]
+    if issues:
+        raise InputError(issues)
+
+
+def _warnings(unread: Flags) -> Iterator[Check]:
+    """unread: flags that are neither read nor refused."""
+    said = {flag: values for flag, values in unread.items() if not is_neutral(flag, values)}
+    apart = [flag for flag in said if is_apart(flag)]
+    if apart:
+        message = f"{', '.join(apart)}: not read, as no setting of a job says the same"
+        hint = "they are of data, checkpoints, logs and the like: the plan is the same without them"
         yield Check("megatron-flags", "warning", "--from", message, hint)
+    changes = [" ".join((flag, *said[flag])) for flag in said if flag not in apart]
+    if changes:
+        message = f"{', '.join(changes)}: not read, and may change model, training, memory or speed"
+        hint = "the plan is of the job without them"
+        yield Check("megatron-changes", "warning", "--from", message, hint)
 
 
 def _read_cluster(reader: _Reader, launcher: Flags) -> None:
@@ -192,6 +226,29 @@ def _read_layout(reader: _Reader) -> None:
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)
+    overlaps_gather = reader.has("--overlap-param-gather")
+    if s["parallel.zero"] and s["parallel.overlap_gradients"] and not overlaps_gather:
+        message = "planned with --overlap-param-gather too, as one setting says both"
+        hint = "add it, or plan without both: --set parallel.overlap_gradients=false"
+        reader.nearest("--overlap-grad-reduce", message, hint)
+    if reader.has("--step-batch-size-schedule"):
+        _read_batch_schedule(reader)
+
+
+def _read_batch_schedule(reader: _Reader) -> None:
+    """`0:768 250B:1536` is planned with its last batch."""
+    flag = "--step-batch-size-schedule"
+    if reader.has("--global-batch-size"):
+        reader.wrong(flag, "is given beside --global-batch-size", "leave one of them out")
+    last = reader.value(flag).replace(",", " ").split()[-1:]
+    _, _, batch = "".join(last).partition(":")
+    if not batch.isdecimal():
+        hint = "give THRESHOLD:BATCH ..., such as 0:768 250B:1536"
+        reader.wrong(flag, f"{reader.value(flag)!r} has no batch at its end", hint)
+        return
+    reader.settings["training.global_batch_size"] = int(batch)
+    hint = "--global-batch-size N plans another"
+    reader.nearest(flag, f"planned with its last batch, {batch}", hint)
 
 
 def _zero(reader: _Reader) -> int:
@@ -217,6 +274,8 @@ def _read_precision(reader: _Reader) -> None:
         s["training.dtype"] = _narrow_dtype(reader) or "bf16"
         if s["training.dtype"] == "fp8":
             _read_fp8(reader)
+        if s["training.dtype"] in NARROW_FLAGS:
+            _check_format(reader, str(s["training.dtype"]))
         if reader.has("--grad-reduce-in-bf16"):
             s["training.gradient_dtype"] = "bf16"
     else:
@@ -224,12 +283,28 @@ def _read_precision(reader: _Reader) -> None:
 
 
 def _read_fp8(reader: _Reader) -> None:
-    """Where scales come from; other recipes of Megatron are planned as its delayed one."""
-    if reader.value("--fp8-recipe") == "tensorwise":
-        reader.settings["training.fp8_recipe"] = "tensorwise"
-    elif reader.has("--fp8-amax-history-len"):
+    """Where scales come from: blocks of a tensor, and recipes of the user, are planned as scales of
+    whole tensors as they are."""
+    recipe = reader.value("--fp8-recipe", "delayed")
+    if recipe == "delayed":
         length = reader.number("--fp8-amax-history-len", int, 1)
         reader.settings["training.fp8_amax_history_len"] = length
+        if length != 1 and reader.value("--fp8-amax-compute-algo") != "max":
+            message = "most_recent is planned as max: the largest element of the history counts"
+            reader.nearest("--fp8-amax-compute-algo", message)
+        return
+    reader.settings["training.fp8_recipe"] = "tensorwise"
+    if recipe != "tensorwise":
+        reader.nearest("--fp8-recipe", f"{recipe} is planned as tensorwise")
+
+
+def _check_format(reader: _Reader, dtype: str) -> None:
+    """Formats of fp8 are of one size and speed; a job has one for each dtype."""
+    words = NARROW_FLAGS[dtype]
+    for flag, planned in zip(words[::2], words[1::2], strict=True):
+        given = reader.value(flag, planned)
+        if flag != "--fp8-recipe" and given != planned:
+            reader.nearest(flag, f"{given} is planned as {planned}")
 
 
 def _narrow_dtype(reader: _Reader) -> str | None:
@@ -264,6 +339,9 @@ def _read_model(reader: _Reader) -> None:
     """The shape; without --num-layers only what is said, for a model that is named elsewhere."""
     has_shape = reader.has("--num-layers")
     _read_plain(reader, MODEL_FLAGS, defaults=has_shape)
+    _read_implementation(reader)
+    if reader.has("--padded-vocab-size"):
+        _read_padded_vocabulary(reader)
     if not has_shape:
         return
     s = reader.settings
@@ -273,14 +351,63 @@ def _read_model(reader: _Reader) -> None:
     s["model.activation"] = "gelu_tanh" if is_tanh else "gelu"
     if reader.has("--swiglu"):
         s["model.activation"] = "swiglu"
+        hidden = s.get("model.hidden")
+        if isinstance(hidden, int) and not reader.has("--ffn-hidden-size"):
+            s["model.ffn"] = int((4 * hidden * 2 / 3) / 64) * 64  # as Megatron's validate_args
     s |= read_variants(reader.flags, reader.wrong)
     s["model.tied_embeddings"] = not reader.has("--untie-embeddings-and-output-weights")
     if reader.has("--group-query-attention"):
         s["model.kv_heads"] = reader.number("--num-query-groups", int, 1)
     if reader.has("--use-rotary-position-embeddings"):
         s["model.position"] = "rotary"
+    elif reader.has("--no-position-embedding") and s.get("model.position") != "rotary":
+        message = f"{SOFTWARE} ends on it but beside rotary positions, where it says nothing"
+        reader.wrong("--no-position-embedding", message, "use --position-embedding-type none")
     if s.get("model.position") == "rotary":
         s["model.rotary_base"] = float(reader.number("--rotary-base", float, 10000.0))
     if reader.has("--use-rope-scaling"):
         factor = float(reader.number("--rope-scaling-factor", float, 8.0))
         s["model.rotary_scaling"] = {"factor": factor, **ROPE_SCALING}
+
+
+def _read_implementation(reader: _Reader) -> None:
+    """Megatron's own layers have attention that writes its scores, whatever its backend."""
+    implementation = reader.value("--transformer-impl", "transformer_engine")
+    if implementation == "local":
+        reader.settings["model.attention"] = "unfused"
+        message = "local: planned as unfused attention beside Transformer Engine's other kernels"
+        reader.nearest("--transformer-impl", message)
+    elif implementation != "transformer_engine":
+        message = f"{implementation!r} is none that a job can say"
+        reader.wrong("--transformer-impl", message, "use transformer_engine or local")
+
+
+def _read_padded_vocabulary(reader: _Reader) -> None:
+    """The rows of the word table as they are: its part on a rank is what it is padded to."""
+    flag, s = "--padded-vocab-size", reader.settings
+    rows, tp = reader.number(flag, int, 0), s.get("parallel.tp")
+    vocab = s.setdefault("model.vocab", rows)
+    if not isinstance(rows, int) or not isinstance(tp, int) or not isinstance(vocab, int):
+        return
+    if tp < 1 or rows < 1 or rows % tp:
+        reader.wrong(flag, f"{rows} rows cannot be split over tp {tp}", "use a multiple of tp")
+    elif rows < vocab:
+        reader.wrong(flag, f"{rows} rows cannot hold --vocab-size {vocab}", f"use {vocab} or more")
+    else:
+        s["model.vocab_divisor"] = rows // tp
+
+
+def _read_warmup(reader: _Reader) -> None:
+    """A fraction of the iterations over which the rate decays, by default all."""
+    flag, s = "--lr-warmup-fraction", reader.settings
+    if s.get("training.warmup_steps"):
+        reader.wrong(flag, "is given beside --lr-warmup-iters", "leave one of them out")
+    steps = s.get("training.lr_decay_steps", s.get("training.steps"))
+    fraction = reader.number(flag, float, 0.0)
+    if isinstance(steps, int):
+        s["training.warmup_steps"] = round(fraction * steps)
+    else:
+        message = (
+            "planned without a warm-up, as neither --train-iters nor --lr-decay-iters is there"
+        )
+        reader.nearest(flag, message)

@@ -1,28 +1,41 @@
-"""Megatron-LM's flags that change the layout or the model and that no setting of a job says.
+"""The flags of Megatron-LM that no setting of a job says: which are refused, which change something
+else than the layout, and which change nothing of a plan.
 
-They are refused by name, or by a word in their name: a plan that left them out would be of another
-model. A flag whose value says nothing (one expert-parallel rank) is as if it were not there.
+All of its parser (megatron-core 0.19.2) stand in megatron_parser.txt, a line each: name, number of
+values (+ for one or more), default. A flag that says its default is as if it were not there. What
+changes the layout or the model's shape is refused by name, or by a word in its name; so is a name
+that the parser does not have, as it may be a misspelt flag of the layout. Of the rest those that
+are known to be of data, checkpoints, logs and the like change nothing of a plan (`is_apart`);
+of any other it is taken that they do.
 
-By hand, `--num-experts 8` is refused; `--log-interval` is not. A name that is none of Megatron-LM's
-(megatron_names.txt) may be a misspelt flag of the layout: `--sequence-parralel` is refused as well.
+By hand, `--num-experts 8` and `--sequence-parralel` are refused, `--optimizer-cpu-offload` changes
+memory, `--log-interval 10` nothing.
 """
 
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib.resources import files
+from typing import NamedTuple
 
 from mpctl.errors import Issue
 
+SOFTWARE = "Megatron-LM (megatron-core 0.19.2)"
 NEUTRAL = {
-    "--expert-model-parallel-size": ("1",), "--expert-tensor-parallel-size": ("1",),
-    "--tensor-parallel-num-weight-shards": ("1",),
-    "--num-distributed-optimizer-instances": ("1",),
-    "--cpu-offloading-num-layers": ("0",), "--optimizer": ("adam",), "--cp-comm-type": ("p2p",),
-    "--vocab-extra-ids": ("0",),
+    "--expert-tensor-parallel-size": ("1",), "--tensor-parallel-num-weight-shards": ("1",),
+    "--cp-comm-type": ("p2p",),
 }  # fmt: skip
+"""Values that say what is so without the flag, where the parser's default is another or none."""
+GONE = {
+    "--checkpoint-activations": "--recompute-activations, or --recompute-granularity full",
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-fraction",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+}
+"""Flags that the parser takes and on which Megatron-LM ends, and what is used in their place."""
 _LAYOUT = re.compile(r"parallel|pipeline|virtual|fsdp|sharding|sharded|expert|moe|shard-")
-_HARMLESS = {
+_NO_LAYOUT = {
     "--no-overlap-p2p-communication", "--overlap-p2p-communication-warmup-flush",
     "--pipeline-model-parallel-comm-backend", "--microbatch-group-size-per-virtual-pipeline-stage",
     "--dist-ckpt-format", "--ckpt-fully-parallel-save", "--ckpt-fully-parallel-load",
@@ -30,51 +43,106 @@ _HARMLESS = {
     "--fsdp-manual-registration", "--tp-comm-overlap", "--dist-ckpt-save-pre-mcore-014",
     "--no-data-sharding",
 }  # fmt: skip
+"""Flags with a word of the layout in their name that do not change it."""
 _SHAPE = {
-    "--num-experts", "--multi-latent-attention", 
-    "--quick-geglu", "--openai-gelu", "--qk-l2-norm", 
+    "--num-experts", "--multi-latent-attention",
+    "--quick-geglu", "--openai-gelu", "--qk-l2-norm",
     "--apply-residual-connection-post-layernorm", "--hybrid-layer-pattern",
     "--hybrid-override-pattern", "--is-hybrid-model", "--spec",
     "--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json",
     "--experimental-attention-variant", "--linear-attention-freq", "--yaml-cfg",
     "--encoder-num-layers", "--decoder-num-layers", "--encoder-seq-length", "--decoder-seq-length",
-    "--padded-vocab-size", "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
-    "--step-batch-size-schedule", "--optimizer", "--cpu-offloading-num-layers",
+    "--no-pad-vocab-size", "--attention-output-gate", "--use-mup",
+    "--optimizer", "--cpu-offloading-num-layers",
     "--fine-grained-activation-offloading", "--freeze-all-layers",
     "--fp32-residual-connection", "--num-distributed-optimizer-instances", "--cp-comm-type",
-    "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-position-embedding", "--no-rope-freq",
+    "--vocab-extra-ids", "--disable-pad-vocab-size", "--no-rope-freq",
     "--mrope-section",
 }  # fmt: skip
-ALL_NAMED = frozenset(_SHAPE | _HARMLESS | NEUTRAL.keys())
+ALL_NAMED = frozenset(_SHAPE | _NO_LAYOUT | NEUTRAL.keys() | GONE.keys())
+_APART = re.compile(
+    r"--(no-|disable-|enable-|use-|allow-)?("
+    # data and tokenizers
+    r"data-|dataloader-(defer|fast|type)|block-data|evidence-data|titles-data|train-data|"
+    r"valid-data|test-data|per-split-data|per-dataset|split$|mock-data|vocab-file|merge-file|"
+    r"tokenizer-|tiktoken-|null-tokenizer|num-workers|num-dataset-builder|mmap-bin|fim-|"
+    r"mid-level-dataset|chat-template|trust-remote|create-attention-mask|object-storage|"
+    r"full-validation|multiple-validation|validation-set|msc$|ambiguous-pad|"
+    # checkpoints
+    r"save$|save-(interval|retain|optim|rng)|load$|load-(optim|rng|main)|ckpt|dist-ckpt|"
+    r"async-(ckpt|save|strategy)|auto-detect-ckpt|non-persistent|persistent-(save|ckpt)|"
+    r"pretrained-checkpoint|override-ckpt|replication|finetune$|stream-ckpt|exit-|"
+    # logs, profiles, evaluation and faults
+    r"log-|logging-|tensorboard-|wandb-|one-logger|timing-|profile|pytorch-profiler|record-|"
+    r"memory-snapshot|nvtx-|app-tag|config-logger|run-workload|barrier-with|straggler|"
+    r"result-rejected|flight-recorder|gpu-sniff|dump-param|eval-i|start-eval|adlr-|test-mode|"
+    r"check-for-|check-weight|rerun-|error-injection|fault-|ft-|calc-ft|inprocess-|manual-gc|"
+    r"verify-integrity|"
+    # processes, and inference
+    r"distributed-(backend|timeout)|local-rank|gloo-|te-rng-tracker|inference-"
+    r")"
+)
 
 
-def neutral(flag: str, values: tuple[str, ...]) -> bool:
+class ParserFlag(NamedTuple):
+    """A flag of Megatron-LM's parser. values: how many it takes, -1 for any number; default: as a
+    word of the command line, empty where it has none."""
+
+    values: int
+    default: str
+
+
+@cache
+def parser_flags() -> dict[str, ParserFlag]:
+    """All flags of Megatron-LM's parser by name, in the order of their names."""
+    text = files("mpctl.interop").joinpath("megatron_parser.txt").read_text("utf-8")
+    rows = (line.split() for line in text.splitlines())
+    return {
+        name: ParserFlag(-1 if count == "+" else int(count), " ".join(default))
+        for name, count, *default in rows
+    }
+
+
+def is_neutral(flag: str, values: tuple[str, ...]) -> bool:
     """Whether a flag with these values says what is so without it."""
-    return flag in NEUTRAL and values == NEUTRAL[flag]
+    if values == NEUTRAL.get(flag):
+        return True
+    known = parser_flags().get(flag)
+    return known is not None and len(values) == 1 and _is_same(values[0], known.default)
 
 
-def megatron_names() -> list[str]:
-    """All flags of Megatron-LM's parser, of megatron-core 0.19.2, in the order of their names."""
-    return files("mpctl.interop").joinpath("megatron_names.txt").read_text("utf-8").split()
+def _is_same(text: str, other: str) -> bool:
+    """As words, or as numbers: 1 and 1.0."""
+    try:
+        return float(text) == float(other)
+    except ValueError:
+        return text == other
+
+
+def is_apart(flag: str) -> bool:
+    """Whether a flag is of data, checkpoints, logs and the like: a plan is the same without it."""
+    return _APART.match(flag) is not None
 
 
 def misspelt(flag: str) -> Issue | None:
     """The issue of a flag that Megatron-LM does not have, with the nearest that it has."""
-    if flag in (names := megatron_names()):
+    if flag in parser_flags():
         return None
     import difflib  # only where something is wrong
 
-    near = difflib.get_close_matches(flag, names, n=1, cutoff=0.75)
+    near = difflib.get_close_matches(flag, parser_flags(), n=1, cutoff=0.75)
     hint = f"did you mean {near[0]}?" if near else "leave it out to plan without it"
-    return Issue("megatron-flag", flag, "is no flag of Megatron-LM (megatron-core 0.19.2)", hint)
+    return Issue("megatron-flag", flag, f"is no flag of {SOFTWARE}", hint)
 
 
 def refusal_of(flag: str, values: tuple[str, ...]) -> Issue | None:
-    """The issue of a flag that is not read, if it is none of Megatron-LM's or changes the layout or
-    the model's shape; None of others."""
+    """The issue of a flag that is not read, if it is none of Megatron-LM's, if Megatron-LM ends on
+    it, or if it changes the layout or the model's shape; None of others."""
     if wrong := misspelt(flag):
         return wrong
-    if neutral(flag, values) or flag in _HARMLESS:
+    if flag in GONE:
+        return Issue("megatron-flag", flag, f"{SOFTWARE} ends on it", f"use {GONE[flag]}")
+    if is_neutral(flag, values) or flag in _NO_LAYOUT:
         return None
     if flag not in _SHAPE and not _LAYOUT.search(flag):
         return None

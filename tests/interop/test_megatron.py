@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import Any
 
@@ -15,6 +14,7 @@ from mpctl.interop.megatron_layout import layer_counts
 from mpctl.interop.registry import emit_plan
 from mpctl.pipeline.stages import spans_of
 from mpctl.planning.plan import Plan, load_plan
+from mpctl.sharding import padded_vocab
 from mpctl.spec.job import JobSpec
 from tests.interop.jobs import EXAMPLE, GRID, LAYOUTS, Settings, plan_of
 
@@ -206,6 +206,14 @@ def test_a_flag_is_read(flags: str, setting: str, value: object) -> None:
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*4|t*4L'",
          "--pipeline-model-parallel-layout"),
         ("--sequence-parallel --tensor-model-parallel-size x", "--tensor-model-parallel-size"),
+        ("--checkpoint-activations", "--checkpoint-activations"),
+        ("--no-position-embedding", "--no-position-embedding"),
+        ("--padded-vocab-size 1000", "--padded-vocab-size"),
+        ("--padded-vocab-size 50305 --tensor-model-parallel-size 2", "--padded-vocab-size"),
+        ("--step-batch-size-schedule 0:8 --global-batch-size 8", "--step-batch-size-schedule"),
+        ("--step-batch-size-schedule many", "--step-batch-size-schedule"),
+        ("--lr-warmup-fraction 0.1 --lr-warmup-iters 3", "--lr-warmup-fraction"),
+        ("--transformer-impl inference_optimized", "--transformer-impl"),
         ("stray", "--from"),
         ("--bf16 'open", "--from"),
     ],
@@ -234,7 +242,10 @@ def test_the_flags_of_megatron_s_own_example_are_planned() -> None:
     assert (job.world_size, job.sizes) == (128, {"tp": 8, "cp": 1, "dp": 1, "pp": 16})
     assert (job.num_microbatches, job.training.dtype) == (1536, "fp16")
     assert job.training.learning_rate == 6e-5
-    assert "--rampup-batch-size, --lr-warmup-fraction, --data-path" in warnings[0].message
+    assert job.training.warmup_steps == 430
+    apart, changes = (warning.message for warning in warnings)
+    assert apart.startswith("--data-path, --vocab-file, --merge-file, --split, --save-interval, ")
+    assert changes.startswith("--rampup-batch-size 16 16 5859375: ")
 
 
 def test_a_layout_without_a_countable_model_is_not_one_by_cost() -> None:
@@ -251,10 +262,118 @@ def test_a_number_that_is_zero_is_not_the_default() -> None:
         read_plan("--group-query-attention --num-query-groups 0")
 
 
-def test_flags_that_change_no_layout_are_named_once() -> None:
-    _, warnings = read_megatron(f"{SHAPE} --log-interval 10 --save ckpt --tp-comm-overlap")
-    assert len(warnings) == 1
-    assert re.match(r"--log-interval, --save, --tp-comm-overlap: ", warnings[0].message)
+def test_flags_that_are_not_read_are_named_by_what_they_change() -> None:
+    flags = "--log-interval 10 --save ckpt --tp-comm-overlap --exp-avg-dtype bf16"
+    apart, changes = read_megatron(f"{SHAPE} {flags}").warnings
+    assert (apart.rule, changes.rule) == ("megatron-flags", "megatron-changes")
+    assert apart.message.startswith("--log-interval, --save: ")
+    assert changes.message.startswith("--tp-comm-overlap, --exp-avg-dtype bf16: ")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--apply-layernorm-1p", "--rotary-seq-len-interpolation-factor 4", "--main-grads-dtype bf16",
+     "--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--fp8-param-gather",
+     "--loss-scale 1024", "--attention-softmax-in-fp32", "--ddp-bucket-size 5000000"],
+)  # fmt: skip
+def test_a_flag_of_model_memory_or_speed_is_never_said_to_change_nothing(flags: str) -> None:
+    (warning,) = read_megatron(f"{SHAPE} {flags}").warnings
+    assert warning.rule == "megatron-changes" and warning.message.startswith(f"{flags}: ")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--megatron-fsdp-main-params-dtype fp32", "--exp-avg-dtype fp32", "--optimizer adam",
+     "--num-distributed-optimizer-instances 1", "--activation-offload-fraction 1",
+     "--position-embedding-type rope --no-position-embedding"],
+)  # fmt: skip
+def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None:
+    assert not read_megatron(f"{SHAPE} {flags}").warnings
+
+
+@pytest.mark.parametrize(
+    ("flags", "where", "settings"),
+    [
+        ("--bf16 --fp8-format hybrid --fp8-recipe blockwise", "--fp8-recipe",
+         {"training.fp8_recipe": "tensorwise"}),
+        ("--bf16 --fp8-format e4m3", "--fp8-format",
+         {"training.dtype": "fp8", "training.fp8_amax_history_len": 1}),
+        ("--bf16 --fp8-format hybrid --fp8-amax-history-len 64", "--fp8-amax-compute-algo",
+         {"training.fp8_amax_history_len": 64}),
+        ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-format",
+         {"training.dtype": "mxfp8"}),
+        ("--transformer-impl local", "--transformer-impl", {"model.attention": "unfused"}),
+        ("--use-distributed-optimizer --overlap-grad-reduce", "--overlap-grad-reduce",
+         {"parallel.overlap_gradients": True}),
+        ("--step-batch-size-schedule '0:768 250B:1536 500B:3072'", "--step-batch-size-schedule",
+         {"training.global_batch_size": 3072}),
+        ("--lr-warmup-fraction 0.1", "--lr-warmup-fraction", {"training.warmup_steps": 0}),
+    ],
+)  # fmt: skip
+def test_what_is_planned_as_something_near_is_said(
+    flags: str, where: str, settings: dict[str, object]
+) -> None:
+    read = read_megatron(f"{SHAPE} {flags}")
+    assert settings.items() <= dict(read.settings).items()
+    assert [(w.rule, w.where) for w in read.warnings] == [("megatron-nearest", where)]
+    assert not read_megatron(f"{SHAPE} --overlap-grad-reduce").warnings
+
+
+def test_layers_of_megatron_s_own_hold_their_scores() -> None:
+    flags = "--tensor-model-parallel-size 2 --bf16 --hidden-dropout 0 --attention-dropout 0"
+    kept = [
+        activations(read_plan(f"{flags} --transformer-impl {name}"))
+        for name in ("local", "transformer_engine")
+    ]
+    assert kept[0] - kept[1] > 2 * 24 * 2 * 8 * 1024**2  # bf16 scores of layers, batch, heads
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ffn"),
+    [(768, 2048), (1024, 2688), (4096, 10880), (5120, 13632), (8192, 21824)],
+)
+def test_the_width_of_swiglu_is_megatron_s(hidden: int, ffn: int) -> None:
+    """int(4 h 2/3 / 64) x 64 of validate_args: 8/3 x 768 = 2048, 8/3 x 1024 = 2730 and 42 x 64."""
+    flags = f"--swiglu --hidden-size {hidden}"
+    job = read_plan(flags).job
+    assert job.model is not None and (job.model.ffn, job.model.activation) == (ffn, "swiglu")
+    assert (
+        dict(read_megatron(f"{SHAPE} {flags} --ffn-hidden-size 512").settings)["model.ffn"] == 512
+    )
+    assert dict(read_megatron(f"{SHAPE} --hidden-size {hidden}").settings).get("model.ffn") is None
+
+
+@pytest.mark.parametrize("vocab", ["--vocab-size 50257", ""])
+def test_a_padded_vocabulary_is_the_rows_of_the_word_table(vocab: str) -> None:
+    shape = SHAPE.replace("--vocab-size 50257", vocab)
+    flags = f"{shape} --tensor-model-parallel-size 4 --padded-vocab-size 50304"
+    job = load_plan(None, {**read_megatron(flags).settings, "cluster.gpus_per_node": 8}).job
+    assert job.model is not None
+    rows = padded_vocab(job.model.vocab, tp=4, divisor=job.model.vocab_divisor)
+    assert (job.model.vocab, rows) == (50257 if vocab else 50304, 50304)
+
+
+@pytest.mark.parametrize(
+    ("flags", "where"),
+    [
+        ("--num-layers $LAYERS --lr ${LR}", {"--num-layers", "--lr"}),
+        ("${GPT_MODEL_ARGS[@]} --lr 1e-4", {"--from"}),
+        ("--data-path $DATA ${EVAL_ARGS[@]}", {"--from"}),
+        ("--no-load-optim $MORE", {"--from"}),
+        ("--train-data-path a $MORE", {"--from"}),
+    ],
+)
+def test_a_shell_s_variables_are_said_to_need_a_shell(flags: str, where: set[str]) -> None:
+    with pytest.raises(InputError, match="is for a shell to expand") as caught:
+        read_megatron(f"torchrun --nnodes $NODES ${{DISTRIBUTED[@]}} pretrain_gpt.py {flags}")
+    assert {issue.where for issue in caught.value.issues} == where
+    assert all("write echo before torchrun" in issue.hint for issue in caught.value.issues)
+    assert read_megatron(f"torchrun ${{D[@]}} --nnodes 2 p.py {SHAPE} --save $OUT").settings
+
+
+def test_a_flag_without_a_value_takes_none() -> None:
+    with pytest.raises(InputError, match="'stray' belongs to no flag"):
+        read_megatron(f"{SHAPE} --no-load-optim stray")
 
 
 def test_attention_dropout_is_drawn_in_transformer_engine_s_kernels() -> None:

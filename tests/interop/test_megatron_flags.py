@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from mpctl.errors import InputError
 from mpctl.interop.from_megatron import COUNTS, read_megatron
 from mpctl.interop.megatron_flags import PLAIN_FLAGS
-from mpctl.interop.megatron_others import ALL_NAMED, megatron_names, refusal_of
+from mpctl.interop.megatron_others import ALL_NAMED, is_apart, parser_flags, refusal_of
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
@@ -30,7 +31,7 @@ RECORD: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))["flags"]
 KINDS: dict[str, Any] = {"int": int, "float": float}
 PLANS = {**LAYOUTS, "example": EXAMPLE}
 # Read as well: flags of older versions, which are gone from 0.19.
-GONE = {"--no-async-tensor-model-parallel-allreduce"}
+OLDER = {"--no-async-tensor-model-parallel-allreduce"}
 
 
 def plan_named(name: str) -> Plan:
@@ -66,14 +67,31 @@ def test_kind_and_default_are_megatron_s(flag: Any) -> None:
 
 
 def test_every_flag_that_is_read_or_refused_is_one_of_megatron_s() -> None:
-    assert {*COUNTS, *ALL_NAMED} - GONE - {*RECORD} == set()
+    assert {*COUNTS, *ALL_NAMED} - OLDER - {*RECORD} == set()
     for name, count in COUNTS.items():
         row = RECORD.get(name, {"kind": "switch" if count == 0 else "str"})
         assert (row["kind"] == "switch") == (count == 0), name
 
 
-def test_the_names_that_are_known_are_those_of_the_parser() -> None:
-    assert megatron_names() == sorted(RECORD)
+def test_the_flags_that_are_known_are_those_of_the_parser() -> None:
+    assert [*parser_flags()] == sorted(RECORD)
+    for name, row in RECORD.items():
+        count = 0 if row["kind"] == "switch" else {None: 1, 3: 3}.get(row.get("nargs"), -1)
+        default = row.get("default") if count else None
+        assert parser_flags()[name] == (count, "" if default is None else str(default)), name
+
+
+def test_no_flag_of_model_training_memory_or_speed_is_said_to_change_nothing() -> None:
+    """By words that such flags have in their names, but for those of logs and of inference."""
+    words = re.compile(
+        r"dtype|offload|fp8|fp4|bf16|fp16|dropout|layernorm|norm|rope|rotary|yarn|attn|recompute|"
+        r"activation|fusion|fused|overlap|grad|decay|warmup|-lr\b|beta|optimizer|softmax|graph|mtp|"
+        r"batch|bucket|precision|init-method|interpolation|loss|embedding|swiglu|comm"
+    )
+    apart = {name for name in RECORD if is_apart(name)}
+    assert len(apart) > 200
+    harmless = re.compile(r"--(no-|disable-)?(log-|inference-|gpu-|check-for|ft-num|dist-ckpt)")
+    assert not {n for n in apart if words.search(n) and not harmless.match(n)}
 
 
 @pytest.mark.parametrize(
