@@ -226,6 +226,9 @@ def _read_layout(reader: _Reader) -> None:
     if reader.has("--use-tp-pp-dp-mapping"):
         s["parallel.order"] = "tp-cp-pp-dp"
     s["parallel.zero"] = _zero(reader)
+    if reader.has("--no-gradient-accumulation-fusion") and not reader.has("--use-megatron-fsdp"):
+        message = "planned with the sum of gradients in the product's kernel"
+        reader.nearest("--no-gradient-accumulation-fusion", message)
     overlaps_gather = reader.has("--overlap-param-gather")
     if s["parallel.zero"] and s["parallel.overlap_gradients"] and not overlaps_gather:
         message = "planned with --overlap-param-gather too, as one setting says both"

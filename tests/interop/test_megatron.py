@@ -307,6 +307,8 @@ def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None
          {"parallel.overlap_gradients": True}),
         ("--step-batch-size-schedule '0:768 250B:1536 500B:3072'", "--step-batch-size-schedule",
          {"training.global_batch_size": 3072}),
+        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion",
+         {"parallel.zero": 0}),
         ("--lr-warmup-fraction 0.1", "--lr-warmup-fraction", {"training.warmup_steps": 0}),
     ],
 )  # fmt: skip

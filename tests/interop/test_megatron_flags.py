@@ -1,9 +1,7 @@
 """Our table of flags beside Megatron-LM's parser: a record of it, and the parser itself.
 
-The parser is in the wheel of megatron-core 0.19.2, with much that it imports; it is installed
-by hand (Python 3.12): `pip install --no-deps megatron-core==0.19.2 triton`. What needs it is
-skipped elsewhere. Beyond parsing it asks the GPU's generation where tp, cp or the stage
-of ZeRO is above 1.
+The parser is in the wheel of megatron-core 0.19.2; tests/interop/megatron_parser.py says how it is
+found. What needs it is skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -11,12 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mpctl.errors import InputError
 from mpctl.interop.from_megatron import COUNTS, read_megatron
@@ -25,6 +21,7 @@ from mpctl.interop.megatron_others import ALL_NAMED, is_apart, parser_flags, ref
 from mpctl.interop.registry import emit_plan
 from mpctl.planning.plan import Plan
 from tests.interop.jobs import EXAMPLE, LAYOUTS, plan_of
+from tests.interop.megatron_parser import Line, Parsed, parse_lines, words_of
 
 FILE = Path(__file__).parents[1] / "recorded" / "megatron_flags.json"
 RECORD: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))["flags"]
@@ -36,13 +33,6 @@ OLDER = {"--no-async-tensor-model-parallel-allreduce"}
 
 def plan_named(name: str) -> Plan:
     return plan_of({}, base=EXAMPLE) if name == "example" else plan_of(LAYOUTS[name])
-
-
-def words_of(plan: Plan) -> list[str]:
-    """The flags as the program gets them."""
-    text = emit_plan(plan, "megatron").text.replace("\\\n", " ")
-    words = shlex.split(text, comments=True)
-    return words[words.index("pretrain_gpt.py") + 1 :]
 
 
 def recorded_parser() -> argparse.ArgumentParser:
@@ -129,30 +119,30 @@ def test_the_recorded_parser_takes_what_is_written(name: str) -> None:
     assert got.num_layers == (job.model.layers if job.model else None)
 
 
+@pytest.fixture(scope="module")
+def parsed() -> Parsed:
+    """What Megatron-LM's own parser makes of every plan, in the order of PLANS."""
+    lines = []
+    for name in PLANS:
+        plan = plan_named(name)
+        is_once = "CUDA_DEVICE_MAX_CONNECTIONS=1 " in emit_plan(plan, "megatron").text
+        environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"} if is_once else {}
+        lines.append(Line(words_of(plan), plan.job.world_size, environment))
+    return parse_lines(lines)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
-def test_megatron_s_own_parser_takes_what_is_written(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = pytest.importorskip(
-        "megatron.training.arguments", exc_type=ImportError,
-        reason="megatron-core with its training arguments is not installed",
-    )  # fmt: skip
-    plan = plan_named(name)
-    job, p = plan.job, plan.job.parallel
-    text = emit_plan(plan, "megatron").text
-    monkeypatch.setattr("sys.argv", ["pretrain_gpt.py", *words_of(plan)])
-    monkeypatch.setenv("WORLD_SIZE", str(job.world_size))
-    monkeypatch.setenv("RANK", "0")
-    if "CUDA_DEVICE_MAX_CONNECTIONS=1 " in text:
-        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    args = arguments.parse_args()
-    assert args.context_parallel_size == job.parallel.cp
-    if (p.tp > 1 or p.cp > 1 or p.zero > 1) and not torch.cuda.is_available():
-        return
-    arguments.validate_args(args)
-    assert args.data_parallel_size == job.sizes["dp"]
-    assert (args.virtual_pipeline_model_parallel_size or 1) == job.parallel.vpp
-    assert args.global_batch_size == job.training.global_batch_size
-    assert args.params_dtype == {"fp32": torch.float, "fp16": torch.half}.get(
-        job.training.dtype, torch.bfloat16
-    )
+def test_megatron_s_own_parser_takes_what_is_written(name: str, parsed: Parsed) -> None:
+    job = plan_named(name).job
+    if job.training.dtype == "nvfp4" and not parsed.has_transformer_engine:
+        pytest.skip("Megatron-LM takes --fp4-format beside Transformer Engine, which is not there")
+    answer = parsed.answers[[*PLANS].index(name)]
+    assert "error" not in answer, answer
+    args = answer["namespace"]
+    assert args["context_parallel_size"] == job.parallel.cp
+    assert args["data_parallel_size"] == job.sizes["dp"]
+    assert (args["virtual_pipeline_model_parallel_size"] or 1) == job.parallel.vpp
+    assert args["global_batch_size"] == job.training.global_batch_size
+    dtypes = {"fp32": "torch.float32", "fp16": "torch.float16"}
+    assert args["params_dtype"] == dtypes.get(job.training.dtype, "torch.bfloat16")
