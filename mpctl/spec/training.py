@@ -80,7 +80,9 @@ class TrainingSpec(StrictModel):
         False, description="with recompute=full: shard each layer's saved input over the tp ranks"
     )
     offload_activations: bool = Field(
-        False, description="with recompute=full: move each layer's saved input to host memory"
+        False,
+        description="with recompute=full: move each layer's saved input to host memory; ranks on "
+        "CPU save nothing by it, and their summary counts the copies as activations",
     )
     dropout: Probability = Field(
         0.0, description="dropout probability of embeddings and both residual branches"
