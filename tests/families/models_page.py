@@ -1,6 +1,8 @@
-"""The table of docs/models.md: which configs of Hugging Face plan, launch and have weights.
+"""The table of docs/models.md: what of each variant of a model plans, trains, is exact, has weights
+and is emitted.
 
-`python -m tests.families.models_page` writes it anew.
+`python -m tests.families.models_page` writes it anew. Every cell is the answer of the code for a
+small config of the variant (hf_configs.py), or the name of the test that holds it.
 """
 
 from __future__ import annotations
@@ -11,49 +13,125 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mpctl.errors import InputError
+from mpctl.interop.registry import TARGETS, emit_plan
+from mpctl.planning.plan import Plan, make_plan
 from mpctl.rules.launched import not_launched
-from mpctl.spec.hf import config_readers
-from mpctl.spec.job import JobSpec
 from mpctl.spec.load import load_job
-from mpctl.weights.names import builtin_schemes
-from tests.families.hf_configs import CONFIGS
+from mpctl.spec.model import ModelSpec
+from mpctl.weights.names import builtin_schemes, get_scheme
+from tests.families.hf_configs import CONFIGS, OTHERS, REFUSED
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 START, END = "<!-- table: python -m tests.families.models_page -->\n", "<!-- end -->"
-OTHERS: dict[str, dict[str, Any]] = {
-    "bert": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "intermediate_size": 64, "vocab_size": 384, "max_position_embeddings": 16},
-    "t5": {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 64, "vocab_size": 384},
-}  # fmt: skip
+GLM = "glm"  # no class of transformers: by a preset
+HEAD = ("model", "`model_type`", "plans", "trains", "exact", "weights", "`--emit`")
+# Variant -> what a reader calls it, in the order of the table.
 NAMES = {
-    "llama": "Llama 1 to 3", "mistral": "Mistral", "qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3",
-    "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3_text": "Gemma 3 (text)",
-    "phi": "Phi-1, Phi-1.5, Phi-2", "phi3": "Phi-3", "falcon": "Falcon", "olmo": "OLMo",
-    "olmo2": "OLMo 2", "bloom": "BLOOM", "gpt_neox": "GPT-NeoX, Pythia", "nemotron": "Nemotron",
-    "gpt2": "GPT-2", "bert": "BERT", "t5": "T5, T5 1.1",
+    "gpt2": "GPT-2", "gpt2 with a head of its own": "GPT-2, untied head",
+    "gpt2 with silu": "GPT-2, activation silu",
+    "gpt2 with scores scaled by layer": "GPT-2, scores scaled by layer",
+    "llama with keys of every head": "Llama 1, Llama 2 7B and 13B",
+    "llama": "Llama 2 70B, Llama 3 (grouped keys)",
+    "llama 3.1": "Llama 3.1 to 3.3 (llama3 scaling)",
+    "llama with biases of attention": "Llama, biases of attention",
+    "llama with biases of the mlp": "Llama, biases of the MLP",
+    "llama with yarn": "Llama, scaling linear, dynamic, yarn",
+    "mistral": "Mistral 7B v0.1 (windows)", "mistral without windows": "Mistral from v0.2",
+    "qwen2": "Qwen2, Qwen2.5", "qwen2 with windows": "Qwen2, windows in all layers",
+    "qwen2 with windows in some layers": "Qwen2, windows in some layers",
+    "qwen3": "Qwen3", "qwen3 with windows": "Qwen3, windows in all layers",
+    "qwen3 with windows in some layers": "Qwen3, windows in some layers",
+    "t5": "T5 1.0 (tied, ReLU)", "t5 1.1": "T5 1.1, Flan-T5 (untied, gated)", "mt5": "mT5, umT5",
+    "bert": "BERT", "bert with relative positions": "BERT, relative positions",
+    "bert as a decoder": "BERT as a decoder", "roberta": "RoBERTa, DeBERTa and others",
+    GLM: "GLM of 2021 (presets `glm-base`, `glm-large`)", "glm of other shapes": "GLM-4, ChatGLM",
+    "gemma": "Gemma", "gemma2": "Gemma 2", "gemma3": "Gemma 3 (text)",
+    "phi": "Phi-1, Phi-1.5, Phi-2", "phi with norms of heads": "Phi, norms of heads",
+    "phi3": "Phi-3 4k (windows)",
+    "phi3 with a part of heads turned": "Phi-4-mini (part of heads turned)",
+    "falcon-7b": "Falcon 7B", "falcon-40b": "Falcon 40B, 180B",
+    "falcon with two norms in a row": "Falcon, attention and MLP in a row",
+    "falcon-rw": "Falcon-RW (ALiBi)",
+    "olmo": "OLMo", "olmo with clipped keys": "OLMo, clip_qkv", "olmo2": "OLMo 2",
+    "bloom": "BLOOM", "bloom with the residual behind the norm": "BLOOM, residual behind the norm",
+    "gpt_neox": "GPT-NeoX, Pythia", "gpt_neox in a row": "GPT-NeoX, attention and MLP in a row",
+    "nemotron": "Nemotron",
 }  # fmt: skip
+JOB: dict[str, Any] = {
+    "cluster.nodes": 1, "cluster.gpus_per_node": 8, "cluster.device": "h100-sxm",
+    "training.dtype": "bf16", "training.global_batch_size": 64,
+}  # fmt: skip
+OF_ANY_MODEL = ("deepspeed", "accelerate", "colossalai", "torch")
+"""Launchers that are told the layout alone."""
 
 
-def launches(kind: str, keys: dict[str, Any]) -> str:
-    """`yes`, or the settings because of which a config is planned and not launched."""
+def plan_of(kind: str, keys: dict[str, Any]) -> Plan:
+    """The plan of a config on a node of GPUs. Raises InputError where it is refused."""
     with TemporaryDirectory() as folder:
         config = json.dumps({"model_type": kind, **keys})
         Path(folder, "config.json").write_text(config, "utf-8")
-        model = load_job(None, {"model.hf_config": folder}).model
-    reasons = [check.where.removeprefix("model.") for check in not_launched(JobSpec(model=model))]
+        plan = make_plan(load_job(None, {**JOB, "model.hf_config": folder}))
+    plan.require_legal()
+    return plan
+
+
+def trains(plan: Plan) -> str:
+    """`yes`, or the settings because of which it is planned and not launched."""
+    reasons = [check.where.removeprefix("model.") for check in not_launched(plan.job)]
     return f"no: {', '.join(f'`{key}`' for key in reasons)}" if reasons else "yes"
 
 
+def weights(kind: str, model: ModelSpec) -> str:
+    """The class whose files are read and written; what of it is not."""
+    try:
+        scheme = get_scheme(model)
+    except InputError:
+        return "no"
+    name = f"`{scheme.architecture}`"
+    if scheme.model_type == kind:
+        return name
+    return f"{'read, ' if kind in builtin_schemes() else ''}written as {name}"
+
+
+def emitted(plan: Plan) -> str:
+    """The launchers that have words for the model, beside OF_ANY_MODEL."""
+    names = [name for name in TARGETS if name not in OF_ANY_MODEL and _says(plan, name)]
+    return ", ".join(names) or "layout alone"
+
+
+def _says(plan: Plan, target: str) -> bool:
+    try:
+        emit_plan(plan, target)
+    except InputError:
+        return False
+    return True
+
+
+def row(name: str) -> tuple[str, ...]:
+    """The cells of a variant."""
+    if name == GLM:
+        plan = make_plan(load_job(None, {**JOB, "model": "glm-base"}))
+        return NAMES[name], "none", "yes", trains(plan), "no class to compare", "no", emitted(plan)
+    kind, keys = {**CONFIGS, **OTHERS, **REFUSED}[name]
+    try:
+        plan = plan_of(kind, keys)
+    except InputError as error:
+        message = re.sub(r"( in)? ?\S*config\.json:? ?", " ", error.issues[0].message).strip()
+        return NAMES[name], f"`{kind}`", f"no: {message}", "", "", "", ""
+    model = plan.job.model
+    assert model is not None
+    can = trains(plan)
+    exact = "logits" if can == "yes" else "parameters"
+    written = weights(kind, model) if can == "yes" else "no"
+    return NAMES[name], f"`{kind}`", "yes", can, exact, written, emitted(plan)
+
+
 def table() -> str:
-    """The table, a row for each model_type that is read."""
-    shapes = dict(reversed(CONFIGS.values())) | OTHERS
-    schemes = builtin_schemes()
-    lines = ["| models | `model_type` | plans | launches | weights |", "|---|---|---|---|---|"]
-    for kind in sorted(config_readers(), key=lambda kind: NAMES[kind]):
-        weights = f"`{schemes[kind].architecture}`" if kind in schemes else "no"
-        cells = (NAMES[kind], f"`{kind}`", "yes", launches(kind, shapes[kind]), weights)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    """The table, a row for each variant."""
+    assert NAMES.keys() == {GLM, *CONFIGS, *OTHERS, *REFUSED}
+    rows = [HEAD, ("---",) * len(HEAD), *map(row, NAMES)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows) + "\n"
 
 
 def page(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from mpctl.families.batch import Batch
 from mpctl.families.modules import build_module
 from mpctl.kernels.tensor_parallel import ShardContext
 from mpctl.rules.launched import not_launched
+from mpctl.runtime.checkpointing.model_weights import load_chunks
 from mpctl.spec.job import JobSpec
 from mpctl.spec.training import TrainingSpec
 from tests.families.hf_configs import CONFIGS
@@ -21,32 +23,55 @@ from tests.families.test_hf_sizes import model_of
 # Planned and not run, with the key that says why.
 ONLY_PLANNED = {
     "gemma2": "attention_softcap", "phi": "head_bias", "phi with norms of heads": "head_bias",
-    "olmo2": "qk_norm",
+    "olmo2": "qk_norm", "llama with yarn": "rotary_scaling_type",
 }  # fmt: skip
-RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, "gpt2")]
+READ = ("gpt2", "gpt2 with a head of its own")  # from the files of transformers
+RUN = [name for name in CONFIGS if name not in (*ONLY_PLANNED, *READ)]
 
 
 @pytest.mark.parametrize("name", RUN)
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     """In float32, as transformers computes norms and rotary positions in it whatever the dtype."""
     kind, keys = CONFIGS[name]
-    torch.manual_seed(len(name))
-    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys)).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    theirs = drawn(name)
     model = model_of(tmp_path, {"model_type": kind, **keys})
     ours = build_module(model, TrainingSpec(), ShardContext(dtype=torch.float32))
     weights = weights_of(theirs, model)
     own = dict(ours.named_parameters())
     assert own.keys() == weights.keys()
-    tokens = torch.randint(0, model.vocab, (2, 16), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         for key, value in weights.items():
             own[key][: len(value)].copy_(value)
-        expected = theirs(tokens).logits
-        said = ours(Batch(torch.arange(2), {"tokens": tokens}))[..., : model.vocab]
-    torch.testing.assert_close(said, expected, rtol=2e-4, atol=2e-4)
+    assert_equal_logits(ours, theirs, model.vocab)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_logits_of_files_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    kind, keys = CONFIGS[name]
+    theirs = drawn(name)
+    theirs.save_pretrained(tmp_path)
+    model = model_of(tmp_path, {"model_type": kind, **keys})
+    ours = build_module(model, TrainingSpec(), ShardContext(dtype=torch.float32))
+    load_chunks([ours], model, tmp_path)
+    assert_equal_logits(ours, theirs, model.vocab)
+
+
+def drawn(name: str) -> Any:
+    """transformers' own model, with weights that are wider than at a start."""
+    kind, keys = CONFIGS[name]
+    torch.manual_seed(len(name))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **keys)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return theirs
+
+
+@torch.no_grad()
+def assert_equal_logits(ours: Any, theirs: Any, vocab: int) -> None:
+    tokens = torch.randint(0, vocab, (2, 16), generator=torch.Generator().manual_seed(7))
+    said = ours(Batch(torch.arange(2), {"tokens": tokens}))[..., :vocab]
+    torch.testing.assert_close(said, theirs(tokens).logits, rtol=2e-4, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
