@@ -26,6 +26,7 @@ from statistics import mean, median
 from mpctl.calibrate.accuracy import (
     constant_values,
     find_sweeps,
+    optimism,
     regret,
     samples_per_second,
     spearman,
@@ -131,9 +132,10 @@ def print_steps(columns: Mapping[str, Residuals]) -> None:
 
 
 def print_sweeps(columns: Mapping[str, Residuals]) -> None:
-    """One row a table of sweeps and column: how many, rank correlation, regret."""
+    """One row a table of sweeps and column: how many, rank correlation, regret, optimism."""
     sweeps = find_sweeps(published_runs())
-    print(f"\n{'sweeps of':32}{'':10}{'n':>4}{'spearman':>10}{'regret: mean':>14}{'median':>9}")
+    print(f"\n{'sweeps of':32}{'':10}{'n':>4}{'spearman':>10}{'regret: mean':>14}{'median':>9}"
+          f"{'optimism':>11}")  # fmt: skip
     tables = dict.fromkeys(runs[0].group for runs in sweeps.values())
     for table in (*tables, None):
         own = [runs for runs in sweeps.values() if table in (runs[0].group, None)]
@@ -141,7 +143,8 @@ def print_sweeps(columns: Mapping[str, Residuals]) -> None:
             pairs = [samples_per_second(runs, column) for runs in own]
             regrets = [100 * regret(pair) for pair in pairs]
             print(f"{table or 'all':32}{name:10}{len(own):4}{mean(map(spearman, pairs)):10.2f}"
-                  f"{mean(regrets):12.1f} %{median(regrets):7.1f} %")  # fmt: skip
+                  f"{mean(regrets):12.1f} %{median(regrets):7.1f} %"
+                  f"{100 * mean(map(optimism, pairs)):9.1f} %")  # fmt: skip
 
 
 def print_band(record: CrossRecord) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import exp
-from statistics import correlation
+from itertools import combinations
+from math import exp, log
+from statistics import correlation, fmean
 
 from mpctl.calibrate.cross import Residuals
 from mpctl.calibrate.runs import Run, constants_of, get_prior, get_value
@@ -83,6 +84,39 @@ def regret(pairs: Sequence[tuple[float, float]]) -> float:
     """
     chosen = max(pairs, key=lambda pair: pair[1])[0]
     return max(measured for measured, _ in pairs) / chosen - 1
+
+
+def order_of_pairs(
+    pairs: Sequence[tuple[float, float]], near: float
+) -> tuple[list[bool], list[bool]]:
+    """Whether each two runs of a sweep ran in the estimated order: of those whose estimates differ
+    by less than `near`, a share, and of the others.
+
+    pairs: measured and estimated samples per second.
+
+    >>> order_of_pairs([(10.0, 10.0), (11.0, 9.9), (20.0, 30.0)], 0.04)
+    ([False], [True, True])
+    """
+    close: list[bool] = []
+    far: list[bool] = []
+    for (one, seen), (other, there) in combinations(pairs, 2):
+        is_near = abs(log(seen / there)) < near
+        (close if is_near else far).append((one - other) * (seen - there) > 0)
+    return close, far
+
+
+def optimism(pairs: Sequence[tuple[float, float]]) -> float:
+    """By how much the run with the best estimate is estimated too fast, beside the mean of its
+    sweep: a difference of logarithms, about the share.
+
+    pairs: measured and estimated samples per second.
+
+    >>> round(optimism([(10.0, 10.0), (10.0, 11.0)]), 4)
+    0.0477
+    """
+    errors = [log(estimated / measured) for measured, estimated in pairs]
+    chosen = max(range(len(pairs)), key=lambda number: pairs[number][1])
+    return errors[chosen] - fmean(errors)
 
 
 def constant_values(runs: Sequence[Run], priors: Mapping[str, float]) -> dict[str, list[float]]:

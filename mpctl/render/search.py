@@ -22,6 +22,7 @@ from mpctl.render.search_words import (
     header_lines,
     headline,
     notes,
+    row_text,
 )
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 from mpctl.search.result import SearchResult
@@ -96,5 +97,5 @@ def _table(
         if "reason" in entry:
             table.add_row(*lead, *[""] * (len(figures) - len(lead)), entry["reason"])
         else:
-            table.add_row(*lead, *figure_cells(entry, has_cost=has_cost), entry["layout"])
+            table.add_row(*lead, *figure_cells(entry, has_cost=has_cost), row_text(entry))
     return table

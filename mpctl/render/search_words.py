@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mpctl.planning.training import training_line
+from mpctl.search.ideas import ALIKE, OPTIMISM, RANKING_ERROR, WIDE_ERROR
 from mpctl.units import bytes_text, count_text, plural, seconds_text
 
 if TYPE_CHECKING:
@@ -58,8 +59,38 @@ def notes(document: SearchDocument) -> Iterator[str]:
     yield f"no. 1: 9 of 10 runs would take {low} to {high} a step"
     if first["extrapolates"]:
         yield f"extrapolated: {'; '.join(first['extrapolates'])}"
+    yield from _order_notes(document)
     if any(has_price(entry) for entry in document["best"]) or document["by_gpus"]:
         yield "Gtok: a billion tokens"
+
+
+def _order_notes(document: SearchDocument) -> Iterator[str]:
+    """How far the order of the layouts can be trusted (search/ideas.py)."""
+    best = document["best"]
+    if any(entry["alike"] for entry in best):
+        yield f"a row is the plainest of what is within {100 * ALIKE:g} % at its tp and pp"
+    if document["objective"] == "memory" or len(best) < 2:
+        return
+    if document["is_plain_first"]:
+        yield (
+            f"the band is wide: no. 1 is the plainest within {100 * WIDE_ERROR:g} % of the "
+            "fastest; measure it and one below before you choose"
+        )
+    else:
+        near = [n for n, entry in enumerate(best, start=1) if _is_near(entry, best[0])]
+        if len(near) > 1:
+            yield (
+                f"no. 1 to {near[-1]} are within {100 * RANKING_ERROR:g} %: so close, 6 of 10 "
+                "published pairs ran in the estimated order; measure them"
+            )
+    low, high = (100 * share for share in OPTIMISM)
+    yield (
+        f"the fastest of many estimates is optimistic, by {low:g} to {high:g} % in published sweeps"
+    )
+
+
+def _is_near(entry: LayoutEntry, first: LayoutEntry) -> bool:
+    return entry["step_seconds"] <= first["step_seconds"] * (1 + RANKING_ERROR)
 
 
 def comparison_lines(document: SearchDocument) -> list[str]:
@@ -71,6 +102,11 @@ def comparison_lines(document: SearchDocument) -> list[str]:
 def has_price(entry: LayoutEntry | NoLayoutEntry) -> bool:
     """Whether the entry says what a billion tokens cost."""
     return "price_per_billion_tokens" in entry
+
+
+def row_text(entry: LayoutEntry) -> str:
+    """A layout in words, and how many about as fast it stands for."""
+    return "; ".join(filter(None, (entry["layout"], entry["alike_text"])))
 
 
 def figure_cells(entry: LayoutEntry, *, has_cost: bool) -> list[str]:

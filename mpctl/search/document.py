@@ -40,13 +40,22 @@ class PriceEntry(TypedDict, total=False):
     price_per_billion_tokens: float
 
 
+class AlikeEntry(TypedDict):
+    """A layout that is about as fast as the one that stands for it, and less plain."""
+
+    settings: dict[str, SettingValue]
+    step_seconds: float
+    peak_bytes: int
+    layout: str
+
+
 @final
 class LayoutEntry(PriceEntry):
     """One layout: its settings, its figures, and the command that runs or plans it.
 
     step_seconds_low, step_seconds_high: 9 of 10 measured steps lie between them. peak_bytes: on
     the device of the fullest rank. breakdown: seconds of the step by part. layout: the settings in
-    words.
+    words. alike: layouts for which this one stands, the fastest first.
     """
 
     fits: bool
@@ -63,6 +72,8 @@ class LayoutEntry(PriceEntry):
     gpu_hours_per_billion_tokens: float
     breakdown: dict[str, float]
     layout: str
+    alike: list[AlikeEntry]
+    alike_text: str
     command: str
 
 
@@ -81,10 +92,11 @@ class SearchDocument(TypedDict):
     training: what all layouts have in common. fixed: settings of a layout that were given.
     searched: those that varied. estimated: number of layouts whose step was estimated. too_large:
     number of layouts left out for their memory, of those that no bound on time had ruled out
-    before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers.
-    reasons: a sentence for each of best but the first. own: the layout that the job has as given.
-    front: for less and less memory, the fastest layout. by_gpus: with `--gpus`, the best layout of
-    each number of GPUs.
+    before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
+    each has its own tp, pp and tensor mode. is_plain_first: the band is wide, and the plainest of
+    what it does not tell apart goes first. reasons: a sentence for each of best but the first.
+    own: the layout that the job has as given. front: for less and less memory, the fastest layout.
+    by_gpus: with `--gpus`, the best layout of each number of GPUs.
     """
 
     schema: Literal["mpctl.search/1"]
@@ -103,6 +115,7 @@ class SearchDocument(TypedDict):
     warnings: list[IssueEntry]
     objective: str
     is_complete: bool
+    is_plain_first: bool
     estimated: int
     too_large: int
     best: list[LayoutEntry]
@@ -138,6 +151,7 @@ def search_document(result: SearchResult, command: CommandLine) -> SearchDocumen
         "warnings": [issue.as_dict() for issue in _warnings(result)],
         "objective": result.objective,
         "is_complete": result.is_complete,
+        "is_plain_first": result.is_plain_first,
         "estimated": result.estimated,
         "too_large": result.too_large,
         "best": entries(best),
@@ -185,6 +199,16 @@ def _layout_entry(choice: LayoutReport, command: CommandLine) -> LayoutEntry:
         **cost,
         "breakdown": time.parts(),
         "layout": layout_text(choice.layout),
+        "alike": [
+            {
+                "settings": one.layout._asdict(),
+                "step_seconds": one.seconds,
+                "peak_bytes": one.bytes,
+                "layout": layout_text(one.layout),
+            }
+            for one in choice.alike
+        ],
+        "alike_text": choice.alike_text,
         "command": command(choice),
     }
 

@@ -2,11 +2,11 @@
 
 AxesKeys, their families and the layouts of those wait in one queue, the smallest bound first
 (bound.py). What comes out is taken apart or, a single layout, evaluated. A part is dropped where
-its bound is beyond the worst of what is still looked for: the best layouts that fit the device, and
-for each smaller MemoryBudget, a share of the device's memory, the best that needs no more. The
-bound of a family's memory is what its first stage needs where ZeRO shards the most; a larger micro
-batch never needs less. Ties go to less memory, then to the layout's own order, so that the answer
-is the same every time.
+its bound is beyond the worst of what is still looked for: the layouts of the best ideas (ideas.py)
+that fit the device, and for each smaller budget, a share of the device's memory, those of the best
+idea that need no more. The bound of a family's memory is what its first stage needs where ZeRO
+shards the most; a larger micro batch never needs less. Ties go to less memory, then to the
+layout's own order, so that the answer is the same every time.
 
 The exhaustive way evaluates every layout that passes the rules; tests compare the two on small
 spaces.
@@ -15,16 +15,17 @@ spaces.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
+from mpctl.search.ideas import BestIdeas, EvaluatedLayout, Idea, LayoutGroup
 from mpctl.search.keys import AxesKey, LayoutFamily
 from mpctl.search.space import SearchSpace
 
@@ -36,57 +37,42 @@ REPORT_EVERY = 256  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
 
-class EvaluatedLayout(NamedTuple):
-    """A layout with its seconds a step and the bytes on the device of its fullest rank."""
-
-    seconds: float
-    bytes: int
-    layout: LayoutSettings
-
-
 @dataclass
 class FoundLayouts:
     """What a search of one space found.
 
-    best: the layouts that were looked for, best first. front: of those and the best of each memory
-    budget, the ones that nothing else beats in both seconds and bytes. evaluated: every layout that
-    was. is_complete: false after Ctrl-C. too_large: layouts that were left out for their memory, of
-    those that no bound on time had ruled out before.
+    groups: what was looked for: of each idea the layouts that are as fast as each other, or, where
+    least memory was looked for, a layout each; best first. front: the first face, then the best of
+    each memory budget that is slower and needs less. evaluated: every layout that was. is_complete:
+    false after Ctrl-C. too_large: layouts that were left out for their memory, of those that no
+    bound on time had ruled out before.
     """
 
-    best: list[EvaluatedLayout] = field(default_factory=list)
+    groups: list[LayoutGroup] = field(default_factory=list)
     front: list[EvaluatedLayout] = field(default_factory=list)
     is_complete: bool = True
     evaluated: list[EvaluatedLayout] = field(default_factory=list)
     too_large: int = 0
 
+    @property
+    def best(self) -> list[EvaluatedLayout]:
+        """The layouts to show, best first."""
+        return [group.face for group in self.groups]
+
 
 @dataclass
-class MemoryBudget:
-    """The best so far of the layouts that need at most `limit` bytes: the fastest `count`, or those
-    of least memory where `by_bytes`."""
+class LeastMemory:
+    """The `count` layouts of least memory so far, of those that need at most `limit` bytes."""
 
     limit: float
     count: int
-    by_bytes: bool = False
     best: list[EvaluatedLayout] = field(default_factory=list)
 
     @property
-    def worst(self) -> float:
-        """Seconds (or bytes) above which a layout is no longer wanted."""
-        if len(self.best) < self.count:
-            return inf
-        last = self.best[-1]
-        return last.bytes if self.by_bytes else last.seconds
-
-    @property
     def most_bytes(self) -> float:
-        """Bytes above which a layout is no longer wanted where least memory counts."""
-        return min(self.worst, self.limit)
-
-    def wants(self, seconds: float, size: float) -> bool:
-        """Whether a layout of at least so many seconds and bytes may be among the best."""
-        return size <= self.limit and seconds <= self.worst
+        """Bytes above which a layout is no longer wanted."""
+        full = len(self.best) == self.count
+        return min(self.best[-1].bytes, self.limit) if full else self.limit
 
     def add(self, point: EvaluatedLayout) -> None:
         """Take the layout in if it is among the best; of layouts that differ in the order of their
@@ -95,11 +81,8 @@ class MemoryBudget:
         alike = [one for one in self.best if one.layout._replace(order="") == unordered]
         if point.bytes <= self.limit and not (alike and alike[0] <= point):
             self.best = [one for one in self.best if one not in alike]
-            insort(self.best, point, key=self._key)
+            insort(self.best, point, key=lambda p: (p.bytes, p.seconds, p.layout))
             del self.best[self.count :]
-
-    def _key(self, point: EvaluatedLayout) -> tuple[float, float, LayoutSettings]:
-        return (point.bytes, point.seconds, point.layout) if self.by_bytes else point
 
 
 def find_layouts(
@@ -112,9 +95,9 @@ def find_layouts(
     on_progress: Progress | None = None,
     evaluator: LayoutEvaluator | None = None,
 ) -> FoundLayouts:
-    """The `top` fastest layouts, or those of least memory.
+    """The layouts of the `top` fastest ideas, or the `top` layouts of least memory.
 
-    budgets: equal shares of the device's memory for each of which the fastest layout is found too.
+    budgets: equal shares of the device's memory for each of which the best layout is found too.
     exhaustive: evaluate every layout. Ctrl-C ends the search with what was found so far. Raises
     MissingFigure where the device states no rate.
     """
@@ -150,8 +133,8 @@ class BranchAndBound:
         self.too_large_count = 0
         memory = evaluator.usable_memory
         limits = [memory * share / budgets for share in range(budgets, 0, -1)]
-        self.budgets = [MemoryBudget(limit, 1 if at else top) for at, limit in enumerate(limits)]
-        self.least_memory = MemoryBudget(memory, top, by_bytes=True)
+        self.budgets = [BestIdeas(limit, 1 if at else top) for at, limit in enumerate(limits)]
+        self.least_memory = LeastMemory(memory, top)
         # Families (without their micro batch) of which one was found to fit nowhere: its micro
         # batch, and the bytes that it needs at least.
         self.too_large: dict[tuple[object, ...], tuple[int, float]] = {}
@@ -187,17 +170,23 @@ class BranchAndBound:
             self._evaluate(part, bound)
         elif isinstance(part, AxesKey):
             yield from self._families(part)
-        elif self._wants(bound, self._min_bytes(part)):
+        elif self._wants(bound, self._min_bytes(part), idea_of(part.axes)):
             yield from self._members(part, bound)
-        elif self._wants(bound, 0.0) and self._min_bytes(part) > self.budgets[0].limit:
+        elif (
+            self._wants(bound, 0.0, idea_of(part.axes))
+            and self._min_bytes(part) > self.budgets[0].limit
+        ):
             self.too_large_count += sum(1 for _ in self.space.members(part))
 
     def _families(self, axes: AxesKey) -> Iterator[tuple[float, LayoutFamily]]:
-        if not self._wants(self.bound.of_axes(axes), 0.0):
+        idea = idea_of(axes)
+        if not self._wants(self.bound.of_axes_quickly(axes), 0.0, idea):  # one better came since
+            return
+        if not self._wants(self.bound.of_axes(axes), 0.0, idea):
             return
         for family in self.space.families(axes):
             bound = self.bound.of_family(family)
-            if self._wants(bound, 0.0):
+            if self._wants(bound, 0.0, idea):
                 yield bound, family
 
     def _members(
@@ -207,17 +196,18 @@ class BranchAndBound:
         plain, sizes = family.plain, dict[int, float]()
         for zero in self.space.zero_stages(family):
             sizes[zero] = self.evaluator.min_bytes(plain, zero)
-        wanted = {zero for zero, size in sizes.items() if self._wants(bound, size)}
+        idea = idea_of(family.axes)
+        wanted = {zero for zero, size in sizes.items() if self._wants(bound, size, idea)}
         large = {zero for zero, size in sizes.items() if size > self.budgets[0].limit}
         members = list(self.space.members(family))
         self.too_large_count += sum(one.zero in large for one in members)
         layouts = (one for one in members if one.zero in wanted)
         for layout_bound, layout in self.bound.of_members(family, bound, layouts):
-            if self._wants(layout_bound, sizes[layout.zero]):
+            if self._wants(layout_bound, sizes[layout.zero], idea):
                 yield layout_bound, layout
 
-    def _wants(self, seconds: float, size: float) -> bool:
-        return any(budget.wants(seconds, size) for budget in self.budgets)
+    def _wants(self, seconds: float, size: float, idea: Idea | None = None) -> bool:
+        return any(budget.wants(seconds, size, idea) for budget in self.budgets)
 
     def _known_min_bytes(self, family: LayoutFamily) -> float:
         """Bytes that an equal family of a smaller micro batch, which is too large, needs."""
@@ -236,14 +226,17 @@ class BranchAndBound:
         return needed
 
     def _evaluate(self, layout: LayoutSettings, bound: float) -> None:
-        if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero)):
+        idea = Idea(layout.tensor_mode, layout.tp, layout.pp)
+        if not self._wants(bound, self.evaluator.min_bytes(layout, layout.zero), idea):
             return
         size = self.evaluator.device_bytes(layout)
         self.too_large_count += size > self.budgets[0].limit
-        if self._wants(bound, size):
+        if self._wants(bound, size, idea):
             self._add(layout, size, self.budgets)
 
-    def _add(self, layout: LayoutSettings, size: int, budgets: list[MemoryBudget]) -> None:
+    def _add(
+        self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]
+    ) -> None:
         time = self.evaluator.step_time(layout)
         if time is not None and not has_errors(self.space.job_of(layout)):
             point = EvaluatedLayout(time.total, size, layout)
@@ -287,13 +280,23 @@ class BranchAndBound:
 
     def result(self, objective: Objective) -> FoundLayouts:
         """What was found so far."""
-        best = (self.least_memory if objective == "memory" else self.budgets[0]).best
-        front: list[EvaluatedLayout] = []
-        if objective == "tokens":
-            for point in sorted({point for budget in self.budgets for point in budget.best}):
-                if not front or point.bytes < front[-1].bytes:
-                    front.append(point)
-        return FoundLayouts(best, front, self.is_complete, self.evaluated, self.too_large_count)
+        found = FoundLayouts([], [], self.is_complete, self.evaluated, self.too_large_count)
+        if objective == "memory":
+            found.groups = [LayoutGroup((point,)) for point in self.least_memory.best]
+            return found
+        found.groups = self.budgets[0].groups()
+        rest = {group.face for budget in self.budgets[1:] for group in budget.groups()}
+        for point in (*found.best[:1], *sorted(rest)):
+            if not found.front or (
+                point.seconds > found.front[-1].seconds and point.bytes < found.front[-1].bytes
+            ):
+                found.front.append(point)
+        return found
+
+
+def idea_of(axes: AxesKey) -> Idea:
+    """The idea of the layouts with these axes."""
+    return Idea(axes.layer.tensor_mode, axes.layer.tp, axes.pp)
 
 
 def _without_micro_batch(family: LayoutFamily) -> tuple[object, ...]:

@@ -24,7 +24,7 @@ from mpctl.planning.plan import Plan
 from mpctl.rules.validate import has_errors
 from mpctl.search.bound import StepTimeBound
 from mpctl.search.evaluate import LayoutEvaluator
-from mpctl.search.find import EvaluatedLayout
+from mpctl.search.ideas import EvaluatedLayout
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
 

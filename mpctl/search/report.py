@@ -21,7 +21,7 @@ from mpctl.planning.layout_settings import (
 )
 from mpctl.planning.plan import make_plan
 from mpctl.search.evaluate import LayoutEvaluator
-from mpctl.search.find import EvaluatedLayout
+from mpctl.search.ideas import EvaluatedLayout
 from mpctl.spec.job import JobSpec
 from mpctl.units import bytes_text, seconds_text
 
@@ -35,7 +35,8 @@ class LayoutReport:
     """A layout with its figures.
 
     job: the job under this layout; time: of its step; bytes: on the device of the fullest rank;
-    price: of a GPU-hour, where it is known.
+    price: of a GPU-hour, where it is known; alike: layouts of the same tp, pp and tensor mode that
+    are about as fast and less plain (search/ideas.py).
     """
 
     job: JobSpec
@@ -43,6 +44,7 @@ class LayoutReport:
     time: StepTime
     bytes: int
     price: float | None = None
+    alike: tuple[EvaluatedLayout, ...] = ()
 
     def __repr__(self) -> str:
         seconds = seconds_text(self.time.total)
@@ -63,6 +65,15 @@ class LayoutReport:
     def verdict(self) -> str:
         """Whether it fits, and by how much, in words."""
         return fit_text(self.job.cluster, self.bytes, "the fullest rank")
+
+    @property
+    def alike_text(self) -> str:
+        """`and 3 more within 0.2 %`: how far the steps of those alike are from this one's at most;
+        empty where there is none."""
+        if not self.alike:
+            return ""
+        most = max(abs(one.seconds / self.time.total - 1) for one in self.alike)
+        return f"and {len(self.alike)} more within {100 * max(most, 0.001):.1f} %"
 
     @property
     def tokens_per_second(self) -> float:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mpctl.errors import InputError
 from mpctl.estimate.kernels import MissingFigure
 from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
-    EvaluatedLayout,
     FoundLayouts,
     Objective,
     Progress,
     find_layouts,
 )
+from mpctl.search.ideas import EvaluatedLayout, plainest_first
 from mpctl.search.nothing import nothing_fits
 from mpctl.search.report import LayoutReport, given_report, layout_reports
 from mpctl.search.request import SearchRequest, varied
@@ -26,11 +26,13 @@ from mpctl.units import plural
 class SearchResult:
     """What a search found.
 
-    best, front: on the number of GPUs that the objective prefers. by_gpus: the best layout of each
+    best, front: on the number of GPUs that the objective prefers; of best each has its own tp, pp
+    and tensor mode, and stands for `alike` ones (search/ideas.py). by_gpus: the best layout of each
     number, None where none was found; why_none says why. given: the layout of the job as given.
     seen: every layout that was estimated for `best`. estimated: how many in all. too_large: how
     many were left out for their memory. is_complete: false where it was interrupted. searched: the
-    fields of a layout that varied.
+    fields of a layout that varied. is_plain_first: the first of best is the plainest of those that
+    a wide band does not tell apart, not the fastest.
     """
 
     request: SearchRequest
@@ -45,6 +47,7 @@ class SearchResult:
     too_large: int = 0
     is_complete: bool = True
     searched: list[str] = field(default_factory=list)
+    is_plain_first: bool = False
 
     def __repr__(self) -> str:
         best = f"best {self.best[0]!r} of " if self.best else ""
@@ -102,7 +105,17 @@ def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
     """The layouts on the number of GPUs that the objective prefers."""
     price = result.request.price
     result.searched = varied(evaluator.space)
-    result.best = layout_reports(evaluator, found.best, price)
+    groups = found.groups
+    if groups and result.objective != "memory":
+        (first,) = layout_reports(evaluator, found.best[:1])
+        groups = plainest_first(groups, first.time.high / first.time.low)
+        result.is_plain_first = groups[0] is not found.groups[0]
+    result.best = [
+        replace(report, alike=group.others)
+        for group, report in zip(
+            groups, layout_reports(evaluator, (g.face for g in groups), price), strict=True
+        )
+    ]
     result.front = layout_reports(evaluator, found.front, price)
     result.seen = found.evaluated
     if evaluator.space.world == result.request.job.world_size:

@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import json
 import tomllib
+from itertools import chain
 from math import log
 from statistics import mean, median
 from typing import Any
 
 import pytest
 
-from mpctl.calibrate.accuracy import find_sweeps, regret, samples_per_second, spearman
+from mpctl.calibrate.accuracy import (
+    find_sweeps,
+    optimism,
+    order_of_pairs,
+    regret,
+    samples_per_second,
+    spearman,
+)
 from mpctl.calibrate.cross import FOLDS, LeftOut, Residuals, assign_folds, one_fold, residuals
 from mpctl.calibrate.evaluate import open_evaluator
 from mpctl.calibrate.fit import Fit
 from mpctl.calibrate.record import CrossRecord, read_record, what_changed
 from mpctl.calibrate.runs import constants_of
 from mpctl.calibrate.spread import find_inside
+from mpctl.search.ideas import OPTIMISM, RANKING_ERROR
 from mpctl.spec.job import complete
 from mpctl.spec.presets import presets_root
 from tests.published import (
@@ -128,6 +137,23 @@ def test_layouts_are_ranked_as_they_ran(record: CrossRecord) -> None:
     assert mean(map(spearman, pairs)) >= SPEARMAN
     assert median(regrets) <= MEDIAN_REGRET
     assert mean(regrets) <= MEAN_REGRET
+
+
+def test_how_far_an_order_of_layouts_can_be_trusted(record: CrossRecord) -> None:
+    """What a search says of its own order (search/ideas.py), counted over all sweeps."""
+    sweeps = list(find_sweeps(published_runs()).values())
+    pairs = [samples_per_second(runs, record.fifths) for runs in sweeps]
+    orders = [order_of_pairs(pair, RANKING_ERROR) for pair in pairs]
+    close, far = (list(chain.from_iterable(column)) for column in zip(*orders, strict=True))
+    assert len(close) > 300 and mean(close) == pytest.approx(0.6, abs=0.05)
+    assert len(far) > 3000 and mean(far) > 0.9
+    for kind in (record.fifths, record.tables):
+        by_tuned: dict[bool, list[float]] = {True: [], False: []}
+        for runs in sweeps:
+            found = optimism(samples_per_second(runs, kind))
+            by_tuned[not runs[0].group.startswith("nanotron")].append(found)
+        tuned, untuned = mean(by_tuned[True]), mean(by_tuned[False])
+        assert OPTIMISM[0] - 0.005 < tuned < untuned < OPTIMISM[1] + 0.005, (tuned, untuned)
 
 
 def test_no_constant_is_keyed_by_a_model_or_a_row() -> None:

@@ -15,6 +15,7 @@ from mpctl.render.search_words import (
     header_lines,
     headline,
     notes,
+    row_text,
 )
 from mpctl.units import bytes_text, seconds_text
 
@@ -68,7 +69,7 @@ def _answer(search: SearchDocument) -> Iterator[Raw]:
     yield el("p", f"{headline(search)}. ", *(f"{line}. " for line in header_lines(search)))
     columns = ("no.", "layout", "step time", "tokens/s", "MFU", "memory")
     rows = [
-        (number, entry["layout"], *figure_cells(entry, has_cost=False)[:4])
+        (number, row_text(entry), *figure_cells(entry, has_cost=False)[:4])
         for number, entry in enumerate(search["best"], start=1)
     ]
     yield table("Best layouts; no. 1 is the plan below", columns, rows, left=2)
