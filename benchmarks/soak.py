@@ -433,8 +433,9 @@ def soak(options: argparse.Namespace, folder: Path) -> int:
         kinds = options.kinds.split(",") if options.kinds else list(world.kinds)
         if unknown := [kind for kind in kinds if kind not in world.kinds]:
             raise SystemExit(f"{', '.join(unknown)}: not here, where there are {world.kinds}")
-        if missing := [kind for kind in LOCAL_KINDS if options.hosts == 1 and kind not in kinds]:
-            print(f"left out: {', '.join(missing)}")
+        if not is_root:
+            missing = LOCAL_KINDS.keys() - set(world.kinds)
+            print(f"left out, since only root can inject them: {', '.join(sorted(missing))}")
         faults = draw_faults(options.faults, options.seed, gap=GAP, ranks=RANKS, kinds=kinds)
         report = run_soak(world, faults)
     if report is None:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -140,13 +141,9 @@ def _empty_job(run: Victim) -> None:
 
 
 def _fill_disk(run: Victim, fault: Fault) -> None:
-    with (run.path / "filler").open("wb") as stream:
-        try:
-            while True:
-                stream.write(bytes(1 << 16))
-                stream.flush()
-        except OSError:
-            os.ftruncate(stream.fileno(), os.fstat(stream.fileno()).st_size)
+    with (run.path / "filler").open("wb", buffering=0) as stream, suppress(OSError):
+        while True:
+            stream.write(bytes(1 << 16))
 
 
 def _empty_disk(run: Victim) -> None:

@@ -113,9 +113,9 @@ def test_a_full_disk_is_named_before_the_ranks_that_it_ended(
         settings = ("training.steps=100000", "checkpoint.interval=5", "checkpoint.keep_last=1")
         more = [part for setting in settings for part in ("--set", setting)]
         run = ssh_launch(ssh_hosts, data, disk / "run", *TP_DP, *more).at_step(6)
-        with (disk / "filler").open("wb") as filler, suppress(OSError):
+        with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
             while filler.write(bytes(1 << 16)):
-                filler.flush()
+                pass
         assert run.ended().code == 1
         said = " ".join(run.launched.stderr.rpartition("✗")[2].split())
         assert f"the disk of {disk / 'run'} is full: No space left on device" in said
