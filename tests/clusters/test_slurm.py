@@ -236,7 +236,7 @@ def test_what_slurm_would_let_wait_for_ever_is_refused(
     done = slurm.run([*launch_arguments(data, path, "--tp", "2", **settings), "--submit"])
     assert done.returncode == 2, done.stderr
     assert words in " ".join(done.stderr.split())
-    assert slurm.jobs() == before
+    assert slurm.jobs().keys() <= before.keys()  # Slurm forgets old jobs meanwhile
     assert not path.exists()
 
 
@@ -265,6 +265,6 @@ def test_a_dry_run_shows_the_script_and_submits_nothing(
     done = slurm.run([*launch_arguments(data, path, *TP_DP), "--submit", "--dry-run"])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=tiny\n#SBATCH --nodes=2\n")
-    assert (slurm.jobs(), path.exists()) == (before, False)
+    assert slurm.jobs().keys() <= before.keys() and not path.exists()
     assert SlurmRun(slurm, path).processes() == []
     wait_until(lambda: slurm.states() == dict.fromkeys(NODES, "idle"), 10, str)
