@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,8 +17,7 @@ from mpctl.launch.attempt import RankState
 from mpctl.rundir.breadcrumb import BreadcrumbState
 
 UNREADABLE = (psutil.Error, OSError)
-ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-POLL_SECONDS, KILL_SECONDS = 0.02, 10.0
+KILL_SECONDS = 10.0
 
 
 class ProcessTree:
@@ -91,10 +89,10 @@ def swapped_bytes(pid: int) -> int:
 
 
 def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -> tuple[int, ...]:
-    """Kill a process and everything it started; processes that have ended are left alone. The ids
-    of those that run on so many seconds later: nothing ends a process in a system call that cannot
-    be interrupted (state D: a file system that does not answer) until that call returns, and it
-    does nothing else before."""
+    """Kill a process and everything it started, and wait until they are gone; processes that have
+    ended are left alone. The ids of those that run on so many seconds later: nothing ends a process
+    in a system call that cannot be interrupted (state D: a file system that does not answer) until
+    that call returns, and it does nothing else before."""
     try:
         tree = psutil.Process(process.pid).children(recursive=True)
     except UNREADABLE:
@@ -105,20 +103,17 @@ def kill_tree(process: subprocess.Popen[bytes], seconds: float = KILL_SECONDS) -
         with suppress(psutil.NoSuchProcess):
             child.kill()
     deadline = time.monotonic() + seconds
-    while (left := _running(process, tree)) and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)
-    return left
-
-
-def _running(process: subprocess.Popen[bytes], tree: Sequence[psutil.Process]) -> tuple[int, ...]:
-    """The ids of those that have not ended; one that nobody has waited for yet has."""
+    with suppress(*UNREADABLE):
+        _, tree = psutil.wait_procs(tree, timeout=seconds)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.0, deadline - time.monotonic()))
     own = (process.pid,) if process.poll() is None else ()
-    return (*own, *(child.pid for child in tree if _status(child) not in ENDED))
+    return (*own, *(child.pid for child in tree if not _has_ended(child)))
 
 
-def _status(process: psutil.Process) -> str:
-    """psutil's name of the state of a process, that of a dead one when it cannot be read."""
+def _has_ended(process: psutil.Process) -> bool:
+    """Whether a process is gone, or a zombie, which whoever should does not wait for."""
     try:
-        return str(process.status())
+        return process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except UNREADABLE:
-        return str(psutil.STATUS_DEAD)
+        return True
