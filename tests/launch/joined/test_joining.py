@@ -46,7 +46,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def hosts(world: World) -> list[tuple[int, list[int]]]:
     document = json.loads((world.run_dir / "nodes/hosts.json").read_text())
-    return [(entry["node"], entry["ranks"]) for entry in document["hosts"]]
+    return [(host["node"], [*host["ranks"].values()]) for host in document["hosts"]]
 
 
 def losses(run_dir: Path) -> list[float]:
