@@ -2,7 +2,8 @@
 
 Trains the demo jobs for 12 steps under several layouts by `mpctl launch`, dropout and attention
 dropout on, two micro batches or more a step: GPT's curves side by side, and for every family how
-far each layout strays from one process.
+far each layout strays from one process. Then a small GPT in fp16, from a loss scale that overflows
+and from the default one.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+Records = list[dict[str, Any]]
 
 MPCTL = Path(sys.executable).with_name("mpctl")
 JOBS = ("demo", "demo-llama", "demo-bert", "demo-t5", "demo-glm")
 LAYOUTS: dict[str, tuple[str, ...]] = {
-    "1": ("--tp", "1"),
+    "1": ("--tp", "1", "--gpus-per-node", "1"),
     "tp2": ("--tp", "2"),
     "dp2": ("--tp", "1", "--dp", "2"),
     "cp2": ("--tp", "1", "--cp", "2"),
@@ -25,15 +29,22 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
 }
 STEPS = 12
 SETTINGS = ("--steps", str(STEPS), "--micro-batch-size", "4", "--global-batch-size", "8",
-            "--device", "cpu", "--set", "training.attention_dropout=0.1",
-            "--set", "training.eval_samples=0",
+            "--device", "cpu", "--set", "model.seq_length=64",
+            "--set", "training.attention_dropout=0.1", "--set", "training.eval_samples=0",
             "--set", "checkpoint.at_end=false")  # fmt: skip
+GRID = ("--tp", "4", "--gpus-per-node", "4", "--tensor-mode", "2d")
+FP16_LAYOUTS = {**LAYOUTS, "tp4 in 2d": GRID}
+FP16 = ("--dtype", "fp16", "--set", "model.layers=2", "--set", "model.hidden=64",
+        "--set", "model.heads=4")  # fmt: skip
+SCALES = (26, 16)
+"""Powers of two: from the first one the first steps overflow, the second is the default."""
 
 TEXT = """# The loss does not tell the layout
 
 Weights, data order and dropout masks follow from the seed alone. The demo jobs (4 layers, hidden
-256, dropout 0.1, attention dropout 0.1, global batch 8 in micro batches of 4, float32), trained for
-{steps} steps by `mpctl launch`; `tp2 split, full` is sequence parallelism with full recomputation.
+256, samples of 64 tokens, dropout 0.1, attention dropout 0.1, global batch 8 in micro batches of 4,
+float32), trained for {steps} steps by `mpctl launch`; `tp2 split, full` is sequence parallelism
+with full recomputation.
 
 Largest relative difference to the losses of one process over the {steps} steps:
 
@@ -43,12 +54,26 @@ The curves of `demo`, a GPT:
 
 {curves}
 
-What is left is the order of float32 additions: in float64 the tests hold layers, losses, gradients
-and final parameters to 1e-10 (`tests/kernels`, `tests/runtime`). Every rank of these runs held the
-parameters and sent the bytes that its plan says.
+What is left is the order of float32 additions, which training may amplify from step to step, most
+in demo-t5: in float64 the tests hold layers, losses, gradients and final parameters to 1e-10
+(`tests/kernels`, `tests/runtime`). Every rank of these runs held the parameters and sent the bytes
+that its plan says.
 
 Renewed by `python -m benchmarks.layouts > docs/layouts.md` ({torch}, two cores). A step whose loss
 stands out read an unusual stretch of text, and every layout read the same one.
+
+## fp16
+
+The loss is multiplied by a scale before backward, so that small gradients are not lost in 16 bit. A
+step whose gradients overflow on any rank changes nothing on all, and halves the scale. The first to
+overflow are gradients of biases, sums over all tokens of a micro batch. Where ranks share tokens
+(cp, sequence parallelism, 2d) each sums a part in 16 bit, and the parts are added in float32: while
+the scale is near the largest that holds, such a layout may take a step that others skip, and from
+then on the curves differ by that update. The GPT above with 2 layers of hidden 64, {steps} steps:
+
+{fp16}
+
+To compare layouts in fp16, start from a scale (`training.loss_scale`) at which no step is skipped.
 
 ## How
 
@@ -68,17 +93,39 @@ def quietly(*command: object) -> None:
     subprocess.run([MPCTL, *map(str, command)], check=True, capture_output=True)
 
 
-def curve(job: str, layout: tuple[str, ...], data: Path, out: Path) -> list[float]:
+def trained(job: str, layout: tuple[str, ...], data: Path, out: Path, *more: str) -> Records:
+    """The records of a run in which every rank did as planned."""
     place = f"data.path={json.dumps(str(data))}"
-    quietly("launch", job, *layout, *SETTINGS, "--json", "--run-dir", out, "--set", place)
+    quietly("launch", job, *layout, *SETTINGS, *more, "--json", "--run-dir", out, "--set", place)
     compared = json.loads((out / "summary.json").read_text())["plan_beside_run"]
     assert all(rank["agrees"] for rank in compared), out
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    assert (len(compared) == 1) == (layout == LAYOUTS["1"]), (layout, len(compared))
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(records: Records) -> list[float]:
+    return [record["loss"] for record in records]
 
 
 def strays(own: list[float], base: list[float]) -> float:
     return max(abs(a - b) / b for a, b in zip(own, base, strict=True))
+
+
+def fp16_table(data: Path, scratch: Path) -> str:
+    """A row for each scale and figure, a column for each layout."""
+    body = []
+    for scale in SCALES:
+        start = (*FP16, "--set", f"training.loss_scale={2**scale}")
+        runs = {
+            name: trained("demo", layout, data, scratch / f"fp16-{scale}-{number}", *start)
+            for number, (name, layout) in enumerate(FP16_LAYOUTS.items())
+        }
+        skipped = [sum(r.get("skipped", False) for r in records) for records in runs.values()]
+        base = losses(runs["1"])
+        strayed = [f"{strays(losses(records), base):.1e}" for records in runs.values()]
+        body.append([f"from 2^{scale}: steps skipped", *map(str, skipped)])
+        body.append([f"from 2^{scale}: difference of losses", *strayed])
+    return rows(["", *FP16_LAYOUTS], body)
 
 
 def rows(head: list[str], body: list[list[str]]) -> str:
@@ -86,19 +133,10 @@ def rows(head: list[str], body: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main() -> None:
+def page(curves: dict[str, dict[str, list[float]]], fp16: str) -> str:
+    """The page, of the losses of every job by layout, and the table of fp16."""
     import torch
 
-    curves: dict[str, dict[str, list[float]]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        data = Path(scratch) / "data"
-        sizes = ("--max-bytes", "8000000", "--vocab-size", "4000")
-        quietly("data", "prepare", "python-stdlib", "--out", data, *sizes)
-        for job in JOBS:
-            curves[job] = {
-                name: curve(job, layout, data, Path(scratch) / f"{job}-{number}")
-                for number, (name, layout) in enumerate(LAYOUTS.items())
-            }
     others = [name for name in LAYOUTS if name != "1"]
     families = [
         [job, *(f"{strays(own[name], own['1']):.1e}" for name in others)]
@@ -108,13 +146,29 @@ def main() -> None:
         [str(step + 1), *(f"{own[step]:.7f}" for own in curves["demo"].values())]
         for step in range(STEPS)
     ]
-    print(
-        TEXT.format(
-            steps=STEPS, torch=f"torch {torch.__version__}",
-            families=rows(["job", *others], families), curves=rows(["step", *LAYOUTS], steps),
-        ),
-        end="",
-    )  # fmt: skip
+    return TEXT.format(
+        steps=STEPS,
+        torch=f"torch {torch.__version__}",
+        families=rows(["job", *others], families),
+        curves=rows(["step", *LAYOUTS], steps),
+        fp16=fp16,
+    )
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        data = scratch / "data"
+        sizes = ("--max-bytes", "8000000", "--vocab-size", "4000")
+        quietly("data", "prepare", "python-stdlib", "--out", data, *sizes)
+        curves = {
+            job: {
+                name: losses(trained(job, layout, data, scratch / f"{job}-{number}"))
+                for number, (name, layout) in enumerate(LAYOUTS.items())
+            }
+            for job in JOBS
+        }
+        print(page(curves, fp16_table(data, scratch)), end="")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import layouts
 from mpctl.planning.plan import load_plan
+from tests.cli.calls import caller
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
@@ -122,3 +124,20 @@ def test_every_job_of_the_page_on_tensor_modes_can_be_planned(tmp_path: Path) ->
         path = tmp_path / "job.toml"
         path.write_text(text, "utf-8")
         load_plan(str(path), {}).require_legal()
+
+
+def test_the_page_on_layouts_is_its_generator_s() -> None:
+    """All but the tables, which are measured."""
+    literals = re.split(r"\{\w+\}", layouts.TEXT)
+    page, at = TEXTS["docs/layouts.md"], 0
+    for literal in literals:
+        assert literal in page[at:], literal
+        at = page.index(literal, at) + len(literal)
+
+
+@pytest.mark.parametrize("name", layouts.FP16_LAYOUTS)
+def test_losses_are_compared_with_those_of_one_process(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = caller(capsys)("plan", "demo", *layouts.FP16_LAYOUTS[name], "--json")
+    assert (said.document["world_size"] == 1) == (name == "1")
