@@ -128,11 +128,12 @@ class Measure:
     @property
     def pattern(self) -> str:
         """The regular expression of a number with a unit of this measure."""
-        return rf"^{NUMBER} *({'|'.join(map(re.escape, self.units))})$"
+        return rf"^{TIMES}{NUMBER} *({'|'.join(map(re.escape, self.units))})$"
 
 
 NUMBER = r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?"
-TEXT = re.compile(rf"({NUMBER}) *(\D.*)?", re.ASCII)
+TIMES = "([0-9]{1,4} *[x×] *)?"  # of several alike: `8 x 400 Gb/s`
+TEXT = re.compile(rf"{TIMES}({NUMBER}) *(\D.*)?", re.ASCII)
 DECIMAL = {p: Decimal(1000) ** n for n, p in enumerate(("", "k", "M", "G", "T", "P", "E"))}
 BINARY = {p: Decimal(1024) ** n for n, p in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), start=1)}
 BYTES = {f"{prefix}B": size for prefix, size in (DECIMAL | BINARY).items()}
@@ -161,14 +162,17 @@ class UnitError(ValueError):
 
 
 def parse_measure(text: str, wanted: Measure) -> Decimal:
-    """`"448 GB/s"` -> 448e9, exactly, in the base unit of the measure that is wanted.
+    """`"448 GB/s"` -> 448e9, exactly, in the base unit of the measure that is wanted; of several
+    alike, as the cards of a node are, their sum: `"8 x 400 Gb/s"` -> 400e9.
 
     Raises UnitError for other text, and for a unit of another measure.
     """
     found = TEXT.fullmatch(text)
     if found is None:
         raise UnitError("it is not a number with a unit", wanted)
-    number, unit = Decimal(found[1]), found[4] or ""
+    number, unit = Decimal(found[2]), found[5] or ""
+    if found[1]:
+        number *= int(found[1].rstrip(" x×"))
     if unit in wanted.units:
         return number * wanted.units[unit]
     if not unit:

@@ -8,6 +8,8 @@ not fit the devices' memory (`plan`, `search`, `launch --rehearse`); 128 + n on 
 from __future__ import annotations
 
 import errno
+import os
+import select
 import sys
 from importlib import import_module
 from typing import Any
@@ -77,7 +79,7 @@ def mpctl(
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; bad input never ends in a traceback."""
-    wants_json = "--json" in arguments
+    wants_json, stdout = "--json" in arguments, _stdout_status()
     try:
         return app(args=arguments, standalone_mode=False, prog_name="mpctl") or 0
     except MpctlError as error:
@@ -85,9 +87,10 @@ def run(arguments: list[str]) -> int:
         return _report(issues or [Issue("run-failed", "mpctl", str(error))], wants_json, error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `mpctl plan | head`
-        sys.stderr.close()
-        return 0
+    except SystemExit as exit_:
+        if _has_lost_reader(exit_, stdout):  # `mpctl plan --json | head -1`
+            return 0
+        raise
     except OSError as error:
         if error.errno not in UNUSABLE or error.filename is None:
             raise
@@ -105,6 +108,27 @@ def run(arguments: list[str]) -> int:
         if not message:  # a group without a command has shown its help instead
             return 2
         return _report([usage_issue(error, message)], wants_json, None)
+
+
+def _stdout_status() -> os.stat_result | None:
+    """What stdout is to the system; None where it is no file of its own."""
+    try:
+        return os.fstat(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return None
+
+
+def _has_lost_reader(exit_: SystemExit, stdout: os.stat_result | None) -> bool:
+    """Whether click or rich left with exit code 1 as nobody reads stdout any more. A reader that
+    has enough is no failure; a broken pipe or socket of the command's own is one.
+
+    stdout: what it was at the start; rich puts the null device in the place of a broken one."""
+    now = _stdout_status()
+    if stdout is None or now is None or not isinstance(exit_.__context__, BrokenPipeError):
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return not os.path.samestat(stdout, now) or any(e & select.POLLERR for _, e in poll.poll(0))
 
 
 def _report(issues: Any, wants_json: bool, error: MpctlError | None) -> int:

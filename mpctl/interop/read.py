@@ -11,6 +11,7 @@ from mpctl.interop.from_megatron import ReadJob, read_megatron
 from mpctl.rules.check import Check, listed
 
 READERS = {"megatron": read_megatron}
+EXAMPLE = 'such as "--num-layers 24 ...", or @FILE for a file of them'
 
 
 def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob:
@@ -23,7 +24,11 @@ def read_flags(launcher: str, text: str, typed: Collection[str] = ()) -> ReadJob
     if launcher not in READERS:
         message = f"{launcher!r} is no launcher whose flags are read"
         raise InputError.of("from-launcher", "--from", message, f"use {listed([*READERS])}")
-    read = READERS[launcher](_content(text))
+    content = _content(text)
+    if not content.strip():
+        hint = f"give the flags as one text, {EXAMPLE}"
+        raise InputError.of("bad-syntax", "--from", "there are no flags to read", hint)
+    read = READERS[launcher](content)
     known = {*read.settings, *typed}
     if "model.layers" in read.settings and not known & {"model", "model.vocab"}:
         message = "is not there, and no tokenizer is asked for the vocabulary"
@@ -60,5 +65,4 @@ def _check_has_flags(text: str) -> None:
         message = f"{text!r} is a file, and flags are wanted"
         raise InputError.of("bad-syntax", "--from", message, f"write @{text} for the flags in it")
     message = f"{text[:80]!r} has no flag"
-    hint = 'give the flags as one text, such as "--num-layers 24 ...", or @FILE for a file of them'
-    raise InputError.of("bad-syntax", "--from", message, hint)
+    raise InputError.of("bad-syntax", "--from", message, f"give the flags as one text, {EXAMPLE}")

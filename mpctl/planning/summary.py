@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from mpctl.planning.layout_settings import layout_of, tensor_mode_text
 from mpctl.planning.plan import Plan
 from mpctl.spec.job import JobSpec
+from mpctl.spec.linked_clusters import Link, link_hint
 from mpctl.units import bytes_text, count_text, plural, rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -150,7 +151,9 @@ def main_figures(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _time_figures(plan: Plan, time: StepTime | str) -> Iterator[tuple[str, str]]:
     if isinstance(time, str):
-        yield "step time", f"not estimated: {time}"
+        missing = (link for link in get_args(Link) if f"cluster.{link} has no " in time)
+        ways = [f" → {link_hint(plan.job.cluster, link)}" for link in missing]
+        yield "step time", f"not estimated: {time}{''.join(ways)}"
         return
     summary = plan_summary(plan)
     yield "step time", step_text(time)

@@ -31,13 +31,6 @@ def visible(text: str) -> str:
 class Console(rich_console.Console):
     """rich's console, which writes no control characters that stand in what is printed."""
 
-    def on_broken_pipe(self) -> None:
-        """Exit code 0, not rich's 1: in `mpctl presets | head -1` the reader has what it wants."""
-        try:
-            super().on_broken_pipe()  # what is still buffered goes nowhere
-        except SystemExit:
-            raise SystemExit(0) from None
-
     def render(
         self, renderable: rich_console.RenderableType,
         options: rich_console.ConsoleOptions | None = None,

@@ -38,6 +38,7 @@ from mpctl.planning.layout_settings import LayoutSettings
 from mpctl.search.keys import DEFAULT_ORDER, LayerKey
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
+from mpctl.spec.linked_clusters import Link
 from mpctl.spec.runtime import RuntimeProfile, get_profile
 
 Value = TypeVar("Value")
@@ -218,11 +219,13 @@ class LayoutEvaluator:
         return job.model_copy(update={"training": training})
 
 
-def missing_link(evaluator: LayoutEvaluator) -> str | None:
+def missing_link(evaluator: LayoutEvaluator) -> Link | None:
     """The network level without a bandwidth because of which a layout that fits the memory cannot
     be timed: intra_node or inter_node; None where none fits, or each of them can be timed."""
     cluster, domain = evaluator.space.job.cluster, evaluator.space.domain.ranks
-    sizes = {"inter_node": -(-evaluator.space.world // domain), "intra_node": domain}
+    sizes: dict[Link, int] = {
+        "inter_node": -(-evaluator.space.world // domain), "intra_node": domain
+    }  # fmt: skip
     level = next((name for name, n in sizes.items() if n > 1 and not getattr(cluster, name)), None)
     memory = evaluator.usable_memory
     if level is None or evaluator.min_state_bytes > memory:

@@ -19,6 +19,7 @@ from mpctl.search.ideas import EvaluatedLayout, plainest_first
 from mpctl.search.nothing import nothing_fits
 from mpctl.search.report import LayoutReport, given_report, layout_reports
 from mpctl.search.request import SearchRequest, varied
+from mpctl.spec.linked_clusters import link_hint
 from mpctl.units import plural
 
 
@@ -86,7 +87,7 @@ def answer_search(
         found = search(preferred, top=top, budgets=BUDGETS)
     if preferred is None or not found.best:
         if result.is_complete:
-            raise _no_time(evaluators) or nothing_fits(request, counts, on_progress)
+            raise _no_time(request, evaluators) or nothing_fits(request, counts, on_progress)
         return result
     _add_best(result, evaluators[preferred], found)
     return result
@@ -148,11 +149,13 @@ def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:
         raise InputError.of("no-step-time", "cluster.device", str(missing), hint) from None
 
 
-def _no_time(evaluators: Mapping[int, LayoutEvaluator]) -> InputError | None:
+def _no_time(
+    request: SearchRequest, evaluators: Mapping[int, LayoutEvaluator]
+) -> InputError | None:
     """The error where a layout fits the memory but a link of the cluster states no bandwidth."""
     for gpus, evaluator in evaluators.items():
         if level := missing_link(evaluator):
-            hint = f"set cluster.{level}.bandwidth, bytes/s in one direction"
+            hint = link_hint(request.job.cluster, level)
             if level == "inter_node":
                 hint += f"; or keep the ranks on one node: --gpus-per-node {max(evaluators)}"
             message = f"no layout of {plural(gpus, 'GPU')} can be timed: {_no_bandwidth(level)}"

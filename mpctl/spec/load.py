@@ -181,6 +181,9 @@ def _read_file(path: Path) -> Raw:
         raise InputError.of("bad-syntax", str(path), str(error), hint) from None
     if not isinstance(raw, dict):
         raise InputError.of("bad-syntax", str(path), "a job is a table of tables")
+    if not raw:
+        hint = "write a model, a cluster or sizes in it; `mpctl init FILE` makes a commented one"
+        raise InputError.of("empty-job", str(path), "the file holds no setting", hint)
     # Nobody can be told to rewrite what an older version wrote into its run directory.
     return with_all_new_names(raw) if path.name == RUN_JOB else raw
 

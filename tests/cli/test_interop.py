@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -113,6 +114,8 @@ def test_every_target_is_named_in_the_help_and_has_a_document(mpctl: Mpctl, targ
         ((JOB, "--emit", "slurm"), "emit-target"),
         (("--from", "torchtitan", "--tp 2"), "from-launcher"),
         ((JOB, "--from", "megatron", "--seed 5"), "usage"),
+        (("--from", "megatron", " "), "bad-syntax"),
+        (("--from", "megatron", f"@{os.devnull}"), "bad-syntax"),
         (("--from", "megatron", "@no-such-file"), "no-such-file"),
         ((JOB, "--emit", "torch", "--explain"), "usage"),
     ],

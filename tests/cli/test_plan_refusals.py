@@ -35,6 +35,19 @@ def test_and_may_be_allowed(mpctl: Mpctl) -> None:
     assert "!  tp-within-nvlink-domain: " in mpctl(*STRADDLING, "--allow-tp-across-nodes").out
 
 
+def test_a_cluster_of_one_node_names_those_that_have_a_network(mpctl: Mpctl) -> None:
+    """In a plan and in a search: those of the same device, as many of it in a node."""
+    job = ("--cluster", "b200-node", "--nodes", 2, "--model", "gpt2", "--global-batch-size", 16)
+    said = " ".join(mpctl("plan", *job).out.split())
+    wanted = "--cluster dgx-b200 or gcp-a4-b200"
+    assert "cluster.inter_node has no bandwidth, and dp needs it → set cluster.inter_n" in said
+    assert wanted in said
+    refused = mpctl("search", *job, "--max-pp", 1, "--json").issues["no-step-time"]
+    assert wanted in refused["hint"]
+    alone = mpctl("search", "demo", "--gpus", 4, "--json").issues["no-step-time"]
+    assert "--cluster" not in alone["hint"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "rule", "where", "near"),
     [

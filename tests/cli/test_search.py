@@ -199,7 +199,12 @@ def test_a_number_of_gpus_that_cannot_be_timed_says_so_in_its_row(mpctl: Mpctl) 
     assert set(mpctl(*asked, *small, "--json").issues) == {"nothing-fits"}
 
 
-@pytest.mark.parametrize("command", [["presets"], ["plan", "demo"]])
+@pytest.mark.parametrize(
+    "command",
+    [["presets"], ["plan", "demo"], ["plan", "demo", "--json"], ["plan", "--emit", "torch"],
+     ["plan", "--help"]],
+    ids=" ".join,
+)  # fmt: skip
 def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)  # what is written meets a broken pipe for certain

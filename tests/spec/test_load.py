@@ -151,6 +151,8 @@ def test_what_starts_a_table_is_suggested() -> None:
         ("broken.json", "{", "bad-syntax"),
         ("list.json", "[1]", "bad-syntax"),
         ("deep.json", "[" * 100_000, "bad-syntax"),
+        ("empty.toml", "# nothing yet\n", "empty-job"),
+        ("empty.json", "{}", "empty-job"),
         ("deep.toml", "a = " + "[" * 100_000, "bad-syntax"),
     ],
 )

@@ -55,6 +55,13 @@ def test_a_setting_on_the_command_line_may_have_a_unit() -> None:
     assert cluster.inter_node is not None and cluster.inter_node.bandwidth == 448e9
 
 
+def test_several_links_of_a_node_are_written_as_people_write_them() -> None:
+    for text in ("8 x 400 Gb/s", "8x400Gb/s", "8 × 50 GB/s"):
+        assert parse_measure(text, BANDWIDTH) == 400_000_000_000
+        assert re.fullmatch(BANDWIDTH.pattern, text)
+    assert parse_measure("4 x 16 GiB", MEMORY) == 64 * 2**30
+
+
 @pytest.mark.parametrize(
     ("setting", "value", "message", "hint"),
     [
@@ -72,6 +79,8 @@ def test_a_setting_on_the_command_line_may_have_a_unit() -> None:
         ("cluster.device.memory_bytes", "80", "it has no unit", '"80 GiB"'),
         ("cluster.device.memory_bytes", "1e99 EB", "less than or equal to", ""),
         ("cluster.device.memory_bytes", "0 B", "greater than or equal to 1", ""),
+        ("cluster.inter_node.bandwidth", "8 x 400", "it has no unit", '"448 GB/s"'),
+        ("cluster.inter_node.bandwidth", "x 400 Gb/s", "is not a number with a unit", ""),
         ("cluster.intra_node.bandwidth", "-1 GB/s", "is not a number with a unit", '"448 GB/s"'),
     ],
 )  # fmt: skip
