@@ -32,7 +32,8 @@ GpusOption = Annotated[
     str | None,
     typer.Option(
         metavar="N,...",
-        help="Also find the best layout on each of these numbers of GPUs; all: powers of two.",
+        help="Also find the best layout on each of these numbers of GPUs, beside the job's own; "
+        "all: powers of two.",
         show_default=False,
     ),
 ]

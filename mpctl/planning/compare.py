@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpctl.axes import AXIS_NAMES
-from mpctl.errors import InputError, Issue
+from mpctl.errors import InputError, Issue, IssueEntry
 from mpctl.planning.layer_figures import sent_bytes
 from mpctl.planning.plan import Overrides, Plan, load_plan
 from mpctl.planning.training import training_settings
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mpctl.estimate.job import Estimate
     from mpctl.planning.schemas import CompareDocument
 
+# Warnings of what a job's runtime does not run: the estimate is as if it did.
+NOT_RUN = ("runtime-runs", "model-launched", "job-launched")
 DESCRIPTIONS = ("name", "description", "source")  # keys that are no settings
 
 
@@ -66,12 +68,20 @@ def compare_document(variants: Sequence[tuple[str, Plan]]) -> CompareDocument:
         "jobs": [name for name, _ in variants],
         "training": [training_settings(plan.job) for _, plan in variants],
         "fits": [plan.fits for _, plan in variants],
+        "runs": [not any(c.rule in NOT_RUN for c in plan.checks) for _, plan in variants],
+        "warnings": [_warnings(plan) for _, plan in variants],
         "settings": {name: [values.get(name) for values in settings] for name in differ},
         "figures": [
             {"ranks": plan.job.world_size, **(_figures(plan.estimate) if plan.estimate else {})}
             for _, plan in variants
         ],
     }
+
+
+def _warnings(plan: Plan) -> list[IssueEntry]:
+    """What `mpctl plan` warns of; whether it fits, and what would, is told apart."""
+    noted = (c for c in plan.checks if c.status != "ok" and c.rule != "memory-fits")
+    return [check.issue.as_dict() for check in noted]
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:

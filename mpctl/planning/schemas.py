@@ -288,14 +288,17 @@ class PlanDocument(
 class CompareDocument(TypedDict):
     """Schema mpctl.compare/1: several jobs, each list with an entry a job.
 
-    settings: those that differ, by full name; figures: by name: `seconds.tp`;
-    `bytes.dp`: of messages; `sent_bytes.dp`: what a rank sends in a step.
+    runs: whether the job's runtime runs all of its settings; the estimate is as if it did.
+    warnings: those of `mpctl plan`. settings: those that differ, by full name; figures: by name:
+    `seconds.tp`; `bytes.dp`: of messages; `sent_bytes.dp`: what a rank sends in a step.
     """
 
     schema: Literal["mpctl.compare/1"]
     jobs: list[str]
     training: list[TrainingEntry]
     fits: list[bool | None]
+    runs: list[bool]
+    warnings: list[list[IssueEntry]]
     settings: dict[str, list[object]]
     figures: list[dict[str, float | None]]
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from mpctl.render.console import get_console, plain_table
 from mpctl.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
+    from mpctl.errors import IssueEntry
     from mpctl.planning.schemas import CompareDocument
 
 # What settings and figures are called where their key says too little.
@@ -27,6 +29,7 @@ TITLES = {
 DTYPE = ("dtype", "dtype_is_auto")
 UNSHOWN = (*DTYPE, "runtime_is_default")  # DTYPE is one row
 FITS = {True: "yes", False: "no", None: "not known"}
+RUNS = {True: "yes", False: "! no, planned as if"}
 LEAST_DIFFERENCE = 0.0005  # of a figure: below it, rounding hides the difference
 NOTE = "≠ a setting and +x% a figure that differs from the first job's"
 
@@ -38,10 +41,26 @@ def print_comparison(document: CompareDocument) -> None:
     _add_rows(table, _setting_rows(document))
     table.add_section()
     table.add_row("fits", *(FITS[fits] for fits in document["fits"]))
+    if not all(document["runs"]):
+        table.add_row("its runtime runs it", *(RUNS[runs] for runs in document["runs"]))
     _add_rows(table, _figure_rows(document["figures"]))
     console = get_console()
     console.print(table)
     console.print(NOTE, style="dim")
+    for jobs, warning in _warnings(document):
+        said = f"{warning['rule']}: {warning['message']} → {warning['hint']}"
+        console.print(Text.assemble(("!  ", "yellow"), (jobs, "bold"), said.removesuffix(" → ")))
+
+
+def _warnings(document: CompareDocument) -> Iterator[tuple[str, IssueEntry]]:
+    """What `mpctl plan` warns of, once each; before it the jobs that it is about, if not all."""
+    names = document["jobs"]
+    found: dict[str, tuple[list[str], IssueEntry]] = {}
+    for name, warnings in zip(names, document["warnings"], strict=True):
+        for warning in warnings:
+            found.setdefault(str(warning), ([], warning))[0].append(name)
+    for jobs, warning in found.values():
+        yield "" if len(jobs) == len(names) else f"{' and '.join(jobs)}: ", warning
 
 
 def _add_rows(table: Table, rows: Iterator[tuple[str, list[str]]]) -> None:

@@ -26,6 +26,7 @@ from mpctl.render.search_words import (
 )
 from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 from mpctl.search.result import SearchResult
+from mpctl.units import plural
 
 
 def write_page(
@@ -67,6 +68,7 @@ def _paragraphs(document: SearchDocument) -> Iterator[RenderableType]:
         yield _table("Less memory: the fastest layout that needs no more", document["front"])
     if document["by_gpus"]:
         yield _table("Best by number of GPUs", document["by_gpus"], first="GPUs")
+        yield from _commands_by_gpus(document)
 
 
 def _comparison(document: SearchDocument) -> Iterator[RenderableType]:
@@ -79,6 +81,15 @@ def _comparison(document: SearchDocument) -> Iterator[RenderableType]:
 def _commands(document: SearchDocument) -> Iterator[RenderableType]:
     yield Text("\nReady to type", "bold")
     yield from (Text(f"  {entry['command']}") for entry in document["best"])
+
+
+def _commands_by_gpus(document: SearchDocument) -> Iterator[RenderableType]:
+    """A line to type for each other number of GPUs, its number behind it as a shell's comment."""
+    shown = document["best"][0]["gpus"] if document["best"] else None
+    entries = [e for e in document["by_gpus"] if "command" in e and e["gpus"] != shown]
+    if entries:
+        yield Text("\nReady to type, by number of GPUs", "bold")
+        yield from (Text(f"  {e['command']}  # {plural(e['gpus'], 'GPU')}") for e in entries)
 
 
 def _table(

@@ -95,7 +95,7 @@ class SearchDocument(TypedDict):
     before. is_complete: false after Ctrl-C. best: fastest first, or what the objective prefers;
     each has its own tp, pp and tensor mode. is_plain_first: the band is wide, and the plainest of
     what it does not tell apart goes first. reasons: a sentence for each of best but the first.
-    own: the layout that the job has as given. front: for less and less memory, the fastest layout.
+    own: the layout that the job gives, if any. front: for less and less memory, the fastest layout.
     by_gpus: with `--gpus`, the best layout of each number of GPUs.
     """
 

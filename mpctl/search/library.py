@@ -34,10 +34,10 @@ def search_layouts(
     name, `{"tp": 8, "headroom": 10}`; those of a layout are kept as they are. top: how many
     layouts. objective: most tokens a second, least memory, or fewest GPU-hours a token. gpus: also
     find the best layout on each of these numbers of GPUs, in `by_gpus`; "all": powers of two, the
-    default for cost. By default the cluster's. fix: settings to keep, as text: `["pp=4"]`. max_tp,
-    max_pp, max_cp: largest sizes to try. price: of a GPU-hour; layouts then have
-    `price_per_billion` tokens. exhaustive: rule nothing out by bounds. on_progress: is called with
-    what is done, how much of it, and of how much.
+    default for cost. `best` is on the job's own number but for cost. fix: settings to keep, as
+    text: `["pp=4"]`. max_tp, max_pp, max_cp: largest sizes to try. price: of a GPU-hour; layouts
+    then have `price_per_billion` tokens. exhaustive: rule nothing out by bounds. on_progress: is
+    called with what is done, how much of it, and of how much.
 
     Raises InputError where the job is not legal, names no model or no device, or where no layout of
     it can be timed; DoesNotFit, an InputError too, where none fits the memory.

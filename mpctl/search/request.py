@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ class SearchRequest:
     job: complete. typed: every setting that was typed over it. fixed: the fields of a layout among
     those, which the search leaves alone. largest: fields with the largest value that is tried.
     warnings: keys of the job under a former name. price: of a GPU-hour, where it is known.
+    gives_layout: whether the job sets a setting of its layout that is searched; where it does not,
+    its own layout is one of defaults, which nobody asked for.
     """
 
     job: JobSpec
@@ -34,6 +36,7 @@ class SearchRequest:
     largest: dict[str, int]
     warnings: tuple[Issue, ...] = ()
     price: float | None = None
+    gives_layout: bool = True
 
     def space(self, gpus: int | None = None) -> SearchSpace:
         """The layouts to search, on the job's own number of GPUs or on another."""
@@ -54,7 +57,15 @@ def read_request(
     fixed = {SETTINGS[key]: _value(job, key) for key in typed if key in SETTINGS}
     fixed = {**_own_mode(job, fixed), **fixed}
     _require_searchable(job)
-    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price)
+    given = _gives_layout(job, {*fixed, *(SETTINGS.get(key) for key in loaded.open_settings)})
+    return SearchRequest(job, typed, fixed, dict(largest), loaded.warnings, price, given)
+
+
+def _gives_layout(job: JobSpec, besides: Container[str | None]) -> bool:
+    """Whether the job sets a field of a layout besides these."""
+    tables = {"parallel": job.parallel.model_fields_set, "training": job.training.model_fields_set}
+    names = (name for name in FIELDS if name not in besides)
+    return any(key in tables[table] for table, key in (setting_name(n).split(".") for n in names))
 
 
 def _own_mode(job: JobSpec, fixed: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,9 +130,10 @@ def with_gpus(job: JobSpec, gpus: int) -> JobSpec:
 
 
 def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -> list[int]:
-    """The numbers of GPUs to search, rising: those given, as numbers or as text (`8,16,32`); for
-    `all` powers of two up to the cluster, and the cluster. Where none are given, all for the
-    objective cost, else the cluster. Raises InputError."""
+    """The numbers of GPUs to search, rising: those given, as numbers or as text (`8,16,32`), and
+    the cluster's own but for the objective cost; for `all` powers of two up to the cluster, and the
+    cluster. Where none are given, all for the objective cost, else the cluster. Raises
+    InputError."""
     if gpus is None and objective != "cost":
         return [job.world_size]
     if gpus in (None, "all"):
@@ -134,4 +146,4 @@ def gpu_counts(gpus: str | Sequence[int] | None, objective: str, job: JobSpec) -
     if not counts or counts[0] < 1 or len(counts) < len(set(given or ())):
         raise InputError.of("bad-gpus", "--gpus", f"{gpus!r} is not a list of counts",
                             "for example --gpus 8,16,32, or --gpus all")  # fmt: skip
-    return counts
+    return counts if objective == "cost" else sorted({*counts, job.world_size})

@@ -27,8 +27,9 @@ from mpctl.units import plural
 class SearchResult:
     """What a search found.
 
-    best, front: on the number of GPUs that the objective prefers; of best each has its own tp, pp
-    and tensor mode, and stands for `alike` ones (search/ideas.py). by_gpus: the best layout of each
+    best, front: on the job's own number of GPUs; for the objective cost, and where nothing was
+    found on those, on the number that the objective prefers; of best each has its own tp, pp and
+    tensor mode, and stands for `alike` ones (search/ideas.py). by_gpus: the best layout of each
     number, None where none was found; why_none says why. given: the layout of the job as given.
     seen: every layout that was estimated for `best`. estimated: how many in all. too_large: how
     many were left out for their memory. is_complete: false where it was interrupted. searched: the
@@ -78,10 +79,12 @@ def answer_search(
         return found
 
     found = FoundLayouts()
-    for gpus in counts if len(counts) > 1 else ():
+    own = request.job.world_size
+    for gpus in sorted(counts, key=lambda gpus: gpus != own) if len(counts) > 1 else ():
         if result.is_complete:
             found = search(gpus, top=1, budgets=1)
             _add_count(result, evaluators[gpus], found)
+    result.by_gpus = dict(sorted(result.by_gpus.items()))
     preferred = counts[0] if len(counts) == 1 else _preferred_count(result)
     if preferred is not None and result.is_complete:
         found = search(preferred, top=top, budgets=BUDGETS)
@@ -119,7 +122,10 @@ def _add_best(result: SearchResult, evaluator: LayoutEvaluator, found: FoundLayo
     ]
     result.front = layout_reports(evaluator, found.front, price)
     result.seen = found.evaluated
-    if evaluator.space.world == result.request.job.world_size:
+    world, own = evaluator.space.world, result.request.job.world_size
+    if world in result.by_gpus and result.best:
+        result.by_gpus[world] = result.best[0]  # the same answer in both tables
+    if world == own and result.request.gives_layout:
         result.given = given_report(evaluator, price)
 
 
@@ -132,12 +138,13 @@ def _of_gpus(report: Progress, gpus: int) -> Progress:
 
 
 def _preferred_count(result: SearchResult) -> int | None:
-    """The number of GPUs with the cheapest layout where cost is the objective, else the largest
-    number that has a layout; None where none has."""
+    """The number of GPUs with the cheapest layout where cost is the objective; else the job's own,
+    or where that has no layout the largest number that has one; None where none has."""
     costs = {g: c.gpu_hours_per_billion for g, c in result.by_gpus.items() if c is not None}
     if result.objective == "cost" and costs:
         return min(costs, key=lambda gpus: costs[gpus])
-    return max(costs, default=None)
+    own = result.request.job.world_size
+    return own if own in costs else max(costs, default=None)
 
 
 def _evaluator(request: SearchRequest, gpus: int) -> LayoutEvaluator:

@@ -44,7 +44,7 @@ def test_a_cluster_of_one_node_names_those_that_have_a_network(mpctl: Mpctl) -> 
     assert wanted in said
     refused = mpctl("search", *job, "--max-pp", 1, "--json").issues["no-step-time"]
     assert wanted in refused["hint"]
-    alone = mpctl("search", "demo", "--gpus", 4, "--json").issues["no-step-time"]
+    alone = mpctl("search", "demo", "--nodes", 2, "--json").issues["no-step-time"]
     assert "--cluster" not in alone["hint"]
 
 

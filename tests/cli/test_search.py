@@ -39,7 +39,8 @@ def test_a_search_as_json(mpctl: Mpctl) -> None:
     assert found["schema"] == "mpctl.search/1" and found["is_complete"]
     seconds = [entry["step_seconds"] for entry in found["best"]]
     assert len(seconds) == 3 and seconds == sorted(seconds)
-    assert len(found["reasons"]) == 2 and found["own"] and found["front"]
+    assert len(found["reasons"]) == 2 and found["front"]
+    assert found["own"] is None  # nobody gave a layout: flags leave it to the search
     best = found["best"][0]
     assert (best["settings"]["cp"], best["settings"]["zero"]) == (1, 1)
     assert sum(best["breakdown"].values()) == pytest.approx(best["step_seconds"])
@@ -105,6 +106,43 @@ def _overrides(command: str) -> dict[str, Any]:
         if flag is not None:
             found[flag.setting] = flag.type(next(words))
     return found
+
+
+def test_other_numbers_of_gpus_are_told_beside_the_jobs_own(mpctl: Mpctl) -> None:
+    """No. 1 is on the job's own GPUs, whatever else is asked for, and its row in the table of
+    numbers is the same answer; each other number has a line to type."""
+    asked = ("search", *SMALL, "--fix", "tp=1", "--max-pp", 1, "--top", 1)
+    alone = mpctl(*asked, "--json").document["best"]
+    found = mpctl(*asked, "--gpus", "4,16", "--json").document
+    assert found["best"] == alone
+    assert [entry["gpus"] for entry in found["by_gpus"]] == [4, 8, 16]
+    assert found["by_gpus"][1] == alone[0]
+    said = mpctl(*asked, "--gpus", "4,16").out
+    assert said.startswith("gpt2-medium on 8 GPUs ")
+    lines = said.partition("\nReady to type, by number of GPUs\n")[2].strip().splitlines()
+    assert [line.partition("  # ")[2] for line in lines] == ["4 GPUs", "16 GPUs"]
+    for line, gpus in zip(lines, (4, 16), strict=True):
+        plan = load_plan(None, _overrides(line.partition("  # ")[0]))
+        assert plan.job.world_size == gpus
+
+
+def test_where_the_jobs_own_gpus_are_too_few_the_largest_number_answers(mpctl: Mpctl) -> None:
+    job = ("--cluster", "dgx-h100", "--nodes", 1, "--model", "llama-3-70b", "--runtime",
+           "megatron-core", "--global-batch-size", 64, "--micro-batch-size", 1)  # fmt: skip
+    kept = ("--cp", 1, "--fix", "tp=8", "--fix", "vpp=1", "--recompute", "full", "--gpus", 64)
+    found = mpctl("search", *job, *kept, "--top", 1, "--json").document
+    assert found["best"][0]["gpus"] == 64
+    assert found["by_gpus"][0] == {"gpus": 8, "settings": None, "reason": "nothing fits"}
+
+
+def test_the_job_as_given_is_shown_where_it_gives_a_layout(mpctl: Mpctl, tmp_path: Path) -> None:
+    job = 'cluster = "this-machine"\nmodel = "demo-gpt"\n'
+    (tmp_path / "open.toml").write_text(job)
+    (tmp_path / "given.toml").write_text(f"{job}[parallel]\nzero = 2\n")
+    asked = ("--fix", "tp=1", "--fix", "micro_batch_size=1", "--top", 1)
+    assert "as given" not in mpctl("search", tmp_path / "open.toml", *asked).out
+    assert "the job as given (zero 2): " in mpctl("search", tmp_path / "given.toml", *asked).out
+    assert "as given" not in mpctl("search", tmp_path / "given.toml", *asked, "--zero", 2).out
 
 
 @pytest.mark.parametrize("wants_json", [False, True])
@@ -176,7 +214,7 @@ def test_a_fixed_setting_that_leaves_no_layout_is_named(mpctl: Mpctl) -> None:
 @pytest.mark.parametrize("counts", ["4", pytest.param("4,8", marks=pytest.mark.slow)])
 def test_a_search_where_nothing_can_be_timed_names_the_link(mpctl: Mpctl, counts: str) -> None:
     for json_flag in ([], ["--json"]):
-        said = mpctl("search", "demo", "--gpus", counts, *json_flag)
+        said = mpctl("search", "demo", "--objective", "cost", "--gpus", counts, *json_flag)
         assert said.code == 2 and "nothing-fits" not in said.err + said.out
     issue = said.issues["no-step-time"]
     assert issue["message"] == (
@@ -216,15 +254,14 @@ def test_a_reader_that_has_enough_is_no_failure(command: list[str]) -> None:
     assert (said.returncode, said.stderr) == (0, b"")
 
 
-def test_a_job_that_does_not_fit_is_not_called_faster(mpctl: Mpctl) -> None:
-    job = ("search", *SMALL, "--micro-batch-size", 4, "--set", "training.recompute=none")
-    whole = mpctl(*job, "--fix", "tp=1", "--fix", "pp=1", "--json").document
-    bound = whole["own"]["peak_bytes"] - 1
-    small = ("--set", f"cluster.device.memory_bytes={bound}")
-    asked = ("search", "--cluster", "selene", "--nodes", 1, "--model", "gpt2-medium", "--cp", 1,
-             "--global-batch-size", 32, "--dtype", "bf16", "--set", "training.micro_batch_size=4",
-             "--zero", 1, *small)  # fmt: skip
-    found = mpctl(*asked, "--fix", "micro_batch_size=4", "--json").document
+def test_a_job_that_does_not_fit_is_not_called_faster(mpctl: Mpctl, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('cluster = { preset = "selene", nodes = 1 }\nmodel = "gpt2-medium"\n'
+                    '[parallel]\ntp = 1\npp = 1\n')  # fmt: skip
+    job = ("search", file, "--cp", 1, "--global-batch-size", 32, "--dtype", "bf16", "--zero", 1,
+           "--micro-batch-size", 4, "--json")  # fmt: skip
+    bound = mpctl(*job, "--recompute", "none").document["own"]["peak_bytes"] - 1
+    found = mpctl(*job, "--set", f"cluster.device.memory_bytes={bound}").document
     assert found["own"]["fits"] is False
     assert "does not fit: " in found["own_reason"]
     assert "faster" not in found["own_reason"] and "slower" not in found["own_reason"]
@@ -380,6 +417,20 @@ def test_tensor_modes_side_by_side(mpctl: Mpctl) -> None:
     assert "3(q-1)(d+1)/dq" in words and "6(l-1)/l^3" in words and "2(P-1)" in words
     assert "demo on tp 4" in words and "demo on tp 8" in words and "2.5d, depth 2" in words
     assert "tp 8 in 2d: tensor_mode 2d needs" in words and "→ use tp 4" in words
+
+
+def test_a_comparison_warns_as_the_plans_do(mpctl: Mpctl) -> None:
+    """A layout that its runtime cannot run is marked, and the warnings are those of `plan`."""
+    job = ("gpt3-175b-1024", "recompute=selective")
+    alone = mpctl("plan", job[0], "--set", job[1], "--groups", "none", "--json").document["checks"]
+    warned = [{k: c[k] for k in c if k != "status"} for c in alone if c["status"] == "warning"]
+    assert "runtime-runs" in [warning["rule"] for warning in warned]
+    document = mpctl("plan", "--compare", *job, "--json").document
+    assert document["warnings"] == [[], warned] and document["runs"] == [True, False]
+    said = mpctl("plan", "--compare", *job).out
+    assert "! no, planned as if" in said
+    assert "recompute=selective: runtime-runs: Megatron-LM of 2021 does not run" in said
+    assert "its runtime runs it" not in mpctl("plan", "--compare", job[0], "vpp=6").out
 
 
 def test_flags_hold_for_all_that_is_compared(mpctl: Mpctl) -> None:
