@@ -63,6 +63,16 @@ def least_tokens(model: ModelSpec) -> int:
     return get_family(model.family).least_tokens(model)
 
 
+def seq_length_for(model: ModelSpec, tokens: int) -> int | None:
+    """The largest power of two that may be the model's seq_length where a split has so many tokens;
+    None where none is short enough."""
+    shortest = get_family(model.family).shortest_sequence
+    powers = range(tokens.bit_length(), (shortest - 1).bit_length() - 1, -1)
+    sizes = (1 << power for power in powers if power > 0)
+    models = (model.model_copy(update={"seq_length": size}) for size in sizes)
+    return next((one.seq_length for one in models if least_tokens(one) <= tokens), None)
+
+
 def get_prompt_form(model: ModelSpec) -> PromptForm:
     """How the model's family reads a prompt; InputError where it offers no sampling."""
     form = get_family(model.family).prompt

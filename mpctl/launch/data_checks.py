@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpctl.errors import InputError, Issue
-from mpctl.families import least_tokens, special_tokens
+from mpctl.families import least_tokens, seq_length_for, special_tokens
 from mpctl.rundir.checkpoints import newest_checkpoint
 from mpctl.rundir.directory import RunDir
 from mpctl.rundir.shards import MANIFEST, find_damage
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec
+
+if TYPE_CHECKING:
+    from mpctl.data.manifest import Prepared, Split
 
 
 def data_issues(
@@ -90,8 +94,17 @@ def _prepared(job: JobSpec, model: ModelSpec, path: Path) -> Iterator[Issue]:
                 "model.seq_length",
                 f"{split.prefix} has {split.tokens} tokens, but a sample of {model.seq_length} "
                 f"takes {least}",
-                "prepare more text, or use a shorter sequence",
+                _more_tokens(model, split, prepared),
             )
+
+
+def _more_tokens(model: ModelSpec, split: Split, prepared: Prepared) -> str:
+    """The ways out of a split that holds no sample."""
+    size = seq_length_for(model, split.tokens)
+    shorter = f"use model.seq_length {size} or less, or " if size else ""
+    is_held_out = split is prepared.validation
+    more = "prepare with a larger --validation-fraction, or more text"
+    return shorter + (more if is_held_out else "prepare more text")
 
 
 def _vocabulary(model: ModelSpec, tokenizer: Path, words: int) -> Iterator[Issue]:

@@ -17,19 +17,46 @@ if TYPE_CHECKING:
     from mpctl.data.manifest import Prepared
 
 
+MOST_HELD_OUT = 0.3  # largest --validation-fraction that is proposed
+
+
 def print_prepared(prepared: Prepared, first_lines: list[str] | None) -> None:
     """Print the summary of prepared data on stdout. first_lines: of its first document, if read."""
     console = Console(highlight=False)
     console.print(_splits(prepared))
     console.print(NamedRows(_facts(prepared)))
-    run = f"mpctl launch demo {usage(prepared)}"
-    for name, command in (("made by", command_line(prepared)), ("use it", run)):
+    for name, command in (("made by", command_line(prepared)), *_use(prepared)):
         whole = Text.assemble((f"{name:<16}", "dim"), command)
         console.print(whole, soft_wrap=True)  # in one line, to be copied
     if first_lines:
         console.print(Text("\nfirst document", style="dim"))
         for line in first_lines:
             console.print(Text(f"  │ {printable(line)}", no_wrap=True, overflow="ellipsis"))
+
+
+def _use(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    """The launch of the demo on the data, with a sequence that its smaller split can fill."""
+    from mpctl.families import least_tokens, seq_length_for
+    from mpctl.spec.load import load_job
+
+    model = load_job("demo").model
+    assert model is not None, "the demo is of a model"
+    launch = f"mpctl launch demo {usage(prepared)}"
+    name, split = min(
+        (("train", prepared.train), ("validation", prepared.validation)), key=lambda s: s[1].tokens
+    )
+    least, size = least_tokens(model), seq_length_for(model, split.tokens)
+    if split.tokens >= least:
+        yield "use it", launch
+        return
+    if size is not None:
+        yield "use it", f"{launch} --set model.seq_length={size}"
+    total = prepared.train.tokens + prepared.validation.tokens
+    fraction = -(-30 * least // total) / 20  # half as much again, in steps of 0.05
+    has_enough = name == "validation" and fraction <= MOST_HELD_OUT
+    more = f"with --validation-fraction {fraction:g}, or more text," if has_enough else "more text"
+    few = f"{name} has {count_of(split.tokens, 'token')}, and a sample of the demo takes {least:,}"
+    yield "", f"{few}: prepare {more} for its sequence of {model.seq_length}"
 
 
 def _splits(prepared: Prepared) -> Table:

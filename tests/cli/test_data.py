@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -37,6 +38,37 @@ def data(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path
     assert run(["data", "prepare", str(text), "--out", f"{tmp_path}/d", "--vocab-size=300"]) == 0
     capsys.readouterr()
     return tmp_path / "d"
+
+
+@pytest.mark.parametrize(("texts", "lines"), [(40, 2), (60, 8), (4, 2000)])
+def test_the_line_that_uses_small_texts_works_as_printed(
+    texts: int, lines: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A sequence that the smaller split fills, and what to prepare for the demo's own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    for text in range(texts):
+        words = "".join(f"line {n} of text {text}, {n * n}\n" for n in range(lines))
+        (tmp_path / "texts" / f"{text}.txt").write_text(words)
+    prepare = ["data", "prepare", "texts", "--vocab-size=300", "--overwrite", "--out", "d"]
+
+    def used() -> tuple[str, bool]:
+        said = capsys.readouterr().out
+        (line,) = (line for line in said.splitlines() if line.startswith("use it"))
+        assert run([*shlex.split(line.removeprefix("use it"))[1:], "--dry-run"]) == 0
+        capsys.readouterr()
+        return said, "model.seq_length=" in line
+
+    assert run(prepare) == 0
+    said, is_shorter = used()
+    assert is_shorter == (open_prepared(tmp_path / "d").validation.tokens < 257)
+    assert is_shorter or texts == 4
+    way = re.search(r"prepare with (--validation-fraction [0-9.]+)", said)
+    assert (way is not None) == (texts == 60)
+    if way:
+        assert run([*prepare, *way[1].split()]) == 0
+        assert not used()[1]
 
 
 def issues_of(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, str]:
