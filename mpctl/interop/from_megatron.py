@@ -42,6 +42,12 @@ from mpctl.rules.check import Check
 
 Settings = dict[str, object]
 
+SAMPLES = {
+    "--train-samples": "training.steps", "--lr-decay-samples": "training.lr_decay_steps",
+    "--lr-warmup-samples": "training.warmup_steps",
+    "--lr-wsd-decay-samples": "training.lr_wsd_decay_steps",
+}  # fmt: skip
+"""Flags that count samples where a job counts steps."""
 SWITCHES = (
     "--sequence-parallel", "--use-tp-pp-dp-mapping", "--use-distributed-optimizer",
     "--use-megatron-fsdp", "--overlap-grad-reduce", "--overlap-param-gather", "--bf16", "--fp16",
@@ -62,7 +68,7 @@ VALUES = (
     "--rope-scaling-factor", "--num-virtual-stages-per-pipeline-rank",
     "--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout",
     "--transformer-impl", "--padded-vocab-size", "--step-batch-size-schedule",
-    "--lr-warmup-fraction",
+    "--lr-warmup-fraction", *SAMPLES,
 )  # fmt: skip
 COUNTS = {
     **{flag.flag: 1 for flag in PLAIN_FLAGS}, **dict.fromkeys((*VALUES, *OF_VARIANTS), 1),
@@ -130,6 +136,7 @@ def read_megatron(text: str) -> ReadJob:
     _read_recompute(reader)
     _read_model(reader)
     _read_plain(reader, TRAINING_FLAGS)
+    _read_samples(reader)
     if reader.has("--lr-warmup-fraction"):
         _read_warmup(reader)
     pipeline, wrong = pipeline_settings(line.flags, reader.settings)
@@ -398,6 +405,20 @@ def _read_padded_vocabulary(reader: _Reader) -> None:
         reader.wrong(flag, f"{rows} rows cannot hold --vocab-size {vocab}", f"use {vocab} or more")
     else:
         s["model.vocab_divisor"] = rows // tp
+
+
+def _read_samples(reader: _Reader) -> None:
+    """Samples as steps of the global batch, as Megatron-LM makes iterations of them."""
+    batch = reader.settings.get("training.global_batch_size")
+    for flag, setting in SAMPLES.items():
+        if not reader.has(flag):
+            continue
+        samples = reader.number(flag, int, 0)
+        if isinstance(batch, int) and batch > 0:
+            reader.settings[setting] = int(samples) // batch
+        else:
+            message = "not planned, as --global-batch-size is not there to make steps of samples"
+            reader.nearest(flag, message, "add it")
 
 
 def _read_warmup(reader: _Reader) -> None:

@@ -73,7 +73,8 @@ VARIATIONS = {
     "interleaved": Variation(32, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 "
         "--num-layers-per-virtual-pipeline-stage {chunk} --sequence-parallel "
         "--use-distributed-optimizer --overlap-grad-reduce --bf16 --micro-batch-size 1 "
-        "--global-batch-size 64 --grad-reduce-in-bf16 --weight-decay 0.1 --clip-grad 0.5"),
+        "--global-batch-size 64 --grad-reduce-in-bf16 --weight-decay 0.1 --clip-grad 0.5 "
+        "--train-samples 1280050 --lr-decay-samples 1024000 --lr-warmup-samples 6400 --lr 2e-4"),
     "ring": Variation(16, "--context-parallel-size 2 --tensor-model-parallel-size 2 --bf16 "
         "--recompute-activations --attention-backend fused --micro-batch-size 1 "
         "--global-batch-size 32 --train-iters 20000 --lr-decay-iters 18000 --lr 1e-4 "

@@ -307,6 +307,7 @@ def test_a_flag_that_says_what_is_so_without_it_is_not_named(flags: str) -> None
          {"parallel.overlap_gradients": True}),
         ("--step-batch-size-schedule '0:768 250B:1536 500B:3072'", "--step-batch-size-schedule",
          {"training.global_batch_size": 3072}),
+        ("--train-samples 6400", "--train-samples", {"parallel.tp": 1}),
         ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion",
          {"parallel.zero": 0}),
         ("--lr-warmup-fraction 0.1", "--lr-warmup-fraction", {"training.warmup_steps": 0}),
@@ -319,6 +320,15 @@ def test_what_is_planned_as_something_near_is_said(
     assert settings.items() <= dict(read.settings).items()
     assert [(w.rule, w.where) for w in read.warnings] == [("megatron-nearest", where)]
     assert not read_megatron(f"{SHAPE} --overlap-grad-reduce").warnings
+
+
+def test_samples_are_steps_of_the_global_batch() -> None:
+    flags = "--global-batch-size 64 --train-samples 6432 --lr-decay-samples 5120 --lr 1e-4"
+    job = read_plan(f"{flags} --lr-warmup-samples 640").job
+    assert (job.training.steps, job.training.lr_decay_steps) == (100, 80)
+    assert job.training.warmup_steps == 10
+    assert read_plan(f"{flags} --lr-warmup-fraction 0.05").job.training.warmup_steps == 4
+    assert not read_megatron(f"{SHAPE} {flags}").warnings
 
 
 def test_layers_of_megatron_s_own_hold_their_scores() -> None:

@@ -29,12 +29,13 @@ FOLLOWS = {
     "transformer_impl": ["attention_backend"],
 }
 """Fields that Megatron-LM derives from the field of a flag that is not read as it is."""
-UNSAID = ("train_iters", "lr")  # without a default there, and written with mpctl's
+UNSAID = ("train_iters", "lr")  # without a default there; written with mpctl's, or of samples
 SPELLINGS = (
     "deprecated_use_mcore_models", "_is_global_batch_size_explicitly_specified",
     "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
     "make_vocab_size_divisible_by", "padded_vocab_size", "lr_warmup_fraction", "lr_warmup_iters",
-    "attention_backend", "recompute_modules", "add_position_embedding",
+    "attention_backend", "recompute_modules", "add_position_embedding", "lr_warmup_samples",
+    "lr_decay_iters", "lr_decay_samples", "train_samples",
 )  # fmt: skip
 """Fields that say what others say as well: `said_once` compares that, the number of chunks is a
 field of its own, and beside rotary positions Megatron-LM reads nothing of the last."""
@@ -102,6 +103,8 @@ def test_a_plan_has_the_sizes_that_megatron_derives(name: str, answers: Answers)
     assert job.model is not None
     assert job.sizes["dp"] == own["data_parallel_size"]
     assert job.parallel.vpp == (own["virtual_pipeline_model_parallel_size"] or 1)
+    samples = own["train_samples"]
+    assert samples is None or job.training.steps == samples // own["global_batch_size"]
     assert (job.model.ffn, job.model.head_size) == (own["ffn_hidden_size"], own["kv_channels"])
     if own["pipeline_model_parallel_layout"]:
         stages = [sum(stop - start for start, stop in chunks) for chunks in plan.stages or ()]
@@ -121,7 +124,8 @@ def said_once(space: Mapping[str, Any]) -> dict[str, object]:
     and the rows of the word table."""
     backend = space["attention_backend"].rpartition(".")[2]
     is_local = space["transformer_impl"] == "local"
-    warmup = space["lr_warmup_iters"]
+    batch = space["global_batch_size"]
+    warmup = space["lr_warmup_iters"] or space["lr_warmup_samples"] // batch
     if space["lr_warmup_fraction"]:
         warmup = round(space["lr_warmup_fraction"] * space["lr_decay_iters"])
     tp, divisor = space["tensor_model_parallel_size"], space["make_vocab_size_divisible_by"]
@@ -131,5 +135,6 @@ def said_once(space: Mapping[str, Any]) -> dict[str, object]:
         "modules": space["recompute_modules"] or ["core_attn"] * is_selective or None,
         "attention": "unfused" if is_local or backend == "unfused" else "flash",
         "warmup": warmup,
+        "decay": space["lr_decay_iters"] or (space["lr_decay_samples"] or 0) // batch,
         "rows": space["padded_vocab_size"] or rows,
     }
