@@ -66,13 +66,13 @@ def _flags(words: Sequence[str], counts: Mapping[str, int]) -> Flags:
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
-            raise _stray(word)
+            raise _stray(word, words)
         name, equals, value = word.partition("=")
         values = [value] if equals else []
         count = counts.get(name, -1)
         while rest and not rest[0].startswith("--") and (count < 0 or len(values) < count):
             if _is_array(rest[0]) or (count < 0 and values and is_unexpanded(rest[0])):
-                raise _stray(rest[0])  # it may hold flags
+                raise _stray(rest[0], words)  # it may hold flags
             values.append(rest.pop(0))
         if count >= 0 and len(values) != count:
             message = f"takes {count or 'no'} value{'s' * (count != 1)}, and has {len(values)}"
@@ -86,9 +86,11 @@ def _is_array(word: str) -> bool:
     return "[@]" in word or "[*]" in word or word in ("$@", "$*")
 
 
-def _stray(word: str) -> InputError:
+def _stray(word: str, words: Sequence[str]) -> InputError:
+    """words: all that are read; where a shell would expand one, they are those of a script."""
+    message = f"{word!r} belongs to no flag"
     if is_unexpanded(word):
         message = f"{word!r} is for a shell to expand, and none runs here"
-        return InputError.of("bad-syntax", "--from", message, EXPAND)
     hint = "give the flags of the training program alone, or its whole command line"
-    return InputError.of("bad-syntax", "--from", f"{word!r} belongs to no flag", hint)
+    is_script = any(map(is_unexpanded, words))
+    return InputError.of("bad-syntax", "--from", message, EXPAND if is_script else hint)
