@@ -110,7 +110,7 @@ def search(
     with TaskBar(after=PATIENCE) as bar:
         result = answer_search(
             request, counts, top=top, objective=objective, exhaustive=exhaustive,
-            on_progress=bar.update,
+            on_progress=bar.update, on_note=bar.note,
         )  # fmt: skip
     document = search_document(result, lambda choice: _line(job, request, choice))
     if csv is not None:

@@ -165,7 +165,14 @@ class GradientMessages:
         return [message for message in messages if message.phase == "forward"]
 
     def _shapes(self, stage: int) -> Mapping[BucketShape, int]:
-        return self.layout.bucket_shapes(stage)
+        if stage not in self._known_shapes:
+            self._known_shapes[stage] = self.layout.bucket_shapes(stage)
+        return self._known_shapes[stage]
+
+    @cached_property
+    def _known_shapes(self) -> dict[int, Mapping[BucketShape, int]]:
+        """By stage: every chunk of it asks for them."""
+        return {}
 
     def _passes_of(self, shape: BucketShape) -> list[Message]:
         return [] if self.group.replicas == 1 else self._bucket_passes(shape)

@@ -130,9 +130,12 @@ def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[S
     ]
 
 
-def first_stage_memory(layout: JobLayout) -> StageMemory:
-    """The memory of one rank of the first stage alone."""
-    return _at_peak(layout, StageContents.of(layout, 0, activation_shapes(layout)), 0)
+def first_stage_memory(layout: JobLayout, cache: MemoryCache | None = None) -> StageMemory:
+    """The memory of one rank of the first stage alone; cache: as of `layout_memory`."""
+    shapes = activation_shapes(layout)
+    known = {} if cache is None else cache
+    contents = _contents(layout, 0, shapes, _settings(layout, shapes), known)
+    return _at_peak(layout, contents, 0)
 
 
 def _settings(layout: JobLayout, shapes: ActivationShapes) -> Hashable:

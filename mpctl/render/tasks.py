@@ -12,7 +12,7 @@ from rich.progress import Progress, Task, TaskID
 from mpctl.render.console import get_console
 from mpctl.render.line import Line, clock, time_left
 
-PATIENCE = 2.0  # seconds of work before a bar appears
+PATIENCE = 1.0  # seconds of work before a bar appears
 LINE_SECONDS = 15.0
 
 

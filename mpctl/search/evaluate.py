@@ -205,7 +205,7 @@ class LayoutEvaluator:
 
     def _first_stage(self, layout: LayoutSettings) -> FirstStage:
         job = self._with_few_microbatches(self.space.job_of(layout))
-        memory = first_stage_memory(self._assemble(job, layout))
+        memory = first_stage_memory(self._assemble(job, layout), self.stage_memories)
         states = (memory.optimizer_bytes, memory.gradient_bytes, memory.parameter_bytes)
         slack = memory.reserved_bytes / memory.allocated_bytes
         return FirstStage(states, memory.allocated_bytes - sum(states), slack, memory.context_bytes)

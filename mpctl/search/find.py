@@ -28,12 +28,14 @@ from mpctl.search.evaluate import LayoutEvaluator
 from mpctl.search.ideas import BestIdeas, EvaluatedLayout, Idea, LayoutGroup
 from mpctl.search.keys import AxesKey, LayoutFamily
 from mpctl.search.space import SearchSpace
+from mpctl.units import seconds_text
 
 Objective = Literal["tokens", "memory"]
 Progress = Callable[[str, int, int], None]
+Note = Callable[[str], None]
 Part = AxesKey | LayoutFamily | LayoutSettings
 BUDGETS = 4  # the device's memory and its shares, in equal steps
-REPORT_EVERY = 256  # parts taken from the queue between two reports of progress
+REPORT_EVERY = 128  # parts taken from the queue between two reports of progress
 PROGRESS_STEPS = 1000  # how finely the progress of the layouts is reported
 
 
@@ -93,15 +95,17 @@ def find_layouts(
     objective: Objective = "tokens",
     exhaustive: bool = False,
     on_progress: Progress | None = None,
+    on_note: Note | None = None,
     evaluator: LayoutEvaluator | None = None,
 ) -> FoundLayouts:
     """The layouts of the `top` fastest ideas, or the `top` layouts of least memory.
 
     budgets: equal shares of the device's memory for each of which the best layout is found too.
-    exhaustive: evaluate every layout. Ctrl-C ends the search with what was found so far. Raises
-    MissingFigure where the device states no rate.
+    exhaustive: evaluate every layout. on_note: is called with the best so far, in words. Ctrl-C
+    ends the search with what was found so far. Raises MissingFigure where the device states no
+    rate.
     """
-    search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets)
+    search = BranchAndBound(space, evaluator or LayoutEvaluator(space), top, budgets, on_note)
     report = on_progress or _report_nothing
     try:
         if exhaustive:
@@ -125,11 +129,13 @@ class BranchAndBound:
     """A search under way: the best layouts so far, and bounds on the memory of families."""
 
     def __init__(
-        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int
-    ) -> None:
+        self, space: SearchSpace, evaluator: LayoutEvaluator, top: int, budgets: int,
+        on_note: Note | None = None,
+    ) -> None:  # fmt: skip
         self.space, self.evaluator, self.bound = space, evaluator, StepTimeBound(evaluator)
         self.evaluated: list[EvaluatedLayout] = []
         self.is_complete = True
+        self.on_note, self.fastest = on_note, inf
         self.too_large_count = 0
         memory = evaluator.usable_memory
         limits = [memory * share / budgets for share in range(budgets, 0, -1)]
@@ -241,6 +247,9 @@ class BranchAndBound:
         if time is not None and not has_errors(self.space.job_of(layout)):
             point = EvaluatedLayout(time.total, size, layout)
             self.evaluated.append(point)
+            if self.on_note and size <= self.budgets[0].limit:
+                self.fastest = min(self.fastest, point.seconds)
+                self.on_note(f"{len(self.evaluated)} estimated, best {seconds_text(self.fastest)}")
             for budget in budgets:
                 budget.add(point)
 

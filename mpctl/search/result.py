@@ -11,6 +11,7 @@ from mpctl.search.evaluate import LayoutEvaluator, missing_link
 from mpctl.search.find import (
     BUDGETS,
     FoundLayouts,
+    Note,
     Objective,
     Progress,
     find_layouts,
@@ -58,7 +59,7 @@ class SearchResult:
 
 def answer_search(
     request: SearchRequest, counts: Sequence[int], *, top: int, objective: str, exhaustive: bool,
-    on_progress: Progress,
+    on_progress: Progress, on_note: Note | None = None,
 ) -> SearchResult:  # fmt: skip
     """Search each number of GPUs in counts. top: layouts wanted; exhaustive: evaluate every layout.
 
@@ -72,6 +73,7 @@ def answer_search(
         found = find_layouts(
             evaluators[gpus].space, top=top, budgets=budgets, objective=aim, exhaustive=exhaustive,
             evaluator=evaluators[gpus], on_progress=_of_gpus(on_progress, gpus),
+            on_note=on_note,
         )  # fmt: skip
         result.estimated += len(found.evaluated)
         result.too_large += found.too_large

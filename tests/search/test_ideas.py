@@ -18,6 +18,7 @@ from mpctl.search.ideas import (
     plainest_first,
 )
 from mpctl.search.space import SearchSpace
+from mpctl.units import seconds_text
 from tests.cli.calls import Mpctl, caller
 from tests.search.test_search import job_of
 
@@ -68,6 +69,14 @@ def test_groups_are_what_a_list_of_all_layouts_gives() -> None:
         assert group.face not in group.others and len(group.others) == len(group.members) - 1
     steps = [group.face.seconds for group in found.groups]
     assert steps == sorted(steps)
+
+
+def test_the_best_so_far_is_told_while_a_search_goes_on() -> None:
+    said: list[str] = []
+    space = SearchSpace(job_of(), {"cp": 1, "recompute": "none", "zero": 1})
+    found = find_layouts(space, top=2, on_note=said.append)
+    fastest = min(group.members[0].seconds for group in found.groups)
+    assert said[-1].endswith(f"estimated, best {seconds_text(fastest)}") and len(said) > 2
 
 
 def test_where_the_band_is_wide_the_plainest_goes_first() -> None:
