@@ -44,11 +44,13 @@ def _quiet(find: Callable[[str], Iterable[str]]) -> Completer:
 
 
 def preset_of(kind: Kind) -> Completer:
-    """Completes the name of a preset of one kind, or a TOML file of this folder."""
+    """Completes the name of a preset of one kind, a model's id, or a TOML file of this folder."""
 
     def names(incomplete: str) -> Iterable[str]:
-        from mpctl.spec.presets import preset_names
+        from mpctl.spec.presets import hub_ids, preset_names
 
+        if kind == "models" and "/" in incomplete:
+            return hub_ids()
         return [*preset_names(kind), *_files(incomplete)]
 
     return _quiet(names)

@@ -42,7 +42,11 @@ ClusterOption = Annotated[
     str | None, _option("A cluster preset, by name or file.", complete.preset_of("clusters"))
 ]
 ModelOption = Annotated[
-    str | None, _option("A model preset, by name or file.", complete.preset_of("models"))
+    str | None,
+    _option(
+        "A model preset, by name, file or id on Hugging Face's hub; or a config.json.",
+        complete.preset_of("models"),
+    ),
 ]
 FamilyOption = Annotated[
     str | None,
@@ -111,7 +115,7 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
         "cluster.preset": "a name of `mpctl presets clusters`, or a file",
         "model": f"The model: {shape.family}, {shape.layers} layers of hidden size {shape.hidden}. "
         "Other keys of this table change the preset's.",
-        "model.preset": "a name of `mpctl presets models`, or a file",
+        "model.preset": "a name of `mpctl presets models`, an id of Hugging Face's hub, or a file",
         "model.seq_length": f"tokens of a sample; the config's longest: {shape.max_positions}",
         "parallel": f"The layout: {chosen.why}.",
         "training.steps": f"steps, of {per_step:,} tokens each",
@@ -143,7 +147,7 @@ def _ask_model(
     from mpctl.spec.job import auto_dtype
     from mpctl.spec.load import load_job
 
-    about = "The model: a preset, by name or file (`mpctl presets models`), or a family."
+    about = "The model: a preset, by name, id or file (`mpctl presets models`), or a family."
     default = "demo-gpt" if _is_cpu(cluster) else "llama-3-8b"
     settings["model"] = answers.take(
         "model", default, about, lambda text: read_model(text, is_family=is_family)
@@ -205,10 +209,10 @@ def _about(path: Path, *, is_launched: bool) -> list[str]:
 
 def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     """The settings in the order of a job file; the paths of presets relative to it."""
-    from mpctl.spec.paths import is_path
+    from mpctl.spec.paths import is_hub_id, is_path
 
-    def named(name: str) -> str:
-        if not is_path(name):
+    def named(name: str, *, is_model: bool = False) -> str:
+        if not is_path(name) or (is_model and is_hub_id(name)):
             return name
         relative = os.path.relpath(name, path.parent)
         return relative if is_path(relative) else f"./{relative}"
@@ -216,7 +220,7 @@ def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:
     rest = {name: value for name, value in settings.items() if name not in ("cluster", "model")}
     ordered = {"name": path.stem, "cluster.preset": named(settings["cluster"])}
     ordered |= {name: rest.pop(name) for name in ("cluster.nodes", "cluster.gpus_per_node")}
-    ordered["model.preset"] = named(settings["model"])
+    ordered["model.preset"] = named(settings["model"], is_model=True)
     tables = sorted(rest, key=lambda name: name.partition(".")[0])  # stable: parallel, training
     ordered |= {name: rest[name] for name in tables}
     return {**ordered, "data.corpus": ["python-stdlib"]}

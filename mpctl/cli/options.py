@@ -49,7 +49,12 @@ FLAGS = (
         float,
         "Percent of a device's memory that must stay free for a layout to fit; 5 by default.",
     ),
-    Flag("--model", "model", str, "A model preset, its name or its file; or a config.json."),
+    Flag(
+        "--model",
+        "model",
+        str,
+        "A model preset: its name, its file or its id on Hugging Face's hub; or a config.json.",
+    ),
     Flag("--tp", "parallel.tp", int, "Tensor-parallel size."),
     Flag(
         "--tensor-mode",

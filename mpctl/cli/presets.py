@@ -30,7 +30,8 @@ NameArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[NAME]",
-        help="Print this preset's own TOML file; after KIND a file's path will do.",
+        help="Print this preset's own TOML file; after KIND a file's path will do, and for a model "
+        "its id on Hugging Face's hub.",
         show_default=False,
         autocompletion=complete.preset_of_kind,
     ),
@@ -76,8 +77,12 @@ def presets(
 
 
 def _document(listing: Listing) -> dict[str, object]:
-    """Names by kind; `files`: where each lies, null for a bundled one; `user`, where there are
-    presets of one's own: theirs, and whether they hide others."""
+    """Names by kind; `files`: where each lies, null for a bundled one; `hub_ids`: names of models'
+    presets by id; `not_launched`: the keys because of which a model is planned alone; `user`, where
+    there are presets of one's own: theirs, and whether they hide others."""
+    from mpctl.render.presets import not_launched_keys
+    from mpctl.spec.presets import hub_ids
+
     user = {
         kind: {
             name: {"file": str(file.path), "hides_another": file.hides}
@@ -93,15 +98,21 @@ def _document(listing: Listing) -> dict[str, object]:
         kind: {name: None if file.is_bundled else str(file.path) for name, file in named.items()}
         for kind, named in listing.items()
     }
+    if models := listing.get("models"):
+        document["hub_ids"] = hub_ids()
+        keys = {name: not_launched_keys(name) for name in models}
+        document["not_launched"] = {name: found for name, found in keys.items() if found}
     return {**document, "user": user} if user else document
 
 
 def _find(kinds: tuple[Kind, ...], name: str) -> list[PresetFile]:
     """The presets of this name; of several kinds there may be several. Raises InputError."""
     from mpctl.errors import InputError
-    from mpctl.spec.paths import is_path
+    from mpctl.spec.paths import is_hub_id, is_path
     from mpctl.spec.presets import KINDS, find_file, get_file, nearest_names, preset_names
 
+    if len(kinds) > 1 and is_hub_id(name):
+        kinds = ("models",)
     if len(kinds) == 1:
         return [get_file(kinds[0], name, where="NAME")]
     if is_path(name):

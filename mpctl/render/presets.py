@@ -10,20 +10,44 @@ from typing import Any
 
 from mpctl.errors import InputError
 from mpctl.render.console import get_console, plain_table, visible
+from mpctl.rules.launched import keys_not_launched
+from mpctl.spec.load import load_job
 from mpctl.spec.presets import Kind, PresetFile
 from mpctl.units import COMPUTE, MEMORY, Measure, UnitError, parse_measure
+
+COLUMNS = ("name", "from", "what")
 
 
 def print_presets(kinds: Mapping[Kind, Mapping[str, PresetFile]]) -> None:
     """A table for each kind: names, the folder where each was found, and what it is in short."""
     console = get_console()
     for kind, files in kinds.items():
-        columns = ("name", "from", "what")
+        columns = ("name", "from", "trains", "what") if kind == "models" else COLUMNS
         table = plain_table(kind, columns, left=columns)
         table.columns[0].no_wrap = True
         for name, file in files.items():
-            table.add_row(name, _origin(file), _summary(file))
+            cells = [name, _origin(file), _summary(file)]
+            if kind == "models":
+                cells.insert(2, _trains(name))
+            table.add_row(*cells)
         console.print(table, "")
+
+
+def _trains(name: str) -> str:
+    """Whether `mpctl launch` runs a model, or the keys because of which it is planned alone; empty
+    for a preset that cannot be read."""
+    if (keys := not_launched_keys(name)) is None:
+        return ""
+    return f"no: {', '.join(keys)}" if keys else "yes"
+
+
+def not_launched_keys(name: str) -> list[str] | None:
+    """As keys_not_launched, of a preset of a model; None of one that cannot be read."""
+    try:
+        model = load_job(None, {"model": name}).model
+    except InputError:
+        return None
+    return None if model is None else keys_not_launched(model)
 
 
 def _origin(file: PresetFile) -> str:

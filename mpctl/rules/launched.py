@@ -157,6 +157,12 @@ def not_launched(job: JobSpec) -> Iterator[Check]:
         yield _planned("parallel_residual", "true", message, "leave training.freeze empty")
 
 
+def keys_not_launched(model: ModelSpec) -> list[str]:
+    """The keys of `[model]` because of which `mpctl launch` does not run a model, in any job."""
+    reasons = not_launched(JobSpec(model=model))
+    return [check.where.removeprefix("model.") for check in reasons]
+
+
 def _not_on_a_grid(model: ModelSpec) -> Iterator[str]:
     if model.position == "alibi":
         yield "position"

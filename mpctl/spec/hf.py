@@ -20,11 +20,15 @@ from typing import Any, TypeGuard
 
 from mpctl.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
-from mpctl.spec.not_planned import not_planned, said_by_config
+from mpctl.spec.not_planned import EXPERTS, not_planned, said_by_config
 
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
 TEXT_PARTS = ("text_config", "ffn_config")  # tables in which some classes keep their decoder's keys
+DENSE = (
+    "the matrix products alone are those of a dense model whose model.ffn is the experts that a "
+    "token passes times an expert's width; its memory and messages are not the mixture's"
+)
 Found = Iterator[tuple[str, Any] | str]  # a key of ours with its value, or what is wrong
 
 # Our key -> the names that configs of different families use for it, first match wins.
@@ -141,7 +145,7 @@ def _require_planned(config: Raw, file: Path) -> None:
         names = list(dict.fromkeys(name for _, name in said))
         names[-1] += f" in {file}"
         kinds = [kind for kind, _ in said]
-        hint = "plan a dense model of its size, by the [model] keys themselves"
+        hint = DENSE if EXPERTS in kinds else "plan it with plain attention, by the [model] keys"
         raise InputError([not_planned(kinds, names, WHERE, hint)])
 
 

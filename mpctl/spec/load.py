@@ -24,7 +24,7 @@ from mpctl.spec.issues import SchemaError
 from mpctl.spec.job import JobSpec, complete, open_settings_of
 from mpctl.spec.merge import Notes, Raw, lay, read_job_preset, without
 from mpctl.spec.names import full_name, full_names, with_full_names
-from mpctl.spec.paths import anchored, is_path
+from mpctl.spec.paths import anchored, is_hub_id, is_path
 from mpctl.spec.presets import Kind, find_file, nearest_presets, places_text
 from mpctl.spec.renamed import with_all_new_names
 
@@ -158,7 +158,8 @@ def _job_hint(source: str) -> str:
     they were looked for."""
     flags: dict[Kind, str] = {"models": "--model", "clusters": "--cluster"}
     for kind, flag in flags.items():
-        if not is_path(source) and find_file(kind, source) is not None:
+        is_name = not is_path(source) or is_hub_id(source)
+        if is_name and find_file(kind, source) is not None:
             return f"it is a preset of {kind}: use {flag} {source}"
     return f"presets: {nearest_presets('jobs', source)}; {places_text('jobs')}"
 

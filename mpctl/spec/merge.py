@@ -15,11 +15,13 @@ from mpctl.errors import InputError, Issue
 from mpctl.spec.base import StrictModel
 from mpctl.spec.cluster import ClusterSpec, DeviceSpec
 from mpctl.spec.hf import shape_from_hf
+from mpctl.spec.hub import shape_by_id
 from mpctl.spec.job import JobSpec
 from mpctl.spec.model import ModelSpec, with_positions, without_derived
 from mpctl.spec.names import DEEPEST, with_full_names
 from mpctl.spec.paths import anchored, is_config
 from mpctl.spec.preset_check import require_valid
+from mpctl.spec.preset_file import HUB_IDS
 from mpctl.spec.presets import PRESET_TABLES, PresetFile, get_file
 from mpctl.spec.renamed import with_new_names
 
@@ -124,8 +126,16 @@ def _split(over: Raw, where: Where) -> tuple[Base | None, Raw]:
 def _base(where: Where, key: str, name: Any) -> Base:
     if key == "hf_config" or (where == MODEL and is_config(name)):
         return Base(shape_from_hf(name))
+    if where == MODEL and (shape := shape_by_id(name)) is not None:
+        return Base(shape)
     file = get_file(PRESET_TABLES[where], str(name), where=".".join(where) or "preset")
-    return Base({"name": file.name, **file.read()} if where else read_job_preset(file), file)
+    if not where:
+        return Base(read_job_preset(file), file)
+    table = {"name": file.name, **file.read()}
+    if where == MODEL:
+        file.hub_ids()  # refused where they are no list
+        table.pop(HUB_IDS, None)  # of the preset, not of what starts from it
+    return Base(table, file)
 
 
 def read_job_preset(file: PresetFile) -> Raw:

@@ -4,12 +4,14 @@ By hand, in jobs/a.toml `data.path = "mine"` is jobs/mine, as it would be in any
 file of settings. What is typed on a command line stays relative to the shell. Where a preset is
 named, a value with a slash, or that ends with `.toml`, is a file's path: in jobs/a.toml
 `cluster = "ours.toml"` is jobs/ours.toml, and `cluster = "ours"` the preset of that name. A model
-may be the config.json of Hugging Face, or the folder that holds it.
+may be the config.json of Hugging Face, or the folder that holds it, or an id of the hub:
+`model = "Qwen/Qwen2.5-7B"` is the id of one (hub.py), unless there is jobs/Qwen/Qwen2.5-7B.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -27,12 +29,21 @@ PRESETS = (
     ("preset",), ("model",), ("model", "preset"), ("cluster",), ("cluster", "preset"),
     ("cluster", "device"), ("cluster", "device", "preset"), ("training", "runtime"),
 )  # fmt: skip
+HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", re.ASCII)  # an owner and a model
 
 
 def is_path(name: str) -> bool:
     """Whether a preset's name is a file's path: `./mine`, `mine.toml`, `config.json` and `~/a/b`
     are, `mine` is not."""
     return "/" in name or os.sep in name or name.endswith((".toml", ".json"))
+
+
+def is_hub_id(name: object, folder: Path = Path()) -> bool:
+    """Whether what names a model has the form of an id of Hugging Face's hub, `Qwen/Qwen2.5-7B`,
+    and is no path of a file or folder below `folder`."""
+    if not isinstance(name, str) or name.endswith((".toml", ".json")):
+        return False
+    return bool(HUB_ID.fullmatch(name)) and not os.path.exists(folder / name)  # noqa: PTH110
 
 
 def is_config(name: object) -> bool:
@@ -56,9 +67,11 @@ def anchored(raw: Raw, folder: Path) -> Raw:
 
 
 def with_preset_files_of(raw: Raw, folder: Path) -> Raw:
-    """The raw tables of a job, with the paths of presets' files joined to `folder`; names stay."""
+    """The raw tables of a job, with the paths of presets' files joined to `folder`; names stay, and
+    so do models' ids."""
     for setting in PRESETS:
-        raw = _changed(raw, setting, partial(_joined_preset, folder=folder))
+        is_model = setting[0] == "model"
+        raw = _changed(raw, setting, partial(_joined_preset, folder=folder, is_model=is_model))
     return raw
 
 
@@ -73,9 +86,9 @@ def _changed(raw: Raw, setting: tuple[str, ...], change: Callable[[Any], Any]) -
     return {**raw, key: _changed(table, tuple(inner), change)} if isinstance(table, dict) else raw
 
 
-def _joined_preset(value: Any, folder: Path) -> Any:
+def _joined_preset(value: Any, folder: Path, *, is_model: bool) -> Any:
     """`ours.toml` in `jobs` -> `jobs/ours.toml`; what is no path as it is."""
-    if not isinstance(value, str) or not is_path(value):
+    if not isinstance(value, str) or not is_path(value) or (is_model and is_hub_id(value, folder)):
         return value
     joined = str(folder / value)
     return joined if is_path(joined) else f".{os.sep}{joined}"  # "./x" in "." is not the name "x"

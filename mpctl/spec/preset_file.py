@@ -19,6 +19,7 @@ from mpctl.spec.paths import anchored
 
 Kind = Literal["devices", "clusters", "models", "jobs", "runtimes"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+HUB_IDS = "hub_ids"  # a key of models' presets alone
 LARGEST_FILE = 2**20  # bytes; a preset has some two thousand
 # The tables of a job (by their path in it) that may start from a preset; () is the job itself.
 PRESET_TABLES: dict[tuple[str, ...], Kind] = {
@@ -51,6 +52,14 @@ class PresetFile:
             return tomllib.loads(self.content().decode("utf-8"))
         except (ValueError, RecursionError) as error:  # bad TOML and bad UTF-8 alike
             raise self._refused(f"is not TOML: {error}") from None
+
+    def hub_ids(self) -> list[str]:
+        """The ids on Hugging Face's hub of the models that a preset of a model stands for;
+        InputError names the file where it cannot be read."""
+        ids = self.table().get(HUB_IDS, [])
+        if not isinstance(ids, list) or not all(isinstance(name, str) for name in ids):
+            raise self._refused(f"{HUB_IDS}: it must be a list of texts")
+        return ids
 
     def content(self) -> bytes:
         """The file's own bytes; InputError names the file where it cannot be read."""

@@ -5,25 +5,28 @@ which is looked for in the folders that the environment variable MPCTL_PRESETS n
 several with `:` between them), in `./presets`, in `$XDG_CONFIG_HOME/mpctl/presets` (by default
 `~/.config/mpctl/presets`), and among the bundled ones, which lie in `presets/` of a checkout or
 inside the wheel. Each folder holds a subfolder for each kind; the first that has the name wins:
-with `clusters/selene.toml` in `./presets`, `--cluster selene` is that file.
+with `clusters/selene.toml` in `./presets`, `--cluster selene` is that file. A model is also found
+by its id on Hugging Face's hub, in any case, which its preset names: `--model Qwen/Qwen2.5-7B`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mpctl.errors import InputError
-from mpctl.spec.paths import is_config, is_path
+from mpctl.spec.paths import is_config, is_hub_id, is_path
 from mpctl.spec.preset_file import KINDS, PRESET_TABLES, Kind, PresetFile
 
 __all__ = ["KINDS", "PRESET_TABLES", "VARIABLE", "Kind", "PresetFile"]  # from preset_file.py
 
 VARIABLE = "MPCTL_PRESETS"
 HERE = Path("presets")  # in the working directory
+MOST_NAMES = 50  # that an error lists
 
 
 def presets_root() -> Path:
@@ -102,11 +105,34 @@ def find_file(kind: Kind, name: str) -> PresetFile | None:
     the folders' files: no path is built from it."""
     if not is_path(name):
         return preset_files(kind).get(name)
+    if kind == "models" and is_hub_id(name):
+        return _find_by_id(name)
     path = Path(name)
     try:
         return PresetFile(kind, path.stem, path, is_bundled=False) if path.exists() else None
     except (OSError, ValueError):  # too long, a null character, a folder that may not be entered
         return None
+
+
+def _find_by_id(name: str) -> PresetFile | None:
+    """The preset of a model that has this id. Files are searched before they are parsed."""
+    wanted = name.lower()
+    for file in preset_files("models").values():
+        with suppress(InputError):  # of one's own, told where it is used
+            has_it = wanted.encode() in file.content().lower()
+            if has_it and wanted in map(str.lower, file.hub_ids()):
+                return file
+    return None
+
+
+def hub_ids() -> dict[str, str]:
+    """The ids on Hugging Face's hub that have a preset, with its name; those of files that cannot
+    be read are left out."""
+    found: dict[str, str] = {}
+    for file in preset_files("models").values():
+        with suppress(InputError):
+            found |= dict.fromkeys(file.hub_ids(), file.name)
+    return dict(sorted(found.items()))
 
 
 def find_preset(kind: Kind, name: str) -> dict[str, Any] | None:
@@ -122,6 +148,8 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
     file = find_file(kind, name)
     if file is not None:
         return file
+    if kind == "models" and is_hub_id(name):
+        raise _unknown_id(name, where)
     if is_path(name):
         message = f"there is no file {name!r}"
         hint = f"mend the path; names have no / and no .toml: {nearest_presets(kind, name)}"
@@ -133,10 +161,22 @@ def get_file(kind: Kind, name: str, *, where: str) -> PresetFile:
     raise InputError.of("unknown-preset", where, message, hint)
 
 
+def _unknown_id(name: str, where: str) -> InputError:
+    """What has the form of an id, of the hub or of a file: both ways out."""
+    owner = f"{name.partition('/')[0].lower()}/"
+    ids = list(hub_ids())
+    near = nearest_names(name, ids) or [known for known in ids if known.lower().startswith(owner)]
+    known = f"known: {', '.join(near)}; " if near else ""
+    message = f"{name!r} is no file, and no preset has this id of Hugging Face's hub"
+    hint = f"{known}to fetch its config.json: `hf download {name} config.json`"
+    return InputError.of("unknown-preset", where, message, hint)
+
+
 def nearest_presets(kind: Kind, name: str) -> str:
-    """The names of a kind that are nearest to `name`; all, where none is near."""
+    """The names of a kind that are nearest to `name`; all, where none is near and they are few."""
     names = preset_names(kind)
-    return ", ".join(nearest_names(Path(name).stem, names) or names)
+    near = nearest_names(Path(name).stem, names) or names
+    return ", ".join(near) if len(near) <= MOST_NAMES else f"a name of `mpctl presets {kind}`"
 
 
 def nearest_names(name: str, names: list[str]) -> list[str]:

@@ -35,7 +35,28 @@ def test_the_list_holds_every_preset(mpctl: Mpctl, monkeypatch: pytest.MonkeyPat
     listing = mpctl("presets", "--json").document
     names = {kind: preset_names(kind) for kind in KINDS}
     files = {kind: dict.fromkeys(named) for kind, named in names.items()}  # bundled: no file
-    assert listing == {"schema": "mpctl.presets/1", **names, "files": files}
+    models = {"hub_ids": listing["hub_ids"], "not_launched": listing["not_launched"]}
+    assert listing == {"schema": "mpctl.presets/1", **names, "files": files, **models}
+
+
+def test_models_are_marked_by_the_rule_that_launch_asks(
+    mpctl: Mpctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = {line.split()[0]: line for line in mpctl("presets", "models").out.splitlines() if line}
+    not_launched = mpctl("presets", "models", "--json").document["not_launched"]
+    for name in ("gemma-2-2b", "gemma-2b", "phi-4", "phi-4-mini", "olmo-2-7b"):
+        said = mpctl("launch", "--model", name, "--nodes", 1, "--gpus-per-node", 1, "--dry-run")
+        keys = re.findall(r"model\.(\w+): .*\[not-run-yet\]", said.err)
+        assert not_launched.get(name, []) == keys
+        assert f"no: {', '.join(keys)} " in shown[name] if keys else " yes " in shown[name]
+
+
+def test_a_model_is_printed_by_its_id(mpctl: Mpctl) -> None:
+    printed = mpctl("presets", "models", "qwen2.5-7b").out
+    assert mpctl("presets", "qwen/qwen2.5-7b").out == printed == mpctl(
+        "presets", "models", "Qwen/Qwen2.5-7B-Instruct").out  # fmt: skip
+    assert "did you mean" not in mpctl("presets", "Qwen/Qwen9").err
 
 
 @pytest.mark.parametrize("name", sorted({n for k in KINDS for n in preset_names(k)}))
@@ -149,9 +170,9 @@ def faults(value: Any, schema: Schema | bool, root: Schema, at: str = "job") -> 
             is_bool = isinstance(value, bool)
             if not isinstance(value, TYPES[bound]) or (is_bool and bound != "boolean"):
                 yield f"{at}: {value!r} is no {bound}"
-        elif key == "enum":
-            if value not in bound:
-                yield f"{at}: {value!r} is none of {bound}"
+        elif key in ("enum", "const"):
+            if value not in (bound if key == "enum" else [bound]):
+                yield f"{at}: {value!r} is not {bound}"
         elif key == "required":
             held = value if isinstance(value, dict) else bound
             yield from (f"{at}: no {name}" for name in bound if name not in held)
@@ -242,7 +263,9 @@ def test_a_table_may_be_a_preset_start_from_one_or_stand_alone(schema: Schema, k
         assert refused({kind: name}, schema) == []
         assert refused({kind: {"preset": name, "name": "mine"}}, schema) == []
         path = presets_root() / f"{kind}s" / f"{name}.toml"
-        assert refused({kind: tomllib.loads(path.read_text("utf-8"))}, schema) == []
+        table = tomllib.loads(path.read_text("utf-8"))
+        table.pop("hub_ids", None)  # of presets alone
+        assert refused({kind: table}, schema) == []
     assert refused({kind: "no-such-preset"}, schema)
 
 

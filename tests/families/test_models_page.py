@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpctl.spec.hf import config_readers
+from tests.families import ids_page
 from tests.families.hf_configs import CONFIGS, OTHERS, REFUSED
 from tests.families.models_page import PAGE, page, row
 from tests.families.test_hf_runs import ONLY_PLANNED
@@ -13,6 +14,7 @@ from tests.families.test_hf_runs import ONLY_PLANNED
 def test_the_page_has_the_table_of_today() -> None:
     text = PAGE.read_text("utf-8")
     assert page(text) == text
+    assert ids_page.page(text) == text
 
 
 def test_every_config_that_is_read_has_a_variant_that_plans() -> None:
