@@ -2,8 +2,8 @@
 
 A forward is light, a backward hatched, a weights' gradient dotted, and what is empty is bubble. A
 micro batch's number stands where there is room for it. Where a step has more actions than a picture
-can show, its beginning and its end are drawn, and its middle, which repeats, is a gap; of very many
-stages the first and the last are drawn.
+can show, its beginning, a stretch of its steady part and its end are drawn, and what lies between
+is a gap; of very many stages the first and the last are drawn.
 """
 
 from __future__ import annotations
@@ -20,51 +20,81 @@ SERIES = {"forward": 0, "backward": 1, "backward_input": 1, "backward_weight": 2
 NAMES = ("forward", "backward", "weight gradient")
 LEFT, WIDTH, ROW, GAP, TOP = 62, 1000, 24, 34, 8
 WHOLE, SHOWN_ACTIONS, SHOWN_ROWS = 120, 80, 32
+WINDOWS, NAMED_WIDTH = ("warm-up", "steady part", "cool-down"), 190
 LETTER = 6.2  # units that a digit takes
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From seconds to units of the picture. Shown are the windows [0, first] and [last, end]; where
-    they do not meet, there is a gap between them.
+    """From seconds to units of the picture. windows: the stretches of time that are shown, from
+    start to end, each later than the one before; between two of them there is a gap.
     """
 
-    first: float
-    last: float
-    end: float
+    windows: tuple[tuple[float, float], ...]
 
     @property
     def is_whole(self) -> bool:
         """Whether the whole step is shown, without a gap."""
-        return self.first >= self.last
+        return len(self.windows) == 1
 
     @property
     def unit(self) -> float:
         """Units of the picture for a second."""
-        shown = self.end if self.is_whole else self.first + self.end - self.last
-        return (WIDTH - LEFT - (0 if self.is_whole else GAP)) / (shown or 1)
+        shown = sum(end - start for start, end in self.windows)
+        return (WIDTH - LEFT - GAP * (len(self.windows) - 1)) / (shown or 1)
 
-    def at(self, seconds: float) -> float:
-        """The horizontal coordinate of a moment."""
-        if self.is_whole or seconds <= self.first:
-            return LEFT + seconds * self.unit
-        return WIDTH - (self.end - seconds) * self.unit
+    @property
+    def lefts(self) -> list[float]:
+        """The horizontal coordinate at which each window begins."""
+        lefts = [float(LEFT)]
+        for start, end in self.windows[:-1]:
+            lefts.append(lefts[-1] + (end - start) * self.unit + GAP)
+        return lefts
 
-    def shows(self, start: float, end: float) -> bool:
-        """Whether an action from start to end lies inside of a window."""
-        return self.is_whole or end <= self.first or start >= self.last
+    def boxes(self, start: float, end: float) -> Iterator[tuple[float, float]]:
+        """Where something from start to end is drawn, as x and width: the part of it that lies
+        inside of each window."""
+        for left, (first, last) in zip(self.lefts, self.windows, strict=True):
+            begins, ends = max(start, first), min(end, last)
+            if begins < ends:
+                yield left + (begins - first) * self.unit, (ends - begins) * self.unit
 
     @classmethod
     def of(cls, step: StepLine) -> Scale:
         """The scale of a step: whole for a few actions; of many, the first and the last of every
-        stage."""
+        stage, and between them as much time from where every stage does forwards and backwards in
+        turns."""
         line, half = step.line, max(SHOWN_ACTIONS // 2, min(2 * len(step.line.orders), WHOLE))
         longest = max(map(len, line.ends))
         if longest <= max(WHOLE, 2 * half) and not step.skipped:
-            return cls(line.makespan, line.makespan, line.makespan)
-        first = min(ends[min(half, len(ends)) - 1] for ends in line.ends)
-        last = max(starts[-min(half, len(starts))] for starts in line.starts)
-        return cls(first, last, line.makespan)
+            return cls(((0.0, line.makespan),))
+        steady, cool_down = _steady_part(step)
+        count = 3 * half // 5 if steady < cool_down else half
+        first = min(ends[min(count, len(ends)) - 1] for ends in line.ends)
+        last = max(starts[-min(count, len(starts))] for starts in line.starts)
+        windows = [(0.0, first), (steady, min(steady + first, cool_down)), (last, line.makespan)]
+        return cls(tuple(_joined(window for window in windows if window[0] < window[1])))
+
+
+def _steady_part(step: StepLine) -> tuple[float, float]:
+    """From when every stage has begun with backwards until one of them has no forwards left."""
+    begun, left = [], []
+    line = step.line
+    for order, starts, ends in zip(line.orders, line.starts, line.ends, strict=True):
+        begun.append(next(t for a, t in zip(order, starts, strict=True) if a.kind != "forward"))
+        left.append(max(t for a, t in zip(order, ends, strict=True) if a.kind == "forward"))
+    return max(begun), min(left)
+
+
+def _joined(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Windows by their start, those that meet as one."""
+    joined: list[tuple[float, float]] = []
+    for start, end in windows:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return joined
 
 
 @dataclass(frozen=True)
@@ -122,45 +152,41 @@ class Picture:
         )
 
     def _idle(self, top: float) -> Iterator[Raw]:
-        scale = self.scale
-        ends = (
-            [(0.0, scale.end)] if scale.is_whole else [(0.0, scale.first), (scale.last, scale.end)]
-        )
-        for start, end in ends:
-            x, width = scale.at(start), (end - start) * scale.unit
-            yield el("path", d=_box(x, top + 2, width, ROW - 4), class_="idle")
+        for left, (start, end) in zip(self.scale.lefts, self.scale.windows, strict=True):
+            width = (end - start) * self.scale.unit
+            yield el("path", d=_box(left, top + 2, width, ROW - 4), class_="idle")
+        for left in self.scale.lefts[1:]:
+            middle = number(top + ROW / 2 + 4)
+            yield el("text", "⋯", x=number(left - GAP / 2), y=middle, text_anchor="middle")
 
     def _actions(self, stage: int, top: float) -> Iterator[Raw]:
         paths: dict[int, list[str]] = {}
         labels: list[Raw] = []
-        for action, start, end in self._shown(stage):
-            series, x = SERIES[action.kind], self.scale.at(start)
-            width = (end - start) * self.scale.unit
-            paths.setdefault(series, []).append(_box(x, top + 2, width, ROW - 4))
-            text = self._text(action, start)
-            if width >= LETTER * len(text) + 2:
-                middle = number(x + width / 2)
-                labels.append(el("text", text, x=middle, y=number(top + ROW / 2 + 4)))
+        line = self.step.line
+        for action, *span in zip(
+            line.orders[stage], line.starts[stage], line.ends[stage], strict=True
+        ):
+            for x, width in self.scale.boxes(*span):
+                box = _box(x, top + 2, width, ROW - 4)
+                paths.setdefault(SERIES[action.kind], []).append(box)
+                text = self._text(action, span[0])
+                if width >= LETTER * len(text) + 2:
+                    middle = number(x + width / 2)
+                    labels.append(el("text", text, x=middle, y=number(top + ROW / 2 + 4)))
         for series, boxes in sorted(paths.items()):
             yield el("path", d="".join(boxes), class_=f"s s{series}")
         yield el("g", *labels, class_="n")
 
-    def _shown(self, stage: int) -> Iterator[tuple[Action, float, float]]:
-        line = self.step.line
-        for timed in zip(line.orders[stage], line.starts[stage], line.ends[stage], strict=True):
-            if self.scale.shows(timed[1], timed[2]):
-                yield timed
-
     def _text(self, action: Action, start: float) -> str:
-        """The micro batch, with its chunk where there are several; after the gap those that are not
-        played count too."""
-        late = self.step.skipped if not self.scale.is_whole and start >= self.scale.last else 0
+        """The micro batch, with its chunk where there are several; after the last gap those that
+        are not played count too."""
+        late = self.step.skipped if start >= self.scale.windows[-1][0] else 0
         many = any(action.chunk for action in self.step.line.orders[0])
         return f"{action.microbatch + late}" + (f".{action.chunk}" if many else "")
 
     def _axis(self) -> Raw:
         base = TOP + ROW * len(self.rows) + 4
-        return join(
+        ticks = (
             el(
                 "g",
                 el("path", d=f"M{number(x)} {base}v5", class_="tick"),
@@ -168,20 +194,35 @@ class Picture:
             )
             for x, seconds, anchor in self._ticks()
         )
+        names = (
+            el("text", name, x=number(x), y=base + 17, text_anchor="middle", class_="dim")
+            for x, name in self._names()
+        )
+        return join([*ticks, *names])
 
-    def _ticks(self) -> Iterable[tuple[float, float, str]]:
-        """(x, seconds, anchor); beyond the gap the seconds of what is not played count too."""
-        scale, late = self.scale, self.step.seconds - self.step.line.makespan
+    def _ticks(self) -> Iterator[tuple[float, float, str]]:
+        """(x, seconds, anchor); beyond the last gap the seconds of what is not played count too."""
+        scale = self.scale
         if scale.is_whole:
-            anchors = ("start", "middle", "middle", "middle", "end")
-            times = [scale.end * part / 4 for part in range(5)]
-            return [(scale.at(t), t, anchor) for t, anchor in zip(times, anchors, strict=True)]
-        near = [(scale.at(t), t, anchor) for t, anchor in ((0.0, "start"), (scale.first, "end"))]
-        far = [
-            (WIDTH - (scale.end - t) * scale.unit, t + late, anchor)
-            for t, anchor in ((scale.last, "start"), (scale.end, "end"))
-        ]
-        return [*near, *far]
+            (_, end), *_ = scale.windows
+            for part, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+                yield LEFT + end * scale.unit * part / 4, end * part / 4, anchor
+            return
+        for left, window in zip(scale.lefts, scale.windows, strict=True):
+            is_last = window is scale.windows[-1]
+            late = self.step.seconds - self.step.line.makespan if is_last else 0.0
+            for seconds, anchor in zip(window, ("start", "end"), strict=True):
+                yield left + (seconds - window[0]) * scale.unit, seconds + late, anchor
+
+    def _names(self) -> Iterator[tuple[float, str]]:
+        """(x, name) of the windows that are wide enough, where there are three."""
+        if len(self.scale.windows) != len(WINDOWS):
+            return
+        rows = zip(self.scale.lefts, self.scale.windows, WINDOWS, strict=True)
+        for left, (start, end), name in rows:
+            width = (end - start) * self.scale.unit
+            if width >= NAMED_WIDTH:
+                yield left + width / 2, name
 
 
 def _box(x: float, y: float, width: float, height: float) -> str:

@@ -126,12 +126,37 @@ def test_a_long_step_is_drawn_at_both_ends(p: int, m: int) -> None:
     picture = Picture.of(play(pipeline(m, p=p), {}))
     assert not picture.scale.is_whole
     rows = drawn_boxes(picture)
-    assert max(map(len, rows.values())) <= 2 * WHOLE + 2
+    assert max(map(len, rows.values())) <= 2 * WHOLE + 4  # a cut parts an action
     assert len(picture.draw()) < 500_000
     boxes = [box for row in rows.values() for box in row]
     assert min(boxes)[0] < 63
     assert max(x + width for x, width in boxes) == pytest.approx(WIDTH, abs=0.05)
     assert picture.height <= 60 * ROW
+
+
+def test_a_steady_stretch_stands_between_warm_up_and_cool_down() -> None:
+    """128 micro batches of 20 chunks on 4 stages: stage 0 does 82 forwards before its first
+    backward. What is shown of the middle has both kinds at every stage, and the cuts are marked."""
+    chunks = [[ChunkTimes(1.0, 1.0, 1.0)] * 20 for _ in range(4)]
+    step = play(PipelineTiming("1f1b", chunks, [0.0] * 79, [0.0] * 79, 128), {})
+    picture = Picture.of(step)
+    drawn = picture.draw()
+    assert len(picture.scale.windows) == 3 and drawn.count("⋯") == 2 * 4
+    assert all(name in drawn for name in ("warm-up", "steady part", "cool-down"))
+    (_, _), (start, end), (_, _) = picture.scale.windows
+    line = step.line
+    for order, starts, ends in zip(line.orders, line.starts, line.ends, strict=True):
+        timed = zip(order, starts, ends, strict=True)
+        kinds = [action.kind for action, a, b in timed if start <= a and b <= end]
+        assert 0.3 < kinds.count("backward") / len(kinds) < 0.7
+    rows = drawn_boxes(picture)
+    for boxes in rows.values():
+        assert all(a + w <= b + 0.02 for (a, w), (b, _) in pairwise(sorted(boxes)))
+
+
+def test_a_schedule_without_a_steady_part_has_two_windows() -> None:
+    picture = Picture.of(play(pipeline(500, schedule="gpipe"), {}))
+    assert len(picture.scale.windows) == 2 and "steady part" not in picture.draw()
 
 
 # ---------------------------------------------------------------- the trace
