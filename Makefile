@@ -10,7 +10,7 @@ QUICK := -m "not slow and not cluster"
 # Kept, also where the environment forbids it: every process of the tests imports the same modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test collected test-all test-clusters lint types bench gpu soak reference constraints clean
+.PHONY: demo test collected test-all test-clusters lint types bench gpu soak reference readme constraints clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mpctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
@@ -74,6 +74,10 @@ soak: $(READY)
 # docs/reference.md, from the models and commands; tests/cli/test_reference.py wants it up to date.
 reference: $(READY)
 	$(BIN)/python -m tests.reference
+
+# The output and the pictures in README.md; SLOW=--slow: the training of the demo too.
+readme: $(READY)
+	$(BIN)/python -m tests.readme $(SLOW)
 
 constraints: $(READY)
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//'; } > .constraints.new

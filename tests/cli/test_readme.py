@@ -13,6 +13,9 @@ import pytest
 import typer
 
 from mpctl.cli.app import app, run
+from mpctl.planning.plan import load_plan
+from mpctl.units import bytes_text, seconds_text
+from tests import readme
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -84,14 +87,37 @@ def test_every_command_is_accepted(
     assert capsys.readouterr().out
 
 
-def test_the_refusal_is_printed_as_the_readme_shows_it() -> None:
-    (block,) = (body for _, body in BLOCKS if body.startswith("$ mpctl plan"))
-    typed, shown = block.removeprefix("$ mpctl ").split("\n", 1)
-    found = subprocess.run(
-        [sys.executable, "-m", "mpctl", *shlex.split(typed)], capture_output=True, text=True
-    )
-    assert found.returncode == 2
-    assert found.stderr.strip() == shown.strip()
+RENEW = "run `make readme` and commit README.md and its pictures"
+
+
+@pytest.mark.parametrize(
+    ("command", "block"),
+    [pair for pair in readme.SHOWN.findall(README) if not readme.is_slow(pair[0])],
+)
+def test_what_a_command_prints_is_what_the_readme_shows(command: str, block: str) -> None:
+    assert readme.shown(command) == block, RENEW
+
+
+@pytest.mark.parametrize(("path", "command"), readme.pictures(README).items())
+def test_a_picture_is_what_its_command_draws(path: str, command: str) -> None:
+    assert readme.drawn(command, path) == (ROOT / path).read_text("utf-8"), RENEW
+
+
+def test_every_picture_and_every_output_has_a_command() -> None:
+    """A block without a language is of commands to type, or the output of one that it names."""
+    images = re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)
+    assert set(images) == set(readme.pictures(README))
+    for language, body in BLOCKS:
+        assert language or body.startswith(("mpctl ", "make ", "pip ", "$ mpctl ")), body[:80]
+
+
+def test_the_demos_forecast_is_the_plans() -> None:
+    """Of the block that a training makes, what does not depend on the machine's load."""
+    (block,) = (body for command, body in readme.SHOWN.findall(README) if readme.is_slow(command))
+    estimate = load_plan("demo").estimate
+    assert estimate is not None and estimate.step_seconds is not None
+    assert f"predicted {seconds_text(estimate.step_seconds)}\n" in block
+    assert f"planned {bytes_text(estimate.fullest_stage.allocated_bytes)} " in block
 
 
 def test_the_job_file_is_a_job(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
