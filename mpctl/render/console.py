@@ -8,19 +8,39 @@ text or retitle its window: every console here leaves them out.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich import console as rich_console
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+GUTTER, LEAST_WORDS = 2, 12  # columns between those of a table; of one of words, at least
 WIDTH = 100  # of what is not a terminal and has no COLUMNS
 
 # C0 but tab and newline, DEL, C1: ESC and CSI begin what a terminal obeys.
 CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0)} - {9, 10})
+
+
+# A number and its unit stay on one line: while lines are broken, this stands for the space.
+GLUE = "\ue000"
+UNIT = re.compile(
+    r"(?<=[0-9]) (?=(?:[KMGTP]i?B(?:/s)?|B|[µm]?s|min|h|%|[MGTP]?FLOP/s)(?![\w/]))", re.ASCII
+)
+
+
+def glued(renderable: Any) -> Any:
+    """A text in which numbers and units are one word each; anything else as it is."""
+    if isinstance(renderable, str):
+        return UNIT.sub(GLUE, renderable)
+    if isinstance(renderable, Text) and UNIT.search(renderable.plain):
+        renderable = renderable.copy()
+        renderable.plain = UNIT.sub(GLUE, renderable.plain)
+    return renderable
 
 
 def visible(text: str) -> str:
@@ -35,10 +55,14 @@ class Console(rich_console.Console):
         self, renderable: rich_console.RenderableType,
         options: rich_console.ConsoleOptions | None = None,
     ) -> Iterable[Segment]:  # fmt: skip
-        """The text's segments without control characters but those of rich itself."""
-        for segment in super().render(renderable, options):
+        """The text's segments without control characters but those of rich itself; a number and
+        its unit are never parted."""
+        for segment in super().render(glued(renderable), options):
             text, style, control = segment
-            yield segment if control or text.isprintable() else Segment(visible(text), style)
+            if control or text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(text.replace(GLUE, " ")), style)
 
 
 class NamedRows:
@@ -79,13 +103,56 @@ def get_console(*, stderr: bool = False, **settings: Any) -> Console:
     return console
 
 
+class FoldingTable(Table):
+    """A table whose numbers stay whole: where its columns do not fit side by side, headings go on
+    in the next line, then words; where that is not enough, each row is written as a list."""
+
+    def __rich_console__(
+        self, console: rich_console.Console, options: rich_console.ConsoleOptions
+    ) -> rich_console.RenderResult:
+        cells = [[_plain(cell) for cell in column._cells] for column in self.columns]
+        heads = [_plain(column.header) for column in self.columns]
+        of_cells = [max(map(cell_len, column), default=0) for column in cells]
+        gaps = GUTTER * (len(cells) - 1)
+        if sum(map(max, of_cells, map(cell_len, heads))) + gaps > options.max_width:
+            least = 0
+            for column, head, size in zip(self.columns, heads, of_cells, strict=True):
+                word = max(map(cell_len, head.split()), default=0)
+                if column.justify == "right":
+                    column.width = max(size, word)
+                needed = max(size, word)
+                least += needed if column.no_wrap or column.width else min(needed, LEAST_WORDS)
+            if least + gaps > options.max_width:
+                yield from self._as_lists(heads, cells, options.max_width)
+                return
+        yield from super().__rich_console__(console, options)
+
+    def _as_lists(
+        self, heads: list[str], cells: list[list[str]], width: int
+    ) -> Iterator[rich_console.RenderableType]:
+        if self.title:
+            yield Text(_plain(self.title), self.title_style)
+        for row in zip(*cells, strict=True):
+            lines = [""]
+            for head, cell in zip(heads, row, strict=True):
+                item = f"{head} {cell}".strip() if cell else ""
+                if lines[-1] and cell_len(lines[-1]) + cell_len(item) + GUTTER > width:
+                    lines.append("")
+                lines[-1] += f"{'  ' if lines[-1] and item else ''}{item}"
+            yield Text("\n  ".join(lines))
+
+
+def _plain(renderable: Any) -> str:
+    return renderable.plain if isinstance(renderable, Text) else str(renderable)
+
+
 def plain_table(title: str, columns: Iterable[str], *, left: Iterable[str] = ()) -> Table:
-    """A table without rules; a cell too wide for its column goes on in the next line.
+    """A table without rules; words too wide for their column go on in the next line.
 
     left: the columns of words, aligned to the left; the others hold numbers.
     """
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=None,
-                  pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))  # fmt: skip
+    table = FoldingTable(title=title or None, title_justify="left", title_style="bold", box=None,
+                         pad_edge=False, header_style="dim", padding=(0, GUTTER, 0, 0))  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", overflow="fold")
     return table

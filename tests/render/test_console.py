@@ -1,4 +1,4 @@
-"""What comes from outside cannot command the terminal."""
+"""What comes from outside cannot command the terminal; numbers stay whole at any width."""
 
 from __future__ import annotations
 
@@ -72,3 +72,26 @@ def test_a_path_typed_with_escapes(tmp_path: Path, capsys: pytest.CaptureFixture
         mpctl(argv)
         shown = capsys.readouterr()
         assert not CONTROL.search(shown.err + shown.out)
+
+
+@pytest.mark.parametrize("columns", [100, 70, 50, 30])
+@pytest.mark.parametrize(
+    "arguments",
+    [("plan", "two-nodes-16-gpus"), ("plan", "--compare", "demo", "tp=1,dp=2"),
+     ("search", "demo", "--fix", "tp=1", "--gpus", "1,2")],
+    ids=lambda words: words[0] + words[1],
+)  # fmt: skip
+def test_no_width_parts_a_number_from_its_unit(
+    arguments: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Nor cuts it: every number with a unit of the wide output is there whole, in one line."""
+
+    def figures() -> list[str]:
+        assert mpctl([*arguments]) == 0
+        return re.findall(r"[0-9.,]+ (?:[KMG]iB|[µm]?s|%)(?!\w)", capsys.readouterr().out)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = figures()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert sorted(figures()) == sorted(wide)
