@@ -227,6 +227,7 @@ class Launch:
 
     def _run_ranks(self, prepared: LaunchPlan, cluster: Cluster) -> RunOutcome:
         """Set up the run, start the ranks, show what they report."""
+        from mpctl.launch.busy_host import busy_text
         from mpctl.launch.event_log import EventLog
         from mpctl.launch.follow import follow
         from mpctl.launch.supervise import run_launch
@@ -235,6 +236,7 @@ class Launch:
         from mpctl.rundir.metrics import foreign_lines, foreign_text
         from mpctl.runs.log_warnings import WarningWatch
 
+        load = os.getloadavg()[0]  # before data are prepared, which makes a load of its own
         self._set_up(prepared)
         run, job = prepared.run, prepared.job
         steps, predicted = job.training.steps, job.launch.predicted_step_seconds
@@ -244,6 +246,9 @@ class Launch:
         ):
             events = EventLog(run.launcher_log, view.event)
             events.write(f"$ {typed_command()}")
+            is_here = job.launch.on in ("auto", "local") and job.launch.device == "cpu"
+            if is_here and (text := busy_text(load, os.cpu_count() or 1, predicted)):
+                events.event(text)
             follower = follow(run, job, events.event, then=view.record)
             outcome = run_launch(prepared, cluster, follower.record, events.event)
         why = f": {outcome.failure}" if outcome.failure else ""

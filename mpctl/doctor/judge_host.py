@@ -18,6 +18,7 @@ from mpctl.doctor.documents import (
 )
 from mpctl.doctor.judge_network import network_findings
 from mpctl.doctor.needs import Needs
+from mpctl.launch.busy_host import is_busy
 from mpctl.units import bytes_text, plural, seconds_text
 
 LEAST_TORCH = (2, 11)
@@ -192,7 +193,7 @@ def _processor(processor: Processor) -> Iterator[Finding]:
         )
         hint = "raise the limit, or set launch.threads_per_rank so that all ranks fit into it"
         yield warning("cpu-quota", "processors", message, hint)
-    if processor.load is not None and processor.load > 0.5 * processor.cores:
+    if processor.load is not None and is_busy(processor.load, processor.cores):
         message = (
             f"busy: {processor.load:.1f} processes ran in the last minute, on "
             f"{plural(processor.cores, 'processor')}"

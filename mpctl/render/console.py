@@ -131,7 +131,7 @@ class FoldingTable(Table):
         self, heads: list[str], cells: list[list[str]], width: int
     ) -> Iterator[rich_console.RenderableType]:
         if self.title:
-            yield Text(_plain(self.title), self.title_style)
+            yield Text(_plain(self.title), self.title_style or "")
         for row in zip(*cells, strict=True):
             lines = [""]
             for head, cell in zip(heads, row, strict=True):
