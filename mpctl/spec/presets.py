@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from filecmp import cmp
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,15 @@ def search_path() -> tuple[str, ...]:
 
 
 def preset_files(kind: Kind) -> dict[str, PresetFile]:
-    """The presets of a kind by name, sorted; of equal names the one that is used."""
+    """The presets of a kind by name, sorted; of equal names the one that is used. A copy of the
+    same bytes hides nothing: a clone's ./presets is what is bundled with an installed mpctl."""
     files: dict[str, PresetFile] = {}
     for folder, is_bundled in _folders():
         for path in (folder / kind).glob("*.toml"):
-            if first := files.get(path.stem):
+            first = files.get(path.stem)
+            if first and not cmp(first.path, path, shallow=False):
                 files[path.stem] = PresetFile(kind, first.name, first.path, first.is_bundled, True)
-            elif path.is_file():
+            elif path.is_file() and not (first and first.hides):
                 files[path.stem] = PresetFile(kind, path.stem, path, is_bundled)
     return dict(sorted(files.items()))
 

@@ -65,6 +65,22 @@ def test_the_nearest_folder_wins(
     assert cluster_name("presets/clusters/selene.toml") == "of the folder"
 
 
+def test_a_copy_of_a_bundled_preset_is_the_bundled_one(here: Path) -> None:
+    """As in a clone beside an installed mpctl; a copy that was changed is another."""
+    bundled = presets_root() / "clusters" / "selene.toml"
+    copy = place(here / "presets/clusters/selene.toml", bundled.read_text("utf-8"))
+    found = find_file("clusters", "selene")
+    assert found is not None and (found.path, found.is_bundled, found.hides) == (
+        bundled, True, False
+    )  # fmt: skip
+    place(copy, CLUSTER.format("changed"))
+    found = find_file("clusters", "selene")
+    assert found is not None and (found.path, found.hides) == (
+        Path("presets") / "clusters" / "selene.toml",
+        True,
+    )
+
+
 def test_without_xdg_config_home_it_is_dot_config(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
