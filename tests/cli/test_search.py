@@ -108,7 +108,7 @@ def _overrides(command: str) -> dict[str, Any]:
     return found
 
 
-def test_other_numbers_of_gpus_are_told_beside_the_jobs_own(mpctl: Mpctl) -> None:
+def test_other_numbers_of_gpus_are_told_beside_the_jobs_own(mpctl: Mpctl, tmp_path: Path) -> None:
     """No. 1 is on the job's own GPUs, whatever else is asked for, and its row in the table of
     numbers is the same answer; each other number has a line to type."""
     asked = ("search", *SMALL, "--fix", "tp=1", "--max-pp", 1, "--top", 1)
@@ -117,7 +117,9 @@ def test_other_numbers_of_gpus_are_told_beside_the_jobs_own(mpctl: Mpctl) -> Non
     assert found["best"] == alone
     assert [entry["gpus"] for entry in found["by_gpus"]] == [4, 8, 16]
     assert found["by_gpus"][1] == alone[0]
-    said = mpctl(*asked, "--gpus", "4,16").out
+    page = tmp_path / "found.html"
+    said = mpctl(*asked, "--gpus", "4,16", "--html", page).out
+    assert all(html.escape(e["command"]) in page.read_text("utf-8") for e in found["by_gpus"])
     assert said.startswith("gpt2-medium on 8 GPUs ")
     lines = said.partition("\nReady to type, by number of GPUs\n")[2].strip().splitlines()
     assert [line.partition("  # ")[2] for line in lines] == ["4 GPUs", "16 GPUs"]

@@ -20,7 +20,7 @@ from mpctl.render.search_words import (
 from mpctl.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
-    from mpctl.search.document import SearchDocument
+    from mpctl.search.document import LayoutEntry, NoLayoutEntry, SearchDocument
 
 WIDTH, HEIGHT, LEFT, BASE, TOP = 640, 320, 66, 284, 14
 DRAWN, LISTED = 1500, 200
@@ -79,6 +79,21 @@ def _answer(search: SearchDocument) -> Iterator[Raw]:
         yield el("ul", *(el("li", line) for line in lines))
     commands = "\n".join(entry["command"] for entry in search["best"])
     yield details("Ready to type", el("pre", el("code", commands)))
+    if search["by_gpus"]:
+        yield from _by_gpus(search["by_gpus"])
+
+
+def _by_gpus(entries: Sequence[LayoutEntry | NoLayoutEntry]) -> Iterator[Raw]:
+    """The best layout of each number of GPUs, or why there is none, and the line that runs it."""
+    columns = ("GPUs", "layout", "step time", "tokens/s", "MFU", "memory", "GPU-h/Gtok")
+    rows = [
+        (entry["gpus"], entry["reason"], *[""] * 5) if "reason" in entry
+        else (entry["gpus"], row_text(entry), *figure_cells(entry, has_cost=True)[:5])
+        for entry in entries
+    ]  # fmt: skip
+    yield table("Best by number of GPUs", columns, rows, left=2)
+    lines = [entry["command"] for entry in entries if "command" in entry]
+    yield details("Ready to type, by number of GPUs", el("pre", el("code", "\n".join(lines))))
 
 
 @dataclass(frozen=True)
