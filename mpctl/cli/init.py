@@ -19,6 +19,7 @@ from mpctl.cli.init_answers import (
     read_model,
     size_text,
 )
+from mpctl.cli.options import FETCH_HELP
 from mpctl.errors import InputError
 from mpctl.units import plural
 
@@ -73,6 +74,7 @@ def init(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file, if there is one.")
     ] = False,
+    fetch: Annotated[bool, typer.Option("--fetch", help=FETCH_HELP)] = False,
 ) -> None:
     """Write a commented job file, with the layout that mpctl search finds.
 
@@ -84,6 +86,10 @@ def init(
     for flags in exclusive:
         if None not in flags.values():
             raise InputError.of("usage", " ".join(flags), "exclude each other", "use one of them")
+    if fetch:
+        from mpctl.cli.fetch import fetch_model
+
+        fetch_model(None, {"model": model})
     answers = Answers(
         {"cluster": cluster, "nodes": nodes, "GPUs per node": gpus_per_node,
          "model": model or family,

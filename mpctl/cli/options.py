@@ -232,31 +232,44 @@ def _toml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+FETCH_HELP = (
+    "Ask Hugging Face's hub for the config.json of a model by its id (--model OWNER/MODEL) and "
+    "keep it in ~/.cache/mpctl/models. Without it the hub is never asked."
+)
+
+
 def with_job(command: Callable[..., None]) -> Callable[..., None]:
     """Add the argument JOB, every flag and --set to a command, which receives them as `job`."""
 
     @wraps(command)
     def wrapper(**values: Any) -> None:
+        is_fetched = values.pop("fetch")
         overrides = {f.setting: v for f in FLAGS if (v := values.pop(f.name)) is not None}
         settings = values.pop("set_") or []
         if settings:
             from mpctl.spec.load import parse_settings
 
             overrides.update(parse_settings(settings))
-        command(JobSource(values.pop("job"), overrides), **values)
+        job = JobSource(values.pop("job"), overrides)
+        if is_fetched:
+            from mpctl.cli.fetch import fetch_model
+
+            fetch_model(job.source, job.overrides)
+        command(job, **values)
 
     own = list(inspect.signature(command).parameters.values())[1:]
     hints = get_type_hints(command, include_extras=True)
     own = [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in own]
-    parameters = [_job_argument(), *own, *map(_flag_parameter, FLAGS), _set_parameter()]
+    flags = map(_flag_parameter, FLAGS)
+    parameters = [_job_argument(), *own, *flags, _set_parameter(), _fetch_parameter()]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
 
 
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
+def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=None, annotation=annotation)
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _job_argument() -> inspect.Parameter:
@@ -280,6 +293,11 @@ def _completer(flag: Flag) -> complete.Completer | None:
     if flag.setting == "cluster":
         return complete.preset_of("clusters")
     return None if flag.type is bool else complete.value_of(flag.setting)
+
+
+def _fetch_parameter() -> inspect.Parameter:
+    option = typer.Option("--fetch", help=FETCH_HELP, rich_help_panel="Job")
+    return _keyword("fetch", Annotated[bool, option], default=False)
 
 
 def _set_parameter() -> inspect.Parameter:

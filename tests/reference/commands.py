@@ -12,7 +12,7 @@ from mpctl.cli.app import app
 from mpctl.cli.options import FLAGS
 from tests.reference.types import number_text, type_text
 
-SHARED = {flag.option.split("/")[0] for flag in FLAGS} | {"--set"}
+SHARED = {flag.option.split("/")[0] for flag in FLAGS} | {"--set", "--fetch"}
 COMMON = {"--help", "--install-completion", "--show-completion"}
 HEAD = "| option | value | default | meaning |\n|---|---|---|---|"
 

@@ -42,8 +42,10 @@ READ = {
     "NCCL_SOCKET_IFNAME": "by `doctor`: the interfaces that NCCL would use",
     "SSH_CONNECTION": "by node agents: set by sshd, the address of the launcher",
     "HF_HUB_CACHE": "Hugging Face's cache, in which a model's config.json is looked for",
+    "HF_ENDPOINT": "by --fetch: the hub that is asked, by default https://huggingface.co",
     "HF_HOME": "the same: the folder whose `hub` it is, where HF_HUB_CACHE is not set",
-    "XDG_CACHE_HOME": "the user's cache, by default ~/.cache: huggingface/hub there is the same",
+    "XDG_CACHE_HOME": "the user's cache, by default ~/.cache: huggingface/hub there is the same, "
+    "and mpctl/models keeps what --fetch fetched",
     "XDG_CONFIG_HOME": "the user's settings, by default ~/.config: mpctl/presets there is searched",
     "HOME": "the user's folder, where XDG_CONFIG_HOME is not set",
     "NO_COLOR": "any value turns colours off",

@@ -111,6 +111,7 @@ def test_an_unknown_id_says_which_are_known_and_how_to_fetch_its_config() -> Non
     assert issue.where == "model" and "'Qwen/Qwen2.5-Coder-7B'" in issue.message
     assert "Qwen/Qwen2.5-7B" in issue.hint
     assert "`hf download Qwen/Qwen2.5-Coder-7B config.json`" in issue.hint
+    assert "`mpctl plan --model Qwen/Qwen2.5-Coder-7B --fetch`" in issue.hint
 
 
 @pytest.mark.parametrize("name", ["./a/b", "a/b/c", "/a/b", "a/b.toml", "a/../b", "~/b", "a/-b"])
