@@ -33,8 +33,8 @@ def reference_text() -> str:
         keys_text(),
         "## Commands\n\nEvery command takes `--help`. `--json` prints one JSON document.",
         "### Options of a job\n\nFlags for the settings that vary most. `--set KEY=VALUE` sets any "
-        "other one, and may be repeated. `--fetch` asks Hugging Face's hub for the config.json of a "
-        "model by its id ([models.md](models.md#by-id)); without it the hub is never asked.",
+        "other one, and may be repeated. `--fetch` asks Hugging Face's hub for the config.json of "
+        "a model by its id ([models.md](models.md#by-id)); without it the hub is never asked.",
         shared_options_text(),
         commands_text(),
         "## Exit codes",
