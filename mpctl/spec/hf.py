@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 from mpctl.errors import InputError, Issue
 from mpctl.spec.families import builtin_families, load_family
 from mpctl.spec.not_planned import EXPERTS, not_planned, said_by_config
+from mpctl.spec.paths import is_hub_id
 
 Raw = dict[str, Any]
 WHERE = "model.hf_config"
@@ -158,7 +159,8 @@ def _read(name: Any) -> tuple[Path, Any]:
         return file, json.loads(file.read_text("utf-8"))
     except OSError as error:
         message = f"{file}: {error.strerror or error}"
-        raise InputError.of("no-such-file", WHERE, message, "name a config.json") from None
+        hint = "name a config.json" + ("; an id goes by model.preset" if is_hub_id(name) else "")
+        raise InputError.of("no-such-file", WHERE, message, hint) from None
     except (ValueError, RecursionError) as error:
         raise InputError.of("bad-syntax", WHERE, f"{file} is no JSON: {error}") from None
 

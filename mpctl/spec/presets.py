@@ -179,16 +179,19 @@ def _unknown_id(name: str, where: str) -> InputError:
 def nearest_presets(kind: Kind, name: str) -> str:
     """The names of a kind that are nearest to `name`; all, where none is near and they are few."""
     names = preset_names(kind)
-    near = nearest_names(Path(name).stem, names) or names
+    near = nearest_names(Path(name).name.removesuffix(".toml"), names) or names
     return ", ".join(near) if len(near) <= MOST_NAMES else f"a name of `mpctl presets {kind}`"
 
 
 def nearest_names(name: str, names: list[str]) -> list[str]:
-    """Up to four of these names: those that begin with `name`, then those spelt most like it."""
+    """Up to four of these names: those that begin with `name`, then those spelt most like it, in
+    any case."""
     import difflib  # only where something is wrong
 
-    longer = [known for known in names if name and known.startswith(name)]
-    return list(dict.fromkeys(longer + difflib.get_close_matches(name, names, n=4)))[:4]
+    name, lower = name.lower(), {known.lower(): known for known in names}
+    longer = [known for known in lower if name and known.startswith(name)]
+    near = dict.fromkeys(longer + difflib.get_close_matches(name, lower, n=4))
+    return [lower[known] for known in near][:4]
 
 
 def places_text(kind: Kind) -> str:

@@ -114,6 +114,13 @@ def test_an_unknown_id_says_which_are_known_and_how_to_fetch_its_config() -> Non
     assert "`mpctl plan --model Qwen/Qwen2.5-Coder-7B --fetch`" in issue.hint
 
 
+def test_a_model_s_name_without_its_owner_and_an_id_as_a_path_have_a_way_out() -> None:
+    assert "use qwen2.5-7b, " in issue_of("Qwen2.5-7B").hint
+    with pytest.raises(InputError) as caught:
+        load_job(None, {"model.hf_config": "Qwen/Qwen2.5-7B"})
+    assert "an id goes by model.preset" in caught.value.issues[0].hint
+
+
 @pytest.mark.parametrize("name", ["./a/b", "a/b/c", "/a/b", "a/b.toml", "a/../b", "~/b", "a/-b"])
 def test_a_path_is_no_id(name: str) -> None:
     assert "hf download" not in issue_of(name).hint
