@@ -157,7 +157,7 @@ class Picture:
             yield el("path", d=_box(left, top + 2, width, ROW - 4), class_="idle")
         for left in self.scale.lefts[1:]:
             middle = number(top + ROW / 2 + 4)
-            yield el("text", "⋯", x=number(left - GAP / 2), y=middle, text_anchor="middle")
+            yield el("text", "…", x=number(left - GAP / 2), y=middle, text_anchor="middle")
 
     def _actions(self, stage: int, top: float) -> Iterator[Raw]:
         paths: dict[int, list[str]] = {}

@@ -141,7 +141,7 @@ def test_a_steady_stretch_stands_between_warm_up_and_cool_down() -> None:
     step = play(PipelineTiming("1f1b", chunks, [0.0] * 79, [0.0] * 79, 128), {})
     picture = Picture.of(step)
     drawn = picture.draw()
-    assert len(picture.scale.windows) == 3 and drawn.count("⋯") == 2 * 4
+    assert len(picture.scale.windows) == 3 and drawn.count("…") == 2 * 4
     assert all(name in drawn for name in ("warm-up", "steady part", "cool-down"))
     (_, _), (start, end), (_, _) = picture.scale.windows
     line = step.line
