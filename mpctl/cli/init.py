@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,10 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 DEFAULT_PATH = Path("job.toml")
 CPU_STEPS, GPU_STEPS = 100, 1000
+ABOUT = (
+    "A job for mpctl. Every key is listed with its bounds in docs/reference.md; a flag or",
+    "--set KEY=VALUE overrides one for a single command.",
+)
 SAMPLES_PER_GPU = 4  # so that every dp divides the batch, and a replica may accumulate
 
 
@@ -53,6 +58,13 @@ FamilyOption = Annotated[
     str | None,
     _option("Instead of --model: a small model of this family.", complete.value_of("model.family")),
 ]
+RuntimeOption = Annotated[
+    str | None,
+    _option(
+        "Software that will train the model: mpctl, megatron-core, torchtitan, ...",
+        complete.preset_of("runtimes"),
+    ),
+]
 
 
 @app.command()
@@ -66,6 +78,7 @@ def init(
     gpus_per_node: Annotated[str | None, _option("GPUs, and so ranks, on each node.")] = None,
     model: ModelOption = None,
     family: FamilyOption = None,
+    runtime: RuntimeOption = None,
     global_batch_size: Annotated[str | None, _option("Samples in one step.")] = None,
     steps: Annotated[str | None, _option("Number of training steps.")] = None,
     tokens: Annotated[
@@ -92,7 +105,7 @@ def init(
         fetch_model(None, {"model": model})
     answers = Answers(
         {"cluster": cluster, "nodes": nodes, "GPUs per node": gpus_per_node,
-         "model": model or family,
+         "model": model or family, "runtime": runtime,
          "global batch size": global_batch_size,
          "length": steps or (tokens and f"{tokens} tokens")},
         asks=sys.stdin.isatty() and sys.stderr.isatty(),
@@ -101,7 +114,7 @@ def init(
 
     file = _file(answers, path, is_family=family is not None)
     _write(path, job_text(file), overwrite=overwrite)
-    print_written(path, answers.rows, file.not_launched)
+    print_written(path, answers.rows, file)
 
 
 def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
@@ -110,9 +123,11 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
     from mpctl.render.job_file import JobFile
     from mpctl.rules.launched import why_not_launched
     from mpctl.spec.load import load_job
+    from mpctl.spec.runtime import get_profile
 
     cluster, settings = _ask_machines(answers)
     shape = _ask_model(answers, cluster, settings, is_family=is_family)
+    _ask_runtime(answers, cluster, settings)
     per_step = _ask_training(answers, cluster, settings, shape.tokens_per_sample)
     chosen = choose_layout(settings)
     answers.rows.append(("layout", chosen.why))
@@ -124,14 +139,17 @@ def _file(answers: Answers, path: Path, *, is_family: bool) -> JobFile:
         "model.preset": "a name of `mpctl presets models`, an id of Hugging Face's hub, or a file",
         "model.seq_length": f"tokens of a sample; the config's longest: {shape.max_positions}",
         "parallel": f"The layout: {chosen.why}.",
+        "training.runtime": "the software that trains; `mpctl presets runtimes` lists it",
         "training.steps": f"steps, of {per_step:,} tokens each",
         "data.corpus": "text to train on: files and folders of yours; python-stdlib is on every "
         "machine",
     }
     settings |= chosen.settings
-    stops = [str(check.issue) for check in why_not_launched(load_job(None, settings))]
-    about = _about(path, is_launched=not stops)
-    return JobFile(about, _ordered(settings, path), reasons, stops)
+    job = load_job(None, settings)
+    emit = get_profile(job.training.runtime).runs.emit
+    stops = [str(check.issue) for check in why_not_launched(job)]
+    commands = _commands(path, is_launched=not stops, launcher=emit[0] if emit else None)
+    return JobFile(ABOUT, _ordered(settings, path), reasons, commands, [] if emit else stops)
 
 
 def _ask_machines(answers: Answers) -> tuple[ClusterSpec, dict[str, Any]]:
@@ -171,6 +189,35 @@ def _ask_model(
     return shape.model_copy(update={"seq_length": length})
 
 
+def _ask_runtime(answers: Answers, cluster: ClusterSpec, settings: dict[str, Any]) -> None:
+    """The software that trains, asked for where there are GPUs; a job that nobody said it of does
+    not name it."""
+    from mpctl.spec.runtime import OWN_RUNTIME
+
+    if answers.is_given("runtime") or (answers.asks and not _is_cpu(cluster)):
+        about = "The software that trains it, and that the layout is chosen for:"
+        about = f"{about} {OWN_RUNTIME}, {_runtimes(cluster)}."
+        settings["training.runtime"] = answers.take("runtime", OWN_RUNTIME, about, _read_runtime)
+    elif not _is_cpu(cluster):
+        answers.rows.append(("runtime", f"{OWN_RUNTIME} (default); or {_runtimes(cluster)}"))
+
+
+def _runtimes(cluster: ClusterSpec) -> str:
+    from mpctl.planning.runtimes import runtimes_of_today
+    from mpctl.spec.runtime import OWN_RUNTIME
+
+    assert cluster.device is not None, "read_cluster refuses it"
+    names = runtimes_of_today(cluster, cluster.device.kind)
+    return ", ".join(name for name in names if name != OWN_RUNTIME)
+
+
+def _read_runtime(text: str) -> str:
+    from mpctl.spec.runtime import get_profile
+
+    get_profile(text)
+    return text
+
+
 def _read_length_of(shape: ModelSpec) -> Callable[[str], int]:
     """Reads tokens of a sample, up to those that the model's config allows."""
 
@@ -203,14 +250,16 @@ def _is_cpu(cluster: ClusterSpec) -> bool:
     return cluster.device is not None and cluster.device.is_cpu
 
 
-def _about(path: Path, *, is_launched: bool) -> list[str]:
-    return [
-        "A job for mpctl. Every key is listed with its bounds in docs/reference.md; a flag or",
-        "--set KEY=VALUE overrides one for a single command.",
-        "",
-        f"  mpctl plan {path.name}       what it costs, and whether it fits",
-        *([f"  mpctl launch {path.name}     train"] if is_launched else []),
-    ]
+def _commands(path: Path, *, is_launched: bool, launcher: str | None) -> list[tuple[str, str]]:
+    """The commands that come next, with what each does. launcher: that of `--emit` by which the
+    job's runtime is started, where it is not mpctl's own."""
+    job = shlex.quote(str(path))
+    commands = [(f"mpctl plan {job}", "what it costs, and whether it fits")]
+    if launcher is not None:
+        commands.append((f"mpctl plan {job} --emit {launcher}", "the same layout for its launcher"))
+    elif is_launched:
+        commands.append((f"mpctl launch {job}", "train"))
+    return commands
 
 
 def _ordered(settings: dict[str, Any], path: Path) -> dict[str, Any]:

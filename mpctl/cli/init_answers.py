@@ -35,6 +35,10 @@ class Answers:
     asks: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
 
+    def is_given(self, name: str) -> bool:
+        """Whether a flag answers the question."""
+        return self.given.get(name) is not None
+
     def take(self, name: str, default: str, about: str, read: Callable[[str], Any]) -> Any:
         """The value of a question. read: the value of a text, or InputError, after which the
         question is asked again. about: what is known, said before it is asked."""

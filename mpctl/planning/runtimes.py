@@ -15,6 +15,7 @@ from mpctl.errors import InputError
 from mpctl.planning.plan import Plan, make_plan
 from mpctl.planning.summary import plan_summary
 from mpctl.rules.runtime import not_run
+from mpctl.spec.cluster import ClusterSpec
 from mpctl.spec.job import JobSpec
 from mpctl.spec.presets import get_file, preset_files
 from mpctl.spec.runtime import RuntimeProfile, get_profile
@@ -87,15 +88,18 @@ def open_text(job: JobSpec) -> str:
 def other_runtimes(job: JobSpec) -> list[str]:
     """The runtimes of today that run on the job's devices, without its own: first those whose
     figures were measured on such a device."""
-    return [name for name in _used_today(job) if name != job.training.runtime]
+    today = runtimes_of_today(job.cluster, job.device_kind)
+    return [name for name in today if name != job.training.runtime]
 
 
-def _used_today(job: JobSpec) -> list[str]:
-    device = job.cluster.device.name if job.cluster.device else ""
+def runtimes_of_today(cluster: ClusterSpec, kind: str | None) -> list[str]:
+    """The runtimes of today that run on devices of a kind: first those whose figures were measured
+    on the cluster's device."""
+    device = cluster.device.name if cluster.device else ""
     profiles = {
         name: profile
         for name, profile in _readable(preset_files("runtimes"))
-        if profile.runs.is_used_today and profile.runs.runs_on(job.device_kind)
+        if profile.runs.is_used_today and profile.runs.runs_on(kind)
     }
     return sorted(profiles, key=lambda name: (device not in profiles[name].seen.devices, name))
 
@@ -126,7 +130,7 @@ def named_runtimes(text: str, job: JobSpec) -> list[str]:
     """The runtimes that `--runtimes` names: `megatron-core,torchtitan`, or `all` of today that run
     on the job's devices. Raises InputError for a name that is none."""
     if text == ALL:
-        return _used_today(job)
+        return runtimes_of_today(job.cluster, job.device_kind)
     names = list(dict.fromkeys(text.split(",")))
     for name in names:
         get_file("runtimes", name, where="--runtimes")

@@ -9,7 +9,6 @@ such as where a number comes from. By hand, the setting `parallel.tp` of 8 becom
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +25,21 @@ WIDTH = 100
 class JobFile:
     """What a job file says. about: lines of the comment that it begins with; settings: by full
     name, in the order in which they are written; reasons: comments in place of the descriptions, of
-    settings and of tables, by name; not_launched: why `mpctl launch` does not run the job."""
+    settings and of tables, by name; commands: those that come next, each with what it does;
+    not_launched: why `mpctl launch` is none of them."""
 
     about: Sequence[str]
     settings: Mapping[str, Any]
     reasons: Mapping[str, str]
+    commands: Sequence[tuple[str, str]] = ()
     not_launched: Sequence[str] = ()
 
 
 def job_text(file: JobFile) -> str:
     """The TOML text; `tomllib` reads the settings back."""
-    lines = [f"# {line}".rstrip() for line in file.about]
+    width = max((len(command) for command, _ in file.commands), default=0)
+    commands = [f"  {command:{width}}  {does}" for command, does in file.commands]
+    lines = [f"# {line}".rstrip() for line in [*file.about, *([""] if commands else []), *commands]]
     tables: dict[str, list[str]] = {"": []}
     for name, value in file.settings.items():
         table, _, key = name.rpartition(".")
@@ -63,15 +66,12 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def print_written(
-    path: Path, rows: Sequence[tuple[str, str]], not_launched: Sequence[str] = ()
-) -> None:
-    """Say what was written, with which choices, and the commands that come next; not_launched: why
-    `mpctl launch` is none of them."""
+def print_written(path: Path, rows: Sequence[tuple[str, str]], file: JobFile) -> None:
+    """Say what was written, with which choices, and the commands that come next."""
     say(f"wrote {path}")
     get_console().print(NamedRows(rows), end="")
     say("next")
-    for verb in ("plan",) if not_launched else ("plan", "launch"):
-        say(f"  mpctl {verb} {shlex.quote(str(path))}")
-    for reason in not_launched:
+    for command, _ in file.commands:
+        say(f"  {command}")
+    for reason in file.not_launched:
         say(f"! {reason}")

@@ -47,7 +47,7 @@ def test_without_a_terminal_defaults_are_used_and_named(mpctl: Mpctl, here: Path
 
 def test_every_flag_is_written(mpctl: Mpctl) -> None:
     flags = {"cluster": "dgx-h100", "nodes": 4, "gpus-per-node": 8, "model": "llama-3-8b",
-             "global-batch-size": 256, "tokens": "10B"}  # fmt: skip
+             "runtime": "mpctl", "global-batch-size": 256, "tokens": "10B"}  # fmt: skip
     said = mpctl("init", "a.toml", *(w for name, v in flags.items() for w in (f"--{name}", v)))
     assert said.code == 0 and "(default)" not in said.out
     job = load_job("a.toml")
@@ -76,6 +76,29 @@ def test_every_line_has_a_comment_and_none_is_long(mpctl: Mpctl) -> None:
     assert all(len(line) <= 100 for line in lines) and len(lines) < 50
     keys = [at for at, line in enumerate(lines) if " = " in line and not line.startswith("#")]
     assert keys and all("#" in lines[at] or lines[at - 1].startswith("#") for at in keys)
+
+
+def test_the_layout_is_for_the_runtime_that_is_named(mpctl: Mpctl) -> None:
+    flags = (
+        "--cluster",
+        "dgx-h100",
+        "--nodes",
+        8,
+        "--model",
+        "llama-3-70b",
+        "--global-batch-size",
+        128,
+    )
+    said = mpctl("init", "a.toml", *flags, "--runtime", "megatron-core")
+    assert said.code == 0
+    assert said.out.endswith("\n  mpctl plan a.toml\n  mpctl plan a.toml --emit megatron\n")
+    assert load_job("a.toml").training.runtime == "megatron-core"
+    assert "--tensor-model-parallel-size" in mpctl("plan", "a.toml", "--emit", "megatron").out
+    said = mpctl("init", "b.toml", *flags)
+    assert "mpctl (default); or megatron-core" in " ".join(said.out.split())
+    assert load_job("b.toml").training.is_runtime_default
+    said = mpctl("init", "c.toml", *flags, "--runtime", "megatron-2022")
+    assert "megatron-2022 is planned, not run by `mpctl launch`" in said.out
 
 
 def test_a_family_stands_for_its_small_model(mpctl: Mpctl) -> None:
@@ -110,6 +133,7 @@ def test_a_cluster_without_bandwidths_gets_a_simple_layout(mpctl: Mpctl, here: P
         (["--nodes", "two"], "'two' is not a whole number"),
         (["--cluster", "selen"], "selene"),
         (["--model", "gtp2"], "gpt2"),
+        (["--runtime", "megatron-cor"], "megatron-core"),
         (["--family", "mamba"], "there is no small preset of a family 'mamba'"),
         (["--steps", "5", "--tokens", "5"], "exclude each other"),
         (["--model", "gpt2", "--family", "gpt"], "exclude each other"),
@@ -173,7 +197,7 @@ def typed(*lines: str, arguments: tuple[str, ...] = ()) -> tuple[int, str]:
 
 
 def test_in_a_terminal_it_asks_for_what_is_not_given() -> None:
-    code, screen = typed("", "1", "nosuch", "gpt2", "16", "2M tokens",
+    code, screen = typed("", "1", "nosuch", "gpt2", "torchtitn", "torchtitan", "16", "2M tokens",
                          arguments=("--cluster", "dgx-2x8"))  # fmt: skip
     assert code == 0, screen
     assert "dgx-2x8 has 2 nodes of 8 NVIDIA A100" in screen and "cluster [" not in screen
@@ -181,6 +205,8 @@ def test_in_a_terminal_it_asks_for_what_is_not_given() -> None:
     job = load_job("job.toml")
     assert (job.cluster.nodes, job.cluster.gpus_per_node) == (2, 1)
     assert job.model is not None and job.model.name == "gpt2"
+    assert "no runtime preset is called 'torchtitn'" in screen
+    assert job.training.runtime == "torchtitan"
     assert job.training.steps == -(-2_000_000 // (16 * 1024))
 
 
