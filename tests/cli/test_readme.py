@@ -19,14 +19,21 @@ from tests import readme
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.S)
+PAGES = "\n".join(page.read_text("utf-8") for page in readme.PAGES)
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGES, re.S)
 LINES = [line for _, block in BLOCKS for line in block.splitlines()]
 COMMANDS = [line.partition("#")[0].strip() for line in LINES if line.startswith("mpctl ")]
 # Those of the other documents, whose options must exist too.
 OTHERS = [
     match.partition("#")[0].removeprefix("$ ").strip()
     for path in [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md"]
-    if path.name not in ("reference.md", "benchmarks.md")  # generated; output of benchmarks
+    if path.name
+    not in (
+        "reference.md",
+        "benchmarks.md",
+        "guide.md",
+        "tour.md",
+    )  # generated; output of benchmarks
     for block in re.findall(r"```\w*\n(.*?)```", path.read_text("utf-8").replace("\\\n", " "), re.S)
     for match in re.findall(r"^(?:\$ )?mpctl .*", block, re.M)
 ]
@@ -52,15 +59,17 @@ def test_every_option_exists(command: str) -> None:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `my-texts/`, prepared as the README prepares it."""
+    """A folder with `my-texts/` and `job.toml`, prepared as the pages prepare them."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "my-texts").mkdir()
     (folder / "hosts").write_text("n1 slots=1\nn2 slots=1\n")
     for number in range(20):
         words = (f"line {n} of text {number}, {n * number % 97}" for n in range(600))
         (folder / "my-texts" / f"{number}.txt").write_text("\n".join(words))
-    (prepare,) = (shlex.split(c)[1:] for c in COMMANDS if c.startswith("mpctl data prepare"))
-    subprocess.run([sys.executable, "-m", "mpctl", *prepare], cwd=folder, check=True)
+    for start in ("mpctl data prepare", "mpctl init"):
+        command = next(command for command in COMMANDS if command.startswith(start))
+        words = shlex.split(command)[1:]
+        subprocess.run([sys.executable, "-m", "mpctl", *words], cwd=folder, check=True)
     return folder
 
 
@@ -87,15 +96,24 @@ def test_every_command_is_accepted(
     assert capsys.readouterr().out
 
 
-RENEW = "run `make readme` and commit README.md and its pictures"
+RENEW = "run `make readme` and commit the pages and their pictures"
 
 
 @pytest.mark.parametrize(
     ("command", "block"),
-    [pair for pair in readme.SHOWN.findall(README) if not readme.is_slow(pair[0])],
+    [pair for pair in readme.SHOWN.findall(PAGES) if not readme.is_slow(pair[0])],
 )
 def test_what_a_command_prints_is_what_the_readme_shows(command: str, block: str) -> None:
     assert readme.shown(command) == block, RENEW
+
+
+def test_the_published_runs_are_those_of_the_record() -> None:
+    (table,) = readme.TABLE.findall(README)
+    assert table[1] == readme.published_table(), RENEW
+
+
+def test_the_landing_page_is_short() -> None:
+    assert len(README.split()) <= 1200
 
 
 @pytest.mark.parametrize(("path", "command"), readme.pictures(README).items())
@@ -123,8 +141,8 @@ def test_the_demos_forecast_is_the_plans() -> None:
 def test_the_job_file_is_a_job(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (body,) = (body for kind, body in BLOCKS if kind == "toml")
     monkeypatch.chdir(texts)
-    Path("job.toml").write_text(body)
-    assert run(["launch", "job.toml", "--dry-run"]) == 0
+    Path("written.toml").write_text(body)
+    assert run(["launch", "written.toml", "--dry-run"]) == 0
 
 
 @pytest.mark.parametrize("body", [body for kind, body in BLOCKS if kind == "python"])
