@@ -79,19 +79,22 @@ class LayerBytes(NamedTuple):
     split_temporary: float
 
 
-def chunk_bytes(
-    layout: JobLayout, stage: int, chunk: int, shapes: ActivationShapes | None = None
-) -> ChunkBytes:
-    """Bytes of activations of one micro batch in one chunk of a stage.
+def stage_chunks(
+    layout: JobLayout, stage: int, shapes: ActivationShapes | None = None
+) -> tuple[ChunkBytes, ...]:
+    """Bytes of activations of one micro batch in each chunk of a stage.
 
     shapes: `activation_shapes(layout)`, where it was worked out before.
     """
-    model = layout.model
-    parts = tuple(map(_StackPart.of, layout.chunk_slices(stage, chunk)))
+    model, shapes = layout.model, shapes or activation_shapes(layout)
     arrays = tuple(array.dims for array in get_family(model.family).batch_arrays.values())
-    logit_bytes = layout.profile.memory.logit_bytes
-    is_tied = model.tied_embeddings
-    return _chunk(shapes or activation_shapes(layout), parts, arrays, is_tied, logit_bytes)
+    rest = arrays, model.tied_embeddings, layout.profile.memory.logit_bytes
+    chunks = [
+        tuple(map(_StackPart.of, layout.chunk_slices(stage, chunk)))
+        for chunk in range(len(layout.stages[stage]))
+    ]
+    sizes = {parts: _chunk(shapes, parts, *rest) for parts in dict.fromkeys(chunks)}
+    return tuple(sizes[parts] for parts in chunks)
 
 
 class _StackPart(NamedTuple):

@@ -5,10 +5,10 @@ By hand, `memory.stage-0.optimizer` of 10 bf16 parameters: 120 B = 10 parameters
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
-from mpctl.estimate.activations import ChunkBytes, chunk_bytes
+from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.figure import Figure
 from mpctl.estimate.memory import StageMemory, layout_memory
 from mpctl.estimate.saved_activations import layer_activations
@@ -28,9 +28,7 @@ def explain_memory(layout: JobLayout) -> Iterator[Figure]:
         yield from _layer(form, prefix, layer.saved)
         yield from _layer(form, f"{prefix}.again", layer.recomputed)
     for memory in layout_memory(layout):
-        count = len(layout.stages[memory.stage])
-        chunks = [chunk_bytes(layout, memory.stage, chunk) for chunk in range(count)]
-        yield from _stage(layout, memory, chunks)
+        yield from _stage(layout, memory, stage_chunks(layout, memory.stage))
 
 
 def _layer(form: ActivationShapes, prefix: str, kept: tuple[SavedTensor, ...]) -> Iterator[Figure]:
@@ -67,7 +65,7 @@ def _product(form: ActivationShapes, tensor: SavedTensor) -> str:
 
 
 # fmt: off
-def _stage(layout: JobLayout, stage: StageMemory, chunks: list[ChunkBytes]) -> Iterator[Figure]:
+def _stage(layout: JobLayout, stage: StageMemory, chunks: Sequence[ChunkBytes]) -> Iterator[Figure]:
     parallel = layout.job.parallel
     prefix, memory = f"memory.stage-{stage.stage}", layout.profile.memory
     zero = f", ZeRO {parallel.zero} over {layout.replicas}"

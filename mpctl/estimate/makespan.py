@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from mpctl.pipeline.schedule.orders import Action, Kind, StageChunk, actions
-from mpctl.pipeline.schedule.replay import replay
+from mpctl.pipeline.schedule.orders import Kind, StageChunk, actions
+from mpctl.pipeline.schedule.replay import Turns
 from mpctl.spec.parallel import ScheduleName
 from mpctl.spec.schedules import SCHEDULES
 
@@ -132,13 +132,10 @@ class PipelineTiming:
     def _played(self) -> list[float]:
         p, m, vpp = len(self.chunks), self.microbatches, len(self.chunks[0])
         played = min(m, p * (GROUPS_OF_CHUNKS if vpp > 1 else GROUPS))
-        line = replay(
-            _orders(self.schedule, p, played, vpp),
-            lambda s, c, kind: self.chunks[s][c].of(kind),
-            transfer=self._transfer,
-        )
+        turns = _turns(self.schedule, p, played, vpp)
+        ends = turns.ends(lambda s, c, kind: self.chunks[s][c].of(kind), self._transfer)
         slowest = max(sum(c.forward + c.backward for c in row) for row in self.chunks)
-        return [ends[-1] + (m - played) * slowest for ends in line.ends]
+        return [end + (m - played) * slowest for end in ends]
 
     def _transfer(self, sender: StageChunk, receiver: StageChunk) -> float:
         p = len(self.chunks)
@@ -147,7 +144,5 @@ class PipelineTiming:
 
 
 @lru_cache(maxsize=64)
-def _orders(name: ScheduleName, p: int, m: int, vpp: int) -> tuple[tuple[Action, ...], ...]:
-    return tuple(
-        tuple(actions(name, stage=s, stages=p, microbatches=m, chunks=vpp)) for s in range(p)
-    )
+def _turns(name: ScheduleName, p: int, m: int, vpp: int) -> Turns:
+    return Turns.of(actions(name, stage=s, stages=p, microbatches=m, chunks=vpp) for s in range(p))

@@ -14,11 +14,11 @@ as the model; 3 wait, the 4th goes backward.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from mpctl.estimate.activation_shapes import ActivationShapes, activation_shapes, is_cuda
-from mpctl.estimate.activations import ChunkBytes, chunk_bytes
+from mpctl.estimate.activations import ChunkBytes, stage_chunks
 from mpctl.estimate.communication import message_bytes
 from mpctl.estimate.rotary_tables import rotary_table_bytes
 from mpctl.estimate.states import StateBytes, find_states, weights_besides
@@ -76,6 +76,21 @@ class StageMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class StageWeights:
+    """Bytes on one rank of a stage that no micro batch changes. lasting, passing: as large as
+    weights, from the first step on and for a moment."""
+
+    states: StateBytes
+    lasting: float
+    passing: float
+
+    @classmethod
+    def of(cls, layout: JobLayout, stage: int) -> StageWeights:
+        """What one rank of this stage holds of weights and states."""
+        return cls(find_states(layout, stage), *weights_besides(layout, stage))
+
+
+@dataclass(frozen=True, slots=True)
 class StageContents:
     """Bytes on one rank of a stage that do not depend on how many micro batches are in flight.
 
@@ -88,24 +103,28 @@ class StageContents:
     work: float
 
     @classmethod
-    def of(cls, layout: JobLayout, stage: int, shapes: ActivationShapes) -> StageContents:
+    def of(
+        cls, layout: JobLayout, stage: int, shapes: ActivationShapes, weights: StageWeights
+    ) -> StageContents:
         """What one rank of this stage holds; shapes: those of the layout's activations."""
-        spans, states = layout.stages[stage], find_states(layout, stage)
-        chunks = tuple(chunk_bytes(layout, stage, chunk, shapes) for chunk in range(len(spans)))
-        lasting, gathered = weights_besides(layout, stage)
-        lasting += gather_buffers(shapes, layout.profile.memory)
+        lasting = weights.lasting + gather_buffers(shapes, layout.profile.memory)
         lasting += rotary_table_bytes(layout, stage, shapes)
-        work = gathered + states.passing
+        work = weights.passing + weights.states.passing
         if layout.job.parallel.pp > 1:
-            ends = {layer for span in spans for layer in span}
-            dims = (dims for layer in ends for dims in layout.table.boundary(layer))
+            ends = {layer for span in layout.stages[stage] for layer in span}
+            dims = {dims for layer in ends for dims in layout.table.boundary(layer)}
             message = max(message_bytes(layout, own) for own in dims)
             work += (MAX_SENDS_IN_FLIGHT + 1) * message / _split(layout.job)
-        return cls(states, chunks, round(lasting), work)
+        return cls(weights.states, stage_chunks(layout, stage, shapes), round(lasting), work)
 
 
-# Contents of stages by all that they follow from: owned by who compares many layouts of one model.
-MemoryCache = dict[Hashable, StageContents]
+@dataclass(frozen=True, slots=True)
+class MemoryCache:
+    """What stages hold, by all that it follows from: owned by who compares many layouts of one
+    model on one device."""
+
+    contents: dict[Hashable, StageContents] = field(default_factory=dict)
+    weights: dict[Hashable, StageWeights] = field(default_factory=dict)
 
 
 def gather_buffers(shapes: ActivationShapes, memory: RuntimeMemory) -> float:
@@ -121,9 +140,8 @@ def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[S
     cache: contents of stages that other layouts of the same model and device had, and where those
     of this layout are added. Stages that hold as much share theirs even without one.
     """
-    known = {} if cache is None else cache
-    shapes = activation_shapes(layout)
-    settings = _settings(layout, shapes)
+    known = MemoryCache() if cache is None else cache
+    shapes, settings = activation_shapes(layout), _settings(layout)
     return [
         _at_peak(layout, _contents(layout, stage, shapes, settings, known), stage)
         for stage in range(len(layout.stages))
@@ -132,30 +150,35 @@ def layout_memory(layout: JobLayout, cache: MemoryCache | None = None) -> list[S
 
 def first_stage_memory(layout: JobLayout, cache: MemoryCache | None = None) -> StageMemory:
     """The memory of one rank of the first stage alone; cache: as of `layout_memory`."""
-    shapes = activation_shapes(layout)
-    known = {} if cache is None else cache
-    contents = _contents(layout, 0, shapes, _settings(layout, shapes), known)
+    known = MemoryCache() if cache is None else cache
+    contents = _contents(layout, 0, activation_shapes(layout), _settings(layout), known)
     return _at_peak(layout, contents, 0)
 
 
-def _settings(layout: JobLayout, shapes: ActivationShapes) -> Hashable:
-    """What the contents of a stage follow from, besides its layers and whether it is an end."""
+def _settings(layout: JobLayout) -> Hashable:
+    """What the weights of a stage follow from, besides its layers and whether it is an end."""
     job, shared = layout.job, frozenset[str]()
     if layout.profile.memory.kernels == "mpctl" and layout.zero_stage:
         shared = frozenset(layout.shared_parameters)
     t, p = job.training, job.parallel
-    return (shapes, p.tensor_depth, t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len,
-            t.gradient_dtype, p.zero, p.bucket_bytes,
-            job.sizes["dp"], p.pp > 1, shared)  # fmt: skip
+    splits_backward = p.pp > 1 and SCHEDULES[p.schedule].splits_backward
+    grid = p.tp, p.tensor_mode, p.tensor_depth, p.sequence_parallel
+    return (*grid, t.runtime, t.dtype, t.fp8_recipe, t.fp8_amax_history_len, t.gradient_dtype,
+            p.zero, splits_backward, p.bucket_bytes, layout.replicas, p.pp > 1,
+            shared)  # fmt: skip
 
 
 def _contents(
     layout: JobLayout, stage: int, shapes: ActivationShapes, settings: Hashable, known: MemoryCache
 ) -> StageContents:
     key = (layout.stages[stage], stage == 0, stage == layout.head_stage, settings)
-    contents = known.get(key)
+    contents = known.contents.get((key, shapes))
     if contents is None:
-        contents = known[key] = StageContents.of(layout, stage, shapes)
+        weights = known.weights.get(key)
+        if weights is None:
+            weights = known.weights[key] = StageWeights.of(layout, stage)
+        contents = StageContents.of(layout, stage, shapes, weights)
+        known.contents[key, shapes] = contents
     return contents
 
 
@@ -225,8 +248,9 @@ def _held(
     schedule: ScheduleName, stage: int, stages: int, microbatches: int,
     chunks: tuple[ChunkBytes, ...],
 ) -> tuple[float, float, int]:  # fmt: skip
-    sizes = {"stage": stage, "stages": stages, "chunks": len(chunks)}
-    count = peak_in_flight(schedule, microbatches=microbatches, **sizes)
+    count = peak_in_flight(
+        schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=len(chunks)
+    )
     if len(chunks) == 1:
         (only,) = chunks
         if SCHEDULES[schedule].splits_backward:
@@ -234,12 +258,24 @@ def _held(
         return count * only.saved, (count - 1) * only.saved + only.peak, count
     few = min(microbatches, 4 * stages)  # the memory of a stage repeats once the pipeline is full
     held = most = peak = 0.0
-    for kind, _, chunk in actions(schedule, microbatches=few, **sizes):
-        kept = chunks[chunk].saved
-        held += kept if kind == "forward" else 0.0
-        most, peak = max(most, held), max(peak, held + chunks[chunk].temporary)
-        held -= kept if kind != "forward" else 0.0
+    bytes_of = [(chunk.saved, chunk.temporary) for chunk in chunks]
+    for turn in _turns(schedule, stage, stages, few, len(chunks)):
+        saved, temporary = bytes_of[abs(turn) - 1]
+        if turn > 0:
+            held += saved
+        most, peak = max(most, held), max(peak, held + temporary)
+        if turn < 0:
+            held -= saved
     return most, peak, count
+
+
+@lru_cache(maxsize=1024)
+def _turns(
+    schedule: ScheduleName, stage: int, stages: int, microbatches: int, chunks: int
+) -> tuple[int, ...]:
+    """The number of the chunk of each action, from 1; below 0 where it goes backward."""
+    order = actions(schedule, stage=stage, stages=stages, microbatches=microbatches, chunks=chunks)
+    return tuple(turn.chunk + 1 if turn.kind == "forward" else -turn.chunk - 1 for turn in order)
 
 
 def fullest_stage(memory: Iterable[StageMemory]) -> StageMemory:

@@ -74,6 +74,8 @@ class StackGradFlow:
 
     def blocks(self, layers: range) -> list[tuple[int, GradFlow]]:
         """(how many of these layers, their gradient flow) for each kind of layer."""
+        if len(self.runs) == 1:
+            return [(len(layers), self.runs[0][1])] if layers else []
         counts: dict[int, int] = {}
         for run, flow in self.runs:
             met = min(run.stop, layers.stop) - max(run.start, layers.start)

@@ -77,6 +77,13 @@ class OperatorTable:
 
         By hand, T5 of 2 and 2 layers: one tensor of the encoder's at 1 and 2, two at 3.
         """
+        return self._boundaries[layer]
+
+    @cached_property
+    def _boundaries(self) -> list[tuple[Dims, ...]]:
+        return [self._boundary(layer) for layer in range(self.layers + 1)]
+
+    def _boundary(self, layer: int) -> tuple[Dims, ...]:
         at, before = self._at(layer)
         met = self.stacks[at : at + 1] if before or not at else ()
         return tuple(

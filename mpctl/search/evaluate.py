@@ -35,7 +35,7 @@ from mpctl.operators.table import OperatorTable
 from mpctl.pipeline.costs import job_costs
 from mpctl.pipeline.stages import Span, job_stages
 from mpctl.planning.layout_settings import LayoutSettings
-from mpctl.search.keys import DEFAULT_ORDER, LayerKey
+from mpctl.search.keys import LayerKey
 from mpctl.search.space import SearchSpace
 from mpctl.spec.job import JobSpec
 from mpctl.spec.linked_clusters import Link
@@ -91,7 +91,7 @@ class LayoutEvaluator:
         self.speed: Speed = device_speed(job.cluster, job.training.chosen_dtype)
         self.usable_memory: int = job.cluster.usable_bytes or 0
         self.cache: dict[Hashable, Any] = {}
-        self.stage_memories: MemoryCache = {}
+        self.stage_memories = MemoryCache()
 
     def cached(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of `make`, which is called once for each key."""
@@ -158,11 +158,21 @@ class LayoutEvaluator:
     def step_time(self, layout: LayoutSettings) -> StepTime | None:
         """The step's time as `mpctl plan` states it; None where the cluster does not state the
         bandwidth of a link that this layout needs."""
-        job_layout = self.job_layout(layout)
         try:
-            return StepTimeModel(job_layout, self.timer(layout, job_layout)).step()
+            return self._time_model(layout).step()
         except MissingLink:
             return None
+
+    def step_seconds(self, layout: LayoutSettings) -> float | None:
+        """The total of `step_time`, up to rounding, without what is found for its parts alone."""
+        try:
+            return self._time_model(layout).seconds
+        except MissingLink:
+            return None
+
+    def _time_model(self, layout: LayoutSettings) -> StepTimeModel:
+        job_layout = self.job_layout(layout)
+        return StepTimeModel(job_layout, self.timer(layout, job_layout))
 
     def device_bytes(self, layout: LayoutSettings) -> int:
         """Peak memory on the device of the fullest rank, bytes. The order of axes has no part."""
@@ -198,10 +208,7 @@ class LayoutEvaluator:
 
     @cached_property
     def _whole_model(self) -> FirstStage:
-        layout = LayoutSettings(
-            1, 1, self.space.world, 1, 1, "1f1b", "even", 1, "full", False, 0, DEFAULT_ORDER
-        )
-        return self._first_stage(layout)
+        return self._first_stage(self.space.replicated)
 
     def _first_stage(self, layout: LayoutSettings) -> FirstStage:
         job = self._with_few_microbatches(self.space.job_of(layout))
@@ -231,7 +238,7 @@ def missing_link(evaluator: LayoutEvaluator) -> Link | None:
     if level is None or evaluator.min_state_bytes > memory:
         return None  # not even the states fit, however they are shared
     fitting = (one for one in evaluator.space.layouts() if evaluator.device_bytes(one) <= memory)
-    return level if any(evaluator.step_time(one) is None for one in fitting) else None
+    return level if any(evaluator.step_seconds(one) is None for one in fitting) else None
 
 
 def layer_key(layout: LayoutSettings) -> LayerKey:

@@ -176,13 +176,12 @@ class BranchAndBound:
             self._evaluate(part, bound)
         elif isinstance(part, AxesKey):
             yield from self._families(part)
-        elif self._wants(bound, self._min_bytes(part), idea_of(part.axes)):
-            yield from self._members(part, bound)
-        elif (
-            self._wants(bound, 0.0, idea_of(part.axes))
-            and self._min_bytes(part) > self.budgets[0].limit
-        ):
-            self.too_large_count += sum(1 for _ in self.space.members(part))
+        elif self._wants(bound, 0.0, idea_of(part.axes)):
+            needed = self._min_bytes(part)
+            if self._wants(bound, needed, idea_of(part.axes)):
+                yield from self._members(part, bound)
+            elif needed > self.budgets[0].limit:
+                self.too_large_count += sum(1 for _ in self.space.members(part))
 
     def _families(self, axes: AxesKey) -> Iterator[tuple[float, LayoutFamily]]:
         idea = idea_of(axes)
@@ -243,9 +242,9 @@ class BranchAndBound:
     def _add(
         self, layout: LayoutSettings, size: int, budgets: Sequence[BestIdeas | LeastMemory]
     ) -> None:
-        time = self.evaluator.step_time(layout)
-        if time is not None and not has_errors(self.space.job_of(layout)):
-            point = EvaluatedLayout(time.total, size, layout)
+        seconds = self.evaluator.step_seconds(layout)
+        if seconds is not None and not has_errors(self.space.job_of(layout)):
+            point = EvaluatedLayout(seconds, size, layout)
             self.evaluated.append(point)
             if self.on_note and size <= self.budgets[0].limit:
                 self.fastest = min(self.fastest, point.seconds)

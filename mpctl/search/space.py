@@ -4,8 +4,8 @@ A layout is what may differ between two ways to run one job: axis sizes, their o
 pipeline is cut and run, micro batch, recomputation, sequence parallelism, ZeRO, tensor mode
 (tensor_grids.py). Everything else of the job stays. By default only what the job's runtime runs is
 searched ([runs] of its preset): of ours what `mpctl launch` accepts, of others what their papers
-and sources say. GPipe is left out unless it is fixed: it takes as long as 1F1B and needs more
-memory.
+and sources say. Two settings are left out unless they are fixed: GPipe, which takes as long as 1F1B
+and needs more memory, and selective recomputation where it saves none, as beside fused attention.
 
 The space is a tree (keys.py), so that a bound can rule out many layouts at once (bound.py):
 
@@ -26,11 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import permutations
 from typing import Any, NamedTuple
 
 from mpctl.axes import find_order
+from mpctl.estimate.activation_shapes import activation_shapes
+from mpctl.estimate.saved_activations import layer_activations
+from mpctl.layout.job_layout import JobLayout
 from mpctl.layout.link_levels import LinkLevel, link_levels
 from mpctl.pipeline.filled import job_cut
 from mpctl.pipeline.schedule.legality import is_schedule
@@ -132,14 +135,36 @@ class SearchSpace:
                             yield from self._layer_settings(grid, cp, dp, pp)
 
     def _layer_settings(self, grid: TensorGrid, cp: int, dp: int, pp: int) -> Iterator[AxesKey]:
-        recompute_modes = list(self._fixed_or("recompute", self.runs.recompute))
         own = grid.mode, grid.axes.get("depth")
         for size in self.micro_batch_sizes(dp):
             microbatches = (self.job.training.global_batch_size or dp) // (size * dp)
             for splits in self.sequence_parallel(grid, cp) if size % grid.sample_parts == 0 else ():
-                for recompute in recompute_modes:
+                for recompute in self._recompute_modes:
                     layer = LayerKey(grid.size, cp, size, splits, recompute, *own)
                     yield AxesKey(layer, dp, pp, microbatches)
+
+    @cached_property
+    def _recompute_modes(self) -> list[str]:
+        """The modes of recomputation to try: without selective where it forms nothing again that
+        was not saved, as of fused attention, so that it only costs time."""
+        modes = self._fixed_or("recompute", self.runs.recompute)
+        if len(modes) < 2 or "selective" not in modes:
+            return [*modes]
+        layout = JobLayout.of(self.job_of(self.replicated._replace(recompute="selective")))
+        shapes = activation_shapes(layout)
+        spares = any(
+            layer_activations(shapes, stack.cores_of(layer)).recomputed
+            for stack in layout.table.stacks
+            for layer in range(stack.layers)
+        )
+        return [mode for mode in modes if spares or mode != "selective"]
+
+    @property
+    def replicated(self) -> LayoutSettings:
+        """The layout that every job has: a replica of the whole model on each rank."""
+        return LayoutSettings(
+            1, 1, self.world, 1, 1, "1f1b", "even", 1, "full", False, 0, DEFAULT_ORDER
+        )
 
     def families(self, axes: AxesKey) -> Iterator[LayoutFamily]:
         """Every pipeline over these axes."""
@@ -248,19 +273,14 @@ class SearchSpace:
             stages = [stage for stage in stages if self.grids.shards(grid, stage)]
         return list(self._fixed_or("zero", stages))
 
-    def orders(self, family: LayoutFamily) -> list[str]:
+    def orders(self, family: LayoutFamily) -> Sequence[str]:
         """Orders of the axes over ranks that the runtime has: tp first, of the others those that
         place ranks otherwise in NVLink domains; the default's name for all that are as it."""
         if "order" in self.fixed:
             return [self.fixed["order"]]
-        sizes = dict(zip(AXES, family.sizes, strict=True))
-        outer = [axis for axis in AXES[1:] if sizes[axis] > 1]
-        if self.domain.ranks >= self.world or len(outer) < 2:
+        if self.domain.ranks >= self.world:
             return [DEFAULT_ORDER]
-        idle = [axis for axis in AXES[1:] if axis not in outer]
-        turns = ["-".join(("tp", *idle, *turn)) for turn in permutations(outer)]
-        known = self.runs.orders or (DEFAULT_ORDER, *turns)
-        return [name for turn in turns if (name := find_order(turn, known, sizes))]
+        return _orders(tuple(family.sizes), tuple(self.runs.orders or ()))
 
     def _fixed_or(self, name: str, legal: Sequence[Any]) -> Sequence[Any]:
         """The value that is fixed, which the rules judge, else the legal ones."""
@@ -300,6 +320,20 @@ MEMBER_SETTINGS = (
     MemberSetting("zero", SearchSpace.zero_stages),
     MemberSetting("order", SearchSpace.orders),
 )
+
+
+@lru_cache(maxsize=4096)
+def _orders(axis_sizes: tuple[int, ...], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The orders of axes of these sizes that place ranks differently, by the names that a runtime
+    has for them; all of them where it does not say which it has."""
+    sizes = dict(zip(AXES, axis_sizes, strict=True))
+    outer = [axis for axis in AXES[1:] if sizes[axis] > 1]
+    if len(outer) < 2:
+        return (DEFAULT_ORDER,)
+    idle = [axis for axis in AXES[1:] if axis not in outer]
+    turns = ["-".join(("tp", *idle, *turn)) for turn in permutations(outer)]
+    names = known or (DEFAULT_ORDER, *turns)
+    return tuple(name for turn in turns if (name := find_order(turn, names, sizes)))
 
 
 def _with_each(

@@ -89,8 +89,8 @@ def test_where_the_band_is_wide_the_plainest_goes_first() -> None:
     assert plainest_first([], 5.0) == []
 
 
-SEARCH = ("search", "--cluster", "dgx-h100", "--model", "llama-3-8b", "--global-batch-size", "32",
-          "--runtime")  # fmt: skip
+SEARCH = ("search", "--cluster", "dgx-h100", "--nodes", "4", "--model", "llama-3-8b",
+          "--global-batch-size", "32", "--runtime")  # fmt: skip
 
 
 def test_rows_are_different_layouts_and_say_what_they_stand_for(call: Mpctl) -> None:

@@ -91,13 +91,34 @@ def test_each_runtime_is_asked_for_what_it_runs(runtime: str) -> None:
     layouts = list(SearchSpace(job_of(training__runtime=runtime)).layouts())
     assert layouts
     assert {layout.zero for layout in layouts} <= {*runs.zero}
-    assert {layout.recompute for layout in layouts} == {*runs.recompute}
+    recompute = {layout.recompute for layout in layouts}
+    assert {*runs.recompute} - {"selective"} <= recompute <= {*runs.recompute}
     assert runs.tensor or {layout.tp for layout in layouts} == {1}
     assert runs.pipeline or {layout.pp for layout in layouts} == {1}
     assert runs.context or {layout.cp for layout in layouts} == {1}
     assert runs.sequence == any(layout.sequence_parallel for layout in layouts)
     assert runs.chunks == any(layout.vpp > 1 for layout in layouts)
     assert runs.by_cost == any(layout.stage_balance == "cost" for layout in layouts)
+
+
+@pytest.mark.parametrize("runtime", ["mpctl", "megatron-core", "torchtitan"])
+@pytest.mark.parametrize("attention", ["flash", "unfused"])
+def test_selective_recomputation_is_tried_where_it_spares_memory(
+    runtime: str, attention: str
+) -> None:
+    if attention == "unfused" and runtime == "torchtitan":
+        pytest.skip("torchtitan has fused attention alone")
+    space = SearchSpace(job_of(training__runtime=runtime, model__attention=attention))
+    is_tried = any(layout.recompute == "selective" for layout in space.layouts())
+    evaluator, spares = LayoutEvaluator(space), []
+    for layout in samples(space, 20):
+        if layout.recompute != "none":
+            continue
+        none, selective = layout, layout._replace(recompute="selective")
+        spares.append(evaluator.device_bytes(selective) < evaluator.device_bytes(none))
+        times = [evaluator.step_time(one) for one in (none, selective)]
+        assert is_tried or times[0].total <= times[1].total
+    assert spares and set(spares) == {is_tried}
 
 
 def test_chunks_keep_the_name_that_the_job_gives_their_schedule() -> None:
@@ -124,7 +145,24 @@ def test_the_evaluator_gives_what_plan_gives(name: str) -> None:
         time = evaluator.step_time(layout)
         assert plan.estimate is not None and time is not None
         assert time == plan.estimate.time
+        assert evaluator.step_seconds(layout) == pytest.approx(time.total, rel=1e-12)
         assert evaluator.device_bytes(layout) == peak_bytes(plan.estimate.memory)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_layouts_that_differ_in_one_setting_share_no_wrong_bytes(zero: int) -> None:
+    """Stages that were worked out for one layout serve another only where they hold as much."""
+    base = LayoutSettings(2, 1, 2, 2, 1, "1f1b", "even", 1, "none", False, zero, "tp-cp-dp-pp")
+    space = SearchSpace(job_of())
+    evaluator = LayoutEvaluator(space)
+    for change in (
+        {}, {"schedule": "zero-bubble"}, {"cp": 2, "dp": 1}, {"zero": 0}, {"recompute": "full"},
+        {"micro_batch_size": 2}, {"sequence_parallel": True}, {"tp": 1, "dp": 4},
+        {"pp": 4, "dp": 1},
+    ):  # fmt: skip
+        layout = base._replace(**change)
+        alone = LayoutEvaluator(space).device_bytes(layout)
+        assert evaluator.device_bytes(layout) == alone, change
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -226,7 +264,7 @@ def test_the_front_is_a_front_and_its_memory_was_a_limit(large: FoundLayouts) ->
 
 
 def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, calls = LayoutEvaluator.step_time, 0
+    plain, calls = LayoutEvaluator.step_seconds, 0
 
     def interrupted(evaluator: LayoutEvaluator, layout: LayoutSettings) -> Any:
         nonlocal calls
@@ -235,7 +273,7 @@ def test_ctrl_c_gives_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         return plain(evaluator, layout)
 
-    monkeypatch.setattr(LayoutEvaluator, "step_time", interrupted)
+    monkeypatch.setattr(LayoutEvaluator, "step_seconds", interrupted)
     found = find_layouts(SearchSpace(job_of(), {"cp": 1}), top=3)
     assert not found.is_complete and found.best
 

@@ -25,7 +25,7 @@ The last is arXiv 2401.10241's (p-1) (F + B - W) where m >= p and W is the least
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import sub
@@ -74,17 +74,107 @@ class Timeline:
         return tuple(most_in_flight(order) for order in self.orders)
 
 
-class _Row(NamedTuple):
-    """What a stage's actions of one kind and chunk have in common.
+class Pass(NamedTuple):
+    """What a stage's actions of one kind and chunk have in common. sender: where the result that
+    they need comes from; None where it is the stage's own, or there is none."""
 
-    seconds: of one action; delay: seconds until the result that it needs arrives. needs, gives: the
-    numbers of the results for micro batch 0; those of the other micro batches follow.
-    """
+    stage: int
+    chunk: int
+    kind: Kind
+    sender: StageChunk | None
 
-    seconds: float
-    needs: int | None
-    delay: float
+    def delay(self, transfer: float | Transfer) -> float:
+        """Seconds until the result that it needs arrives."""
+        if self.sender is None:
+            return 0
+        place = StageChunk(self.stage, self.chunk)
+        return transfer(self.sender, place) if callable(transfer) else transfer
+
+
+class Turn(NamedTuple):
+    """An action. number: of its pass; needs, gives: numbers of results, -1 for none."""
+
+    stage: int
+    number: int
+    needs: int
     gives: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The actions of all stages in an order in which each comes behind the one whose result it
+    needs, whatever they take: worked out once for all seconds."""
+
+    orders: tuple[Order, ...]
+    passes: tuple[Pass, ...]
+    turns: tuple[Turn, ...]
+    results: int
+
+    @classmethod
+    def of(cls, orders: Iterable[Iterable[Action]]) -> Turns:
+        """The turns of stages 0, 1, ... Raises DeadlockError if not all actions can be done."""
+        played = tuple(map(tuple, orders))
+        work = [action for order in played for action in order]
+        chunks = 1 + max((action.chunk for action in work), default=0)
+        shape = _Shape(
+            len(played), chunks, 1 + max((action.microbatch for action in work), default=0)
+        )
+        rows: list[dict[tuple[Kind, int], _Row]] = []
+        passes: list[Pass] = []
+        for stage, order in enumerate(played):
+            kinds = dict.fromkeys((action.kind, action.chunk) for action in order)
+            rows.append({})
+            for kind, chunk in kinds:
+                row = shape.row(len(passes), kind, StageChunk(stage, chunk))
+                rows[-1][kind, chunk] = row
+                passes.append(Pass(stage, chunk, kind, row.sender))
+        turns = tuple(_in_order_of_need(played, rows, shape.results))
+        return cls(played, tuple(passes), turns, shape.results)
+
+    def starts(
+        self, seconds: Sequence[float], delays: Sequence[float]
+    ) -> tuple[list[float], list[float]]:
+        """(the start of each turn, the end of each stage's last); seconds and delays by pass."""
+        clocks: list[float] = [0] * len(self.orders)
+        done: list[float] = [0] * (self.results + 1)  # the last one is what -1 needs
+        starts: list[float] = []
+        for stage, number, needs, gives in self.turns:
+            start, ready = clocks[stage], done[needs] + delays[number]
+            if ready > start:
+                start = ready
+            starts.append(start)
+            clocks[stage] = done[gives] = start + seconds[number]
+        return starts, clocks
+
+    def ends(self, seconds: Seconds, transfer: float | Transfer) -> list[float]:
+        """The end of each stage's last action; arguments as of `replay`."""
+        return self.starts(*self._timed(seconds, transfer))[1]
+
+    def timeline(self, seconds: Seconds, transfer: float | Transfer) -> Timeline:
+        """Every action with its start and end; arguments as of `replay`."""
+        own, delays = self._timed(seconds, transfer)
+        starts: list[list[float]] = [[] for _ in self.orders]
+        ends: list[list[float]] = [[] for _ in self.orders]
+        for turn, start in zip(self.turns, self.starts(own, delays)[0], strict=True):
+            starts[turn.stage].append(start)
+            ends[turn.stage].append(start + own[turn.number])
+        return Timeline(self.orders, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
+
+    def _timed(
+        self, seconds: Seconds, transfer: float | Transfer
+    ) -> tuple[list[float], list[float]]:
+        own = [seconds(each.stage, each.chunk, each.kind) for each in self.passes]
+        return own, [each.delay(transfer) for each in self.passes]
+
+
+class _Row(NamedTuple):
+    """A pass with the results that it needs and gives for micro batch 0; those of the other micro
+    batches follow. number: of the pass."""
+
+    number: int
+    needs: int | None
+    gives: int
+    sender: StageChunk | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +182,6 @@ class _Shape:
     stages: int
     chunks: int
     microbatches: int
-
-    @classmethod
-    def of(cls, orders: tuple[Order, ...]) -> _Shape:
-        work = [action for order in orders for action in order]
-        chunks = 1 + max((action.chunk for action in work), default=0)
-        return cls(len(orders), chunks, 1 + max((action.microbatch for action in work), default=0))
 
     @property
     def results(self) -> int:
@@ -109,18 +193,15 @@ class _Shape:
         virtual = place.chunk * self.stages + place.stage
         return (part * self.chunks * self.stages + virtual) * self.microbatches
 
-    def row(
-        self, kind: Kind, place: StageChunk, seconds: float, transfer: float | Transfer
-    ) -> _Row:
+    def row(self, index: int, kind: Kind, place: StageChunk) -> _Row:
         action, gives = Action(kind, 0, place.chunk), self.number(kind, place)
         sender = source(action, stage=place.stage, stages=self.stages, chunks=self.chunks)
         if sender is not None:
-            delay = transfer(sender, place) if callable(transfer) else transfer
-            return _Row(seconds, self.number(kind, sender), delay, gives)
+            return _Row(index, self.number(kind, sender), gives, sender)
         if kind == "forward":
-            return _Row(seconds, None, 0, gives)
+            return _Row(index, None, gives, None)
         own: Kind = "backward_input" if kind == "backward_weight" else "forward"
-        return _Row(seconds, self.number(own, place), 0, gives)
+        return _Row(index, self.number(own, place), gives, None)
 
 
 def replay(
@@ -131,59 +212,35 @@ def replay(
     seconds: of an action, by (stage, chunk, kind). transfer: seconds of a message, the same for all
     or a function of (sender, receiver). Raises DeadlockError if not all actions can be done.
     """
-    played = tuple(map(tuple, orders))
-    shape = _Shape.of(played)
-    rows = [
-        {
-            (kind, chunk): shape.row(
-                kind, StageChunk(stage, chunk), seconds(stage, chunk, kind), transfer
-            )
-            for kind, chunk in {(action.kind, action.chunk) for action in order}
-        }
-        for stage, order in enumerate(played)
-    ]
-    starts, ends = _play(played, rows, [None] * shape.results)
-    return Timeline(played, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
+    return Turns.of(orders).timeline(seconds, transfer)
 
 
-def _play(
-    orders: tuple[Order, ...],
-    rows: list[dict[tuple[Kind, int], _Row]],
-    done: list[float | None],
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Starts and ends by stage. A stage runs until a result is missing, and on once it exists."""
-    starts: list[list[float]] = [[] for _ in orders]
-    ends: list[list[float]] = [[] for _ in orders]
+def _in_order_of_need(
+    orders: tuple[Order, ...], rows: list[dict[tuple[Kind, int], _Row]], results: int
+) -> Iterator[Turn]:
+    """A stage goes on until a result is missing, and further once it exists."""
+    done, at = bytearray(results), [0] * len(orders)
     waiting: dict[int, int] = {}  # missing result -> the stage that needs it
     called = list(range(len(orders)))
     while called:
         stage = called.pop()
-        order, table, began, ended = orders[stage], rows[stage], starts[stage], ends[stage]
-        clock = ended[-1] if ended else 0
-        for at in range(len(ended), len(order)):
-            kind, microbatch, chunk = order[at]
-            seconds, needs, delay, gives = table[kind, chunk]
-            if needs is not None:
-                ready = done[needs + microbatch]
-                if ready is None:
-                    waiting[needs + microbatch] = stage
-                    break
-                clock = max(clock, ready + delay)
-            began.append(clock)
-            clock += seconds
-            ended.append(clock)
-            done[gives + microbatch] = clock
+        order, table = orders[stage], rows[stage]
+        for kind, microbatch, chunk in order[at[stage] :]:
+            number, needs, gives, _ = table[kind, chunk]
+            if needs is not None and not done[needs + microbatch]:
+                waiting[needs + microbatch] = stage
+                break
+            yield Turn(
+                stage, number, -1 if needs is None else needs + microbatch, gives + microbatch
+            )
+            at[stage] += 1
+            done[gives + microbatch] = 1
             if gives + microbatch in waiting:
                 called.append(waiting.pop(gives + microbatch))
-    _check_all_done(orders, ends)
-    return starts, ends
-
-
-def _check_all_done(orders: tuple[Order, ...], ends: list[list[float]]) -> None:
     waits = [
-        f"stage {stage} waits at {show(order[len(done) : len(done) + 1])}"
-        for stage, (order, done) in enumerate(zip(orders, ends, strict=True))
-        if len(done) < len(order)
+        f"stage {stage} waits at {show(order[gone : gone + 1])}"
+        for stage, (order, gone) in enumerate(zip(orders, at, strict=True))
+        if gone < len(order)
     ]
     if waits:
         raise DeadlockError(f"no stage can go on: {', '.join(waits)}; order them as actions() does")
