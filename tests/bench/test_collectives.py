@@ -76,6 +76,7 @@ def test_two_ranks_measure_and_every_round_is_handed_out(tmp_path: Path) -> None
     assert all(0 < row["seconds_min"] <= row["seconds"] for row in made.rows)
 
 
+@pytest.mark.slow
 def test_a_round_ends_where_the_last_way_to_send_is_absent(tmp_path: Path) -> None:
     options = CollectiveOptions(
         (64,), ("broadcast",), transports=("gloo", "shared"), rounds=1, iterations=1, warm_up=0

@@ -79,16 +79,7 @@ def test_every_line_has_a_comment_and_none_is_long(mpctl: Mpctl) -> None:
 
 
 def test_the_layout_is_for_the_runtime_that_is_named(mpctl: Mpctl) -> None:
-    flags = (
-        "--cluster",
-        "dgx-h100",
-        "--nodes",
-        8,
-        "--model",
-        "llama-3-70b",
-        "--global-batch-size",
-        128,
-    )
+    flags = ("--cluster=dgx-2x8", "--nodes=1", "--model=gpt2-xl", "--global-batch-size=16")
     said = mpctl("init", "a.toml", *flags, "--runtime", "megatron-core")
     assert said.code == 0
     assert said.out.endswith("\n  mpctl plan a.toml\n  mpctl plan a.toml --emit megatron\n")

@@ -74,9 +74,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _case(command: str) -> object:
-    """A rehearsal starts a process that imports torch; tests/launch/test_rehearse.py has a small
-    one for every run of the tests."""
-    marks = [pytest.mark.slow] if "--rehearse" in command else []
+    """Slow: a rehearsal, which starts a process that imports torch, and the search of a job whose
+    like a block of README shows."""
+    is_slow = "--rehearse" in command or command.startswith("mpctl search job.toml")
+    marks = [pytest.mark.slow] if is_slow else []
     return pytest.param(command, id=command, marks=marks)
 
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from itertools import islice, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def test_words_of_one_letter_and_rare_pairs() -> None:
     assert learned({(0, 1): 1, (2, 3): 1, (5,): 100}, 10, 9) == []
 
 
+@pytest.mark.slow
 def test_thousands_of_merges_take_seconds() -> None:
     """Recounting these 20,000 words 2,000 times would take minutes."""
     draw = random.Random(7)

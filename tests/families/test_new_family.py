@@ -104,6 +104,7 @@ def two_ranks(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     return train(tmp_path_factory.mktemp("toy"), data, "--tp", "2")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_it_as_planned(two_ranks: Launched) -> None:
     """Parameters and collectives of the ranks are those of the plan, byte by byte."""
     summary = two_ranks.summary

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -64,9 +67,18 @@ def test_any_slice_is_the_slice_of_the_whole(
     cut = (slice(rows, rows + height), slice(start, start + width))
     coordinates = (ROWS[cut[0]], COLUMNS[cut[1]])
     for draw in (normal, uniform):
-        whole = draw(5, (ROWS, COLUMNS), dtype=dtype)
-        assert torch.equal(draw(5, coordinates, dtype=dtype), whole[cut])
-    assert torch.equal(keep_mask(5, 0.3, coordinates), keep_mask(5, 0.3, (ROWS, COLUMNS))[cut])
+        assert torch.equal(draw(5, coordinates, dtype=dtype), whole(draw, dtype)[cut])
+    assert torch.equal(keep_mask(5, 0.3, coordinates), whole_mask()[cut])
+
+
+@cache
+def whole(draw: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+    return draw(5, (ROWS, COLUMNS), dtype=dtype)
+
+
+@cache
+def whole_mask() -> Tensor:
+    return keep_mask(5, 0.3, (ROWS, COLUMNS))
 
 
 def test_a_fold_of_one_key_is_a_bijection() -> None:

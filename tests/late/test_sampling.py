@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch.distributed as dist
 
 from mpctl.transport.group import Group
@@ -15,6 +16,7 @@ def draw(rank: int, size: int, world: LateWorld) -> dict[str, list[list[int]]]:
     return {kind: drawn(kind, group) for kind in MODELS}
 
 
+@pytest.mark.slow
 def test_two_ranks_draw_as_one() -> None:
     alone = {kind: drawn(kind, Group()) for kind in MODELS}
     assert run_late_ranks(draw, 2) == [alone, alone]

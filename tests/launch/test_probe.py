@@ -54,6 +54,7 @@ def ranks_left() -> list[psutil.Process]:
     return [p for p in below if any(word.startswith("mpctl.runtime.") for word in p.cmdline())]
 
 
+@pytest.mark.slow
 def test_every_answer_is_handed_out_and_kept(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "ranks-r1")
     is_complete, answers = ask(run.path, layers())
@@ -77,6 +78,7 @@ def test_a_rank_that_fails_is_named(tmp_path: Path) -> None:
     assert not ranks_left()
 
 
+@pytest.mark.slow
 def test_a_stop_keeps_the_answers_so_far(tmp_path: Path) -> None:
     """As Ctrl-C does: the launcher gets a SIGINT and the ranks end at once."""
 

@@ -112,6 +112,7 @@ def test_a_device_that_is_too_small_is_known_before(mpctl: Mpctl) -> None:
     assert "too much (headroom 5 %)" in said.out
 
 
+@pytest.mark.slow
 def test_a_rank_is_judged_as_its_plan_is(mpctl: Mpctl, capsys: pytest.CaptureFixture[str]) -> None:
     """Tensors of a few MiB fit 256 MiB; with the libraries' context they do not."""
     small = tiny(launch__device="cuda", **{"cluster__device.memory_bytes": 1 << 28})
@@ -220,6 +221,7 @@ def test_a_process_that_ends_early_says_why(
         rehearse(tiny_plan(), HERE, [7], command="", on_rank=lambda _: None)
 
 
+@pytest.mark.slow
 def test_the_planning_half_stays_without_torch() -> None:
     code, names = loaded(*tiny(), "--json")
     assert code == 0

@@ -66,7 +66,9 @@ class Unstartable(LocalCluster):
         return super().start(plan)
 
 
-@pytest.mark.parametrize(("restarts", "status"), [(2, "finished"), (1, "failed")])
+@pytest.mark.parametrize(
+    ("restarts", "status"), [pytest.param(2, "finished", marks=pytest.mark.slow), (1, "failed")]
+)
 def test_ranks_that_cannot_be_started_cost_a_restart(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, status: str
 ) -> None:

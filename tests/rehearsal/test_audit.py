@@ -190,7 +190,8 @@ def test_the_loss_keeps_to_its_limits(tp: int, launches: int, mebibytes: int) ->
     assert sum(row["bytes"] for row in rows) <= mebibytes * MIB
 
 
-@pytest.mark.parametrize("layer", [pytest.param("gpt", marks=pytest.mark.slow), "llama"])
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", ["gpt", "llama"])
 def test_the_plans_kernels_take_what_an_audit_adds_up(layer: str) -> None:
     """The plan sums fitted passes over named tensors, an audit what is launched: within 12 %."""
     changes = {**WHOLE, **LAYERS[layer], "model__layers": 24, "training__global_batch_size": 4}

@@ -58,6 +58,7 @@ def all_cases() -> list[CollectiveCase]:
     ]
 
 
+@pytest.mark.slow
 def test_every_kind_is_right_in_all_groups_of_an_axis() -> None:
     cases = all_cases()
     cases.append(case("all_reduce", "tp", "shared", op="max", count=5))

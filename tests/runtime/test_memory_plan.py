@@ -73,7 +73,7 @@ GRIDS |= {
     "cuda-slopes": {**CUDA, "model__position": "alibi", **SELECTIVE},
 }  # of GPT and Llama too
 LAYOUTS |= GRIDS
-QUICK = {("gpt", "interleaved"), ("gpt", "fp8-tp2-sp"), ("glm", "selective"),
+QUICK = {("gpt", "interleaved"), ("glm", "selective"),
          ("llama", "zero-bubble-full"), ("t5", "cuda-dropout-selective")}  # fmt: skip
 
 

@@ -130,6 +130,7 @@ def test_a_host_is_not_lost_while_its_ranks_have_not_started(
         assert [link.lost for link in cluster.links] == ["", ""]
 
 
+@pytest.mark.slow
 def test_a_host_that_does_not_see_the_run_directory_is_refused(hosts: Hosts) -> None:
     def blind(order: AgentOrder) -> LocalAgents:
         return LocalAgents(AgentOrder(order.run, order.key.with_name("absent"), order.port))

@@ -38,6 +38,7 @@ def report(world: World) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_a_process_a_rank_measures_and_the_first_one_tells(world: World) -> None:
     argv = [*MODES, "--device", "cpu", "--out", str(world.run_dir)]
     assert world.start(argv, ranks(2)).ended() == [0, 0], world.output() + world.output(1)

@@ -134,6 +134,7 @@ def test_nothing_is_published_before_every_rank_has_written(data: Path, tmp_path
     assert len(written) == 4
 
 
+@pytest.mark.slow
 def test_saving_may_take_longer_than_a_collective(data: Path, tmp_path: Path) -> None:
     """The replica that does not write waits three times `launch.timeout_seconds`."""
     raw = tiny_job(data, 1, 2, launch__timeout_seconds=1).model_dump(mode="json")
